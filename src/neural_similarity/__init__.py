@@ -1,0 +1,37 @@
+r"""Neural Similarity Learning: convolution with a learned bilinear similarity, $W^\top M X$."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from neural_similarity import functional as functional
+from neural_similarity import models as models
+from neural_similarity.convert import convert as convert
+from neural_similarity.convert import fold as fold
+from neural_similarity.convert import max_difference as max_difference
+from neural_similarity.convert import parameter_groups as parameter_groups
+from neural_similarity.convert import plan as plan
+from neural_similarity.convert import unconvert as unconvert
+from neural_similarity.nn import SIMILARITIES as SIMILARITIES
+from neural_similarity.nn import Conv2d as Conv2d
+from neural_similarity.nn import Diagonal as Diagonal
+from neural_similarity.nn import Dynamic as Dynamic
+from neural_similarity.nn import Full as Full
+from neural_similarity.nn import SphereNet as SphereNet
+from neural_similarity.nn import Static as Static
+
+if TYPE_CHECKING:
+    from neural_similarity import data as data
+    from neural_similarity import visualize as visualize
+    from neural_similarity.train.run import load as load
+
+_LAZY = {"data": "neural_similarity.data", "visualize": "neural_similarity.visualize"}
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Rooms that need more than torch are imported when they are first used."""
+    if name == "load":
+        return import_module("neural_similarity.train.run").load
+    if name in _LAZY:
+        return import_module(_LAZY[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,65 @@
+"""The command `nsim`. Exit codes: 0 done, 1 failed while running, 2 wrong command line."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from neural_similarity.cli import catalogue, runs, train
+from neural_similarity.cli.parsing import UsageError, unknown
+from neural_similarity.train import Interrupted, RunError
+
+Command = Callable[[Sequence[str]], int]
+COMMANDS: dict[str, tuple[Command, str]] = {
+    "train": (train.train, "train a network, or continue a run with --resume"),
+    "evaluate": (runs.evaluate, "score a run's network on the test set again"),
+    "predict": (runs.predict, "name the classes of images"),
+    "fold": (runs.fold, "fold static similarities into plain convolutions"),
+    "inspect": (runs.inspect, "draw the similarities that a run learned"),
+    "recipes": (catalogue.recipes, "list the named recipes"),
+    "data": (catalogue.data, "download or verify a data set"),
+}
+EXAMPLES = """\
+  nsim train                                          two minutes on a laptop
+  nsim train cifar10-dynamic-dns --data data --seed 1
+  nsim train --resume runs/cifar10-dynamic-dns-seed1
+  nsim predict runs/quickstart-seed0 shoe.png
+"""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+        args: words after `nsim`; None takes those of the process.
+    """
+    name, *rest = (sys.argv[1:] if args is None else list(args)) or ["--help"]
+    if name in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    try:
+        if name not in COMMANDS:
+            raise unknown("command", name, COMMANDS)
+        return COMMANDS[name][0](rest)
+    except UsageError as error:
+        return _fail(error, 2)
+    except Interrupted as stop:
+        return _fail(stop, stop.exit_code)
+    except (RunError, OSError, ValueError) as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 0
+
+
+def _help() -> str:
+    lines = [f"  {name:<10}{text}\n" for name, (_, text) in COMMANDS.items()]
+    return (
+        "usage: nsim COMMAND ...\n\nNeural Similarity Learning: convolutions with a learned "
+        f"similarity.\n\ncommands:\n{''.join(lines)}\nexamples:\n{EXAMPLES}\n"
+        "`nsim COMMAND --help` describes a command.\n"
+    )
+
+
+def _fail(error: Exception, code: int) -> int:
+    sys.stderr.write(f"nsim: {error}\n")
+    return code

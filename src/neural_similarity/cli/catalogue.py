@@ -1,0 +1,69 @@
+"""`nsim recipes` and `nsim data`: what there is to train, and on what."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from neural_similarity import data as datasets
+from neural_similarity.cli.parsing import parse
+from neural_similarity.nn import format_similarity
+from neural_similarity.recipes import DESCRIPTIONS, RECIPES
+
+WIDTH = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipesOptions:
+    """What `nsim recipes` takes: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What `nsim data` takes."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """Data set."""
+    data: Path = Path("data")
+    """Folder of the data sets."""
+
+
+def recipes(args: Sequence[str]) -> int:
+    """Print the named recipes as a table."""
+    description = "List the named recipes.\n\nexample:\n  nsim recipes"
+    parse(RecipesOptions, args, command="recipes", description=description)
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in ("name", "data", "model", "similarity", "steps"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("description")
+    for name, recipe in RECIPES.items():
+        similarity = format_similarity(recipe.similarity)
+        steps = f"{recipe.steps:,}"
+        row = (name, recipe.dataset, recipe.model, similarity, steps, DESCRIPTIONS[name])
+        table.add_row(*row)
+    console = Console()
+    console.print(table, width=max(console.width, WIDTH), crop=False)
+    return 0
+
+
+def data(args: Sequence[str]) -> int:
+    """Download or verify a data set and print its sizes."""
+    description = (
+        "Download a data set, or verify the one that is there, and print its sizes."
+        "\n\nexample:\n  nsim data cifar10 --data data"
+    )
+    options = parse(DataOptions, args, command="data", description=description)
+    path = datasets.download(options.name, options.data)
+    dataset = datasets.load(options.name, root=options.data)
+    channels, height, width = dataset.train.pixels.shape[1:]
+    sys.stdout.write(
+        f"{dataset.name} in {path}: {len(dataset.train):,} training and {len(dataset.test):,} test "
+        f"images of {channels}x{height}x{width}, {len(dataset.train.classes)} classes\n"
+    )
+    return 0

@@ -1,0 +1,73 @@
+"""Command lines to dataclasses: tyro, with similarities as text and the nearest names in errors."""
+
+import difflib
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from neural_similarity.nn import format_similarity, parse_similarity
+from neural_similarity.train import Recipe
+
+Options = TypeVar("Options")
+REGISTRY = tyro.constructors.ConstructorRegistry()
+SIMILARITY = typing.get_type_hints(Recipe)["similarity"]
+
+
+class UsageError(ValueError):
+    """The command line asks for what does not exist; `nsim` exits with 2."""
+
+
+@REGISTRY.primitive_rule
+def _similarity_as_text(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    if info.type != SIMILARITY:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="SIMILARITY",
+        instance_from_str=lambda words: parse_similarity(words[0]),
+        is_instance=lambda _: True,
+        str_from_instance=lambda similarity: [format_similarity(similarity)],
+    )
+
+
+def parse(
+    options: type[Options],
+    args: Sequence[str],
+    *,
+    command: str,
+    description: str,
+    default: Options | None = None,
+) -> Options:
+    """Fill the dataclass `options` from the command line, or exit with 2 and the nearest names.
+
+    Args:
+        options: a dataclass; its field docstrings become the help.
+        args: words after the command.
+        command: name of the command.
+        description: text of `--help`, examples included.
+        default: values of the options that are not given.
+    """
+    try:
+        return tyro.cli(
+            options,
+            prog=f"nsim {command}",
+            args=args,
+            default=default,
+            description=description,
+            registry=REGISTRY,
+            config=(tyro.conf.FlagConversionOff,),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
+    """The error for a `name` that is none of `names`, with the nearest one."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+    return UsageError(f"no {kind} is named {name!r}; {hint}")

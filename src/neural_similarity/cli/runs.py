@@ -1,0 +1,175 @@
+"""`nsim evaluate`, `predict`, `fold` and `inspect`: what one does with a finished run."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from PIL import Image
+from safetensors.torch import save_model
+from torch import Tensor
+
+from neural_similarity import convert
+from neural_similarity import train as training
+from neural_similarity.cli.parsing import UsageError, parse
+from neural_similarity.train import Run, Scores
+from neural_similarity.train.files import new_file
+
+TOP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What every command on a run takes."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    checkpoint: Literal["last", "best"] = "last"
+    """The last checkpoint, or the best on held-out images."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(RunOptions):
+    """The same with images."""
+
+    data: Path | None = None
+    """Folder of the data sets; the default is the one that the run was trained from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(RunOptions):
+    """What `nsim predict` takes."""
+
+    images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE...")]
+    """Image files, in any format that Pillow reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldOptions(DataOptions):
+    """What `nsim fold` takes."""
+
+    out: Path | None = None
+    """File to write; the default is folded.safetensors in the run folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(DataOptions):
+    """What `nsim inspect` takes."""
+
+    out: Path | None = None
+    """Folder of the pictures; the default is plots in the run folder."""
+
+
+def evaluate(args: Sequence[str]) -> int:
+    """Print the scores of a run's network on the test set."""
+    description = (
+        "Score a run's network on the test set again.\n\nexamples:\n"
+        "  nsim evaluate runs/quickstart-seed0\n"
+        "  nsim evaluate runs/cifar10-cnn-seed0 --checkpoint best --data data"
+    )
+    options = parse(DataOptions, args, command="evaluate", description=description)
+    run = training.read_run(options.run)
+    dataset = training.load_data(run, options.data)
+    runtime = training.choose_runtime(
+        options.device, run.recipe.precision, run.recipe.channels_last
+    )
+    model = runtime.place(training.load(run, options.checkpoint))
+    scores = training.evaluate(model, dataset.test, run.preprocess, runtime)
+    _say(f"{_describe(scores)} on {len(dataset.test):,} test images")
+    return 0
+
+
+def predict(args: Sequence[str]) -> int:
+    """Print the likeliest classes of images."""
+    description = (
+        "Name the classes of images, which are resized to what the network was trained on."
+        "\n\nexample:\n  nsim predict runs/quickstart-seed0 shoe.png bag.png"
+    )
+    options = parse(PredictOptions, args, command="predict", description=description)
+    if not options.images:
+        raise UsageError("nsim predict needs at least one image")
+    run = training.read_run(options.run)
+    pixels = torch.stack([_read_image(path, run) for path in options.images])
+    runtime = training.choose_runtime(options.device, "fp32")
+    model = runtime.place(training.load(run, options.checkpoint))
+    chances = training.predict(model, pixels, run.preprocess, runtime).softmax(1)
+    for path, row in zip(options.images, chances, strict=True):
+        best = row.topk(min(TOP, len(run.classes)))
+        named = (
+            f"{run.classes[index]} {100 * chance:.1f} %"
+            for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        )
+        _say(f"{path}: {', '.join(named)}")
+    return 0
+
+
+def fold(args: Sequence[str]) -> int:
+    """Write the weights of the plain network that computes the same, and show that it does."""
+    description = (
+        "Fold static similarities into the kernels. The weights load into the same network built "
+        "with similarity=None.\n\nexample:\n  nsim fold runs/cifar10-static-dns-seed0"
+    )
+    options = parse(FoldOptions, args, command="fold", description=description)
+    run = training.read_run(options.run)
+    runtime = training.choose_runtime(options.device, "fp32", run.recipe.channels_last)
+    model = training.load(run, options.checkpoint)
+    plain = run.build(similarity=None).eval()
+    plain.load_state_dict(convert.fold(model).state_dict())
+    path = options.out or run.path / "folded.safetensors"
+    with new_file(path) as temporary:
+        save_model(plain, str(temporary), metadata=run.metadata)
+    dataset = training.load_data(run, options.data)
+    before, after = (
+        training.predict(runtime.place(network), dataset.test, run.preprocess, runtime)
+        for network in (model, plain)
+    )
+    labels = dataset.test.labels
+    _say(f"max |Δlogit| {(before - after).abs().max().item():.2e} in float32")
+    _say(f"before: {_describe(training.score(before, labels))}")
+    _say(f"after:  {_describe(training.score(after, labels))}")
+    _say(f"plain weights in {path}")
+    return 0
+
+
+def inspect(args: Sequence[str]) -> int:
+    """Draw the learned similarities and print the files."""
+    description = (
+        "Draw the similarities that a run learned, those of dynamic layers on a few training "
+        "images.\n\nexample:\n  nsim inspect runs/quickstart-seed0 --out pictures"
+    )
+    options = parse(InspectOptions, args, command="inspect", description=description)
+    run = training.read_run(options.run)
+    dataset = training.load_data(run, options.data)
+    runtime = training.choose_runtime(options.device, "fp32")
+    model = runtime.place(training.load(run, options.checkpoint))
+    paths = training.draw_similarities(run, model, dataset.train, options.out or run.plots)
+    for path in paths:
+        _say(str(path))
+    if not paths:
+        _say(f"{run.path} has no similarity to draw: its layers are plain convolutions")
+    return 0
+
+
+def _read_image(path: Path, run: Run) -> Tensor:
+    """Pixels (channels, height, width) as the run's network takes them."""
+    with Image.open(path) as image:
+        converted = image.convert("L" if run.channels == 1 else "RGB")
+    resized = converted.resize((run.image_size, run.image_size), Image.Resampling.BILINEAR)
+    pixels = torch.frombuffer(bytearray(resized.tobytes()), dtype=torch.uint8)
+    return pixels.view(run.image_size, run.image_size, run.channels).permute(2, 0, 1)
+
+
+def _describe(scores: Scores) -> str:
+    return (
+        f"accuracy {100 * scores.accuracy:.2f} %, error {scores.error_percent:.2f} %, "
+        f"loss {scores.loss:.4f}"
+    )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")

@@ -1,0 +1,100 @@
+"""`nsim train`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from neural_similarity import train as training
+from neural_similarity.cli.parsing import UsageError, parse, unknown
+from neural_similarity.recipes import RECIPES
+from neural_similarity.train import Recipe, Run
+from neural_similarity.train.files import read_json
+from neural_similarity.train.progress import clock
+
+DEFAULT, DATA_ROOT = "quickstart", "data"
+WITH_RESUME = ("--resume", "--data", "--device")
+DESCRIPTION = """Train a network into a run folder: nsim train [RECIPE] [--field value ...]
+
+examples:
+  nsim train                                     the quick start
+  nsim train cifar10-static-dns --data data --seed 1
+  nsim train cifar10-cnn --budget 0.125 --validation 5000
+  nsim train --similarity "Static(Diagonal())" --out runs/diagonal
+  nsim train --resume runs/quickstart-seed0      continue exactly"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What `nsim train` takes."""
+
+    budget: float = 1.0
+    """Factor on steps and drops, each rounded to the nearest step."""
+    data: Path | None = None
+    """Folder of the data sets; the default is data, or the run's own with --resume."""
+    out: Path | None = None
+    """Run folder; the default is runs/RECIPE-seedSEED. An existing one is never overwritten."""
+    resume: Path | None = None
+    """Run folder to continue; of the other options only --data and --device may be given."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    """Settings."""
+
+
+def train(args: Sequence[str]) -> int:
+    """Train or resume, then print the test accuracy and where everything is."""
+    name, rest = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
+    if name is not None and name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    default = TrainOptions(recipe=RECIPES[name or DEFAULT])
+    options = parse(TrainOptions, rest, command="train", description=DESCRIPTION, default=default)
+    if options.resume is None:
+        run = _start(name or DEFAULT, options)
+    else:
+        _require_no_settings(name, rest)
+        run = _resume(options.resume, options)
+    _report(run)
+    return 0
+
+
+def _start(name: str, options: TrainOptions) -> Run:
+    return training.train(
+        options.recipe,
+        name=name,
+        budget=options.budget,
+        out=options.out,
+        data_root=options.data or DATA_ROOT,
+        device=options.device,
+    )
+
+
+def _resume(path: Path, options: TrainOptions) -> Run:
+    if training.read_run(path).summary.exists():
+        sys.stdout.write(f"{path} is finished already.\n")
+    return training.resume(path, data_root=options.data, device=options.device)
+
+
+def _require_no_settings(name: str | None, args: Sequence[str]) -> None:
+    """Refuse what would change the run that is to be continued."""
+    flags = (arg.partition("=")[0] for arg in args if arg.startswith("--"))
+    for word in (*([name] if name else []), *flags):
+        if word not in WITH_RESUME:
+            raise UsageError(
+                f"{word} cannot be given with --resume, which takes every setting from the run "
+                "folder; only --data and --device may change"
+            )
+
+
+def _report(run: Run) -> None:
+    summary = read_json(run.summary)
+    text = (
+        f"test accuracy {100 * summary['test_accuracy']:.2f} % after {summary['steps']:,} steps "
+        f"in {clock(summary['seconds'])} ({summary['images_per_second']:,.0f} images/s)\n"
+    )
+    if best := summary.get("best_checkpoint"):
+        text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
+    sys.stdout.write(f"{text}run folder {run.path}, pictures in {run.plots}\n")

@@ -1,0 +1,79 @@
+"""Similarities as text: what is typed on a command line and stored beside a run.
+
+A text is a name of `SIMILARITIES` or the constructor call that `repr` prints, such as
+`Dynamic(Diagonal(), predictor=SphereNet(hidden=32))`.
+"""
+
+import ast
+from difflib import get_close_matches
+from typing import Any
+
+from neural_similarity.nn.predictor import SphereNet
+from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
+from neural_similarity.nn.structure import Diagonal, Full
+
+Similarity = Static | Dynamic
+SPECS = {spec.__name__: spec for spec in (Static, Dynamic, Diagonal, Full, SphereNet)}
+"""The dataclasses that a text may name."""
+
+
+def parse_similarity(text: str) -> Similarity | None:
+    """The similarity that `text` describes; None for "none".
+
+    Raises:
+        ValueError: it is neither a name nor a constructor call of known parts.
+    """
+    if text in SIMILARITIES:
+        return SIMILARITIES[text]
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        node = None
+    if not isinstance(node, ast.Call):
+        nearest = get_close_matches(text, SIMILARITIES, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"`similarity` must be one of {', '.join(SIMILARITIES)} or such a text as "
+            f"'Dynamic(Diagonal())', got {text!r}; nearest: {nearest}"
+        )
+    value = _construct(node)
+    if not isinstance(value, Similarity):
+        raise ValueError(f"`similarity` must be a Static(...) or Dynamic(...), got {text!r}")
+    return value
+
+
+def format_similarity(similarity: Similarity | None) -> str:
+    """The text of a similarity, which `parse_similarity` reads back.
+
+    Raises:
+        ValueError: a part of it is not one of the library's own, as a user's predictor.
+    """
+    for name, named in SIMILARITIES.items():
+        if similarity == named:
+            return name
+    text = repr(similarity)
+    try:
+        same = parse_similarity(text) == similarity
+    except ValueError:
+        same = False
+    if not same:
+        raise ValueError(f"`similarity` must be made of {', '.join(SPECS)} to be stored, got {text}")
+    return text
+
+
+def _construct(node: ast.expr) -> Any:
+    """The value of a constructor call or literal."""
+    if not isinstance(node, ast.Call):
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            raise ValueError(f"expected a literal value, got {ast.unparse(node)!r}") from None
+    name = ast.unparse(node.func)
+    if name not in SPECS:
+        nearest = get_close_matches(name, SPECS, n=1, cutoff=0.0)[0]
+        raise ValueError(f"unknown part {name!r}; known: {', '.join(SPECS)}; nearest: {nearest}")
+    arguments = [_construct(argument) for argument in node.args]
+    options = {word.arg: _construct(word.value) for word in node.keywords if word.arg}
+    try:
+        return SPECS[name](*arguments, **options)
+    except TypeError as error:
+        raise ValueError(f"{ast.unparse(node)}: {error}") from None

@@ -1,0 +1,9 @@
+"""Functions on tensors: what the operators mean, and how they are computed. Imports torch only."""
+
+from neural_similarity.ops.backend import BACKENDS as BACKENDS
+from neural_similarity.ops.backend import declines as declines
+from neural_similarity.ops.kernel import fold_kernel as fold_kernel
+from neural_similarity.ops.similarity import similarity_conv2d as similarity_conv2d
+from neural_similarity.ops.sphere import ANGLES as ANGLES
+from neural_similarity.ops.sphere import patch_norm as patch_norm
+from neural_similarity.ops.sphere import sphere_conv2d as sphere_conv2d

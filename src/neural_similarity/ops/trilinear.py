@@ -1,0 +1,190 @@
+r"""What both dynamic operators share: registration, derivatives, batching, FLOP count.
+
+An operator $f(x, W, M)$ is linear in each argument, so its derivatives of every order are made of
+$f$ and of its vector-Jacobian product $b(g; x, W, M) = (g_x, g_W, g_M)$ alone. Both are registered
+operators; a pair of autograd functions joins them, because `torch.func` refuses
+`register_autograd` on custom operators (https://github.com/pytorch/pytorch/issues/168393).
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils.flop_counter import register_flop_formula
+
+from neural_similarity.ops import columns
+from neural_similarity.ops.window import Window
+
+_OPERANDS = (
+    "Tensor x, Tensor weight, Tensor similarity, "
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+)
+
+Operator = Callable[..., Any]
+
+
+def register(name: str, mixing: columns.Mixing) -> Operator:
+    """The differentiable function of a mixing, over two registered operators.
+
+    It takes x (n, c, h, w), weight (o, c/groups, kh, kw), similarity (n, K, h', w') or
+    (n, K, K, h', w'), stride, padding, dilation (tuples) and groups, and returns (n, o, h', w').
+    """
+    return _differentiable(_register_forward(name, mixing), _register_backward(name, mixing))
+
+
+def _register_forward(name: str, mixing: columns.Mixing) -> Operator:
+    @torch.library.custom_op(
+        f"neural_similarity::{name}", mutates_args=(), schema=f"({_OPERANDS}) -> Tensor"
+    )
+    def forward(x, weight, similarity, stride, padding, dilation, groups):
+        window = _window(weight, stride, padding, dilation)
+        return columns.forward(mixing, x, weight, similarity, window, groups)
+
+    @forward.register_fake
+    def _(x, weight, similarity, stride, padding, dilation, groups):
+        output = _window(weight, stride, padding, dilation).output_size(x.shape[2:])
+        return columns.like_convolution(x.new_empty(x.shape[0], *output, weight.shape[0]), x)
+
+    @forward.register_vmap
+    def _(info, in_dims, *arguments):
+        operands, geometry = arguments[:3], arguments[3:]
+        if in_dims[1] is None:  # one kernel: the examples are one larger batch
+            x, similarity = (
+                _batched(operands[i], in_dims[i], info.batch_size).flatten(0, 1) for i in (0, 2)
+            )
+            y = forward(x, operands[1], similarity, *geometry)
+            return y.unflatten(0, (info.batch_size, -1)), 0
+        examples = _examples(operands, in_dims, info.batch_size)
+        return torch.stack([forward(*example, *geometry) for example in examples]), 0
+
+    @register_flop_formula(getattr(torch.ops.neural_similarity, name))
+    def _(x, weight, similarity, *_, **__):
+        return 2 * (_product_macs(weight, similarity) + _mixing_macs(x, similarity))
+
+    return forward
+
+
+def _register_backward(name: str, mixing: columns.Mixing) -> Operator:
+    @torch.library.custom_op(
+        f"neural_similarity::{name}_backward",
+        mutates_args=(),
+        schema=f"(Tensor grad, {_OPERANDS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    )
+    def backward(grad, x, weight, similarity, stride, padding, dilation, groups, needs):
+        window = _window(weight, stride, padding, dilation)
+        return columns.backward(mixing, grad, x, weight, similarity, window, groups, needs)
+
+    @backward.register_fake
+    def _(grad, x, weight, similarity, stride, padding, dilation, groups, needs):
+        return tuple(columns.empty_gradients((x, weight, similarity), needs))
+
+    @backward.register_vmap
+    def _(info, in_dims, *arguments):
+        operands, rest = arguments[:4], arguments[4:]
+        examples = _examples(operands, in_dims, info.batch_size)
+        gradients = [backward(*example, *rest) for example in examples]
+        return tuple(torch.stack(parts) for parts in zip(*gradients, strict=True)), (0, 0, 0)
+
+    @register_flop_formula(getattr(torch.ops.neural_similarity, f"{name}_backward"))
+    def _(grad, x, weight, similarity, stride, padding, dilation, groups, needs, *_, **__):
+        needs_x, needs_weight, needs_m = needs
+        products = needs_weight + (needs_x or needs_m)
+        mixings = needs_weight + needs_x + needs_m
+        product, mixing = _product_macs(weight, similarity), _mixing_macs(x, similarity)
+        return 2 * (products * product + mixings * mixing)
+
+    return backward
+
+
+def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
+    class Forward(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*arguments):
+            return forward_op(*arguments)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs[:3])
+            ctx.geometry = inputs[3:]
+
+        @staticmethod
+        def backward(ctx, grad):
+            needs = ctx.needs_input_grad[:3]
+            gradients = Backward.apply(grad, *ctx.saved_tensors, *ctx.geometry, needs)
+            return *_where(needs, gradients), None, None, None, None
+
+    class Backward(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*arguments):
+            return backward_op(*arguments)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs[:4])
+            ctx.geometry, ctx.needs = inputs[4:8], inputs[8]
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx, *tangents):
+            grad, *operands = ctx.saved_tensors
+            totals: list[Tensor | None] = [None] * 4
+            for i, tangent in enumerate(tangents):
+                if tangent is None or not ctx.needs[i]:
+                    continue
+                varied = [*operands[:i], tangent, *operands[i + 1 :]]
+                if ctx.needs_input_grad[0]:
+                    totals[0] = _sum(totals[0], Forward.apply(*varied, *ctx.geometry))
+                needs = tuple(j != i and ctx.needs_input_grad[1 + j] for j in range(3))
+                if any(needs):
+                    parts = Backward.apply(grad, *varied, *ctx.geometry, needs)
+                    for j, part in enumerate(_where(needs, parts), start=1):
+                        totals[j] = _sum(totals[j], part)
+            return *totals, None, None, None, None, None
+
+    return Forward.apply
+
+
+def _window(weight: Tensor, *geometry: Sequence[int]) -> Window:
+    return Window(tuple(weight.shape[2:]), *map(tuple, geometry))
+
+
+def _batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """`tensor` with the vmapped dimension first, repeated where it had none."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _examples(
+    operands: Sequence[Tensor], in_dims: Sequence[int | None], size: int
+) -> list[tuple[Tensor, ...]]:
+    """The operands of every vmapped example."""
+    dims = in_dims[: len(operands)]
+    batched = [_batched(t, dim, size) for t, dim in zip(operands, dims, strict=True)]
+    return list(zip(*batched, strict=True))
+
+
+def _where(needs: Sequence[bool], gradients: Sequence[Tensor]) -> list[Tensor | None]:
+    return [g if need else None for need, g in zip(needs, gradients, strict=True)]
+
+
+def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    if total is None or part is None:
+        return part if total is None else total
+    return total + part
+
+
+def _product_macs(weight: Sequence[int], similarity: Sequence[int]) -> int:
+    """Columns times kernel, from shapes."""
+    dims = len(weight) - 2
+    return prod(weight) * similarity[0] * prod(similarity[-dims:])
+
+
+def _mixing_macs(x: Sequence[int], similarity: Sequence[int]) -> int:
+    """M times patches, from shapes."""
+    return x[1] * prod(similarity)

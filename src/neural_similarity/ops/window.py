@@ -1,0 +1,112 @@
+"""Geometry of a sliding window, and the patches that it sees."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Window(NamedTuple):
+    """A sliding window in any number of spatial dimensions, symmetric zero padding included."""
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def taps(self) -> int:
+        """Number of kernel taps, K."""
+        return prod(self.kernel_size)
+
+    def output_size(self, input_size: Sequence[int]) -> tuple[int, ...]:
+        """Number of positions along every dimension, as a convolution counts them."""
+        return tuple(
+            (size + 2 * p - d * (k - 1) - 1) // s + 1
+            for size, k, s, p, d in zip(input_size, *self, strict=True)
+        )
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Zero-padded copy of `x` (n, c, *size) with channels last: (n, *padded, c)."""
+        sizes = [size + 2 * p for size, p in zip(x.shape[2:], self.padding, strict=True)]
+        padded = x.new_zeros(x.shape[0], *sizes, x.shape[1])
+        self.interior(padded).copy_(x.movedim(1, -1))
+        return padded
+
+    def interior(self, padded: Tensor) -> Tensor:
+        """View of `padded` (n, *padded, c) without its border."""
+        for dim, p in enumerate(self.padding, start=1):
+            padded = padded.narrow(dim, p, padded.shape[dim] - 2 * p)
+        return padded
+
+    def patches(self, padded: Tensor) -> Tensor:
+        """View (n, *output, *kernel, c) of a padded, channels-last input: nothing is copied."""
+        dims = len(self.kernel_size)
+        view = padded
+        for dim, (k, s, d) in enumerate(
+            zip(self.kernel_size, self.stride, self.dilation, strict=True), start=1
+        ):
+            view = view.unfold(dim, d * (k - 1) + 1, s)[..., ::d]
+        return view.movedim(1 + dims, -1)
+
+    def scatter_patches(self, padded: Tensor, patches: Tensor) -> None:
+        """Add `patches` (n, *output, *kernel, c) onto `padded`, in place: `patches` transposed."""
+        dims = len(self.kernel_size)
+        targets = _unbind_taps(self.patches(padded), dims)
+        for target, tap in zip(targets, _unbind_taps(patches, dims), strict=True):
+            target += tap
+
+
+def _unbind_taps(patches: Tensor, dims: int) -> list[Tensor]:
+    """The K tensors (n, *output, c) of patches (n, *output, *kernel, c), as views."""
+    taps = [patches]
+    for _ in range(dims):
+        taps = [view for tap in taps for view in tap.unbind(1 + dims)]
+    return taps
+
+
+def window(
+    kernel_size: Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+) -> Window:
+    """A validated `Window`; single numbers are repeated.
+
+    Raises:
+        ValueError: an argument has the wrong length or a value below its least one.
+    """
+    dims = len(kernel_size)
+    return Window(
+        tuple(kernel_size),
+        repeated("stride", stride, dims, least=1),
+        repeated("padding", padding, dims, least=0),
+        repeated("dilation", dilation, dims, least=1),
+    )
+
+
+def repeated(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
+    """`value` as a tuple of `dims` integers."""
+    values = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(values) == 1:
+        values *= dims
+    if len(values) != dims or any(not isinstance(v, int) or v < least for v in values):
+        raise ValueError(f"`{name}` must be {dims} integers of at least {least}, got {value!r}")
+    return values
+
+
+def same_padding(x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """Pad `x` with zeros so that a stride-1 convolution keeps its size, as torch's "same" does."""
+    amounts: list[int] = []
+    for k, d in zip(reversed(kernel_size), reversed(dilation), strict=True):
+        total = d * (k - 1)
+        amounts += [total // 2, total - total // 2]
+    return F.pad(x, amounts)
+
+
+def promoted(raw: Tensor) -> Tensor:
+    """`raw` in float32, or float64 where it is that: similarities near 1 need the precision."""
+    return raw.to(torch.promote_types(raw.dtype, torch.float32))

@@ -1,0 +1,66 @@
+"""Scores of a network on a set of images."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.data import Images, Preprocess
+from neural_similarity.train.runtime import Runtime
+
+BATCH_SIZE = 500
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a network gets right."""
+
+    loss: float
+    """Mean cross-entropy, without label smoothing."""
+    correct: Tensor
+    """Whether each image's first class is its label; boolean, on the CPU."""
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correct images."""
+        return self.correct.sum().item() / len(self.correct)
+
+    @property
+    def error_percent(self) -> float:
+        """Share of wrong images in percent, as the paper's tables have it."""
+        return 100 * (~self.correct).sum().item() / len(self.correct)
+
+
+@torch.no_grad()
+def predict(
+    model: nn.Module, images: Images | Tensor, preprocess: Preprocess, runtime: Runtime
+) -> Tensor:
+    """Float32 logits on the CPU, in evaluation mode; the model's mode is as before afterwards.
+
+    Args:
+        model: a classifier, already placed on the runtime's device.
+        images: a set of images or their pixels, uint8.
+        preprocess: what turns pixels into the network's input.
+        runtime: device and precision.
+    """
+    pixels = images if isinstance(images, Tensor) else images.pixels
+    training = model.training
+    model.eval()
+    logits = []
+    for batch in pixels.split(BATCH_SIZE):
+        with runtime.autocast():
+            logits.append(model(runtime.place_images(preprocess(batch))).float().cpu())
+    model.train(training)
+    return torch.cat(logits)
+
+
+def score(logits: Tensor, labels: Tensor) -> Scores:
+    """Scores of `logits` against `labels`."""
+    labels = labels.cpu()
+    return Scores(F.cross_entropy(logits, labels).item(), logits.argmax(1) == labels)
+
+
+def evaluate(model: nn.Module, images: Images, preprocess: Preprocess, runtime: Runtime) -> Scores:
+    """Scores of `model` on `images`, in evaluation mode."""
+    return score(predict(model, images, preprocess, runtime), images.labels)

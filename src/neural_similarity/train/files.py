@@ -1,0 +1,71 @@
+"""Files that are there whole or not at all, also when the process is killed while writing."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PARTIAL = ".partial"
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value`, indented; an earlier file stays until the new one is complete."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` beside `path`, flush it to the disk and rename it into place."""
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path`; what was written there is flushed and renamed to `path`."""
+    temporary = path.with_name(f".{path.name}{PARTIAL}")
+    yield temporary
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path`; its files are flushed and it is renamed to `path`.
+
+    A folder that was at `path` is replaced.
+    """
+    temporary = path.with_name(f".{path.name}{PARTIAL}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    for file in temporary.iterdir():
+        sync(file)
+    if path.exists():
+        shutil.rmtree(path)
+    temporary.rename(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or the names of a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

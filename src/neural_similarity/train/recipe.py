@@ -1,0 +1,125 @@
+"""What a training run depends on, as one frozen value."""
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from neural_similarity.models import MODELS
+from neural_similarity.nn import format_similarity, parse_similarity
+from neural_similarity.nn.text import Similarity
+from neural_similarity.train.schedule import scaled_steps
+
+POSITIVE = ("width", "steps", "lr", "drop_factor", "batch_size", "log_every", "evaluate_every")
+NOT_NEGATIVE = ("momentum", "weight_decay", "similarity_decay", "label_smoothing", "crop")
+NOT_NEGATIVE += ("validation", "seed", "checkpoint_every")
+LONGEST_GAP = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Image classification by stochastic gradient descent; the defaults are the paper's CIFAR-10.
+
+    A recipe and a data folder determine a run: model, batches and crops are functions of `seed`.
+    """
+
+    dataset: str = "cifar10"
+    """Data set: a name that `nsim data` knows, or the path of a folder of class folders."""
+    image_size: int | None = None
+    """Height and width that the images are resized to; None keeps those of the data set."""
+    inputs: Literal["normalized", "raw"] = "normalized"
+    """Pixels reach the network normalised by channel, or raw (0 to 255) as in the released code."""
+    validation: int = 0
+    """Training images held out, on which the best checkpoint is chosen."""
+    model: str = "cnn9"
+    """Network: cnn9 or cnn9_plus."""
+    variant: Literal["paper", "released"] = "paper"
+    """Layers as the paper's text describes them, or as the authors' released code builds them."""
+    width: float = 1.0
+    """Factor on the number of filters."""
+    similarity: Similarity | None = None
+    """Similarity of the convolutions, such as dynamic-diagonal or static-full, or none."""
+    steps: int = 64_000
+    """Updates; the paper counts iterations, not epochs."""
+    lr: float = 0.1
+    """Learning rate before the first drop."""
+    drops: tuple[int, ...] = (34_000, 54_000)
+    """Steps at which the learning rate is multiplied by `drop_factor`."""
+    drop_factor: float = 0.1
+    """Factor of a drop."""
+    momentum: float = 0.9
+    """Momentum of the gradient descent."""
+    batch_size: int = 128
+    """Images an update."""
+    weight_decay: float = 5e-4
+    """Decay of kernels, normalisation gains and biases."""
+    similarity_decay: float = 0.0
+    """Decay of static similarities towards the identity; predictors decay as the kernels do."""
+    label_smoothing: float = 0.0
+    """Share of the target spread over all classes; the released code takes 0.01."""
+    crop: int = 4
+    """Pixels of padding before the random crop; 0 crops nothing."""
+    flip: bool = True
+    """Mirror half of the images."""
+    padding: Literal["zero", "symmetric"] = "zero"
+    """What the crop pads with; the released code mirrors the border."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """bf16 autocast, fp32, or the faster that the device supports."""
+    channels_last: bool = True
+    """Memory layout of images and weights; changes the speed only."""
+    compile: bool = False
+    """Train through torch.compile."""
+    seed: int = 0
+    """Seed of the first weights, of the held-out images, and of batches, crops and flips."""
+    log_every: int = 50
+    """Steps between two lines of metrics."""
+    evaluate_every: int = 1_000
+    """Steps between two scorings of the held-out images."""
+    checkpoint_seconds: float = 120.0
+    """Longest time between two checkpoints, at most 300 seconds."""
+    checkpoint_every: int = 0
+    """Steps between two checkpoints, besides those by time; 0: by time only."""
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            near = difflib.get_close_matches(self.model, MODELS, n=1, cutoff=0)[0]
+            raise ValueError(
+                f"`model` must be one of {', '.join(MODELS)}, got {self.model!r}; nearest: {near}"
+            )
+        for name in POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)}")
+        for name in NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}")
+        if list(self.drops) != sorted(self.drops) or any(d >= self.steps for d in self.drops):
+            raise ValueError(
+                f"`drops` must rise and stay below `steps` = {self.steps}, got {self.drops}; "
+                "a budget scales steps and drops together"
+            )
+        if not 0 < self.checkpoint_seconds <= LONGEST_GAP:
+            raise ValueError(
+                "`checkpoint_seconds` must be above 0 and at most "
+                f"{LONGEST_GAP:g}, got {self.checkpoint_seconds}"
+            )
+
+
+def scaled(recipe: Recipe, budget: float) -> Recipe:
+    """The recipe with steps and drops times `budget`, rounded as in `scaled_steps`."""
+    steps, drops = scaled_steps(recipe.steps, recipe.drops, budget)
+    return replace(recipe, steps=steps, drops=drops)
+
+
+def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
+    """Every field, the similarity in the text form that the command line takes."""
+    fields = dataclasses.asdict(replace(recipe, similarity=None))
+    return fields | {
+        "similarity": format_similarity(recipe.similarity),
+        "drops": list(recipe.drops),
+    }
+
+
+def recipe_from_json(fields: dict[str, Any]) -> Recipe:
+    """The recipe that `recipe_to_json` described."""
+    similarity = parse_similarity(fields["similarity"])
+    return Recipe(**fields | {"similarity": similarity, "drops": tuple(fields["drops"])})

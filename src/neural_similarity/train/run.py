@@ -1,0 +1,172 @@
+"""Run folders: what a run is made of, and the network that it left."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from neural_similarity import models
+from neural_similarity.data import Preprocess
+from neural_similarity.train.checkpoint import RunError, load_weights, newest
+from neural_similarity.train.files import new_folder, read_json, write_json
+from neural_similarity.train.recipe import Recipe, recipe_from_json, recipe_to_json
+
+CONFIG, ENVIRONMENT = "config.json", "environment.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run folder and its configuration."""
+
+    path: Path
+    """The folder."""
+    name: str
+    """Name of the recipe."""
+    budget: float
+    """Share of the recipe's steps; `recipe` has them scaled already."""
+    recipe: Recipe
+    """Every setting."""
+    data_root: str
+    """Folder of the data sets."""
+    digest: str
+    """Digest of the data set."""
+    classes: tuple[str, ...]
+    """Names of the classes, in the order of the logits."""
+    channels: int
+    """Channels of an image."""
+    image_size: int
+    """Height and width of an image."""
+    preprocess: Preprocess
+    """What turns pixels into the network's input."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the newest checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """Folder of the checkpoint that is best on held-out images."""
+        return self.checkpoints / "best"
+
+    @property
+    def metrics(self) -> Path:
+        """JSON lines, one a log point."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """JSON; written last, so its presence means that the run is finished."""
+        return self.path / "summary.json"
+
+    @property
+    def plots(self) -> Path:
+        """Folder of pictures."""
+        return self.path / "plots"
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Texts in the header of the weights."""
+        return {"classes": json.dumps(self.classes), "recipe": self.name}
+
+    def build(self, **overrides: Any) -> nn.Module:
+        """A fresh network of the run's kind, its weights drawn from the run's seed.
+
+        Args:
+            overrides: options of `models.build` to change, such as `similarity=None`.
+        """
+        recipe = self.recipe
+        options = {
+            "similarity": recipe.similarity,
+            "width": recipe.width,
+            "variant": recipe.variant,
+        }
+        torch.manual_seed(recipe.seed)
+        return models.build(
+            recipe.model,
+            len(self.classes),
+            in_channels=self.channels,
+            image_size=self.image_size,
+            **options | overrides,
+        )
+
+
+def require_new(path: Path) -> None:
+    """Refuse a folder that is there already: a run never overwrites another."""
+    if path.exists():
+        raise RunError(
+            f"{path} exists already; continue it with `nsim train --resume {path}` "
+            "or name another folder with --out"
+        )
+
+
+def create_run(run: Run, environment: dict[str, Any]) -> None:
+    """Make the folder of `run`; a folder that is there already is left as it is."""
+    require_new(run.path)
+    config = {
+        "recipe": run.name,
+        "budget": run.budget,
+        "fields": recipe_to_json(run.recipe),
+        "data_root": run.data_root,
+        "digest": run.digest,
+        "classes": list(run.classes),
+        "channels": run.channels,
+        "image_size": run.image_size,
+        "preprocess": {"mean": list(run.preprocess.mean), "std": list(run.preprocess.std)},
+    }
+    with new_folder(run.path) as folder:
+        write_json(folder / CONFIG, config)
+        write_json(folder / ENVIRONMENT, environment)
+
+
+def read_run(path: str | Path) -> Run:
+    """The run in the folder `path`."""
+    path = Path(path)
+    if not (path / CONFIG).is_file():
+        raise RunError(f"{path} is not a run folder: it has no {CONFIG}")
+    try:
+        config = read_json(path / CONFIG)
+        return Run(
+            path=path,
+            name=config["recipe"],
+            budget=config["budget"],
+            recipe=recipe_from_json(config["fields"]),
+            data_root=config["data_root"],
+            digest=config["digest"],
+            classes=tuple(config["classes"]),
+            channels=config["channels"],
+            image_size=config["image_size"],
+            preprocess=Preprocess(**{k: tuple(v) for k, v in config["preprocess"].items()}),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path / CONFIG} cannot be read: {error!r}") from error
+
+
+def load(
+    run: str | Path | Run,
+    checkpoint: Literal["last", "best"] = "last",
+    device: str | torch.device = "cpu",
+) -> nn.Module:
+    """The network that a run trained, in evaluation mode.
+
+    Args:
+        run: a run folder.
+        checkpoint: "last", or "best" on the held-out images, where the run held images out.
+        device: where the network goes.
+    """
+    run = run if isinstance(run, Run) else read_run(run)
+    model = run.build()
+    load_weights(find_checkpoint(run, checkpoint), model)
+    return model.to(device).eval()
+
+
+def find_checkpoint(run: Run, which: str) -> Path:
+    """The newest whole checkpoint, or the one that is best on the held-out images."""
+    if which not in ("last", "best"):
+        raise ValueError(f"`checkpoint` must be 'last' or 'best', got {which!r}")
+    if which == "best" and not run.best.is_dir():
+        raise RunError(f"{run.path} has no best checkpoint: it holds no images out (--validation)")
+    return newest(run.best if which == "best" else run.checkpoints)

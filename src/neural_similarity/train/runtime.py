@@ -1,0 +1,69 @@
+"""Where and in which precision a network runs."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Precision = Literal["bf16", "fp32"]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Device, precision and memory layout, chosen once and the same in training and scoring."""
+
+    device: torch.device
+    precision: Precision
+    channels_last: bool
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Layout of four-dimensional tensors."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Move a model to the device, its kernels in the memory layout."""
+        return model.to(device=self.device).to(memory_format=self.memory_format)
+
+    def place_images(self, images: Tensor) -> Tensor:
+        """Move float images to the device in the memory layout."""
+        return images.to(self.device).contiguous(memory_format=self.memory_format)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Context of the forward pass."""
+        return torch.autocast(
+            self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"
+        )
+
+    def synchronize(self) -> None:
+        """Wait until the device has done its work, so that times mean something."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def choose_runtime(
+    device: str = "auto",
+    precision: Literal["auto", "bf16", "fp32"] = "auto",
+    channels_last: bool = True,
+) -> Runtime:
+    """The runtime for `device` ("auto" takes a GPU if there is one) and `precision`.
+
+    Precision "auto" is bf16 where the hardware multiplies it faster than fp32: on CPUs with
+    AVX-512 BF16 or AMX, and on the GPUs that support it.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"`device` must be present, got {device!r}, and torch finds no GPU here")
+    if precision == "auto":
+        precision = "bf16" if _bf16_is_fast(chosen) else "fp32"
+    return Runtime(chosen, precision, channels_last)
+
+
+def _bf16_is_fast(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

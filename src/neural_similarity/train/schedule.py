@@ -1,0 +1,27 @@
+"""The paper's learning rate as a function of the step, and how a budget shortens it."""
+
+from collections.abc import Sequence
+
+
+def learning_rate(step: int, lr: float, drops: Sequence[int], factor: float) -> float:
+    """The rate of update `step`, counted from 0: `lr`, multiplied by `factor` at every drop.
+
+    With `drops=(34_000, 54_000)` the first 34,000 updates (0 to 33,999) use `lr` itself.
+    """
+    return lr * factor ** sum(step >= drop for drop in drops)
+
+
+def scaled_steps(steps: int, drops: Sequence[int], budget: float) -> tuple[int, tuple[int, ...]]:
+    """`steps` and `drops` times `budget`, each rounded to the nearest step, halves up.
+
+    At least one step remains, and a drop that rounds to the end of a short run is left out.
+    """
+    if not budget > 0:
+        raise ValueError(f"`budget` must be above 0, got {budget}")
+    shorter = max(1, _nearest(steps * budget))
+    scaled = (_nearest(drop * budget) for drop in drops)
+    return shorter, tuple(drop for drop in scaled if drop < shorter)
+
+
+def _nearest(value: float) -> int:
+    return int(value + 0.5)

@@ -1,0 +1,222 @@
+"""A training run from its recipe to its summary, and its continuation."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_similarity import data, visualize
+from neural_similarity.convert import parameter_groups
+from neural_similarity.data import Augment, Batches, Dataset, Images, Preprocess
+from neural_similarity.train.checkpoint import RunError, State, checkpoints, newest, restore
+from neural_similarity.train.environment import command_line, describe_environment, device_name
+from neural_similarity.train.evaluate import Scores, evaluate
+from neural_similarity.train.files import read_json, write_json
+from neural_similarity.train.journal import Journal, cut_back, read_lines
+from neural_similarity.train.loop import Job, fit
+from neural_similarity.train.plots import draw_learning_curves
+from neural_similarity.train.progress import show
+from neural_similarity.train.recipe import Recipe, scaled
+from neural_similarity.train.run import ENVIRONMENT, Run, create_run, load, read_run, require_new
+from neural_similarity.train.runtime import Runtime, choose_runtime
+from neural_similarity.train.stopping import signals_noted
+
+PICTURED = 4
+log = logging.getLogger(__name__)
+
+
+def train(
+    recipe: Recipe,
+    *,
+    name: str = "custom",
+    budget: float = 1.0,
+    out: str | Path | None = None,
+    data_root: str | Path = "data",
+    device: str = "auto",
+) -> Run:
+    """Train `recipe` into a new run folder and score the test set once, at the end.
+
+    Args:
+        recipe: every setting.
+        name: name of the recipe in the run folder.
+        budget: factor on steps and drops.
+        out: the run folder; None is `runs/<name>-seed<seed>`.
+        data_root: folder of the data sets.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        The finished run.
+    """
+    recipe = scaled(recipe, budget)
+    runtime = choose_runtime(device, recipe.precision, recipe.channels_last)
+    path = Path(out) if out is not None else Path("runs") / f"{name}-seed{recipe.seed}"
+    require_new(path)
+    dataset = data.load(recipe.dataset, root=data_root, image_size=recipe.image_size)
+    channels, image_size = dataset.train.pixels.shape[1:3]
+    run = Run(
+        path=path,
+        name=name,
+        budget=budget,
+        recipe=recipe,
+        data_root=str(data_root),
+        digest=dataset.digest,
+        classes=tuple(dataset.train.classes),
+        channels=channels,
+        image_size=image_size,
+        preprocess=_preprocess(recipe, dataset),
+    )
+    create_run(run, describe_environment(runtime))
+    _complete(run, dataset, runtime)
+    return run
+
+
+def resume(path: str | Path, *, data_root: str | Path | None = None, device: str = "auto") -> Run:
+    """Continue the run in the folder `path` exactly from its newest whole checkpoint.
+
+    A finished run is left as it is. With the same number of threads the weights on the CPU end
+    bit for bit as those of a run that was never stopped.
+
+    Args:
+        path: the run folder.
+        data_root: folder of the data sets; None is the one that the run began with.
+        device: "auto", "cpu" or "cuda".
+    """
+    run = read_run(path)
+    if run.summary.exists():
+        return run
+    runtime = choose_runtime(device, run.recipe.precision, run.recipe.channels_last)
+    _complete(run, load_data(run, data_root), runtime)
+    return run
+
+
+def load_data(run: Run, data_root: str | Path | None = None) -> Dataset:
+    """The data set of a run, which must not have changed since."""
+    root = run.data_root if data_root is None else data_root
+    dataset = data.load(run.recipe.dataset, root=root, image_size=run.recipe.image_size)
+    if dataset.digest != run.digest:
+        raise RunError(
+            f"the data set {run.recipe.dataset} in {root} is not the one that {run.path} was "
+            f"trained on: its digest is {dataset.digest}, not {run.digest}"
+        )
+    return dataset
+
+
+def _complete(run: Run, dataset: Dataset, runtime: Runtime) -> None:
+    training, validation = split(dataset, run.recipe)
+    batches = _batches(training, run, runtime)
+    job = Job(run.recipe, runtime, batches, run.preprocess, validation)
+    state = start(run, runtime)
+    if checkpoints(run.checkpoints):
+        restore(newest(run.checkpoints), state)
+    cut_back(run.metrics, state.step)
+    if state.step:
+        _note_resumption(run, state.step, runtime)
+    with (
+        show(_title(run, runtime), run.recipe.steps, state.step) as progress,
+        signals_noted() as stop,
+    ):
+        fit(job, state, Journal(run, progress), stop)
+    _finish(run, state, dataset, runtime)
+
+
+def start(run: Run, runtime: Runtime) -> State:
+    """The state before the first step: model and optimiser, functions of the recipe."""
+    recipe = run.recipe
+    model = runtime.place(run.build())
+    groups = parameter_groups(
+        model, weight_decay=recipe.weight_decay, similarity_decay=recipe.similarity_decay
+    )
+    optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+    totals = torch.zeros(3, dtype=torch.float64, device=runtime.device)
+    return State(model, optimizer, totals)
+
+
+def split(dataset: Dataset, recipe: Recipe) -> tuple[Images, Images | None]:
+    """The images to train on and those held out for choosing, both of the training set."""
+    if not recipe.validation:
+        return dataset.train, None
+    return data.held_out(dataset.train, recipe.validation, recipe.seed)
+
+
+def _preprocess(recipe: Recipe, dataset: Dataset) -> Preprocess:
+    if recipe.inputs == "raw":
+        return Preprocess.raw(dataset.train.pixels.shape[1])
+    return Preprocess.fit(split(dataset, recipe)[0])
+
+
+def _batches(images: Images, run: Run, runtime: Runtime) -> Batches:
+    recipe = run.recipe
+    return Batches(
+        images,
+        recipe.batch_size,
+        preprocess=run.preprocess,
+        augment=Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding),
+        seed=recipe.seed,
+        device=runtime.device,
+        channels_last=runtime.channels_last,
+    )
+
+
+def _title(run: Run, runtime: Runtime) -> str:
+    place = f"{device_name(runtime.device)} in {runtime.precision}"
+    return f"{run.name} on {place}, {run.recipe.steps:,} steps, into {run.path}"
+
+
+def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
+    """Add this process to the record; with other threads or devices sums round differently."""
+    record = read_json(run.path / ENVIRONMENT)
+    now = describe_environment(runtime)
+    changed = [key for key in ("threads", "device", "precision") if record[key] != now[key]]
+    for key in changed:
+        log.warning(
+            "Warning: %s is %s and was %s when the run began; weights will differ in their "
+            "last digits from an uninterrupted run.",
+            *(key, now[key], record[key]),
+        )
+    record.setdefault("resumed", []).append({"step": step} | now)
+    write_json(run.path / ENVIRONMENT, record)
+
+
+def _finish(run: Run, state: State, dataset: Dataset, runtime: Runtime) -> None:
+    """Draw the pictures, score the test set once and write the summary, which ends the run."""
+    draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
+    draw_similarities(run, state.model, dataset.train, run.plots)
+    images = run.recipe.steps * run.recipe.batch_size
+    summary = _test_scores(evaluate(state.model, dataset.test, run.preprocess, runtime)) | {
+        "steps": state.step,
+        "seconds": state.seconds,
+        "images_per_second": images / state.seconds,
+        "parameters": sum(parameter.numel() for parameter in state.model.parameters()),
+        "device": device_name(runtime.device),
+        "precision": runtime.precision,
+        "command": command_line(),
+    }
+    if run.best.is_dir():
+        model = runtime.place(load(run, "best"))
+        scores = _test_scores(evaluate(model, dataset.test, run.preprocess, runtime))
+        summary["best_checkpoint"] = {"validation_accuracy": state.best} | scores
+    write_json(run.summary, summary)
+
+
+def _test_scores(scores: Scores) -> dict[str, Any]:
+    return {
+        "test_accuracy": scores.accuracy,
+        "test_error_percent": scores.error_percent,
+        "test_loss": scores.loss,
+    }
+
+
+def draw_similarities(run: Run, model: nn.Module, images: Images, folder: Path) -> list[Path]:
+    """Draw the learned similarity of every layer, the dynamic ones on the first few `images`.
+
+    Args:
+        run: gives the preprocessing.
+        model: a trained network.
+        images: training images; the pictures need no others.
+        folder: where the PNG files go.
+    """
+    device = next(model.parameters()).device
+    inputs = run.preprocess(images.pixels[:PICTURED]).to(device)
+    return visualize.draw(model.eval(), inputs, folder)

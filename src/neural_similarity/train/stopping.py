@@ -1,0 +1,50 @@
+"""Stopping on Ctrl-C and SIGTERM between two steps, with everything saved."""
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(Exception):
+    """Training stopped on a signal after saving a checkpoint."""
+
+    def __init__(self, number: int, step: int, run: Path) -> None:
+        name = signal.Signals(number).name
+        super().__init__(
+            f"stopped by {name} after step {step}, saved; continue with nsim train --resume {run}"
+        )
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects: 130 after Ctrl-C, 143 after SIGTERM."""
+        return 128 + self.number
+
+
+@contextlib.contextmanager
+def signals_noted() -> Iterator[Callable[[], int | None]]:
+    """Within, the first Ctrl-C or SIGTERM only makes the yielded function return its number.
+
+    A second one acts as it did before, so a process that hangs can still be stopped.
+    """
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def give_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        give_back()
+
+    for number in SIGNALS:
+        signal.signal(number, note)
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        give_back()
