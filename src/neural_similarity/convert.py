@@ -49,7 +49,7 @@ def convert(
     layers = dict(model.named_modules(remove_duplicate=False))
     for name, reason in reasons.items():
         layer = layers[name]
-        if reason is None and not _has_similarity(layer):
+        if reason is None and isinstance(layer, nn.Conv2d) and not _has_similarity(layer):
             equip(layer, spec)
     return model
 
@@ -85,7 +85,7 @@ def _reason(
         return "is not named in `where`"
     if _has_similarity(layer):
         return "has a similarity already"
-    if type(layer) not in (nn.Conv2d, Conv2d):
+    if not isinstance(layer, nn.Conv2d) or type(layer) not in (nn.Conv2d, Conv2d):
         return f"is a {type(layer).__name__}, not exactly a torch.nn.Conv2d"
     taps = layer.weight[0, 0].numel()
     if taps == 1:
@@ -132,7 +132,9 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     """
     if dynamic not in get_args(OnDynamic):
         raise ValueError(f'`dynamic` must be "error" or "keep", got {dynamic!r}')
-    unfoldable = {name for name, m in model.named_modules() if _has_similarity(m) and not _static(m)}
+    unfoldable = {
+        name for name, m in model.named_modules() if _has_similarity(m) and not _static(m)
+    }
     if unfoldable and dynamic == "error":
         raise ValueError(
             f"dynamic similarities cannot be folded, and these layers have one: "

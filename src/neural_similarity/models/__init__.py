@@ -21,5 +21,7 @@ def build(name: str, num_classes: int, **options: Any) -> nn.Module:
     """
     if name not in MODELS:
         nearest = get_close_matches(name, MODELS, n=1, cutoff=0.0)[0]
-        raise ValueError(f"`name` must be one of {', '.join(MODELS)}, got {name!r}; nearest: {nearest}")
+        raise ValueError(
+            f"`name` must be one of {', '.join(MODELS)}, got {name!r}; nearest: {nearest}"
+        )
     return MODELS[name](num_classes, **options)

@@ -46,7 +46,9 @@ def cnn9(
         ValueError: an argument is out of range.
     """
     if variant not in get_args(Variant):
-        raise ValueError(f"`variant` must be one of {', '.join(get_args(Variant))}, got {variant!r}")
+        raise ValueError(
+            f"`variant` must be one of {', '.join(get_args(Variant))}, got {variant!r}"
+        )
     _check(num_classes, in_channels, image_size, width)
     channels = _scaled((32, 64, 128), width)
     size = -(-image_size // _SHRINK)
@@ -57,7 +59,7 @@ def cnn9(
         head: Layers = {"classifier": score, "flatten": nn.Flatten()}
     else:
         layers = _padding(image_size) | _stages(in_channels, channels, depth=3)
-        head = _fully_connected(channels[-1] * size**2, *_scaled((256,), width), num_classes)
+        head = _fully_connected(channels[-1] * size**2, _scaled((256,), width)[0], num_classes)
     return _network(layers | head, similarity)
 
 
@@ -79,7 +81,7 @@ def cnn9_plus(
     channels = _scaled((56, 112, 192), width)
     layers = _padding(image_size) | _stages(in_channels, channels, depth=4)
     features = channels[-1] * (-(-image_size // _SHRINK)) ** 2
-    head = _fully_connected(features, *_scaled((288,), width), num_classes)
+    head = _fully_connected(features, _scaled((288,), width)[0], num_classes)
     return _network(layers | head, similarity)
 
 

@@ -89,6 +89,7 @@ class PatchNormalizedConv2d(nn.Module):
         self.weight = nn.Parameter(torch.empty(size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """(n, c, height, width) to (n, out_channels, h, w)."""
         x, padding = self.geometry.pad(x)
         stride, dilation = self.geometry.stride, self.geometry.dilation
         return sphere_conv2d(
@@ -96,4 +97,5 @@ class PatchNormalizedConv2d(nn.Module):
         )
 
     def extra_repr(self) -> str:
+        """Shape of the kernel and eps."""
         return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps}"

@@ -52,7 +52,9 @@ class Dynamic:
 
     def __post_init__(self):
         if self.init not in get_args(Init):
-            raise ValueError(f"`init` must be one of {', '.join(get_args(Init))}, got {self.init!r}")
+            raise ValueError(
+                f"`init` must be one of {', '.join(get_args(Init))}, got {self.init!r}"
+            )
         starts_at_identity = self.structure.contains_identity and self.structure.residual
         if self.init == "identity" and not starts_at_identity:
             raise ValueError(
@@ -93,9 +95,11 @@ class StaticSimilarity(nn.Module):
         return fold_kernel(weight, self.matrix())
 
     def forward(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+        """The layer's output for its input `x`."""
         return layer._conv_forward(x, self.fold(layer.weight), layer.bias)
 
     def extra_repr(self) -> str:
+        """The spec."""
         return repr(self.spec)
 
 
@@ -126,6 +130,7 @@ class DynamicSimilarity(nn.Module):
         return self.structure(raw)
 
     def forward(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+        """The layer's output for its input `x`, batched or not."""
         if x.dim() == 3:
             return self(layer, x[None])[0]
         m = self.matrix(x)
@@ -135,4 +140,5 @@ class DynamicSimilarity(nn.Module):
         )
 
     def extra_repr(self) -> str:
+        """The spec."""
         return repr(self.spec)

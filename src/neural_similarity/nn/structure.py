@@ -1,7 +1,8 @@
 """Structures of M: modules that map raw numbers to a matrix, zero to the identity."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,32 +23,29 @@ class StructureModule(nn.Module):
         return torch.zeros(self.scalars)
 
 
-class Structure(Protocol):
-    """A frozen dataclass that builds a `StructureModule` for a layer.
+@dataclass(frozen=True)
+class Structure(ABC):
+    """A description that builds a `StructureModule` for a layer.
 
     `contains_identity`: M can be I, so that a layer may start as the one it replaces.
     `exact_gradient`: the gradient of raw is the derivative of M, not a straight-through estimate.
     """
 
-    contains_identity: ClassVar[bool]
-    exact_gradient: ClassVar[bool]
-    residual: bool
+    residual: bool = True
+    contains_identity: ClassVar[bool] = True
+    exact_gradient: ClassVar[bool] = True
 
+    @abstractmethod
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
-        ...
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class Diagonal(Structure):
     """M = diag(m), one number per tap: K scalars. DNS in the paper, §3.1.
 
     m = 1 + raw, or with `residual=False` m = raw.
     """
-
-    residual: bool = True
-    contains_identity: ClassVar[bool] = True
-    exact_gradient: ClassVar[bool] = True
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
@@ -55,15 +53,11 @@ class Diagonal:
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Structure):
     """M any K×K matrix: K² scalars. UNS in the paper, §3.1.
 
     M = I + raw, or with `residual=False` M = raw: a dynamic filter network.
     """
-
-    residual: bool = True
-    contains_identity: ClassVar[bool] = True
-    exact_gradient: ClassVar[bool] = True
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""

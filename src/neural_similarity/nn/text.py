@@ -56,7 +56,9 @@ def format_similarity(similarity: Similarity | None) -> str:
     except ValueError:
         same = False
     if not same:
-        raise ValueError(f"`similarity` must be made of {', '.join(SPECS)} to be stored, got {text}")
+        raise ValueError(
+            f"`similarity` must be made of {', '.join(SPECS)} to be stored, got {text}"
+        )
     return text
 
 

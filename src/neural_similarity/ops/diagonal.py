@@ -9,25 +9,23 @@ from neural_similarity.ops import trilinear
 class _Diagonal:
     """`columns.Mixing` with m (N, K)."""
 
-    def mix(self, patches: Tensor, m: Tensor) -> Tensor:
-        columns = torch.empty_like(patches, memory_format=torch.contiguous_format)
-        _scale(patches, m.view(*patches.shape[:-1], 1), columns)
-        return columns.view(*m.shape, -1)
+    def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
+        _scale(patches, m.view(*patches.shape[:-1], 1), out.view(patches.shape))
 
-    def transpose(self, grad: Tensor, m: Tensor) -> Tensor:
-        return _scale(grad, m.unsqueeze(-1), torch.empty_like(grad))
+    def transpose(self, grad: Tensor, m: Tensor, out: Tensor) -> None:
+        _scale(grad, m.unsqueeze(-1), out)
 
-    def gradient(self, grad: Tensor, patches: Tensor) -> Tensor:
-        products = torch.mul(grad.view(patches.shape), patches)
-        sums = products.sum(-1, dtype=torch.promote_types(grad.dtype, torch.float32))
-        return sums.view(grad.shape[:2])
+    def gradient(self, grad: Tensor, patches: Tensor, scratch: Tensor) -> Tensor:
+        torch.mul(grad.view(patches.shape), patches, out=scratch.view(patches.shape))
+        return scratch.sum(-1)
 
 
-def _scale(values: Tensor, m: Tensor, out: Tensor) -> Tensor:
+def _scale(values: Tensor, m: Tensor, out: Tensor) -> None:
     """m · values into `out`; below m's precision as values + (m - 1) · values, rounded once."""
     if values.dtype == m.dtype:
-        return torch.mul(values, m, out=out)
-    return torch.addcmul(values, values, (m - 1).to(values.dtype), out=out)
+        torch.mul(values, m, out=out)
+    else:
+        torch.addcmul(values, values, (m - 1).to(values.dtype), out=out)
 
 
 diagonal_conv2d = trilinear.register("diagonal_conv2d", _Diagonal())

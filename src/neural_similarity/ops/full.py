@@ -9,22 +9,25 @@ from neural_similarity.ops import trilinear
 class _Full:
     """`columns.Mixing` with m (N, K, K), indexed [position, kernel tap, patch tap]."""
 
-    def mix(self, patches: Tensor, m: Tensor) -> Tensor:
-        return _matmul(m, patches.reshape(*m.shape[:2], -1))
+    def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
+        scratch.view(patches.shape).copy_(patches)
+        _multiply(m, scratch, out)
 
-    def transpose(self, grad: Tensor, m: Tensor) -> Tensor:
-        return _matmul(m.mT, grad)
+    def transpose(self, grad: Tensor, m: Tensor, out: Tensor) -> None:
+        _multiply(m.mT, grad, out)
 
-    def gradient(self, grad: Tensor, patches: Tensor) -> Tensor:
-        return torch.bmm(grad, patches.reshape(grad.shape).mT)
+    def gradient(self, grad: Tensor, patches: Tensor, scratch: Tensor) -> Tensor:
+        scratch.view(patches.shape).copy_(patches)
+        return torch.bmm(grad, scratch.mT)
 
 
-def _matmul(m: Tensor, values: Tensor) -> Tensor:
-    """m · values; below m's precision as values + (m - I) · values, rounded once."""
+def _multiply(m: Tensor, values: Tensor, out: Tensor) -> None:
+    """m · values into `out`; below m's precision as values + (m - I) · values, rounded once."""
     if values.dtype == m.dtype:
-        return torch.bmm(m, values)
-    identity = torch.eye(m.shape[-1], dtype=m.dtype, device=m.device)
-    return torch.baddbmm(values, (m - identity).to(values.dtype), values)
+        torch.bmm(m, values, out=out)
+    else:
+        identity = torch.eye(m.shape[-1], dtype=m.dtype, device=m.device)
+        torch.baddbmm(values, (m - identity).to(values.dtype), values, out=out)
 
 
 full_conv2d = trilinear.register("full_conv2d", _Full())

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from neural_similarity.ops.window import promoted
+from neural_similarity.ops.window import promoted, without_autocast
 
 
 def fold_kernel(weight: Tensor, similarity: Tensor) -> Tensor:
@@ -17,7 +17,7 @@ def fold_kernel(weight: Tensor, similarity: Tensor) -> Tensor:
         similarity: (K,) diagonal or (K, K), indexed M[kernel tap, patch tap].
     """
     taps = similarity.shape[-1]
-    with torch.autocast(weight.device.type, enabled=False):
+    with without_autocast(weight):
         m = promoted(similarity)
         kernel = weight.to(torch.promote_types(weight.dtype, m.dtype)).reshape(-1, taps)
         m = m.to(kernel.dtype)

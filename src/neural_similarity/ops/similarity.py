@@ -12,7 +12,7 @@ from neural_similarity.ops.backend import Backend, declines
 from neural_similarity.ops.diagonal import diagonal_conv2d
 from neural_similarity.ops.full import full_conv2d
 from neural_similarity.ops.kernel import fold_kernel
-from neural_similarity.ops.window import Window, promoted, same_padding, window
+from neural_similarity.ops.window import Window, promoted, same_padding, window, without_autocast
 
 
 def similarity_conv2d(
@@ -75,7 +75,7 @@ def similarity_conv2d(
     _check_dynamic(similarity, x, frame)
     x, weight, similarity = _autocast(x, weight, similarity)
     operator = _operator(similarity, backend)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         y = operator(x, weight, similarity, frame.stride, frame.padding, frame.dilation, groups)
         return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1)
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from neural_similarity.ops.window import promoted
+from neural_similarity.ops.window import promoted, without_autocast
 
 Angle = Literal["cosine", "linear", "sigmoid"]
 Normalize = Literal["both", "input"]
@@ -41,7 +41,7 @@ def patch_norm(
     _check_eps(eps)
     if x.shape[-3] % groups:
         raise ValueError(f"`groups` must divide the {x.shape[-3]} channels, got {groups}")
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         energy = promoted(x).square().unflatten(-3, (groups, -1)).sum(-3)
         box = energy.new_ones(groups, 1, *kernel_size)
         return (F.conv2d(energy, box, None, stride, padding, dilation, groups) + eps).sqrt()

@@ -60,11 +60,13 @@ def _register_forward(name: str, mixing: columns.Mixing) -> Operator:
         examples = _examples(operands, in_dims, info.batch_size)
         return torch.stack([forward(*example, *geometry) for example in examples]), 0
 
-    @register_flop_formula(getattr(torch.ops.neural_similarity, name))
+    operator = getattr(torch.ops.neural_similarity, name)
+
+    @register_flop_formula(operator)
     def _(x, weight, similarity, *_, **__):
         return 2 * (_product_macs(weight, similarity) + _mixing_macs(x, similarity))
 
-    return forward
+    return operator.default
 
 
 def _register_backward(name: str, mixing: columns.Mixing) -> Operator:
@@ -88,7 +90,9 @@ def _register_backward(name: str, mixing: columns.Mixing) -> Operator:
         gradients = [backward(*example, *rest) for example in examples]
         return tuple(torch.stack(parts) for parts in zip(*gradients, strict=True)), (0, 0, 0)
 
-    @register_flop_formula(getattr(torch.ops.neural_similarity, f"{name}_backward"))
+    operator = getattr(torch.ops.neural_similarity, f"{name}_backward")
+
+    @register_flop_formula(operator)
     def _(grad, x, weight, similarity, stride, padding, dilation, groups, needs, *_, **__):
         needs_x, needs_weight, needs_m = needs
         products = needs_weight + (needs_x or needs_m)
@@ -96,7 +100,7 @@ def _register_backward(name: str, mixing: columns.Mixing) -> Operator:
         product, mixing = _product_macs(weight, similarity), _mixing_macs(x, similarity)
         return 2 * (products * product + mixings * mixing)
 
-    return backward
+    return operator.default
 
 
 def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
@@ -113,9 +117,11 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
             ctx.geometry = inputs[3:]
 
         @staticmethod
-        def backward(ctx, grad):
+        def backward(ctx, *grad_outputs):
             needs = ctx.needs_input_grad[:3]
-            gradients = Backward.apply(grad, *ctx.saved_tensors, *ctx.geometry, needs)
+            # Dynamo traces one autograd function only, and compiled backward passes need no second.
+            derivative = backward_op if torch.compiler.is_compiling() else Backward.apply
+            gradients = derivative(*grad_outputs, *ctx.saved_tensors, *ctx.geometry, needs)
             return *_where(needs, gradients), None, None, None, None
 
     class Backward(Function):
@@ -132,10 +138,10 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
             ctx.set_materialize_grads(False)
 
         @staticmethod
-        def backward(ctx, *tangents):
+        def backward(ctx, *grad_outputs):
             grad, *operands = ctx.saved_tensors
             totals: list[Tensor | None] = [None] * 4
-            for i, tangent in enumerate(tangents):
+            for i, tangent in enumerate(grad_outputs):
                 if tangent is None or not ctx.needs[i]:
                     continue
                 varied = [*operands[:i], tangent, *operands[i + 1 :]]

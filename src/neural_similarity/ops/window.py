@@ -1,6 +1,7 @@
 """Geometry of a sliding window, and the patches that it sees."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import NamedTuple
 
@@ -109,4 +110,11 @@ def same_padding(x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int])
 
 def promoted(raw: Tensor) -> Tensor:
     """`raw` in float32, or float64 where it is that: similarities near 1 need the precision."""
-    return raw.to(torch.promote_types(raw.dtype, torch.float32))
+    return raw if raw.dtype == torch.float64 else raw.float()
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """A context in which operations on `tensor`'s device keep their input's precision."""
+    device = tensor.device.type
+    enabled = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if enabled else nullcontext()
