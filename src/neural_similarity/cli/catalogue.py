@@ -1,7 +1,8 @@
 """`nsim recipes` and `nsim data`: what there is to train, and on what."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,11 @@ from typing import Annotated
 import tyro
 
 from neural_similarity import data as datasets
-from neural_similarity.cli.parsing import parse
+from neural_similarity.cli.parsing import parse, unknown
 from neural_similarity.nn import format_similarity
 from neural_similarity.recipes import DESCRIPTIONS, RECIPES
 
+FOLDER = "folder"
 WIDTH = 120
 
 
@@ -59,7 +61,12 @@ def data(args: Sequence[str]) -> int:
         "\n\nexample:\n  nsim data cifar10 --data data"
     )
     options = parse(DataOptions, args, command="data", description=description)
-    path = datasets.download(options.name, options.data)
+    if options.name not in datasets.NAMES:
+        raise unknown("data set", options.name, datasets.NAMES)
+    path = options.data
+    if options.name != FOLDER:
+        with _download_bar() as progress:
+            path = datasets.download(options.name, options.data, progress=progress)
     dataset = datasets.load(options.name, root=options.data)
     channels, height, width = dataset.train.pixels.shape[1:]
     sys.stdout.write(
@@ -67,3 +74,17 @@ def data(args: Sequence[str]) -> int:
         f"images of {channels}x{height}x{width}, {len(dataset.train.classes)} classes\n"
     )
     return 0
+
+
+@contextmanager
+def _download_bar() -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on stderr for the bytes of a download, in a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with RichProgress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -12,9 +12,9 @@ from PIL import Image
 from safetensors.torch import save_model
 from torch import Tensor
 
-from neural_similarity import convert
 from neural_similarity import train as training
 from neural_similarity.cli.parsing import UsageError, parse
+from neural_similarity.convert import fold as fold_network
 from neural_similarity.train import Run, Scores
 from neural_similarity.train.files import new_file
 
@@ -119,7 +119,7 @@ def fold(args: Sequence[str]) -> int:
     runtime = training.choose_runtime(options.device, "fp32", run.recipe.channels_last)
     model = training.load(run, options.checkpoint)
     plain = run.build(similarity=None).eval()
-    plain.load_state_dict(convert.fold(model).state_dict())
+    plain.load_state_dict(fold_network(model).state_dict())
     path = options.out or run.path / "folded.safetensors"
     with new_file(path) as temporary:
         save_model(plain, str(temporary), metadata=run.metadata)

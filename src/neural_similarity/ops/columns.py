@@ -51,7 +51,7 @@ def forward(
         patches = window.patches(window.pad(x[rows]))
         mixing.mix(patches, _positions_first(m[rows], len(output)), columns, scratch)
         y[:, rows] = torch.bmm(_split(columns, groups), kernel).view(y[:, rows].shape)
-    return like_convolution(y.permute(1, 2, 0, 3).reshape(x.shape[0], *output, -1), x)
+    return like_convolution(y.permute(1, 2, 0, 3).flatten(2).unflatten(1, output), x)
 
 
 def backward(

@@ -22,5 +22,6 @@ def similarity_conv2d(
     patches = patches.unflatten(1, (groups, weight.shape[1], kernel_size[0] * kernel_size[1]))
     patches = patches.unflatten(-1, similarity.shape[-2:])
     kernel = weight.flatten(2).unflatten(0, (groups, -1))
-    equation = "nphw,ngcphw,gocp->ngohw" if similarity.dim() == 4 else "npqhw,ngcqhw,gocp->ngohw"
-    return einsum(equation, similarity, patches, kernel).flatten(1, 2)
+    m = similarity.to(x.dtype)
+    equation = "nphw,ngcphw,gocp->ngohw" if m.dim() == 4 else "npqhw,ngcqhw,gocp->ngohw"
+    return einsum(equation, m, patches, kernel).flatten(1, 2)

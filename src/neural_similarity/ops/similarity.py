@@ -146,10 +146,10 @@ def _check_dynamic(similarity: Tensor, x: Tensor, frame: Window) -> None:
     output = frame.output_size(x.shape[2:])
     if min(output) < 1:
         raise ValueError(f"the window {frame} is larger than `x`, {tuple(x.shape)}")
-    diagonal = (x.shape[0], frame.taps, *output)
-    full = (x.shape[0], frame.taps, frame.taps, *output)
-    if similarity.shape not in (diagonal, full):
+    taps = (frame.taps,) * (similarity.dim() - 3)
+    if len(taps) > 2 or similarity.shape != (x.shape[0], *taps, *output):
+        taps = taps[:2] or (frame.taps,)
         raise ValueError(
-            f"`similarity` must be {diagonal} or {full}, one per output position, "
+            f"`similarity` must be {(x.shape[0], *taps, *output)}, one per output position, "
             f"got {tuple(similarity.shape)}"
         )

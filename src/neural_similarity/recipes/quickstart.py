@@ -7,7 +7,7 @@ QUICKSTART = {
     "quickstart": (
         "dynamic diagonal similarity on the embedded images, about two minutes on a laptop",
         Recipe(
-            dataset="fashion-small",
+            dataset="embedded",
             width=0.5,
             similarity=Dynamic(Diagonal()),
             steps=600,

@@ -1,16 +1,16 @@
 """Training: one loop, its recipes, run folders and checkpoints."""
 
 from neural_similarity.train.checkpoint import RunError as RunError
-from neural_similarity.train.evaluate import Scores as Scores
-from neural_similarity.train.evaluate import evaluate as evaluate
-from neural_similarity.train.evaluate import predict as predict
-from neural_similarity.train.evaluate import score as score
 from neural_similarity.train.recipe import Recipe as Recipe
 from neural_similarity.train.run import Run as Run
 from neural_similarity.train.run import load as load
 from neural_similarity.train.run import read_run as read_run
 from neural_similarity.train.runtime import Runtime as Runtime
 from neural_similarity.train.runtime import choose_runtime as choose_runtime
+from neural_similarity.train.scoring import Scores as Scores
+from neural_similarity.train.scoring import evaluate as evaluate
+from neural_similarity.train.scoring import predict as predict
+from neural_similarity.train.scoring import score as score
 from neural_similarity.train.session import draw_similarities as draw_similarities
 from neural_similarity.train.session import load_data as load_data
 from neural_similarity.train.session import resume as resume

@@ -7,11 +7,11 @@ from typing import Any
 
 from neural_similarity.train import checkpoint
 from neural_similarity.train.checkpoint import State
-from neural_similarity.train.evaluate import Scores
 from neural_similarity.train.files import sync, write_text
 from neural_similarity.train.progress import Progress
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.run import Run
+from neural_similarity.train.scoring import Scores
 
 KEPT = 2
 

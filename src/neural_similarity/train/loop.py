@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from neural_similarity.data import Batches, Images, Preprocess
 from neural_similarity.train.checkpoint import RunError, State
-from neural_similarity.train.evaluate import evaluate
 from neural_similarity.train.journal import Journal
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.runtime import Runtime
 from neural_similarity.train.schedule import learning_rate
+from neural_similarity.train.scoring import evaluate
 from neural_similarity.train.stopping import Interrupted
 
 

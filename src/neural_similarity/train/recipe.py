@@ -2,9 +2,11 @@
 
 import dataclasses
 import difflib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from neural_similarity.data import NAMES
 from neural_similarity.models import MODELS
 from neural_similarity.nn import format_similarity, parse_similarity
 from neural_similarity.nn.text import Similarity
@@ -24,9 +26,9 @@ class Recipe:
     """
 
     dataset: str = "cifar10"
-    """Data set: a name that `nsim data` knows, or the path of a folder of class folders."""
+    """Data set: embedded, fashion-mnist, cifar10, cifar100, or folder (one folder a class)."""
     image_size: int | None = None
-    """Height and width that the images are resized to; None keeps those of the data set."""
+    """Height and width that the images of a folder are resized to."""
     inputs: Literal["normalized", "raw"] = "normalized"
     """Pixels reach the network normalised by channel, or raw (0 to 255) as in the released code."""
     validation: int = 0
@@ -81,11 +83,8 @@ class Recipe:
     """Steps between two checkpoints, besides those by time; 0: by time only."""
 
     def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            near = difflib.get_close_matches(self.model, MODELS, n=1, cutoff=0)[0]
-            raise ValueError(
-                f"`model` must be one of {', '.join(MODELS)}, got {self.model!r}; nearest: {near}"
-            )
+        _require_known("dataset", self.dataset, NAMES)
+        _require_known("model", self.model, MODELS)
         for name in POSITIVE:
             if not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)}")
@@ -102,6 +101,13 @@ class Recipe:
                 "`checkpoint_seconds` must be above 0 and at most "
                 f"{LONGEST_GAP:g}, got {self.checkpoint_seconds}"
             )
+
+
+def _require_known(field: str, name: str, names: Collection[str]) -> None:
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
+        known = ", ".join(names)
+        raise ValueError(f"`{field}` must be one of {known}, got {name!r}; nearest: {near}")
 
 
 def scaled(recipe: Recipe, budget: float) -> Recipe:

@@ -1,5 +1,6 @@
 """Run folders: what a run is made of, and the network that it left."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def create_run(run: Run, environment: dict[str, Any]) -> None:
         "classes": list(run.classes),
         "channels": run.channels,
         "image_size": run.image_size,
-        "preprocess": {"mean": list(run.preprocess.mean), "std": list(run.preprocess.std)},
+        "preprocess": dataclasses.asdict(run.preprocess),
     }
     with new_folder(run.path) as folder:
         write_json(folder / CONFIG, config)
@@ -139,7 +140,7 @@ def read_run(path: str | Path) -> Run:
             classes=tuple(config["classes"]),
             channels=config["channels"],
             image_size=config["image_size"],
-            preprocess=Preprocess(**{k: tuple(v) for k, v in config["preprocess"].items()}),
+            preprocess=Preprocess(**config["preprocess"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path / CONFIG} cannot be read: {error!r}") from error

@@ -1,6 +1,5 @@
 """Where and in which precision a network runs."""
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,7 +30,7 @@ class Runtime:
         """Move float images to the device in the memory layout."""
         return images.to(self.device).contiguous(memory_format=self.memory_format)
 
-    def autocast(self) -> AbstractContextManager[None]:
+    def autocast(self) -> torch.autocast:
         """Context of the forward pass."""
         return torch.autocast(
             self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"

@@ -12,7 +12,6 @@ from neural_similarity.convert import parameter_groups
 from neural_similarity.data import Augment, Batches, Dataset, Images, Preprocess
 from neural_similarity.train.checkpoint import RunError, State, checkpoints, newest, restore
 from neural_similarity.train.environment import command_line, describe_environment, device_name
-from neural_similarity.train.evaluate import Scores, evaluate
 from neural_similarity.train.files import read_json, write_json
 from neural_similarity.train.journal import Journal, cut_back, read_lines
 from neural_similarity.train.loop import Job, fit
@@ -21,6 +20,7 @@ from neural_similarity.train.progress import show
 from neural_similarity.train.recipe import Recipe, scaled
 from neural_similarity.train.run import ENVIRONMENT, Run, create_run, load, read_run, require_new
 from neural_similarity.train.runtime import Runtime, choose_runtime
+from neural_similarity.train.scoring import Scores, evaluate
 from neural_similarity.train.stopping import signals_noted
 
 PICTURED = 4

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -32,6 +33,9 @@ def signals_noted() -> Iterator[Callable[[], int | None]]:
     A second one acts as it did before, so a process that hangs can still be stopped.
     """
     received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # Python hands signals to the main thread only.
+        return
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def give_back() -> None:

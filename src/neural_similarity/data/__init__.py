@@ -1,0 +1,11 @@
+"""Small data sets as tensors, and batches of them that depend on the seed and the step alone."""
+
+from neural_similarity.data.augment import Augment as Augment
+from neural_similarity.data.batches import Batches as Batches
+from neural_similarity.data.download import download as download
+from neural_similarity.data.images import Dataset as Dataset
+from neural_similarity.data.images import Images as Images
+from neural_similarity.data.images import held_out as held_out
+from neural_similarity.data.preprocess import Preprocess as Preprocess
+from neural_similarity.data.registry import NAMES as NAMES
+from neural_similarity.data.registry import load as load

@@ -1,0 +1,84 @@
+"""Training batches, each a function of the seed and the step alone."""
+
+import torch
+from torch import Tensor
+
+from neural_similarity.data.augment import Augment, Windows
+from neural_similarity.data.images import Images
+from neural_similarity.data.preprocess import Preprocess, standardise
+from neural_similarity.data.seeding import generator
+
+NOTHING = Augment(crop=0, flip=False)
+
+
+class Batches:
+    """Shuffled, augmented, standardised batches of a set that lies on `device` as a whole.
+
+    Every epoch is another permutation and drops its last, incomplete batch. Random numbers come
+    from the CPU, so every device sees the same batches, and a run that resumes at a step sees the
+    batches it would have seen.
+
+    Args:
+        images: what to train on.
+        batch_size: images in a batch.
+        preprocess: what turns pixels into the network's input.
+        augment: random crops and flips; None leaves the images as they are.
+        seed: of the order, the crops and the flips.
+        device: where the set is kept and the batches are made.
+        channels_last: the memory format of the batches.
+
+    Raises:
+        ValueError: `images` has fewer images than a batch, or other channels than `preprocess`.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        batch_size: int,
+        *,
+        preprocess: Preprocess,
+        augment: Augment | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        channels_last: bool = True,
+    ) -> None:
+        if not 1 <= batch_size <= len(images):
+            raise ValueError(
+                "`batch_size` must be at least 1 and at most the number of images, got a batch of "
+                f"{batch_size} from {len(images)} images"
+            )
+        preprocess.check(images.pixels)
+        self.steps_per_epoch = len(images) // batch_size
+        self._batch_size = batch_size
+        self._seed = seed
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        self._windows = Windows(images.pixels, augment or NOTHING, device)
+        self._labels = images.labels.to(device)
+        self._scale, self._shift = preprocess.affine(device)
+        self._epoch, self._order = 0, self._permutation(0)
+
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
+
+        Raises:
+            ValueError: `step` is negative.
+        """
+        if step < 0:
+            raise ValueError(f"`step` must not be negative, got {step}")
+        chosen = self._chosen(step)
+        corners = self._windows.draw(chosen, generator("crops", self._seed, step))
+        # One transfer for both: each costs more than its few hundred bytes.
+        chosen, corners = torch.stack([chosen, corners]).to(self._labels.device)
+        pixels = self._windows.take(corners).contiguous(memory_format=self._format)
+        return standardise(pixels, self._scale, self._shift), self._labels[chosen]
+
+    def _chosen(self, step: int) -> Tensor:
+        """Indices (b,) of the images of one step, on the CPU."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._permutation(epoch)
+        return self._order[position * self._batch_size :][: self._batch_size]
+
+    def _permutation(self, epoch: int) -> Tensor:
+        random = generator("order", self._seed, epoch)
+        return torch.randperm(len(self._labels), generator=random)

@@ -1,0 +1,120 @@
+"""Labelled images in memory, and the two parts of a data set."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from neural_similarity.data.seeding import generator
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images of one size with their classes.
+
+    Args:
+        pixels: uint8 (n, c, h, w), contiguous.
+        labels: int64 (n,), positions in `classes`.
+        classes: the names of the classes.
+
+    Raises:
+        ValueError: a tensor is of another type or shape, or a label names no class.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check_pixels(self.pixels)
+        _check_labels(self.labels, len(self.pixels), len(self.classes))
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def subset(self, indices: Tensor | Sequence[int]) -> "Images":
+        """The images at `indices` (m,), in that order."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        return Images(self.pixels[chosen], self.labels[chosen], self.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named data set: what to train on, and what to score once."""
+
+    name: str
+    train: Images
+    test: Images
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the pixels, labels and classes of both parts, as 64 hex digits."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.test):
+            digest.update(json.dumps([list(part.pixels.shape), list(part.classes)]).encode())
+            digest.update(part.pixels.cpu().numpy().data)
+            digest.update(part.labels.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def held_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:
+    """Split `count` images off for validation, the same number of every class.
+
+    Where the classes do not divide `count`, the first classes give one image more. Both parts keep
+    the order of `images`; the choice depends on the labels, `count` and `seed` alone.
+
+    Args:
+        images: the training part of a data set.
+        count: how many images to hold out.
+        seed: which images they are.
+
+    Returns:
+        The remaining images and the held-out ones.
+
+    Raises:
+        ValueError: a class has too few images to give its share and keep one.
+    """
+    if count < 0:
+        raise ValueError(f"`count` must not be negative, got {count}")
+    each, extra = divmod(count, len(images.classes))
+    return split_off(images, [each + (c < extra) for c in range(len(images.classes))], seed)
+
+
+def split_off(images: Images, counts: Sequence[int], seed: int) -> tuple[Images, Images]:
+    """Split `counts[c]` images of every class c off; see :func:`held_out`."""
+    random = generator("held out", seed)
+    chosen = torch.zeros(len(images), dtype=torch.bool)
+    for c, count in enumerate(counts):
+        members = (images.labels == c).nonzero().flatten()
+        if count >= max(len(members), 1):
+            raise ValueError(
+                f"`images` must have more than {count} images of the class {images.classes[c]!r} "
+                f"to hold {count} of them out, got {len(members)}"
+            )
+        chosen[members[torch.randperm(len(members), generator=random)[:count]]] = True
+    return images.subset((~chosen).nonzero().flatten()), images.subset(chosen.nonzero().flatten())
+
+
+def _check_pixels(pixels: Tensor) -> None:
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or not pixels.is_contiguous():
+        raise ValueError(
+            "`pixels` must be a contiguous uint8 tensor (n, c, h, w), got "
+            f"{pixels.dtype} of shape {tuple(pixels.shape)} and strides {pixels.stride()}"
+        )
+
+
+def _check_labels(labels: Tensor, count: int, classes: int) -> None:
+    if labels.dtype != torch.int64 or labels.shape != (count,):
+        raise ValueError(
+            f"`labels` must be an int64 tensor ({count},), one per image, got "
+            f"{labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    if count and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(
+            f"`labels` must lie in 0..{classes - 1}, one of {classes} classes, got "
+            f"{labels.min()}..{labels.max()}"
+        )

@@ -1,0 +1,53 @@
+"""Data sets by name."""
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from neural_similarity.data import cifar, embedded, fashion_mnist, folder
+from neural_similarity.data.images import Dataset
+
+_LOADERS: dict[str, Callable[[Path], Dataset]] = {
+    "embedded": lambda _: embedded.load_embedded(),
+    "fashion-mnist": fashion_mnist.load_fashion_mnist,
+    "cifar10": partial(cifar.load_cifar, cifar.CIFAR10),
+    "cifar100": partial(cifar.load_cifar, cifar.CIFAR100),
+}
+_FINDERS: dict[str, Callable[[Path], Path]] = {
+    "embedded": lambda _: Path(embedded.__file__).with_name("embedded"),
+    "fashion-mnist": fashion_mnist.find_fashion_mnist,
+    "cifar10": partial(cifar.find_cifar, cifar.CIFAR10),
+    "cifar100": partial(cifar.find_cifar, cifar.CIFAR100),
+}
+NAMES = (*_LOADERS, folder.NAME)
+
+
+def load(name: str, root: str | Path = "data", *, image_size: int | None = None) -> Dataset:
+    """Load a data set into memory as a whole.
+
+    Args:
+        name: "embedded" (comes with the package), "fashion-mnist", "cifar10", "cifar100", or
+            "folder" (`root` itself, a folder of class folders).
+        root: folder of the data sets.
+        image_size: height and width that the images of a folder are resized to.
+
+    Raises:
+        FileNotFoundError: a file is missing; the error says how to get it.
+        ValueError: there is no such data set, a file is damaged, or `image_size` is given for
+            another data set than "folder".
+    """
+    if name not in NAMES:
+        nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0)[0]
+        known = ", ".join(NAMES)
+        raise ValueError(f"`name` must be one of {known}, got {name!r}; did you mean {nearest!r}?")
+    if name == folder.NAME:
+        return folder.load_folder(Path(root), image_size)
+    if image_size is not None:
+        raise ValueError(f'`image_size` is for the data set "folder", got {image_size} for {name}')
+    return _LOADERS[name](Path(root))
+
+
+def find(name: str, root: Path) -> Path:
+    """The folder that holds the files of a data set that is not a "folder"."""
+    return _FINDERS[name](root)

@@ -1,0 +1,144 @@
+"""Pictures of what a network learned: M of every layer, and dynamic M over images."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.nn import Conv2d, DynamicSimilarity, StaticSimilarity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CELL = 1.4
+"""Inches of a small picture."""
+
+
+@torch.no_grad()
+def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """M of every layer that has one, by the layer's name, in float32 on the CPU.
+
+    Static: (K,) or (K, K). Dynamic: (n, K, h, w) or (n, K, K, h, w) over the network's input `x`,
+    (n, c, height, width). The network runs in evaluation mode; its mode is as before afterwards.
+    """
+    found: dict[str, Tensor] = {}
+    handles = [
+        layer.register_forward_pre_hook(_noting(found, name))
+        for name, layer in model.named_modules()
+        if isinstance(layer, Conv2d)
+    ]
+    training = model.training
+    try:
+        model.eval()(x)
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _noting(found: dict[str, Tensor], name: str) -> Any:
+    def note(layer: Conv2d, inputs: tuple[Tensor]) -> None:
+        if isinstance(layer.similarity, StaticSimilarity):
+            found[name] = layer.similarity.matrix().float().cpu()
+        elif isinstance(layer.similarity, DynamicSimilarity):
+            found[name] = layer.similarity.matrix(inputs[0]).float().cpu()
+
+    return note
+
+
+def mean_matrix(m: Tensor) -> Tensor:
+    """(K, K) of any M that `similarities` returns: the mean over images and positions."""
+    if m.dim() > 2:
+        m = m.movedim(0, -1).flatten(m.dim() - 3).mean(-1)
+    return torch.diag(m) if m.dim() == 1 else m
+
+
+def plot_matrices(found: dict[str, Tensor], columns: int = 5) -> "Figure":
+    """A K×K heat map per layer: rows are kernel taps, columns patch taps, white is zero."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(found) // columns)
+    figure = Figure((columns * 2 * CELL, rows * 2 * CELL + 0.5), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    matrices = {name: mean_matrix(m) for name, m in found.items()}
+    limit = max(matrix.abs().max().item() for matrix in matrices.values())
+    for axis, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
+        image = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axis.set_title(name, fontsize=8)
+    for axis in grid.flat:
+        axis.set_axis_off()
+    figure.colorbar(image, ax=grid, shrink=0.8)
+    figure.suptitle("M[kernel tap, patch tap], mean over positions where dynamic", fontsize=9)
+    return figure
+
+
+def plot_maps(x: Tensor, m: Tensor, title: str = "") -> "Figure":
+    """A dynamic M over images: each image, the distance ‖M - I‖ and M's diagonal, tap by tap.
+
+    Args:
+        x: (n, c, height, width), in any range.
+        m: (n, K, h, w) or (n, K, K, h, w).
+        title: Above the picture.
+    """
+    from matplotlib.figure import Figure
+
+    diagonal = m if m.dim() == 4 else m.diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    distance = _distance(m)
+    columns = 2 + diagonal.shape[1]
+    figure = Figure((columns * CELL, len(x) * CELL + 0.5), layout="constrained")
+    grid = figure.subplots(len(x), columns, squeeze=False)
+    spread = max((diagonal - 1).abs().max().item(), 1e-6)
+    for row, image, far, taps in zip(grid, x, distance, diagonal, strict=True):
+        row[0].imshow(_displayable(image), cmap="gray")
+        row[1].imshow(far, cmap="magma", vmin=0, vmax=max(distance.max().item(), 1e-6))
+        for axis, tap in zip(row[2:], taps, strict=True):
+            shown = axis.imshow(tap, cmap="RdBu_r", vmin=1 - spread, vmax=1 + spread)
+    titles = ["image", "‖M - I‖", *(f"tap {tap}" for tap in range(diagonal.shape[1]))]
+    for axis, text in zip(grid[0], titles, strict=True):
+        axis.set_title(text, fontsize=7)
+    for axis in grid.flat:
+        axis.set_axis_off()
+    figure.colorbar(shown, ax=grid[:, 2:], shrink=0.8)
+    figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def _distance(m: Tensor) -> Tensor:
+    """Frobenius norm of M - I at every position, (n, h, w)."""
+    if m.dim() == 4:
+        return (m - 1).square().sum(1).sqrt()
+    identity = torch.eye(m.shape[1]).view(m.shape[1], m.shape[1], 1, 1)
+    return (m - identity).square().sum((1, 2)).sqrt()
+
+
+def _displayable(image: Tensor) -> Tensor:
+    """(c, height, width) as (height, width) or (height, width, 3), stretched to 0..1."""
+    image = image.detach().float().cpu()
+    image = (image - image.min()) / (image.max() - image.min()).clamp_min(1e-12)
+    return image.movedim(0, -1) if len(image) == 3 else image.mean(0)
+
+
+def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
+    """Write `similarities.png` and, for every dynamic layer, `maps-LAYER.png`.
+
+    Args:
+        model: A network.
+        x: Its input, a few images: (n, c, height, width).
+        folder: Where the pictures go; made where it is missing.
+
+    Returns:
+        The files; none for a network without similarities.
+    """
+    folder = Path(folder)
+    found = similarities(model, x)
+    figures = {"similarities": plot_matrices(found)} if found else {}
+    for name, m in found.items():
+        if m.dim() > 2:
+            figures[f"maps-{name}"] = plot_maps(x, m, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        figure.savefig(path, dpi=110)
+    return paths

@@ -1,0 +1,65 @@
+"""Awkward operator problems: every axis has its own size, so that swapped axes fail."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Problem:
+    name: str
+    kernel_size: tuple[int, int] = (3, 3)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    channels: tuple[int, int] = (4, 6)
+    size: tuple[int, int] = (7, 9)
+    batch: int = 2
+
+    @property
+    def taps(self) -> int:
+        return self.kernel_size[0] * self.kernel_size[1]
+
+    @property
+    def geometry(self) -> tuple:
+        """stride, padding, dilation, groups: as convolutions take them."""
+        return self.stride, self.padding, self.dilation, self.groups
+
+    def operands(self, dtype=torch.float64) -> tuple[Tensor, Tensor]:
+        """Input and kernel."""
+        c, o = self.channels
+        x = torch.randn(self.batch, c, *self.size, dtype=dtype)
+        return x, torch.randn(o, c // self.groups, *self.kernel_size, dtype=dtype)
+
+    def similarity(self, kind: str, dtype=torch.float64) -> Tensor:
+        """A random M, "diagonal" or "full", at every output position."""
+        x, weight = self.operands(dtype)
+        output = F.conv2d(x, weight, None, *self.geometry).shape[2:]
+        taps = (self.taps,) if kind == "diagonal" else (self.taps, self.taps)
+        return torch.randn(self.batch, *taps, *output, dtype=dtype)
+
+
+PROBLEMS = [
+    Problem("plain"),
+    Problem("no-padding", padding=(0, 0)),
+    Problem("stride", stride=(2, 3)),
+    Problem("stride-and-dilation", stride=(3, 1), dilation=(1, 2), size=(8, 11)),
+    Problem("dilation", dilation=(2, 1), padding=(3, 0)),
+    Problem("rectangular", kernel_size=(1, 3), padding=(0, 1)),
+    Problem("even", kernel_size=(2, 4), padding=(1, 2)),
+    Problem("wide-padding", kernel_size=(2, 3), padding=(3, 4)),
+    Problem("groups", groups=2),
+    Problem("depthwise", groups=4, channels=(4, 4)),
+    Problem("depthwise-multiplier", groups=4, channels=(4, 8), stride=(2, 1)),
+    Problem("single-tap", kernel_size=(1, 1), padding=(0, 0)),
+    Problem("empty-batch", batch=0),
+    Problem("one-pixel-out", kernel_size=(3, 2), padding=(0, 0), size=(3, 2)),
+]
+KINDS = ["diagonal", "full"]
+
+
+def ids(problem) -> str:
+    return getattr(problem, "name", str(problem))

@@ -1,0 +1,313 @@
+"""The layer: torch's Conv2d with a similarity in it."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from problems import PROBLEMS, ids
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import neural_similarity as ns
+from neural_similarity.functional import similarity_conv2d
+from neural_similarity.nn import StructureModule
+
+NAMES = ["static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"]
+STATIC, DYNAMIC = NAMES[:2], NAMES[2:]
+named = pytest.mark.parametrize("similarity", NAMES)
+everywhere = pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
+GEOMETRIES = [
+    {"padding": "same"},
+    {"padding": "valid", "stride": 2},
+    {"padding": (1, 2), "padding_mode": "reflect", "stride": (2, 1)},
+    {"padding": 1, "padding_mode": "replicate", "dilation": (1, 2)},
+    {"padding": "same", "padding_mode": "circular", "dilation": 2},
+]
+
+
+def layer_for(problem, similarity, **options):
+    c, o = problem.channels
+    return ns.Conv2d(
+        c, o, problem.kernel_size, *problem.geometry, similarity=similarity, dtype=torch.float64,
+        **options,
+    )  # fmt: skip
+
+
+def plain_of(layer):
+    return ns.unconvert(layer)
+
+
+def trained(layer):
+    """The layer with its similarity moved well away from the identity."""
+    for name, parameter in layer.named_parameters():
+        if name.endswith(("raw", "gain")):
+            nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+@everywhere
+@named
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_starts_as_the_plain_layer(problem, similarity, mode):
+    layer = layer_for(problem, similarity).train(mode == "train")
+    x, _ = problem.operands()
+    assert_close(layer(x), plain_of(layer)(x))
+
+
+@pytest.mark.parametrize("options", GEOMETRIES, ids=str)
+@named
+def test_padding_modes_start_as_the_plain_layer(options, similarity):
+    layer = ns.Conv2d(4, 6, (3, 5), similarity=similarity, dtype=torch.float64, **options)
+    x = torch.randn(2, 4, 9, 11, dtype=torch.float64)
+    assert_close(layer(x), plain_of(layer)(x))
+
+
+@everywhere
+@pytest.mark.parametrize("similarity", STATIC)
+def test_static_is_the_operator_with_one_matrix_everywhere(problem, similarity):
+    layer = trained(layer_for(problem, similarity))
+    x, _ = problem.operands()
+    y = layer(x)
+    m = layer.similarity.matrix()
+    dynamic = m[(None, ..., None, None)].expand(problem.batch, *m.shape, *y.shape[2:])
+    expected = similarity_conv2d(
+        x, layer.weight, dynamic, layer.bias, *problem.geometry, backend="reference"
+    )
+    assert_close(y, expected)
+
+
+@pytest.mark.parametrize("options", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_dynamic_with_a_constant_predictor_is_static(options, kind):
+    def constant(geometry, scalars):
+        return Constant(geometry, torch.linspace(-1, 1, scalars).double())
+
+    class Constant(nn.Module):
+        def __init__(self, geometry, numbers):
+            super().__init__()
+            self.probe = nn.Conv2d(
+                geometry.in_channels, 1, geometry.kernel_size, geometry.stride, geometry.padding,
+                geometry.dilation, padding_mode=geometry.padding_mode,
+            )  # fmt: skip
+            self.numbers = numbers
+
+        def forward(self, x):
+            return self.probe(x) * 0 + self.numbers[:, None, None]
+
+    structure = {"diagonal": ns.Diagonal(), "full": ns.Full()}[kind]
+    dynamic = ns.Conv2d(
+        4, 6, (3, 5), dtype=torch.float64, **options,
+        similarity=ns.Dynamic(structure, constant, init="released"),
+    )  # fmt: skip
+    static = ns.Conv2d(
+        4, 6, (3, 5), dtype=torch.float64, similarity=ns.Static(structure), **options
+    )
+    static.load_state_dict(
+        {"weight": dynamic.weight, "bias": dynamic.bias}
+        | {"similarity.raw": dynamic.similarity.predictor.numbers}
+    )
+    x = torch.randn(2, 4, 9, 11, dtype=torch.float64)
+    assert_close(dynamic(x), static(x))
+
+
+@named
+def test_a_plain_checkpoint_loads_with_only_the_similarity_missing(similarity):
+    layer = ns.Conv2d(4, 6, 3, similarity=similarity)
+    report = layer.load_state_dict(nn.Conv2d(4, 6, 3).state_dict(), strict=False)
+    assert not report.unexpected_keys
+    assert report.missing_keys
+    assert all(key.startswith("similarity.") for key in report.missing_keys)
+
+
+@named
+def test_the_state_does_not_depend_on_the_mode(similarity):
+    layer = ns.Conv2d(4, 6, 3, similarity=similarity)
+    layer(torch.randn(2, 4, 5, 5))
+    train, evaluation = layer.train().state_dict(), layer.eval().state_dict()
+    assert train.keys() == evaluation.keys()
+    assert all(torch.equal(train[key], evaluation[key]) for key in train)
+
+
+@named
+def test_copies_compute_the_same(similarity):
+    layer = trained(ns.Conv2d(4, 6, 3, similarity=similarity))
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    x = torch.randn(2, 4, 5, 6)
+    for clone in (
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        torch.load(buffer, weights_only=False),
+    ):
+        assert torch.equal(clone(x), layer(x))
+
+
+@named
+def test_unbatched_input(similarity):
+    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity).double())
+    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    assert_close(layer(x[0]), layer(x)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@named
+def test_dtype_and_device_reach_every_parameter(dtype, similarity):
+    layer = ns.Conv2d(4, 6, 3, similarity=similarity, dtype=dtype)
+    assert {p.dtype for p in layer.parameters()} == {dtype}
+    assert layer(torch.randn(1, 4, 4, 4, dtype=dtype)).dtype == dtype
+    on_meta = ns.Conv2d(4, 6, 3, similarity=similarity, device="meta")
+    assert {p.device.type for p in on_meta.parameters()} == {"meta"}
+
+
+@named
+def test_same_seed_same_weights_and_the_plain_layers_own(similarity):
+    layers = []
+    for make in (ns.Conv2d, ns.Conv2d, nn.Conv2d):
+        torch.manual_seed(3)
+        options = {} if make is nn.Conv2d else {"similarity": similarity}
+        layers.append(make(4, 6, 3, **options))
+    first, second = (layer.state_dict() for layer in layers[:2])
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert torch.equal(layers[0].weight, layers[2].weight)
+
+
+@pytest.mark.parametrize("similarity", DYNAMIC)
+def test_m_stays_in_float32_under_autocast(similarity):
+    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
+    x = torch.randn(2, 4, 5, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        m = layer.similarity.matrix(x)
+        y = layer(x)
+    y.float().sum().backward()
+    assert m.dtype == torch.float32
+    assert y.dtype == torch.bfloat16
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+@named
+def test_the_similarity_learns(similarity):
+    """One step moves M although its gain, or its raw numbers, start at zero."""
+    layer = ns.Conv2d(4, 6, 3, padding=1, similarity=similarity)
+    x = torch.randn(8, 4, 6, 6)
+    target = torch.randn(8, 6, 6, 6)
+    similarity_parameters = list(layer.similarity.parameters())
+    optimizer = torch.optim.SGD(similarity_parameters, 0.5)
+    losses = []
+    for _ in range(20):
+        loss = F.mse_loss(layer(x), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(p.grad.abs().sum() > 0 for p in similarity_parameters)
+
+
+def test_predictors_have_the_papers_widths():
+    diagonal = ns.Conv2d(32, 8, 3, similarity="dynamic-diagonal").similarity.predictor
+    full = ns.Conv2d(32, 8, 3, similarity="dynamic-full").similarity.predictor
+    assert diagonal.patch.weight.shape == (64, 32, 3, 3)
+    assert diagonal.last.weight.shape == (9, 64, 3, 3)
+    assert full.patch.weight.shape == (128, 32, 3, 3)
+    assert full.last.weight.shape == (81, 128, 3, 3)
+
+
+def test_the_predictor_is_patch_normalised_convolution_relu_convolution():
+    layer = ns.Conv2d(3, 4, 3, padding=1, stride=2, similarity="dynamic-diagonal").double()
+    predictor = layer.similarity.predictor
+    x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
+    norm = (F.conv2d(x.square(), torch.ones(1, 3, 3, 3).double(), None, 2, 1) + 1e-4).sqrt()
+    hidden = (F.conv2d(x, predictor.patch.weight, None, 2, 1) / norm).relu()
+    last = predictor.last
+    assert_close(predictor(x), F.conv2d(hidden, last.weight, last.bias, padding=1))
+
+
+def test_released_options_of_the_predictor():
+    """Batch norm with its eps behind both convolutions, initial scales, no gain."""
+    released = ns.SphereNet(batch_norm=True, batch_norm_eps=1e-3, scales=(0.1, 0.001))
+    spec = ns.Dynamic(ns.Diagonal(), released, init="released")
+    layer = ns.Conv2d(256, 8, 3, padding=1, similarity=spec)
+    predictor = layer.similarity.predictor
+    assert layer.similarity.gain is None
+    assert predictor.last.bias is None
+    assert (predictor.norm1.eps, predictor.norm2.eps) == (1e-3, 1e-3)
+    he = (2 / (256 * 9)) ** 0.5, (2 / (64 * 9)) ** 0.5
+    assert predictor.patch.weight.std().item() == pytest.approx(0.1 * he[0], rel=0.05)
+    assert predictor.last.weight.std().item() == pytest.approx(0.001 * he[1], rel=0.05)
+    m = layer.similarity.matrix(torch.randn(4, 256, 8, 8))
+    assert 0 < (m - 1).std() < 0.05
+
+
+def test_without_a_residual_m_is_what_is_predicted():
+    spec = ns.Dynamic(ns.Full(residual=False), ns.SphereNet(), init="released")
+    layer = ns.Conv2d(4, 6, 3, similarity=spec)
+    x = torch.randn(2, 4, 5, 5)
+    raw = layer.similarity.predictor(x)
+    assert_close(layer.similarity.matrix(x), raw.unflatten(1, (9, 9)))
+    assert_close(
+        ns.Conv2d(4, 6, 3, similarity=ns.Static(ns.Full(residual=False))).similarity.raw,
+        torch.eye(9).flatten(),
+    )
+
+
+def test_a_ready_module_serves_as_similarity():
+    class Negate(nn.Module):
+        def forward(self, layer, x):
+            return -layer._conv_forward(x, layer.weight, layer.bias)
+
+    layer = ns.Conv2d(4, 6, 3, similarity=Negate())
+    x = torch.randn(2, 4, 5, 5)
+    assert torch.equal(layer(x), -F.conv2d(x, layer.weight, layer.bias))
+
+
+def test_a_structure_module_starts_at_the_identity_from_zero():
+    class Doubled(StructureModule):
+        pass
+
+    assert torch.equal(Doubled(4).identity(), torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ns.Conv2d(4, 6, 3, similarity="static-ful"), "nearest: static-full"),
+        (lambda: ns.Conv2d(4, 6, 3, similarity=3), "`similarity` must be None, a name, .* got 3"),
+        (lambda: ns.Dynamic(init="zero"), "`init` must be one of identity, released, got 'zero'"),
+        (lambda: ns.Dynamic(ns.Full(residual=False)), '`init` "identity" needs a structure'),
+        (lambda: ns.SphereNet(hidden=0), "`hidden` must be at least 1, got 0"),
+        (lambda: ns.SphereNet(eps=0), "`eps` and `batch_norm_eps` must be positive, got 0"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_predictor_of_the_wrong_width_is_named():
+    spec = ns.Dynamic(ns.Diagonal(), lambda _, scalars: nn.Conv2d(4, scalars - 1, 3))
+    layer = ns.Conv2d(4, 6, 3, similarity=spec)
+    with pytest.raises(ValueError, match=r"must output \(n, 9, h, w\) .* got \(2, 8, 3, 3\)"):
+        layer(torch.randn(2, 4, 5, 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("similarity", DYNAMIC)
+def test_compiles_without_a_graph_break(similarity):
+    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
+    x = torch.randn(2, 4, 8, 8)
+    assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
+
+
+@pytest.mark.parametrize("similarity", DYNAMIC)
+def test_exports_in_plain_operators_for_any_size(similarity):
+    layer = trained(ns.Conv2d(4, 6, 3, padding=1, stride=2, similarity=similarity)).eval()
+    dim = torch.export.Dim
+    sizes = ({0: dim("n"), 2: dim("height", min=4), 3: dim("width", min=4)},)
+    program = torch.export.export(layer, (torch.randn(2, 4, 9, 9),), dynamic_shapes=sizes)
+    assert not [n for n in program.graph.nodes if "neural_similarity" in str(n.target)]
+    x = torch.randn(3, 4, 11, 8)
+    assert_close(program.module()(x), layer(x))

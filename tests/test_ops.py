@@ -1,0 +1,217 @@
+"""What the operators compute, against independent oracles."""
+
+import pytest
+import torch
+from problems import KINDS, PROBLEMS, Problem, ids
+from torch.nn import functional as F
+from torch.testing import assert_close
+from torchvision.ops import deform_conv2d
+
+from neural_similarity.functional import fold_kernel, similarity_conv2d
+
+everywhere = pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
+both_kinds = pytest.mark.parametrize("kind", KINDS)
+both_backends = pytest.mark.parametrize("backend", ["eager", "reference"])
+
+
+def by_hand(x, weight, m, stride, padding, dilation, groups):
+    """The definition: unfold, then one einsum per channel group."""
+    n, c = x.shape[:2]
+    if n == 0:
+        return F.conv2d(x, weight, None, stride, padding, dilation, groups).flatten(2)
+    patches = F.unfold(x, weight.shape[2:], dilation, padding, stride)
+    patches = patches.view(n, c, -1, patches.shape[-1])
+    m = m.flatten(-2)
+    equation = "ock,nkp,nckp->nop" if m.dim() == 3 else "ock,nkqp,ncqp->nop"
+    chunks = zip(weight.flatten(2).chunk(groups), patches.chunk(groups, 1), strict=True)
+    return torch.cat([torch.einsum(equation, w, m, p) for w, p in chunks], 1)
+
+
+@everywhere
+@both_kinds
+@both_backends
+def test_dynamic_is_unfold_and_einsum(problem, kind, backend):
+    x, weight = problem.operands()
+    m = problem.similarity(kind)
+    y = similarity_conv2d(x, weight, m, None, *problem.geometry, backend=backend)
+    assert_close(y.flatten(2), by_hand(x, weight, m, *problem.geometry))
+
+
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)
+def test_diagonal_is_a_deformable_convolution_without_offsets(problem):
+    x, weight = problem.operands()
+    m = problem.similarity("diagonal")
+    offset = m.new_zeros(m.shape[0], 2 * problem.taps, *m.shape[2:])
+    stride, padding, dilation, _ = problem.geometry  # it reads the groups off the kernel
+    expected = deform_conv2d(x, offset, weight, None, stride, padding, dilation, m)
+    assert_close(similarity_conv2d(x, weight, m, None, *problem.geometry), expected)
+
+
+@everywhere
+@both_kinds
+@both_backends
+def test_identity_is_the_plain_convolution(problem, kind, backend):
+    x, weight = problem.operands()
+    bias = torch.randn(weight.shape[0], dtype=x.dtype)
+    m = torch.ones_like(problem.similarity("diagonal"))
+    if kind == "full":
+        m = torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
+    y = similarity_conv2d(x, weight, m, bias, *problem.geometry, backend=backend)
+    assert_close(y, F.conv2d(x, weight, bias, *problem.geometry))
+
+
+@everywhere
+@both_kinds
+def test_one_matrix_everywhere_is_the_static_similarity(problem, kind):
+    x, weight = problem.operands()
+    m = problem.similarity(kind)
+    taps = m.shape[1:-2]
+    static = torch.randn(taps, dtype=m.dtype)
+    expected = similarity_conv2d(x, weight, static, None, *problem.geometry)
+    everywhere = static[(None, ..., None, None)].expand(m.shape)
+    assert_close(similarity_conv2d(x, weight, everywhere, None, *problem.geometry), expected)
+
+
+@everywhere
+def test_diagonal_embeds_in_full(problem):
+    x, weight = problem.operands()
+    m = problem.similarity("diagonal")
+    full = torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
+    y = similarity_conv2d(x, weight, m, None, *problem.geometry)
+    assert_close(similarity_conv2d(x, weight, full, None, *problem.geometry), y)
+
+
+@both_kinds
+def test_linear_in_m(kind):
+    problem = PROBLEMS[0]
+    x, weight = problem.operands()
+    a, b = problem.similarity(kind), problem.similarity(kind)
+
+    def y(m):
+        return similarity_conv2d(x, weight, m, None, *problem.geometry)
+
+    assert_close(y(2 * a - 3 * b), 2 * y(a) - 3 * y(b))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("kernel_size", [(3, 2), (4, 3)])
+@both_kinds
+def test_named_padding(padding, kernel_size, kind):
+    problem = Problem("named", kernel_size=kernel_size, dilation=(1, 3))
+    x, weight = problem.operands()
+    output = F.conv2d(x, weight, None, 1, padding, (1, 3)).shape[2:]
+    static = torch.randn((problem.taps,) * (1 + (kind == "full")), dtype=x.dtype)
+    m = static[(None, ..., None, None)].expand(2, *static.shape, *output)
+    y = similarity_conv2d(x, weight, m, None, 1, padding, (1, 3))
+    assert_close(y, F.conv2d(x, fold_kernel(weight, static), None, 1, padding, (1, 3)))
+
+
+@both_kinds
+def test_unbatched(kind):
+    x, weight = PROBLEMS[0].operands()
+    m = PROBLEMS[0].similarity(kind)
+    y = similarity_conv2d(x, weight, m, padding=1)
+    assert_close(similarity_conv2d(x[1], weight, m[1], padding=1), y[1])
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "strided", "expanded"])
+@both_kinds
+def test_memory_layouts(layout, kind):
+    x, weight = PROBLEMS[0].operands()
+    m = PROBLEMS[0].similarity(kind)
+    if layout == "channels_last":
+        x = x.to(memory_format=torch.channels_last)
+        m = m.movedim(1, -1).contiguous().movedim(-1, 1)
+    elif layout == "strided":
+        x = x.repeat_interleave(2, 3)[..., ::2]
+        weight, m = weight.transpose(2, 3).contiguous().transpose(2, 3), m.flip(0).flip(0)
+    else:
+        x, m = x[:1].expand(2, -1, -1, -1), m[:1].expand_as(m)
+    y = similarity_conv2d(x, weight, m, padding=1)
+    assert_close(y.flatten(2), by_hand(x, weight, m, (1, 1), (1, 1), (1, 1), 1))
+    assert y.is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
+
+
+def test_a_batch_is_the_same_in_any_blocks(monkeypatch):
+    x, weight = Problem("blocks", batch=5).operands()
+    m = torch.randn(5, 9, 9, 7, 9, dtype=x.dtype)
+    whole = similarity_conv2d(x, weight, m, padding=1)
+    monkeypatch.setattr("neural_similarity.ops.columns.BLOCK_BYTES", 2 * 7 * 9 * 9 * 4 * 8)
+    assert_close(similarity_conv2d(x, weight, m, padding=1), whole)
+
+
+@both_kinds
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_errs_at_most_twice_as_much_as_a_convolution(kind, dtype):
+    problem = Problem("precision", channels=(32, 32), size=(12, 12))
+    x, weight = (t.to(dtype) for t in problem.operands())
+    m = 1 + 0.1 * problem.similarity("diagonal", torch.float32)
+    if kind == "full":
+        m = torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
+    y = similarity_conv2d(x, weight, m, padding=1)
+    truth = similarity_conv2d(x.double(), weight.double(), m.double(), padding=1)
+    plain = F.conv2d(x, weight, padding=1)
+    plain_truth = F.conv2d(x.double(), weight.double(), padding=1)
+    assert y.dtype == dtype
+    assert (y - truth).square().mean() <= 4 * (plain - plain_truth).square().mean()
+
+
+@both_kinds
+def test_near_the_identity_m_keeps_float32_precision(kind):
+    """An M that bf16 would round to I still moves the output by what it should."""
+    problem = Problem("near", channels=(8, 8))
+    x, weight = (t.bfloat16() for t in problem.operands())
+    step = torch.full_like(problem.similarity("diagonal", torch.float32), 0.0035)
+    m = 1 + step
+    if kind == "full":
+        m = torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
+    truth = similarity_conv2d(x.double(), weight.double(), m.double(), padding=1)
+    y = similarity_conv2d(x, weight, m, padding=1)
+    rounded = similarity_conv2d(x, weight, m.bfloat16(), padding=1)
+    plain = F.conv2d(x, weight, padding=1)
+    assert torch.equal(rounded, plain)
+    assert (y - truth).abs().mean() < (plain - truth).abs().mean()
+
+
+@both_kinds
+def test_autocast_computes_in_its_type(kind):
+    x, weight = PROBLEMS[0].operands(torch.float32)
+    m = PROBLEMS[0].similarity(kind, torch.float32).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = similarity_conv2d(x, weight.requires_grad_(), m, padding=1)
+    y.sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert m.grad.dtype == weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight": torch.zeros(6, 4, 3)}, r"`weight` must be \(o, c/groups, kh, kw\)"),
+        ({"x": torch.zeros(4, 7)}, r"`x` must be \(n, c, h, w\)"),
+        ({"x": torch.zeros(2, 5, 7, 9)}, "`x` must have 4 channels .*, got 5"),
+        ({"groups": 4}, "`groups` must divide the 6 kernels, got 4"),
+        ({"bias": torch.zeros(5)}, r"`bias` must be \(6,\), got \(5,\)"),
+        ({"similarity": torch.zeros(8)}, r"`similarity` must be \(9,\) or \(9, 9\).*got \(8,\)"),
+        ({"similarity": torch.zeros(2, 9, 7, 8)}, r"must be \(2, 9, 7, 9\), .*got \(2, 9, 7, 8\)"),
+        ({"stride": (1, 2, 3)}, r"`stride` must be 2 integers of at least 1"),
+        ({"stride": 0}, "`stride` must be 2 integers of at least 1, got 0"),
+        ({"padding": -1}, "`padding` must be 2 integers of at least 0"),
+        ({"padding": "half"}, '`padding` must be integers, "same" or "valid"'),
+        ({"padding": "same", "stride": 2}, '"same" needs `stride` 1, got 2'),
+        ({"dilation": 9}, "the window .* is larger than `x`"),
+        ({"backend": "cuda"}, "`backend` must be one of auto, eager, reference, got 'cuda'"),
+        ({"x": torch.zeros(2, 4, 7, 9, dtype=torch.int64)}, "the auto backend declines .*int64"),
+        ({"weight": torch.zeros(6, 4, 3, 3).double()}, "`weight` must have the input's dtype"),
+    ],
+)
+def test_errors_say_what_is_required_and_what_came(changes, message):
+    arguments = {
+        "x": torch.zeros(2, 4, 7, 9),
+        "weight": torch.zeros(6, 4, 3, 3),
+        "similarity": torch.zeros(2, 9, 7, 9),
+        "padding": 1,
+    }
+    with pytest.raises(ValueError, match=message):
+        similarity_conv2d(**{**arguments, **changes})

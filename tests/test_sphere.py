@@ -1,0 +1,112 @@
+"""Hyperspherical convolution and the patch norm, against their definitions."""
+
+from math import pi, tanh
+
+import pytest
+import torch
+from problems import PROBLEMS, ids
+from torch.autograd import gradcheck
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from neural_similarity.functional import patch_norm, sphere_conv2d
+
+everywhere = pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)
+
+
+def patches_of(x, problem):
+    """(n, groups, c/groups · K, positions)."""
+    stride, padding, dilation, groups = problem.geometry
+    patches = F.unfold(x, problem.kernel_size, dilation, padding, stride)
+    return patches.unflatten(1, (groups, -1))
+
+
+@everywhere
+def test_patch_norm_is_the_norm_of_the_patch(problem):
+    x, _ = problem.operands()
+    norm = patch_norm(x, problem.kernel_size, *problem.geometry, eps=0.1)
+    expected = (patches_of(x, problem).square().sum(2) + 0.1).sqrt()
+    assert_close(norm.flatten(2), expected)
+
+
+@everywhere
+def test_cosine_is_the_cosine_of_patch_and_kernel(problem):
+    x, weight = problem.operands()
+    bias = torch.randn(weight.shape[0], dtype=x.dtype)
+    groups = problem.groups
+    patches = patches_of(x, problem).unsqueeze(2)  # n, g, 1, c/g · K, positions
+    kernels = weight.flatten(1).view(1, groups, -1, patches.shape[3], 1)
+    product = (patches * kernels).sum(3)
+    lengths = [(t.square().sum(3) + 1e-4).sqrt() for t in (patches, kernels)]
+    expected = (product / lengths[0] / lengths[1]).flatten(1, 2) + bias[:, None]
+    y = sphere_conv2d(x, weight, bias, *problem.geometry)
+    assert_close(y.flatten(2), expected)
+
+
+def test_cosine_is_torchs_cosine_similarity_where_eps_vanishes():
+    x, weight = PROBLEMS[1].operands()
+    patches = F.unfold(x, 3).unsqueeze(1)
+    expected = F.cosine_similarity(patches, weight.flatten(1)[None, :, :, None], dim=2)
+    assert_close(sphere_conv2d(x, weight, eps=1e-30).flatten(2), expected)
+
+
+@pytest.mark.parametrize("k", [0.1, 0.3, torch.tensor(0.7, dtype=torch.float64)])
+def test_functions_of_the_angle(k):
+    x, weight = PROBLEMS[0].operands()
+    theta = sphere_conv2d(x, weight, padding=1).acos()
+    linear = sphere_conv2d(x, weight, padding=1, angle="linear")
+    sigmoid = sphere_conv2d(x, weight, padding=1, angle="sigmoid", k=k)
+    assert_close(linear, 1 - 2 * theta / pi)
+    assert_close(sigmoid, ((pi / 2 - theta) / (2 * float(k))).tanh() / tanh(pi / (4 * float(k))))
+
+
+@pytest.mark.parametrize("angle", ["cosine", "linear", "sigmoid"])
+def test_bounded_and_finite_at_zero_patches_and_aligned_vectors(angle):
+    weight = torch.randn(4, 3, 3, 3)
+    x = torch.zeros(3, 3, 3, 3)
+    x[1], x[2] = 100 * weight[0], -100 * weight[1]
+    x.requires_grad_()
+    y = sphere_conv2d(x, weight.requires_grad_(), angle=angle)
+    y.sum().backward()
+    assert y.abs().max() <= 1
+    assert_close(y[0], torch.zeros_like(y[0]))
+    assert y[1, 0] > 0.99
+    assert y[2, 1] < -0.99
+    assert x.grad.isfinite().all()
+    assert weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("angle", ["cosine", "linear", "sigmoid"])
+def test_gradients(angle):
+    x = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 2, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda *t: sphere_conv2d(*t, angle=angle), (x, weight))
+
+
+def test_only_the_input_normalised_is_a_convolution_over_the_patch_norm():
+    x, weight = PROBLEMS[0].operands()
+    y = sphere_conv2d(x, weight, padding=1, normalize="input")
+    assert_close(y, F.conv2d(x, weight, padding=1) / patch_norm(x, (3, 3), padding=1))
+
+
+def test_autocast_keeps_the_norm_in_float32():
+    x, weight = PROBLEMS[0].operands(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert patch_norm(1000 * x, (3, 3)).dtype == torch.float32
+        assert sphere_conv2d(x, weight).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"angle": "sine"}, "`angle` must be one of cosine, linear, sigmoid, got 'sine'"),
+        ({"normalize": "none"}, "`normalize` must be one of both, input, got 'none'"),
+        ({"normalize": "input", "angle": "linear"}, '`normalize` must be "both" for `angle`'),
+        ({"k": 0.0}, "`k` must be positive, got 0.0"),
+        ({"eps": 0.0}, "`eps` must be positive, got 0.0"),
+        ({"groups": 3}, "`groups` must divide the 4 channels, got 3"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        sphere_conv2d(torch.zeros(1, 4, 5, 5), torch.zeros(2, 4, 3, 3), **options)

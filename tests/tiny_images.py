@@ -1,0 +1,55 @@
+"""A data set small enough to train on in a blink: bright and dark squares in four classes."""
+
+import contextlib
+
+import pytest
+import torch
+
+from neural_similarity import data
+from neural_similarity.data import Dataset, Images
+from neural_similarity.nn import Diagonal, Dynamic, SphereNet
+from neural_similarity.train import Recipe
+
+CLASSES = ("up", "down", "left", "right")
+TINY = Recipe(
+    dataset="embedded",
+    width=0.1,
+    similarity=Dynamic(Diagonal(), predictor=SphereNet(hidden=4)),
+    steps=6,
+    drops=(4,),
+    batch_size=8,
+    crop=1,
+    log_every=2,
+    precision="fp32",
+)
+
+
+def make_images(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 4
+    pixels = torch.randint(0, 128, (count, 1, 8, 8), generator=generator)
+    for label, half in enumerate([(slice(4), slice(8)), (slice(4, 8), slice(8))]):
+        pixels[labels == label, 0, *half] += 127
+        pixels[labels == label + 2, 0, *half[::-1]] += 127
+    return Images(pixels.to(torch.uint8), labels, CLASSES)
+
+
+def make_dataset(test_seed=1):
+    return Dataset("tiny", make_images(64, 0), make_images(32, test_seed))
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Sums are rounded as in the subprocesses that tests start."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Every data set is the tiny one."""
+    monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset())
+    with one_thread():
+        yield
