@@ -65,11 +65,11 @@ def plot_matrices(found: dict[str, Tensor], columns: int = 5) -> "Figure":
     matrices = {name: mean_matrix(m) for name, m in found.items()}
     limit = max(matrix.abs().max().item() for matrix in matrices.values())
     for axis, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
-        image = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(name, fontsize=8)
     for axis in grid.flat:
         axis.set_axis_off()
-    figure.colorbar(image, ax=grid, shrink=0.8)
+    figure.colorbar(grid.flat[0].images[0], ax=grid, shrink=0.8)
     figure.suptitle("M[kernel tap, patch tap], mean over positions where dynamic", fontsize=9)
     return figure
 
@@ -94,13 +94,13 @@ def plot_maps(x: Tensor, m: Tensor, title: str = "") -> "Figure":
         row[0].imshow(_displayable(image), cmap="gray")
         row[1].imshow(far, cmap="magma", vmin=0, vmax=max(distance.max().item(), 1e-6))
         for axis, tap in zip(row[2:], taps, strict=True):
-            shown = axis.imshow(tap, cmap="RdBu_r", vmin=1 - spread, vmax=1 + spread)
+            axis.imshow(tap, cmap="RdBu_r", vmin=1 - spread, vmax=1 + spread)
     titles = ["image", "‖M - I‖", *(f"tap {tap}" for tap in range(diagonal.shape[1]))]
     for axis, text in zip(grid[0], titles, strict=True):
         axis.set_title(text, fontsize=7)
     for axis in grid.flat:
         axis.set_axis_off()
-    figure.colorbar(shown, ax=grid[:, 2:], shrink=0.8)
+    figure.colorbar(grid[0, 2].images[0], ax=grid[:, 2:], shrink=0.8)
     figure.suptitle(title, fontsize=9)
     return figure
 

@@ -3,7 +3,7 @@
 import difflib
 import typing
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import tyro
 
@@ -52,7 +52,7 @@ def parse(
         default: values of the options that are not given.
     """
     try:
-        return tyro.cli(
+        parsed = tyro.cli(
             options,
             prog=f"nsim {command}",
             args=args,
@@ -61,6 +61,7 @@ def parse(
             registry=REGISTRY,
             config=(tyro.conf.FlagConversionOff,),
         )
+        return cast(Options, parsed)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -1,6 +1,6 @@
 """CNN-9, the paper's CIFAR network (Table 7), and CNN-9++."""
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from torch import nn
 
@@ -45,22 +45,8 @@ def cnn9(
     Raises:
         ValueError: an argument is out of range.
     """
-    if variant not in get_args(Variant):
-        raise ValueError(
-            f"`variant` must be one of {', '.join(get_args(Variant))}, got {variant!r}"
-        )
-    _check(num_classes, in_channels, image_size, width)
-    channels = _scaled((32, 64, 128), width)
-    size = -(-image_size // _SHRINK)
-    if variant == "released":
-        root = {"root": _unit(nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False))}
-        layers = _padding(image_size) | root | _stages(channels[0], channels, depth=3)
-        score = nn.Conv2d(channels[-1], num_classes, size, bias=False)
-        head: Layers = {"classifier": score, "flatten": nn.Flatten()}
-    else:
-        layers = _padding(image_size) | _stages(in_channels, channels, depth=3)
-        head = _fully_connected(channels[-1] * size**2, _scaled((256,), width)[0], num_classes)
-    return _network(layers | head, similarity)
+    widths = _Widths(_scaled((32, 64, 128), width), depth=3, hidden=_scaled((256,), width)[0])
+    return _cnn(widths, num_classes, in_channels, image_size, similarity, variant)
 
 
 def cnn9_plus(
@@ -70,6 +56,7 @@ def cnn9_plus(
     image_size: int = 32,
     width: float = 1,
     similarity: Similarity | str | None = None,
+    variant: Variant = "paper",
 ) -> nn.Sequential:
     """CNN-9++: deeper and wider, the paper's control for parameters (Table 4).
 
@@ -77,15 +64,44 @@ def cnn9_plus(
     no sizes, only "a deeper and wider version" with slightly more parameters than its similarity
     networks. Arguments, shape and errors: see `cnn9`.
     """
-    _check(num_classes, in_channels, image_size, width)
-    channels = _scaled((56, 112, 192), width)
-    layers = _padding(image_size) | _stages(in_channels, channels, depth=4)
-    features = channels[-1] * (-(-image_size // _SHRINK)) ** 2
-    head = _fully_connected(features, _scaled((288,), width)[0], num_classes)
-    return _network(layers | head, similarity)
+    widths = _Widths(_scaled((56, 112, 192), width), depth=4, hidden=_scaled((288,), width)[0])
+    return _cnn(widths, num_classes, in_channels, image_size, similarity, variant)
+
+
+class _Widths(NamedTuple):
+    """Channels of the three stages, convolutions in each, and units of the hidden layer."""
+
+    channels: list[int]
+    depth: int
+    hidden: int
+
+
+def _cnn(
+    widths: _Widths,
+    num_classes: int,
+    in_channels: int,
+    image_size: int,
+    similarity: Similarity | str | None,
+    variant: Variant,
+) -> nn.Sequential:
+    _check(num_classes, in_channels, image_size, variant)
+    channels = widths.channels
+    size = -(-image_size // _SHRINK)
+    layers = _padding(image_size)
+    if variant == "released":
+        root = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False)
+        layers |= {"root": _unit(root)} | _stages(channels[0], channels, widths.depth)
+        score = nn.Conv2d(channels[-1], num_classes, size, bias=False)
+        layers |= {"classifier": score, "flatten": nn.Flatten()}
+    else:
+        layers |= _stages(in_channels, channels, widths.depth)
+        layers |= _fully_connected(channels[-1] * size**2, widths.hidden, num_classes)
+    return _network(layers, similarity)
 
 
 def _scaled(channels: tuple[int, ...], width: float) -> list[int]:
+    if not width > 0:
+        raise ValueError(f"`width` must be positive, got {width}")
     return [max(1, round(c * width)) for c in channels]
 
 
@@ -135,10 +151,12 @@ def _network(layers: Layers, similarity: Similarity | str | None) -> nn.Sequenti
     return network
 
 
-def _check(num_classes: int, in_channels: int, image_size: int, width: float) -> None:
+def _check(num_classes: int, in_channels: int, image_size: int, variant: str) -> None:
     sizes = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"`{name}` must be at least 1, got {value}")
-    if not width > 0:
-        raise ValueError(f"`width` must be positive, got {width}")
+    if variant not in get_args(Variant):
+        raise ValueError(
+            f"`variant` must be one of {', '.join(get_args(Variant))}, got {variant!r}"
+        )
