@@ -65,7 +65,7 @@ def plot_matrices(found: dict[str, Tensor], columns: int = 5) -> "Figure":
     matrices = {name: mean_matrix(m) for name, m in found.items()}
     limit = max(matrix.abs().max().item() for matrix in matrices.values())
     for axis, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
-        axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axis.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(name, fontsize=8)
     for axis in grid.flat:
         axis.set_axis_off()
@@ -91,10 +91,10 @@ def plot_maps(x: Tensor, m: Tensor, title: str = "") -> "Figure":
     grid = figure.subplots(len(x), columns, squeeze=False)
     spread = max((diagonal - 1).abs().max().item(), 1e-6)
     for row, image, far, taps in zip(grid, x, distance, diagonal, strict=True):
-        row[0].imshow(_displayable(image), cmap="gray")
-        row[1].imshow(far, cmap="magma", vmin=0, vmax=max(distance.max().item(), 1e-6))
+        row[0].imshow(_displayable(image).numpy(), cmap="gray")
+        row[1].imshow(far.numpy(), cmap="magma", vmin=0, vmax=max(distance.max().item(), 1e-6))
         for axis, tap in zip(row[2:], taps, strict=True):
-            axis.imshow(tap, cmap="RdBu_r", vmin=1 - spread, vmax=1 + spread)
+            axis.imshow(tap.numpy(), cmap="RdBu_r", vmin=1 - spread, vmax=1 + spread)
     titles = ["image", "‖M - I‖", *(f"tap {tap}" for tap in range(diagonal.shape[1]))]
     for axis, text in zip(grid[0], titles, strict=True):
         axis.set_title(text, fontsize=7)

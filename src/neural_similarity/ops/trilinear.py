@@ -1,4 +1,4 @@
-r"""What both dynamic operators share: registration, derivatives, batching, FLOP count.
+r"""What both dynamic operators share: registration, derivatives, batching.
 
 An operator $f(x, W, M)$ is linear in each argument, so its derivatives of every order are made of
 $f$ and of its vector-Jacobian product $b(g; x, W, M) = (g_x, g_W, g_M)$ alone. Both are registered
@@ -7,13 +7,11 @@ operators; a pair of autograd functions joins them, because `torch.func` refuses
 """
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils.flop_counter import register_flop_formula
 
 from neural_similarity.ops import columns
 from neural_similarity.ops.window import Window
@@ -60,13 +58,7 @@ def _register_forward(name: str, mixing: columns.Mixing) -> Operator:
         examples = _examples(operands, in_dims, info.batch_size)
         return torch.stack([forward(*example, *geometry) for example in examples]), 0
 
-    operator = getattr(torch.ops.neural_similarity, name)
-
-    @register_flop_formula(operator)
-    def _(x, weight, similarity, *_, **__):
-        return 2 * (_product_macs(weight, similarity) + _mixing_macs(x, similarity))
-
-    return operator.default
+    return getattr(torch.ops.neural_similarity, name).default
 
 
 def _register_backward(name: str, mixing: columns.Mixing) -> Operator:
@@ -90,17 +82,7 @@ def _register_backward(name: str, mixing: columns.Mixing) -> Operator:
         gradients = [backward(*example, *rest) for example in examples]
         return tuple(torch.stack(parts) for parts in zip(*gradients, strict=True)), (0, 0, 0)
 
-    operator = getattr(torch.ops.neural_similarity, f"{name}_backward")
-
-    @register_flop_formula(operator)
-    def _(grad, x, weight, similarity, stride, padding, dilation, groups, needs, *_, **__):
-        needs_x, needs_weight, needs_m = needs
-        products = needs_weight + (needs_x or needs_m)
-        mixings = needs_weight + needs_x + needs_m
-        product, mixing = _product_macs(weight, similarity), _mixing_macs(x, similarity)
-        return 2 * (products * product + mixings * mixing)
-
-    return operator.default
+    return getattr(torch.ops.neural_similarity, f"{name}_backward").default
 
 
 def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
@@ -183,14 +165,3 @@ def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
     if total is None or part is None:
         return part if total is None else total
     return total + part
-
-
-def _product_macs(weight: Sequence[int], similarity: Sequence[int]) -> int:
-    """Columns times kernel, from shapes."""
-    dims = len(weight) - 2
-    return prod(weight) * similarity[0] * prod(similarity[-dims:])
-
-
-def _mixing_macs(x: Sequence[int], similarity: Sequence[int]) -> int:
-    """M times patches, from shapes."""
-    return x[1] * prod(similarity)

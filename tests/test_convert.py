@@ -1,0 +1,227 @@
+"""Surgery on networks: convert, unconvert, fold, and the groups of an optimiser."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import neural_similarity as ns
+
+STATIC = ["static-diagonal", "static-full"]
+DYNAMIC = ["dynamic-diagonal", "dynamic-full"]
+
+
+class Network(nn.Module):
+    """A bit of everything: strides, groups, a 1×1, a subclass, and one layer used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.twice = nn.Conv2d(8, 8, (3, 1), padding=(1, 0), groups=4, bias=False)
+        self.again = self.twice
+        self.point = nn.Conv2d(8, 8, 1)
+        self.special = Special(8, 6, 3, padding="same", padding_mode="circular")
+        self.transposed = nn.ConvTranspose2d(6, 4, 3)
+
+    def forward(self, x):
+        x = self.again(self.twice(self.norm(self.stem(x))).relu())
+        return self.transposed(self.special(self.point(x)).relu())
+
+
+class Special(nn.Conv2d):
+    pass
+
+
+@pytest.fixture
+def network():
+    return Network().double()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 3, 9, 10, dtype=torch.float64)
+
+
+def perturb(model):
+    for name, parameter in model.named_parameters():
+        if name.endswith((".raw", ".gain")):
+            nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("similarity", STATIC)
+def test_static_conversion_is_bit_equal(network, x, similarity, mode):
+    network.train(mode)
+    before = network.state_dict()
+    converted = ns.convert(network, similarity)
+    assert converted is not network
+    assert torch.equal(converted(x), network(x))
+    assert converted.state_dict().keys() > before.keys()
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("similarity", DYNAMIC)
+def test_dynamic_conversion_is_equal_in_float64(network, x, similarity, mode):
+    network.train(mode)
+    y = network(x)
+    z = ns.convert(network, similarity)(x)
+    assert (z - y).abs().max() <= 1e-10 * y.abs().max()
+
+
+def test_conversion_keeps_parameters_hooks_dtype_mode_and_identity(network):
+    calls = []
+    network.stem.register_forward_hook(lambda *_: calls.append(1))
+    network.eval()
+    stem, weight = network.stem, network.stem.weight
+    converted = ns.convert(network, "dynamic-full", inplace=True)
+    assert converted is network
+    assert network.stem is stem
+    assert network.stem.weight is weight
+    assert isinstance(network.stem, ns.Conv2d)
+    assert network.again is network.twice
+    assert not any(module.training for module in network.modules())
+    assert {p.dtype for p in network.parameters()} == {torch.float64}
+    network(torch.randn(1, 3, 8, 8, dtype=torch.float64))
+    assert calls == [1]
+
+
+def test_a_second_conversion_changes_nothing(network):
+    once = ns.convert(network, "dynamic-diagonal")
+    twice = ns.convert(once, "static-full")
+    assert [type(m) for m in twice.modules()] == [type(m) for m in once.modules()]
+    assert twice.state_dict().keys() == once.state_dict().keys()
+
+
+def test_the_plan_says_what_is_skipped_and_why(network):
+    plan = ns.plan(network, "dynamic-full")
+    assert plan == {
+        "stem": None,
+        "twice": None,
+        "again": None,
+        "point": "has a single kernel tap",
+        "special": "is a Special, not exactly a torch.nn.Conv2d",
+        "transposed": "is a ConvTranspose2d, not exactly a torch.nn.Conv2d",
+    }
+    converted = ns.convert(network, "dynamic-full")
+    plan = ns.plan(converted, "dynamic-full")
+    assert plan["stem"] == "has a similarity already"
+    assert plan["stem.similarity.predictor.last"] == "is part of a similarity"
+    assert isinstance(converted.point, nn.Conv2d)
+    assert not isinstance(converted.point, ns.Conv2d)
+
+
+def test_large_kernels_are_converted_only_by_name():
+    network = nn.Sequential(nn.Conv2d(2, 2, 7), nn.Conv2d(2, 2, 3))
+    assert "2401 numbers per position" in ns.plan(network, "dynamic-full")["0"]
+    assert ns.plan(network, "dynamic-diagonal")["0"] is None
+    assert ns.plan(network, "static-full")["0"] is None
+    assert isinstance(ns.convert(network, "dynamic-full", where=["0"])[0], ns.Conv2d)
+
+
+def test_where_chooses_the_layers(network):
+    converted = ns.convert(network, "static-full", where=["twice"])
+    assert not isinstance(converted.stem, ns.Conv2d)
+    assert isinstance(converted.twice, ns.Conv2d)
+
+
+def test_a_lone_layer_converts():
+    layer = ns.convert(nn.Conv2d(2, 3, 3), "dynamic-diagonal")
+    assert isinstance(layer, ns.Conv2d)
+    assert type(ns.unconvert(layer)) is nn.Conv2d
+
+
+@pytest.mark.parametrize(
+    ("similarity", "where", "message"),
+    [
+        ("static-full", ["point"], "`where` names modules that cannot .*single kernel tap"),
+        ("static-full", ["stm"], r"`where` must name convolutions of the model, got \['stm'\]"),
+        ("none", None, "`similarity` must be a name or spec of a similarity"),
+        (ns.Dynamic(init="released"), None, "`similarity` must start at the identity"),
+        ("dynamic", None, "nearest: dynamic-"),
+    ],
+)
+def test_conversion_errors(network, similarity, where, message):
+    with pytest.raises(ValueError, match=message):
+        ns.convert(network, similarity, where)
+
+
+@pytest.mark.parametrize("similarity", STATIC)
+def test_folding_preserves_the_function(network, x, similarity):
+    converted = perturb(ns.convert(network, similarity)).eval()
+    converted.norm.running_mean.normal_()
+    folded = ns.fold(converted)
+    assert not [m for m in folded.modules() if isinstance(m, ns.Conv2d)]
+    assert folded.again is folded.twice
+    assert ns.max_difference(converted, folded, x) <= 1e-12
+    assert ns.max_difference(network, folded, x) > 1e-3
+    network.load_state_dict(folded.state_dict())
+    assert_close(network.eval()(x), folded(x))
+    assert isinstance(converted.stem, ns.Conv2d)
+
+
+def test_folding_through_batch_norm_fusion(network, x):
+    converted = perturb(ns.convert(network, "static-full")).eval()
+    converted.norm.running_var.uniform_(0.5, 2)
+    fused = torch.nn.utils.fuse_conv_bn_eval(converted.stem.fuse().eval(), converted.norm)
+    assert type(fused) is nn.Conv2d
+    assert_close(fused(x), converted.norm(converted.stem(x)))
+
+
+def test_dynamic_layers_do_not_fold(network, x):
+    converted = ns.convert(network, "static-full", where=["stem"])
+    ns.convert(converted, "dynamic-diagonal", where=["twice"], inplace=True)
+    with pytest.raises(ValueError, match="these layers have one: twice; dynamic='keep'"):
+        ns.fold(converted)
+    with pytest.raises(ValueError, match='`dynamic` must be "error" or "keep", got \'drop\''):
+        ns.fold(converted, dynamic="drop")
+    folded = ns.fold(perturb(converted), dynamic="keep")
+    assert type(folded.stem) is nn.Conv2d
+    assert isinstance(folded.twice, ns.Conv2d)
+    assert converted.twice.fuse() is converted.twice
+    assert ns.max_difference(converted, folded, x) <= 1e-12
+
+
+def test_unconverting_gives_the_plain_network_back(network, x):
+    converted = perturb(ns.convert(network, "dynamic-full"))
+    plain = ns.unconvert(converted)
+    assert [type(m) for m in plain.modules()] == [type(m) for m in network.modules()]
+    assert torch.equal(plain(x), network(x))
+
+
+def test_max_difference_compares_in_evaluation_mode_and_restores_it(network, x):
+    network.train()
+    network.norm.eval()
+    other = ns.convert(network, "static-full")
+    with torch.no_grad():
+        other.transposed.bias[1] += 0.25
+    assert ns.max_difference(network, other, x) == pytest.approx(0.25)
+    assert network.training
+    assert not network.norm.training
+    with pytest.raises(ValueError, match="`model` and `other` must have outputs of one shape"):
+        ns.max_difference(network, network.stem, x)
+
+
+def test_parameter_groups_hold_every_trainable_parameter_once():
+    network = nn.Sequential(
+        ns.Conv2d(2, 2, 3, similarity="static-full"),
+        ns.Conv2d(2, 2, 3, similarity="dynamic-diagonal"),
+        nn.BatchNorm2d(2),
+    )
+    network[2].bias.requires_grad_(False)
+    groups = ns.parameter_groups(network, weight_decay=0.1, similarity_decay=0.2)
+    assert {group["name"]: group["weight_decay"] for group in groups} == {
+        "weights": 0.1,
+        "similarities": 0.2,
+        "gains": 0.0,
+    }
+    by_name = {group["name"]: group["params"] for group in groups}
+    assert by_name["similarities"] == [network[0].similarity.raw]
+    assert by_name["gains"] == [network[1].similarity.gain]
+    held = [id(p) for group in groups for p in group["params"]]
+    assert len(held) == len(set(held))
+    assert set(held) == {id(p) for p in network.parameters() if p.requires_grad}
+    assert [g["name"] for g in ns.parameter_groups(nn.Linear(2, 2), weight_decay=0.1)] == [
+        "weights"
+    ]

@@ -1,0 +1,103 @@
+"""The networks: layers, parameter counts, initialisation, input sizes."""
+
+import pytest
+import torch
+from torch import nn
+
+import neural_similarity as ns
+from neural_similarity import models
+
+SIMILARITIES = list(ns.SIMILARITIES)
+
+
+def count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def convolutions(model):
+    return [m for m in model.modules() if isinstance(m, ns.Conv2d)]
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_nine_convolutions_have_the_similarity(similarity, variant):
+    model = models.cnn9(10, similarity=similarity, variant=variant)
+    layers = convolutions(model)
+    assert [layer.out_channels for layer in layers] == [32] * 3 + [64] * 3 + [128] * 3
+    assert all((layer.similarity is None) == (similarity == "none") for layer in layers)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_parameters_of_the_paper_variant():
+    kernels = 9 * (3 * 32 + 2 * 32**2 + 32 * 64 + 2 * 64**2 + 64 * 128 + 2 * 128**2)
+    norms = 2 * 3 * (32 + 64 + 128) + 2 * 256
+    plain = kernels + norms + 128 * 16 * 256 + 256 * 10 + 10
+    inputs = 3 + 2 * 32 + 32 + 2 * 64 + 64 + 2 * 128
+    assert count(models.cnn9(10)) == plain
+    assert count(models.cnn9(10, similarity="static-diagonal")) == plain + 9 * 9
+    assert count(models.cnn9(10, similarity="static-full")) == plain + 9 * 81
+    diagonal = 9 * 64 * inputs + 9 * (9 * 64 * 9 + 9 + 9)
+    assert count(models.cnn9(10, similarity="dynamic-diagonal")) == plain + diagonal
+    full = 9 * 128 * inputs + 9 * (9 * 128 * 81 + 81 + 81)
+    assert count(models.cnn9(10, similarity="dynamic-full")) == plain + full
+
+
+def test_the_plus_network_is_deeper_and_wider_than_every_similarity_network():
+    plus = models.cnn9_plus(10)
+    largest = max(count(models.cnn9(10, similarity=s)) for s in SIMILARITIES)
+    assert largest < count(plus) < 1.1 * largest
+    assert len(convolutions(plus)) > 9
+    assert plus(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_the_released_variant_has_a_plain_root_and_a_convolution_to_the_classes():
+    model = models.cnn9(7, similarity="static-full", variant="released")
+    assert type(model.root[0]) is nn.Conv2d
+    assert model.classifier.weight.shape == (7, 128, 4, 4)
+    assert not [m for m in model.modules() if isinstance(m, nn.Linear)]
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_the_same_seed_starts_every_similarity_at_the_same_function(similarity):
+    networks = []
+    for name in (None, similarity, similarity):
+        torch.manual_seed(5)
+        networks.append(models.cnn9(10, similarity=name, width=0.25).double())
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    assert ns.max_difference(networks[0], networks[1], x) < 1e-12
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(networks[1].parameters(), networks[2].parameters(), strict=True)
+    )
+
+
+def test_kernels_start_at_hes_initialisation():
+    model = models.cnn9(10)
+    weight = model.conv3_2[0].weight
+    assert weight.std().item() == pytest.approx((2 / (128 * 9)) ** 0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("size", [28, 30, 32, 84])
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_image_sizes_are_padded_to_a_multiple_of_eight(size, variant):
+    model = models.cnn9(5, in_channels=1, image_size=size, width=0.1, variant=variant).eval()
+    assert model(torch.randn(2, 1, size, size)).shape == (2, 5)
+    padded = model[0](torch.ones(1, 1, size, size)) if size % 8 else torch.ones(1, 1, size, size)
+    assert padded.shape[-1] % 8 == 0
+    assert padded.sum() == size**2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_classes": 0}, "`num_classes` must be at least 1, got 0"),
+        ({"in_channels": 0}, "`in_channels` must be at least 1, got 0"),
+        ({"image_size": 0}, "`image_size` must be at least 1, got 0"),
+        ({"width": 0}, "`width` must be positive, got 0"),
+        ({"variant": "tf"}, "`variant` must be one of paper, released, got 'tf'"),
+        ({"name": "cnn8"}, "`name` must be one of cnn9, cnn9_plus, got 'cnn8'; nearest: cnn9"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        models.build(**{"name": "cnn9", "num_classes": 10, **options})

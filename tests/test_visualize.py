@@ -1,0 +1,57 @@
+"""Pictures of M show the numbers that the layers use."""
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.testing import assert_close
+
+import neural_similarity as ns
+from neural_similarity import visualize
+
+
+def network(similarity):
+    layers = [ns.Conv2d(3, 4, 3, padding=1, similarity=similarity), nn.ReLU()]
+    layers.append(ns.Conv2d(4, 4, (3, 1), stride=2, similarity=similarity))
+    model = nn.Sequential(*layers)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("raw", "gain")):
+            nn.init.normal_(parameter)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_static_matrices_are_those_that_fold(kind):
+    model = network(f"static-{kind}")
+    found = visualize.similarities(model, torch.randn(2, 3, 7, 8))
+    assert list(found) == ["0", "2"]
+    layer = model[2]
+    weight = layer.weight.flatten(2) @ visualize.mean_matrix(found["2"])
+    assert_close(weight.view_as(layer.weight), layer.fuse().weight)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_dynamic_matrices_and_their_mean(kind):
+    model = network(f"dynamic-{kind}").train()
+    x = torch.randn(2, 3, 7, 8)
+    found = visualize.similarities(model, x)
+    assert model.training
+    assert_close(found["0"], model[0].similarity.matrix(x))
+    mean = found["0"].mean((0, -2, -1))
+    assert_close(visualize.mean_matrix(found["0"]), mean.diag() if kind == "diagonal" else mean)
+
+
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal", "dynamic-full"])
+def test_drawing_writes_one_picture_of_all_layers_and_maps_of_dynamic_ones(tmp_path, similarity):
+    paths = visualize.draw(network(similarity), torch.randn(2, 3, 7, 8), tmp_path / "plots")
+    names = ["similarities.png"]
+    if similarity.startswith("dynamic"):
+        names += ["maps-0.png", "maps-2.png"]
+    assert [path.name for path in paths] == names
+    for path in paths:
+        with Image.open(path) as image:
+            assert len(image.getcolors(1 << 24)) > 9
+
+
+def test_a_plain_network_has_nothing_to_draw(tmp_path):
+    assert visualize.draw(network(None), torch.randn(1, 3, 7, 8), tmp_path) == []
