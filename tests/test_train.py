@@ -198,6 +198,11 @@ def test_missing_gpu_is_an_error(monkeypatch):
         session.choose_runtime("cuda")
 
 
+def test_unknown_device_is_an_error():
+    with pytest.raises(ValueError, match="`device` must be auto, cpu or cuda, got 'cud'"):
+        session.choose_runtime("cud")
+
+
 def test_prediction_does_not_depend_on_the_batch(tmp_path, monkeypatch):
     run = train_tiny(tmp_path)
     model, images = load(run), make_images(11, 3)

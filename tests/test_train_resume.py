@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_images import TINY, make_dataset, one_thread
+from tiny_images import TINY, tiny_world
 from tiny_images import tiny as tiny
 
-from neural_similarity import cli, data
+from neural_similarity import cli
 from neural_similarity.train import load, read_run, resume, train
 from neural_similarity.train.checkpoint import checkpoints
 from neural_similarity.train.journal import Journal, cut_back, read_lines
@@ -66,8 +66,7 @@ def assert_same(run, reference):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch, one_thread():
-        patch.setattr(data, "load", lambda *_, **__: make_dataset())
+    with tiny_world():
         return outcome(train(INTERRUPTED, out=tmp_path_factory.mktemp("reference") / "run"))
 
 
@@ -99,6 +98,7 @@ def test_killed_after_every_step_it_ends_bit_identical(reference, tmp_path):
 
 def flags(recipe, out):
     return [
+        *("cifar10-dynamic-dns", "--dataset", "embedded"),
         *("--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))"),
         *("--width", "0.1", "--batch-size", "8", "--crop", "1"),
         *("--precision", "fp32", "--steps", str(recipe.steps), "--drops", "6", "11"),

@@ -5,11 +5,12 @@ import contextlib
 import pytest
 import torch
 
-from neural_similarity import data
+from neural_similarity import data, visualize
 from neural_similarity.data import Dataset, Images
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 from neural_similarity.train import Recipe
 
+LOAD, DRAW = data.load, visualize.draw
 CLASSES = ("up", "down", "left", "right")
 TINY = Recipe(
     dataset="embedded",
@@ -39,17 +40,19 @@ def make_dataset(test_seed=1):
 
 
 @contextlib.contextmanager
-def one_thread():
-    """Sums are rounded as in the subprocesses that tests start."""
+def tiny_world():
+    """Every data set is the tiny one, no pictures are drawn, and one thread makes every sum."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "load", lambda *_, **__: make_dataset())
+        patch.setattr(visualize, "draw", lambda *_: [])
+        yield
     torch.set_num_threads(threads)
 
 
 @pytest.fixture
-def tiny(monkeypatch):
-    """Every data set is the tiny one."""
-    monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset())
-    with one_thread():
+def tiny():
+    """See `tiny_world`."""
+    with tiny_world():
         yield

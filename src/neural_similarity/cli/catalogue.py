@@ -11,7 +11,7 @@ import tyro
 
 from neural_similarity import data as datasets
 from neural_similarity.cli.parsing import parse, unknown
-from neural_similarity.nn import format_similarity
+from neural_similarity.nn.text import Similarity
 from neural_similarity.recipes import DESCRIPTIONS, RECIPES
 
 FOLDER = "folder"
@@ -45,12 +45,11 @@ def recipes(args: Sequence[str]) -> int:
         table.add_column(column, no_wrap=True)
     table.add_column("description")
     for name, recipe in RECIPES.items():
-        similarity = format_similarity(recipe.similarity)
+        similarity = _kind(recipe.similarity)
         steps = f"{recipe.steps:,}"
         row = (name, recipe.dataset, recipe.model, similarity, steps, DESCRIPTIONS[name])
         table.add_row(*row)
-    console = Console()
-    console.print(table, width=max(console.width, WIDTH), crop=False)
+    Console(width=max(Console().width, WIDTH)).print(table)
     return 0
 
 
@@ -74,6 +73,13 @@ def data(args: Sequence[str]) -> int:
         f"images of {channels}x{height}x{width}, {len(dataset.train.classes)} classes\n"
     )
     return 0
+
+
+def _kind(similarity: Similarity | None) -> str:
+    """The name of a similarity without the options of its parts."""
+    if similarity is None:
+        return "none"
+    return f"{type(similarity).__name__}-{type(similarity.structure).__name__}".lower()
 
 
 @contextmanager

@@ -116,6 +116,7 @@ def fold(args: Sequence[str]) -> int:
     )
     options = parse(FoldOptions, args, command="fold", description=description)
     run = training.read_run(options.run)
+    dataset = training.load_data(run, options.data)
     runtime = training.choose_runtime(options.device, "fp32", run.recipe.channels_last)
     model = training.load(run, options.checkpoint)
     plain = run.build(similarity=None).eval()
@@ -123,7 +124,6 @@ def fold(args: Sequence[str]) -> int:
     path = options.out or run.path / "folded.safetensors"
     with new_file(path) as temporary:
         save_model(plain, str(temporary), metadata=run.metadata)
-    dataset = training.load_data(run, options.data)
     before, after = (
         training.predict(runtime.place(network), dataset.test, run.preprocess, runtime)
         for network in (model, plain)

@@ -14,6 +14,7 @@ from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Recipe, Run
 from neural_similarity.train.files import read_json
 from neural_similarity.train.progress import clock
+from neural_similarity.train.recipe import scaled
 
 DEFAULT, DATA_ROOT = "quickstart", "data"
 WITH_RESUME = ("--resume", "--data", "--device")
@@ -43,6 +44,9 @@ class TrainOptions:
     """auto, cpu or cuda."""
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     """Settings."""
+
+    def __post_init__(self) -> None:
+        scaled(self.recipe, self.budget)  # Raises here, where errors are those of usage.
 
 
 def train(args: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ BASE = Recipe()
 CIFAR = {
     "cifar10-cnn": ("inner product: the plain CNN-9", BASE),
     "cifar10-cnn++": (
-        "a deeper and wider plain CNN with more parameters than every NSN",
+        "plain, deeper and wider than every NSN",
         replace(BASE, model="cnn9_plus"),
     ),
     "cifar10-static-dns": (

@@ -14,7 +14,7 @@ from neural_similarity.train.schedule import scaled_steps
 
 POSITIVE = ("width", "steps", "lr", "drop_factor", "batch_size", "log_every", "evaluate_every")
 NOT_NEGATIVE = ("momentum", "weight_decay", "similarity_decay", "label_smoothing", "crop")
-NOT_NEGATIVE += ("validation", "seed", "checkpoint_every")
+NOT_NEGATIVE += ("validation", "threads", "seed", "checkpoint_every")
 LONGEST_GAP = 300.0
 
 
@@ -71,6 +71,9 @@ class Recipe:
     """Memory layout of images and weights; changes the speed only."""
     compile: bool = False
     """Train through torch.compile."""
+    threads: int = 0
+    """CPU threads; 0 leaves torch's choice. Other processes on the same cores slow more than one
+    thread down out of all proportion, since threads that wait for each other keep spinning."""
     seed: int = 0
     """Seed of the first weights, of the held-out images, and of batches, crops and flips."""
     log_every: int = 50

@@ -1,5 +1,7 @@
 """Where and in which precision a network runs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +44,17 @@ class Runtime:
             torch.cuda.synchronize(self.device)
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with `count` CPU threads within; 0 changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def choose_runtime(
     device: str = "auto",
     precision: Literal["auto", "bf16", "fp32"] = "auto",
@@ -54,7 +67,10 @@ def choose_runtime(
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen = torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"`device` must be auto, cpu or cuda, got {device!r}") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"`device` must be present, got {device!r}, and torch finds no GPU here")
     if precision == "auto":

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from neural_similarity.data import Images, Preprocess
 from neural_similarity.train.runtime import Runtime
 
-BATCH_SIZE = 500
+BATCH_SIZE = 100
+"""Activations of larger batches exceed what malloc reuses: every layer would touch new pages."""
 
 
 @dataclass(frozen=True)

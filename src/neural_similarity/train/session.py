@@ -19,11 +19,11 @@ from neural_similarity.train.plots import draw_learning_curves
 from neural_similarity.train.progress import show
 from neural_similarity.train.recipe import Recipe, scaled
 from neural_similarity.train.run import ENVIRONMENT, Run, create_run, load, read_run, require_new
-from neural_similarity.train.runtime import Runtime, choose_runtime
+from neural_similarity.train.runtime import Runtime, choose_runtime, threads
 from neural_similarity.train.scoring import Scores, evaluate
 from neural_similarity.train.stopping import signals_noted
 
-PICTURED = 4
+PICTURED = 2
 log = logging.getLogger(__name__)
 
 
@@ -67,8 +67,9 @@ def train(
         image_size=image_size,
         preprocess=_preprocess(recipe, dataset),
     )
-    create_run(run, describe_environment(runtime))
-    _complete(run, dataset, runtime)
+    with threads(recipe.threads):
+        create_run(run, describe_environment(runtime))
+        _complete(run, dataset, runtime)
     return run
 
 
@@ -87,7 +88,8 @@ def resume(path: str | Path, *, data_root: str | Path | None = None, device: str
     if run.summary.exists():
         return run
     runtime = choose_runtime(device, run.recipe.precision, run.recipe.channels_last)
-    _complete(run, load_data(run, data_root), runtime)
+    with threads(run.recipe.threads):
+        _complete(run, load_data(run, data_root), runtime)
     return run
 
 

@@ -1,0 +1,222 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tiny_images import CLASSES, DRAW, LOAD, TINY, make_dataset, tiny_world
+from tiny_images import tiny as tiny
+
+from neural_similarity import cli, data, visualize
+from neural_similarity.nn import Diagonal, Static
+from neural_similarity.recipes import RECIPES
+from neural_similarity.train import load, read_run, train
+from neural_similarity.train.recipe import scaled
+
+pytestmark = pytest.mark.usefixtures("tiny")
+SMALL = ("--width", "0.1", "--steps", "4", "--drops", "2", "--batch-size", "8", "--device", "cpu")
+DYNAMIC = ("--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))")
+
+
+def make_run(similarity, tmp_path_factory):
+    with tiny_world():
+        folder = tmp_path_factory.mktemp("run") / "run"
+        return train(replace(TINY, similarity=similarity), name="test", out=folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def dynamic(tmp_path_factory):
+    return make_run(TINY.similarity, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory):
+    return make_run(Static(Diagonal()), tmp_path_factory)
+
+
+def test_train_prints_the_accuracy_and_the_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "quickstart", *SMALL, *DYNAMIC, "--seed", "3"]) == 0
+    told = capsys.readouterr()
+    summary = json.loads((tmp_path / "runs/quickstart-seed3/summary.json").read_text())
+    assert f"test accuracy {100 * summary['test_accuracy']:.2f} % after 4 steps" in told.out
+    assert "run folder runs/quickstart-seed3" in told.out
+    assert len(told.err.splitlines()) < 12
+
+
+def test_train_takes_the_named_recipe_and_every_field(tmp_path):
+    args = ["cifar10-static-uns", "--budget", "0.0001", "--out", str(tmp_path / "run")]
+    assert cli.main(["train", *args, "--width", "0.1", "--batch-size", "4", "--flip", "False"]) == 0
+    run = read_run(tmp_path / "run")
+    assert (run.name, run.budget) == ("cifar10-static-uns", 0.0001)
+    assert run.recipe.similarity == RECIPES["cifar10-static-uns"].similarity
+    assert run.recipe.steps == scaled(RECIPES["cifar10-static-uns"], 0.0001).steps == 6
+    assert (run.recipe.width, run.recipe.batch_size, run.recipe.flip) == (0.1, 4, False)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["trian"], "no command is named 'trian'; did you mean 'train'?"),
+        (["train", "cifar10-cn"], "no recipe is named 'cifar10-cn'; did you mean 'cifar10-cnn'?"),
+        (["train", "xyz"], "no recipe is named 'xyz'; there are quickstart, cifar10-cnn, "),
+        (["train", "--momentun", "0.5"], "--momentum"),
+        (["train", "--steps", "many"], "--steps"),
+        (["train", "--steps", "0"], "`steps` must be above 0, got 0"),
+        (["train", "--similarity", "dynamic-diagnal"], "dynamic-diagonal"),
+        (["train", "--model", "cnn8"], "nearest: cnn9"),
+        (["train", "--dataset", "embeded"], "nearest: embedded"),
+        (["train", "--precision", "bf61"], "bf16"),
+        (["train", "--budget", "0", "--out", "never"], "`budget` must be above 0, got 0.0"),
+        (["train", "--resume", "run", "--lr", "1"], "--lr cannot be given with --resume"),
+        (["train", "quickstart", "--resume=run"], "quickstart cannot be given with --resume"),
+        (["evaluate"], "RUN"),
+        (["predict", "run"], "at least one image"),
+        (["data", "cifar11"], "no data set is named 'cifar11'; did you mean 'cifar10'?"),
+    ],
+)
+def test_wrong_command_lines_exit_with_2_and_the_nearest_name(args, message, capsys):
+    assert cli.main(args) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["evaluate", "nowhere"], "nowhere is not a run folder: it has no config.json"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
+        (["fold", "nowhere"], "nowhere is not a run folder"),
+    ],
+)
+def test_failures_exit_with_1_and_one_line(args, message, capsys):
+    assert cli.main(args) == 1
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_existing_run_folder_exits_with_1(static, capsys):
+    assert cli.main(["train", *SMALL, "--out", str(static.path)]) == 1
+    assert "exists already; continue it with `nsim train --resume" in capsys.readouterr().err
+
+
+def test_missing_data_exit_with_1_and_say_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data, "load", LOAD)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "cifar10-cnn", "--data", str(tmp_path)]) == 1
+    assert "nsim data cifar10" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_evaluate_scores_the_test_set_again(static, capsys):
+    assert cli.main(["evaluate", str(static.path), "--device", "cpu"]) == 0
+    summary = json.loads(static.summary.read_text())
+    told = capsys.readouterr().out
+    assert f"accuracy {100 * summary['test_accuracy']:.2f} %" in told
+    assert "32 test images" in told
+
+
+def test_predict_names_the_likeliest_classes(dynamic, tmp_path, capsys):
+    images = make_dataset().test
+    for index in range(2):
+        picture = Image.fromarray(images.pixels[index, 0].numpy())
+        picture.save(tmp_path / f"{index}.png")
+    paths = [str(tmp_path / f"{index}.png") for index in range(2)]
+    assert cli.main(["predict", str(dynamic.path), *paths, "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    chances = load(dynamic)(dynamic.preprocess(images.pixels[:2])).softmax(1)
+    for path, line, row in zip(paths, lines, chances, strict=True):
+        assert line.startswith(f"{path}: {CLASSES[row.argmax()]} {100 * row.max():.1f} %, ")
+        assert line.count("%") == 3
+
+
+def test_predict_converts_colour_and_size(dynamic, tmp_path, capsys):
+    Image.new("RGB", (30, 50), "red").save(tmp_path / "red.jpg")
+    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "red.jpg")]) == 0
+    (tmp_path / "no.png").write_text("no picture")
+    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "no.png")]) == 1
+    assert "no.png" in capsys.readouterr().err
+
+
+def test_fold_writes_a_plain_network_with_the_same_answers(static, tmp_path, capsys):
+    out = tmp_path / "plain.safetensors"
+    assert cli.main(["fold", str(static.path), "--out", str(out), "--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    before, after = (line.partition(":")[2] for line in told.splitlines()[1:3])
+    assert before.split(",")[0].strip() == after.split(",")[0].strip()
+    plain = static.build(similarity=None).eval()
+    weights = load_file(out)
+    plain.load_state_dict(weights)
+    assert not any("similarity" in name for name in weights)
+    x = static.preprocess(make_dataset().test.pixels)
+    difference = (plain(x) - load(static)(x)).abs().max()
+    assert difference < 1e-4
+    assert float(told.split()[2]) < 1e-4
+    with safe_open(out, "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == list(CLASSES)
+
+
+def test_dynamic_similarities_cannot_be_folded(dynamic, tmp_path, capsys):
+    assert cli.main(["fold", str(dynamic.path), "--out", str(tmp_path / "plain")]) == 1
+    assert "dynamic similarities cannot be folded" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_inspect_draws_and_prints_the_files(dynamic, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(visualize, "draw", DRAW)
+    assert cli.main(["inspect", str(dynamic.path), "--out", str(tmp_path / "pictures")]) == 0
+    paths = capsys.readouterr().out.splitlines()
+    assert paths
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_inspect_of_a_plain_network_says_so(tmp_path, capsys):
+    args = [*SMALL, "--similarity", "none", "--out", str(tmp_path / "run")]
+    assert cli.main(["train", *args]) == 0
+    assert cli.main(["inspect", str(tmp_path / "run")]) == 0
+    assert "has no similarity to draw" in capsys.readouterr().out
+
+
+def test_recipes_lists_every_recipe(capsys):
+    assert cli.main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["name", *RECIPES]
+    row = next(line for line in lines if "cifar10-static-uns" in line)
+    assert {"cifar10", "cnn9", "static-full", "64,000"} <= set(row.split())
+
+
+def test_data_prints_the_sizes(tmp_path, capsys):
+    assert cli.main(["data", "embedded", "--data", str(tmp_path)]) == 0
+    assert "64 training and 32 test images of 1x8x8, 4 classes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_has_examples(command, capsys):
+    assert cli.main([command, "--help"]) == 0
+    assert f"nsim {command}" in capsys.readouterr().out
+
+
+def test_help_names_every_command(capsys):
+    assert cli.main([]) == 0
+    told = capsys.readouterr().out
+    assert all(f"\n  {command} " in told for command in cli.COMMANDS)
+
+
+def test_the_installed_command_exits_with_its_code():
+    """A process of its own: no traceback on stderr, and matplotlib is not imported for help."""
+    code = "import sys; from neural_similarity.cli import main; code = main(); "
+    code += "sys.exit(3 if 'matplotlib' in sys.modules else code)"
+    command = [sys.executable, "-W", "error", "-c", code, "train", "quikstart"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "nsim: no recipe is named 'quikstart'; did you mean 'quickstart'?\n"
+
+
+def test_weights_are_those_of_the_run(static):
+    weights = load_file(static.checkpoints / "step-00000006" / "weights.safetensors")
+    assert all(torch.equal(weights[name], t) for name, t in load(static).state_dict().items())

@@ -1,0 +1,87 @@
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from neural_similarity import models
+from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
+from neural_similarity.recipes import DESCRIPTIONS, RECIPES, Recipe
+from neural_similarity.train.recipe import recipe_from_json, recipe_to_json, scaled
+
+
+def count(name):
+    recipe = RECIPES[name]
+    options = {"similarity": recipe.similarity, "width": recipe.width, "variant": recipe.variant}
+    model = models.build(recipe.model, 10, in_channels=3, image_size=32, **options)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_names_are_those_of_the_papers_table_and_the_quick_start():
+    ours = ("cnn", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
+    assert set(RECIPES) == {"quickstart", *(f"cifar10-{name}" for name in ours)}
+    assert set(DESCRIPTIONS) == set(RECIPES)
+    assert all("\n" not in text and len(text) < 80 for text in DESCRIPTIONS.values())
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("cifar10")])
+def test_cifar_recipes_differ_in_network_and_similarity_only(name):
+    recipe = RECIPES[name]
+    same = replace(recipe, similarity=None, model="cnn9")
+    assert same == RECIPES["cifar10-cnn"]
+    assert (recipe.dataset, recipe.validation) == ("cifar10", 0)
+    assert (recipe.steps, recipe.drops, recipe.drop_factor) == (64_000, (34_000, 54_000), 0.1)
+    assert (recipe.lr, recipe.momentum, recipe.batch_size) == (0.1, 0.9, 128)
+    assert (recipe.crop, recipe.flip, recipe.weight_decay) == (4, True, 5e-4)
+
+
+def test_similarities_are_those_of_the_names():
+    assert RECIPES["cifar10-static-dns"].similarity == Static(Diagonal())
+    assert RECIPES["cifar10-static-uns"].similarity == Static(Full())
+    assert RECIPES["cifar10-dynamic-dns"].similarity == Dynamic(Diagonal())
+    assert RECIPES["cifar10-dynamic-uns"].similarity == Dynamic(Full())
+    assert isinstance(RECIPES["quickstart"].similarity, Dynamic)
+    assert isinstance(RECIPES["quickstart"].similarity.structure, Diagonal)
+
+
+def test_cnn_plus_plus_has_more_parameters_than_every_other_network():
+    counts = {name: count(name) for name in RECIPES}
+    assert max(counts, key=lambda name: counts[name]) == "cifar10-cnn++"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_survive_json(name):
+    assert recipe_from_json(json.loads(json.dumps(recipe_to_json(RECIPES[name])))) == RECIPES[name]
+
+
+def test_every_field_and_part_of_a_similarity_survives_json():
+    similarity = Dynamic(Full(), predictor=SphereNet(hidden=5), init="released")
+    recipe = replace(RECIPES["quickstart"], similarity=similarity, drops=(), image_size=20)
+    record = recipe_to_json(recipe)
+    assert set(record) == {field.name for field in fields(Recipe)}
+    assert recipe_from_json(json.loads(json.dumps(record))) == recipe
+
+
+def test_budget_changes_steps_and_drops_only():
+    recipe = RECIPES["cifar10-dynamic-uns"]
+    small = scaled(recipe, 0.02)
+    assert (small.steps, small.drops) == (1_280, (680, 1_080))
+    assert replace(small, steps=64_000, drops=recipe.drops) == recipe
+    assert scaled(recipe, 1) == recipe
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "`steps` must be above 0, got 0"),
+        ({"lr": -0.1}, "`lr` must be above 0, got -0.1"),
+        ({"crop": -1}, "`crop` must not be negative, got -1"),
+        ({"steps": 100}, r"`drops` must rise and stay below `steps` = 100, got \(34000, 54000\)"),
+        ({"drops": (5, 3)}, r"`drops` must rise .* got \(5, 3\)"),
+        ({"checkpoint_seconds": 301.0}, "above 0 and at most 300, got 301.0"),
+        ({"model": "cnn8"}, "`model` must be one of .*, got 'cnn8'; nearest: cnn9"),
+        ({"dataset": "cifar11"}, "`dataset` must be one of .*, got 'cifar11'; nearest: cifar10"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**changes)

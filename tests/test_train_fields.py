@@ -1,0 +1,177 @@
+"""Every field of a recipe reaches what it names: none is read and forgotten."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from tiny_images import TINY, make_dataset, tiny_world
+from tiny_images import tiny as tiny
+
+from neural_similarity import data, models
+from neural_similarity.data import Augment, Batches
+from neural_similarity.nn import Diagonal, Static
+from neural_similarity.train import Recipe, choose_runtime, load, session, train
+from neural_similarity.train.checkpoint import checkpoints
+from neural_similarity.train.journal import Journal, read_lines
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+# Fields without which the weights would end differently. `test_weights_depend_on` changes each.
+WEIGHTS = {
+    "inputs": "raw",
+    "model": "cnn9_plus",
+    "variant": "released",
+    "width": 0.2,
+    "similarity": Static(Diagonal()),
+    "steps": 5,
+    "lr": 0.05,
+    "drops": (2,),
+    "drop_factor": 0.5,
+    "momentum": 0.5,
+    "batch_size": 4,
+    "weight_decay": 0.1,
+    "label_smoothing": 0.2,
+    "crop": 2,
+    "flip": False,
+    "padding": "symmetric",
+    "precision": "bf16",
+    "seed": 1,
+    "validation": 8,
+}
+# Fields with a test of their own below.
+ELSEWHERE = {
+    *("dataset", "image_size", "similarity_decay", "channels_last", "compile", "threads"),
+    *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every"),
+}
+
+
+def test_every_field_is_tested():
+    assert set(WEIGHTS) | ELSEWHERE == {field.name for field in fields(Recipe)}
+    assert not set(WEIGHTS) & ELSEWHERE
+
+
+def weights_after_training(recipe, folder):
+    model = load(train(recipe, out=folder, device="cpu"))
+    return torch.cat([tensor.flatten().float() for tensor in model.state_dict().values()])
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    with tiny_world():
+        return weights_after_training(TINY, tmp_path_factory.mktemp("usual") / "run")
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_depend_on(usual, tmp_path, name):
+    other = weights_after_training(replace(TINY, **{name: WEIGHTS[name]}), tmp_path / "run")
+    assert other.shape != usual.shape or not torch.equal(other, usual)
+
+
+def test_optimizer_has_the_recipes_numbers(tmp_path):
+    changes = {"momentum": 0.3, "weight_decay": 0.02, "similarity_decay": 0.07, "lr": 0.4}
+    recipe = replace(TINY, similarity=Static(Diagonal()), **changes)
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    optimizer = session.start(run, choose_runtime("cpu")).optimizer
+    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {"weights": 0.02, "similarities": 0.07}
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.3}
+    assert {group["lr"] for group in optimizer.param_groups} == {0.4}
+    assert not any(group["nesterov"] for group in optimizer.param_groups)
+
+
+def test_model_has_the_recipes_options(tmp_path, monkeypatch):
+    asked = []
+
+    def build(*names, **options):
+        asked.append((names, options))
+        return real(*names, **options)
+
+    real = models.build
+    monkeypatch.setattr(models, "build", build)
+    recipe = replace(TINY, model="cnn9", variant="released", width=0.2, similarity=None)
+    train(recipe, out=tmp_path / "run", device="cpu")
+    options = {"similarity": None, "width": 0.2, "variant": "released"}
+    assert asked == [(("cnn9", 4), options | {"in_channels": 1, "image_size": 8})]
+
+
+def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
+    asked = []
+
+    def loading(*names, **options):
+        asked.append((names, options))
+        return make_dataset()
+
+    monkeypatch.setattr(data, "load", loading)
+    recipe = replace(TINY, dataset="folder", image_size=8)
+    train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
+    assert asked == [(("folder",), {"root": "there", "image_size": 8})]
+
+
+def test_batches_have_the_recipes_numbers(tmp_path, monkeypatch):
+    asked = []
+
+    def batches(images, batch_size, **options):
+        asked.append(options | {"batch_size": batch_size, "count": len(images)})
+        return Batches(images, batch_size, **options)
+
+    monkeypatch.setattr(session, "Batches", batches)
+    changes = {"crop": 2, "flip": False, "padding": "symmetric", "seed": 5, "validation": 8}
+    recipe = replace(TINY, channels_last=False, batch_size=4, **changes)
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    augment = Augment(crop=2, flip=False, padding="symmetric")
+    expected = {"augment": augment, "seed": 5, "channels_last": False, "batch_size": 4}
+    expected |= {"device": torch.device("cpu"), "preprocess": run.preprocess, "count": 56}
+    assert asked == [expected]
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_kernels_have_the_memory_format(tmp_path, channels_last):
+    run = train(replace(TINY, channels_last=channels_last), out=tmp_path / "run", device="cpu")
+    runtime = choose_runtime("cpu", "fp32", run.recipe.channels_last)
+    kernels = [p for p in session.start(run, runtime).model.parameters() if p.dim() == 4]
+    wide = [kernel for kernel in kernels if kernel.shape[1] > 1]
+    layouts = {kernel.is_contiguous(memory_format=torch.channels_last) for kernel in wide}
+    assert layouts == {channels_last}
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_compile(tmp_path, monkeypatch, compiles):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    train(replace(TINY, compile=compiles), out=tmp_path / "run", device="cpu")
+    assert len(compiled) == compiles
+
+
+@pytest.mark.parametrize(("asked", "used"), [(0, 1), (2, 2)])
+def test_threads(tmp_path, monkeypatch, asked, used):
+    counts = set()
+    monkeypatch.setattr(Journal, "stepped", lambda *_: counts.add(torch.get_num_threads()))
+    run = train(replace(TINY, threads=asked, steps=2, drops=()), out=tmp_path / "run", device="cpu")
+    assert counts == {used}
+    assert torch.get_num_threads() == 1
+    assert json.loads((run.path / "environment.json").read_text())["threads"] == used
+
+
+def test_log_every(tmp_path):
+    run = train(replace(TINY, log_every=3, steps=8), out=tmp_path / "run", device="cpu")
+    assert [line["step"] for line in read_lines(run.metrics)] == [3, 6, 8]
+
+
+def test_evaluate_every(tmp_path):
+    recipe = replace(TINY, validation=8, evaluate_every=4, log_every=50)
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    steps = [line["step"] for line in read_lines(run.metrics) if "validation_loss" in line]
+    assert steps == [4, 6]
+
+
+def test_checkpoint_every(tmp_path):
+    run = train(replace(TINY, checkpoint_every=4), out=tmp_path / "run", device="cpu")
+    names = [path.name for path in checkpoints(run.checkpoints)]
+    assert names == ["step-00000004", "step-00000006"]
+
+
+def test_checkpoint_seconds(tmp_path):
+    run = train(replace(TINY, checkpoint_seconds=1e-9), out=tmp_path / "run", device="cpu")
+    names = [path.name for path in checkpoints(run.checkpoints)]
+    assert names == ["step-00000005", "step-00000006"]
