@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 CELL = 1.4
 """Inches of a small picture."""
+_GRID = {"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.82, "wspace": 0.08, "hspace": 0.2}
 
 
 @torch.no_grad()
@@ -60,8 +61,8 @@ def plot_matrices(found: dict[str, Tensor], columns: int = 5) -> "Figure":
     from matplotlib.figure import Figure
 
     rows = -(-len(found) // columns)
-    figure = Figure((columns * 2 * CELL, rows * 2 * CELL + 0.5), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
+    figure = Figure((columns * 2 * CELL, rows * 2 * CELL + 0.5))
+    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw=_GRID)
     matrices = {name: mean_matrix(m) for name, m in found.items()}
     limit = max(matrix.abs().max().item() for matrix in matrices.values())
     for axis, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
@@ -87,8 +88,8 @@ def plot_maps(x: Tensor, m: Tensor, title: str = "") -> "Figure":
     diagonal = m if m.dim() == 4 else m.diagonal(dim1=1, dim2=2).movedim(-1, 1)
     distance = _distance(m)
     columns = 2 + diagonal.shape[1]
-    figure = Figure((columns * CELL, len(x) * CELL + 0.5), layout="constrained")
-    grid = figure.subplots(len(x), columns, squeeze=False)
+    figure = Figure((columns * CELL, len(x) * CELL + 0.5))
+    grid = figure.subplots(len(x), columns, squeeze=False, gridspec_kw=_GRID)
     spread = max((diagonal - 1).abs().max().item(), 1e-6)
     for row, image, far, taps in zip(grid, x, distance, diagonal, strict=True):
         row[0].imshow(_displayable(image).numpy(), cmap="gray")

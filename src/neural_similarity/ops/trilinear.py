@@ -34,55 +34,59 @@ def register(name: str, mixing: columns.Mixing) -> Operator:
 
 
 def _register_forward(name: str, mixing: columns.Mixing) -> Operator:
-    @torch.library.custom_op(
-        f"neural_similarity::{name}", mutates_args=(), schema=f"({_OPERANDS}) -> Tensor"
-    )
     def forward(x, weight, similarity, stride, padding, dilation, groups):
         window = _window(weight, stride, padding, dilation)
         return columns.forward(mixing, x, weight, similarity, window, groups)
 
-    @forward.register_fake
-    def _(x, weight, similarity, stride, padding, dilation, groups):
+    def fake(x, weight, similarity, stride, padding, dilation, groups):
         output = _window(weight, stride, padding, dilation).output_size(x.shape[2:])
         return columns.like_convolution(x.new_empty(x.shape[0], *output, weight.shape[0]), x)
 
-    @forward.register_vmap
-    def _(info, in_dims, *arguments):
+    def vmap(info, in_dims, *arguments):
         operands, geometry = arguments[:3], arguments[3:]
         if in_dims[1] is None:  # one kernel: the examples are one larger batch
             x, similarity = (
                 _batched(operands[i], in_dims[i], info.batch_size).flatten(0, 1) for i in (0, 2)
             )
-            y = forward(x, operands[1], similarity, *geometry)
+            y = operator(x, operands[1], similarity, *geometry)
             return y.unflatten(0, (info.batch_size, -1)), 0
         examples = _examples(operands, in_dims, info.batch_size)
-        return torch.stack([forward(*example, *geometry) for example in examples]), 0
+        return torch.stack([operator(*example, *geometry) for example in examples]), 0
 
-    return getattr(torch.ops.neural_similarity, name).default
+    operator = _register(name, f"({_OPERANDS}) -> Tensor", forward, fake, vmap)
+    return operator
 
 
 def _register_backward(name: str, mixing: columns.Mixing) -> Operator:
-    @torch.library.custom_op(
-        f"neural_similarity::{name}_backward",
-        mutates_args=(),
-        schema=f"(Tensor grad, {_OPERANDS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
-    )
     def backward(grad, x, weight, similarity, stride, padding, dilation, groups, needs):
         window = _window(weight, stride, padding, dilation)
         return columns.backward(mixing, grad, x, weight, similarity, window, groups, needs)
 
-    @backward.register_fake
-    def _(grad, x, weight, similarity, stride, padding, dilation, groups, needs):
+    def fake(grad, x, weight, similarity, stride, padding, dilation, groups, needs):
         return tuple(columns.empty_gradients((x, weight, similarity), needs))
 
-    @backward.register_vmap
-    def _(info, in_dims, *arguments):
+    def vmap(info, in_dims, *arguments):
         operands, rest = arguments[:4], arguments[4:]
         examples = _examples(operands, in_dims, info.batch_size)
-        gradients = [backward(*example, *rest) for example in examples]
+        gradients = [operator(*example, *rest) for example in examples]
         return tuple(torch.stack(parts) for parts in zip(*gradients, strict=True)), (0, 0, 0)
 
-    return getattr(torch.ops.neural_similarity, f"{name}_backward").default
+    schema = f"(Tensor grad, {_OPERANDS}, bool[] needs) -> (Tensor, Tensor, Tensor)"
+    operator = _register(f"{name}_backward", schema, backward, fake, vmap)
+    return operator
+
+
+def _register(name: str, schema: str, body: Operator, fake: Operator, vmap: Operator) -> Operator:
+    """An operator of every device.
+
+    Not by `torch.library.custom_op`: its wrapper imports the compiler, seconds long, at first use.
+    """
+    qualified = f"neural_similarity::{name}"
+    torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(qualified, "default", body)
+    torch.library.register_fake(qualified, fake)
+    torch.library.register_vmap(qualified, vmap)
+    return getattr(torch.ops.neural_similarity, name).default
 
 
 def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
