@@ -57,21 +57,22 @@ def mean_matrix(m: Tensor) -> Tensor:
 
 
 def plot_matrices(found: dict[str, Tensor], columns: int = 5) -> "Figure":
-    """A K×K heat map per layer: rows are kernel taps, columns patch taps, white is zero."""
+    """A K×K heat map of M - I per layer: rows are kernel taps, columns patch taps, white is zero."""
     from matplotlib.figure import Figure
 
     rows = -(-len(found) // columns)
     figure = Figure((columns * 2 * CELL, rows * 2 * CELL + 0.5))
     grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw=_GRID)
-    matrices = {name: mean_matrix(m) for name, m in found.items()}
-    limit = max(matrix.abs().max().item() for matrix in matrices.values())
+    means = {name: mean_matrix(m) for name, m in found.items()}
+    matrices = {name: mean - torch.eye(len(mean)) for name, mean in means.items()}
+    limit = max(1e-6, *(matrix.abs().max().item() for matrix in matrices.values()))
     for axis, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
         axis.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(name, fontsize=8)
     for axis in grid.flat:
         axis.set_axis_off()
     figure.colorbar(grid.flat[0].images[0], ax=grid, shrink=0.8)
-    figure.suptitle("M[kernel tap, patch tap], mean over positions where dynamic", fontsize=9)
+    figure.suptitle("M - I [kernel tap, patch tap], mean over positions where dynamic", fontsize=9)
     return figure
 
 
