@@ -57,7 +57,7 @@ def mean_matrix(m: Tensor) -> Tensor:
 
 
 def plot_matrices(found: dict[str, Tensor], columns: int = 5) -> "Figure":
-    """A K×K heat map of M - I per layer: rows are kernel taps, columns patch taps, white is zero."""
+    """A K×K heat map of M - I per layer: rows are kernel taps, columns patch taps."""
     from matplotlib.figure import Figure
 
     rows = -(-len(found) // columns)
