@@ -242,6 +242,14 @@ def test_released_options_of_the_predictor():
     assert 0 < (m - 1).std() < 0.05
 
 
+def test_predictions_start_at_the_scale_of_the_identity():
+    """Whatever the size of the patch, so that the gains learn at one speed in every layer."""
+    for channels in (3, 32, 128):
+        layer = ns.Conv2d(channels, 8, 3, padding=1, similarity="dynamic-diagonal")
+        raw = layer.similarity.predictor(torch.randn(4, channels, 8, 8))
+        assert 0.5 < raw.square().mean().sqrt().item() < 2
+
+
 def test_without_a_residual_m_is_what_is_predicted():
     spec = ns.Dynamic(ns.Full(residual=False), ns.SphereNet(), init="released")
     layer = ns.Conv2d(4, 6, 3, similarity=spec)

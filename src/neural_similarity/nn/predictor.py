@@ -34,14 +34,16 @@ class SphereNet:
         hidden: Channels between the two; by default 64 for up to K scalars, 128 for more (App. A).
         batch_norm: Normalise behind both convolutions.
         batch_norm_eps: Its eps. With PyTorch's usual 1e-5 the released small start is undone.
-        scales: Factors on He's standard deviation for the two kernels.
+        scales: Factors on He's standard deviation for the two kernels. By default the second is at
+            He's and the first at He's for patches of unit norm, √2 whatever their size: a patch of
+            C·K numbers over its norm is √(C·K) times smaller than what He's counts on.
         eps: Added to the squared patch norm.
     """
 
     hidden: int | None = None
     batch_norm: bool = False
     batch_norm_eps: float = 1e-3
-    scales: tuple[float, float] = (1.0, 1.0)
+    scales: tuple[float, float] | None = None
     eps: float = 1e-4
 
     def __post_init__(self):
@@ -67,7 +69,9 @@ class _SphereNet(nn.Module):
         self.norm1 = nn.BatchNorm2d(hidden, eps=spec.batch_norm_eps) if normed else nn.Identity()
         self.last = nn.Conv2d(hidden, scalars, 3, padding=1, bias=not normed)
         self.norm2 = nn.BatchNorm2d(scalars, eps=spec.batch_norm_eps) if normed else nn.Identity()
-        for weight, scale in zip((self.patch.weight, self.last.weight), spec.scales, strict=True):
+        patch_size = self.patch.weight[0].numel()
+        scales = spec.scales or (patch_size**0.5, 1.0)
+        for weight, scale in zip((self.patch.weight, self.last.weight), scales, strict=True):
             nn.init.kaiming_normal_(weight, nonlinearity="relu")
             weight.data.mul_(scale)
         if self.last.bias is not None:

@@ -3,7 +3,7 @@
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 from neural_similarity.train.recipe import Recipe
 
-# Chosen for a laptop and two minutes: small batches, because four hundred updates have to do; no
+# Chosen for a laptop and two minutes: small batches, because five hundred updates have to do; no
 # mirror images, because the shoes of Fashion-MNIST all point the same way; fp32, because bf16
 # gains nothing at so few channels; one thread, because a second one gains a quarter on an idle
 # machine and is a disaster on a busy one.
@@ -14,9 +14,9 @@ QUICKSTART = {
             dataset="embedded",
             width=0.375,
             similarity=Dynamic(Diagonal(), predictor=SphereNet(hidden=16)),
-            steps=400,
+            steps=500,
             lr=0.03,
-            drops=(240, 360),
+            drops=(320, 440),
             batch_size=32,
             crop=1,
             flip=False,
