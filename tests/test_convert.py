@@ -1,4 +1,6 @@
-"""Surgery on networks: convert, unconvert, fold, and the groups of an optimiser."""
+"""Surgery on networks: convert, unconvert, fold, freeze, and the groups of an optimiser."""
+
+import pickle
 
 import pytest
 import torch
@@ -225,3 +227,53 @@ def test_parameter_groups_hold_every_trainable_parameter_once():
     assert [g["name"] for g in ns.parameter_groups(nn.Linear(2, 2), weight_decay=0.1)] == [
         "weights"
     ]
+
+
+def test_a_frozen_backbone_trains_its_similarities_only(network, x):
+    plain_state = {key: value.clone() for key, value in network.state_dict().items()}
+    converted = ns.freeze_backbone(ns.convert(network, "dynamic-diagonal"))
+    trained = [p for p in converted.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, 0.1)
+    converted.train()
+    losses = []
+    for _ in range(20):
+        loss = (converted(x) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    backbone = ns.unconvert(converted).state_dict()
+    assert all(torch.equal(backbone[key], value) for key, value in plain_state.items())
+
+
+def test_a_frozen_backbone_computes_as_in_evaluation_and_survives_copies(network, x):
+    network.norm.running_mean.fill_(0.5)
+    converted = pickle.loads(pickle.dumps(ns.freeze_backbone(ns.convert(network, "static-full"))))
+    assert torch.equal(converted.train()(x), network.eval()(x))
+    loose = ns.freeze_backbone(ns.convert(network.train(), "static-full"), norm="train")
+    assert torch.equal(loose(x), network(x))
+
+
+def test_unfreezing_lets_everything_train_again(network, x):
+    converted = ns.freeze_backbone(ns.convert(network, "static-full"))
+    ns.freeze_backbone(converted)
+    converted(x)
+    ns.unfreeze_backbone(converted).train()
+    assert all(p.requires_grad for p in converted.parameters())
+    before = converted.norm.running_mean.clone()
+    converted(x)
+    assert not torch.equal(converted.norm.running_mean, before)
+
+
+@pytest.mark.parametrize(
+    ("similarity", "norm", "message"),
+    [
+        (None, "eval", "`model` must have similarities to train"),
+        ("static-full", "off", '`norm` must be "eval" or "train", got \'off\''),
+    ],
+)
+def test_freezing_errors(network, similarity, norm, message):
+    model = ns.convert(network, similarity) if similarity else network
+    with pytest.raises(ValueError, match=message):
+        ns.freeze_backbone(model, norm)

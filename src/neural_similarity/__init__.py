@@ -7,10 +7,12 @@ from neural_similarity import functional as functional
 from neural_similarity import models as models
 from neural_similarity.convert import convert as convert
 from neural_similarity.convert import fold as fold
+from neural_similarity.convert import freeze_backbone as freeze_backbone
 from neural_similarity.convert import max_difference as max_difference
 from neural_similarity.convert import parameter_groups as parameter_groups
 from neural_similarity.convert import plan as plan
 from neural_similarity.convert import unconvert as unconvert
+from neural_similarity.convert import unfreeze_backbone as unfreeze_backbone
 from neural_similarity.nn import SIMILARITIES as SIMILARITIES
 from neural_similarity.nn import Conv2d as Conv2d
 from neural_similarity.nn import Diagonal as Diagonal

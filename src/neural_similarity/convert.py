@@ -13,6 +13,7 @@ from neural_similarity.nn.text import Similarity, parse_similarity
 
 Network = TypeVar("Network", bound=nn.Module)
 OnDynamic = Literal["error", "keep"]
+NormMode = Literal["eval", "train"]
 
 MOST_TAPS = 25
 """A dynamic matrix of more taps squared per position is not made unless asked for by name."""
@@ -117,6 +118,48 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
         if isinstance(layer, Conv2d):
             strip(layer, fold=False)
     return model
+
+
+def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
+    """Let only the similarities of `model` train, in place. Paper, §4.
+
+    Args:
+        model: A converted network.
+        norm: "eval" holds normalisation at its running statistics in training mode too, so that
+            the backbone stays the function that it was; "train" leaves it to the mode.
+
+    Raises:
+        ValueError: the network has no similarity, or `norm` is unknown.
+    """
+    if norm not in get_args(NormMode):
+        raise ValueError(f'`norm` must be "eval" or "train", got {norm!r}')
+    layers = [module for module in model.modules() if _has_similarity(module)]
+    if not layers:
+        raise ValueError(
+            "`model` must have similarities to train, got a network without; convert it"
+        )
+    unfreeze_backbone(model).requires_grad_(False)
+    for layer in layers:
+        layer.get_submodule("similarity").requires_grad_(True)
+    inside = {id(part) for layer in layers for part in layer.get_submodule("similarity").modules()}
+    for module in model.modules():
+        if norm == "eval" and id(module) not in inside and hasattr(module, "running_mean"):
+            module.register_forward_pre_hook(_evaluate)
+    return model
+
+
+def unfreeze_backbone(model: Network) -> Network:
+    """Let all of `model` train again, in place: `freeze_backbone` undone."""
+    for module in model.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if hook is _evaluate:
+                del module._forward_pre_hooks[key]
+    return model.requires_grad_(True)
+
+
+def _evaluate(module: nn.Module, _: Any) -> None:
+    """Hook that keeps a normalisation at its running statistics, whatever mode it is set to."""
+    module.training = False
 
 
 def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
