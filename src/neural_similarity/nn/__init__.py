@@ -11,6 +11,8 @@ from neural_similarity.nn.similarity import Static as Static
 from neural_similarity.nn.similarity import StaticSimilarity as StaticSimilarity
 from neural_similarity.nn.structure import Diagonal as Diagonal
 from neural_similarity.nn.structure import Full as Full
+from neural_similarity.nn.structure import PositiveSemidefinite as PositiveSemidefinite
 from neural_similarity.nn.structure import StructureModule as StructureModule
+from neural_similarity.nn.structure import Symmetric as Symmetric
 from neural_similarity.nn.text import format_similarity as format_similarity
 from neural_similarity.nn.text import parse_similarity as parse_similarity

@@ -10,10 +10,11 @@ from typing import Any
 
 from neural_similarity.nn.predictor import SphereNet
 from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
-from neural_similarity.nn.structure import Diagonal, Full
+from neural_similarity.nn.structure import Diagonal, Full, PositiveSemidefinite, Symmetric
 
 Similarity = Static | Dynamic
-SPECS = {spec.__name__: spec for spec in (Static, Dynamic, Diagonal, Full, SphereNet)}
+STRUCTURES = (Diagonal, Full, Symmetric, PositiveSemidefinite)
+SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURES, SphereNet)}
 """The dataclasses that a text may name."""
 
 
