@@ -216,11 +216,11 @@ def test_parameter_groups_hold_every_trainable_parameter_once():
     assert {group["name"]: group["weight_decay"] for group in groups} == {
         "weights": 0.1,
         "similarities": 0.2,
-        "gains": 0.0,
+        "undecayed": 0.0,
     }
     by_name = {group["name"]: group["params"] for group in groups}
     assert by_name["similarities"] == [network[0].similarity.raw]
-    assert by_name["gains"] == [network[1].similarity.gain]
+    assert by_name["undecayed"] == [network[1].similarity.gain]
     held = [id(p) for group in groups for p in group["params"]]
     assert len(held) == len(set(held))
     assert set(held) == {id(p) for p in network.parameters() if p.requires_grad}

@@ -102,6 +102,75 @@ def test_layers_of_every_structure(spec):
         assert_close(dynamic(x), ns.unconvert(dynamic)(x))
 
 
+def masked(inner, mask, **options):
+    module = ns.Masked(inner, **options).build(GEOMETRY).double()
+    module.mask.data.copy_(torch.tensor(mask))
+    return module
+
+
+@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
+def test_a_whole_mask_changes_nothing(inner):
+    module, plain = ns.Masked(inner).build(GEOMETRY).double(), inner.build(GEOMETRY)
+    raw = torch.randn(2, plain.scalars, 3, dtype=torch.float64)
+    assert torch.equal(module(raw), plain(raw))
+
+
+@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
+def test_a_masked_tap_leaves_the_kernel(inner):
+    mask = [0.9, 0.4, 0.5, 0.51, -1.0, 2.0]
+    module = masked(inner, mask)
+    assert module.kernel_shape().tolist() == [1, 0, 0, 1, 0, 1]
+    layer = ns.Conv2d(4, 6, (2, 3), similarity=ns.Static(ns.Masked(inner)), dtype=torch.float64)
+    layer.similarity.structure.mask.data.copy_(torch.tensor(mask))
+    layer.similarity.raw.data.normal_()
+    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    y = layer(x)
+    dead = torch.tensor([0, 1, 1, 0, 1, 0]).view(2, 3).bool()
+    layer.weight.data[..., dead] = 100.0
+    assert_close(layer(x), y)
+
+
+def test_one_tap_always_stays():
+    assert masked(ns.Full(), [-3.0, -1, -2, -4, -5, -6]).kernel_shape().tolist() == [
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
+@pytest.mark.parametrize("continuous", [True, False])
+def test_the_real_mask_takes_the_gradient_of_the_boolean_one(inner, continuous):
+    """Eq. 5: the derivative by D_r is that by D, taken at D."""
+    module = masked(inner, [0.9, 0.4, 0.5, 0.6, -1.0, 2.0], continuous=continuous)
+    raw = torch.randn(1, module.scalars, 2, dtype=torch.float64, requires_grad=True)
+    d = module.kernel_shape().detach().requires_grad_()
+    r = inner.build(GEOMETRY)(raw)
+    expected_m = d.view(-1, *[1] * (r.dim() - 2)) * r
+    m = module(raw)
+    assert_close(m, expected_m)
+    by_mask, by_raw = torch.autograd.grad(m.pow(3).sum(), (module.mask, raw))
+    assert_close((by_mask, by_raw), torch.autograd.grad(expected_m.pow(3).sum(), (d, raw)))
+
+
+def test_masked_layers_learn_their_shape_without_decay():
+    spec = ns.Dynamic(ns.Masked(ns.Diagonal()))
+    layer = ns.Conv2d(4, 6, 3, similarity=spec)
+    assert parse_similarity(format_similarity(spec)) == spec
+    groups = {g["name"]: g["params"] for g in ns.parameter_groups(layer, weight_decay=0.1)}
+    assert [tuple(p.shape) for p in groups["undecayed"]] == [(9,), (9,)]
+    layer(torch.randn(2, 4, 6, 6)).square().sum().backward()
+    assert layer.similarity.structure.mask.grad.abs().min() > 0
+
+
+def test_masks_do_not_nest():
+    with pytest.raises(ValueError, match="`structure` must not be masked itself"):
+        ns.Masked(ns.Masked(ns.Full()))
+
+
 @every
 def test_text_round_trip(spec):
     assert parse_similarity(format_similarity(ns.Static(spec))) == ns.Static(spec)

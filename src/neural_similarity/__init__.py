@@ -18,6 +18,7 @@ from neural_similarity.nn import Conv2d as Conv2d
 from neural_similarity.nn import Diagonal as Diagonal
 from neural_similarity.nn import Dynamic as Dynamic
 from neural_similarity.nn import Full as Full
+from neural_similarity.nn import Masked as Masked
 from neural_similarity.nn import PositiveSemidefinite as PositiveSemidefinite
 from neural_similarity.nn import SphereNet as SphereNet
 from neural_similarity.nn import Static as Static

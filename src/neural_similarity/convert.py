@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.conv import equip, geometry_of, strip
+from neural_similarity.nn.structure import MaskedModule
 from neural_similarity.nn.text import Similarity, parse_similarity
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -105,8 +106,9 @@ def _identity_start(similarity: Similarity | str) -> Similarity:
     spec = parse_similarity(similarity) if isinstance(similarity, str) else similarity
     if not isinstance(spec, Similarity):
         raise ValueError(f"`similarity` must be a name or spec of a similarity, got {similarity!r}")
-    starts = spec.structure.contains_identity
-    if not starts or (isinstance(spec, Dynamic) and spec.init != "identity"):
+    if not spec.structure.contains_identity or (
+        isinstance(spec, Dynamic) and spec.init != "identity"
+    ):
         raise ValueError(f"`similarity` must start at the identity to be converted to, got {spec}")
     return spec
 
@@ -223,21 +225,24 @@ def parameter_groups(
 
     Kernels, biases, normalisation and predictors decay by `weight_decay`; static M by
     `similarity_decay`, towards the identity where the structure has a residual and towards zero
-    where not; the gains of dynamic similarities not at all. Empty groups are left out.
+    where not; the gains of dynamic similarities and the masks of kernel shapes not at all. Empty
+    groups are left out.
     """
     similarities: list[nn.Parameter] = []
-    gains: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
     for module in model.modules():
         if isinstance(module, StaticSimilarity):
             similarities.append(module.raw)
         elif isinstance(module, DynamicSimilarity) and module.gain is not None:
-            gains.append(module.gain)
-    apart = {id(parameter) for parameter in similarities + gains}
+            undecayed.append(module.gain)
+        elif isinstance(module, MaskedModule):
+            undecayed.append(module.mask)
+    apart = {id(parameter) for parameter in similarities + undecayed}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in apart]
     groups = [
         ("weights", rest, weight_decay),
         ("similarities", similarities, similarity_decay),
-        ("gains", gains, 0.0),
+        ("undecayed", undecayed, 0.0),
     ]
     trained = [(name, [p for p in ps if p.requires_grad], decay) for name, ps, decay in groups]
     return [{"name": n, "params": ps, "weight_decay": decay} for n, ps, decay in trained if ps]

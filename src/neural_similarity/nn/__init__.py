@@ -11,6 +11,7 @@ from neural_similarity.nn.similarity import Static as Static
 from neural_similarity.nn.similarity import StaticSimilarity as StaticSimilarity
 from neural_similarity.nn.structure import Diagonal as Diagonal
 from neural_similarity.nn.structure import Full as Full
+from neural_similarity.nn.structure import Masked as Masked
 from neural_similarity.nn.structure import PositiveSemidefinite as PositiveSemidefinite
 from neural_similarity.nn.structure import StructureModule as StructureModule
 from neural_similarity.nn.structure import Symmetric as Symmetric

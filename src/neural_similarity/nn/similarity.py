@@ -55,8 +55,7 @@ class Dynamic:
             raise ValueError(
                 f"`init` must be one of {', '.join(get_args(Init))}, got {self.init!r}"
             )
-        starts_at_identity = self.structure.contains_identity and self.structure.residual
-        if self.init == "identity" and not starts_at_identity:
+        if self.init == "identity" and not self.structure.zero_is_identity:
             raise ValueError(
                 f'`init` "identity" needs a structure with a residual, got {self.structure!r}; '
                 'use init="released"'

@@ -31,9 +31,13 @@ class Structure(ABC):
     `exact_gradient`: the gradient of raw is the derivative of M, not a straight-through estimate.
     """
 
-    residual: bool = True
     contains_identity: ClassVar[bool] = True
     exact_gradient: ClassVar[bool] = True
+
+    @property
+    def zero_is_identity(self) -> bool:
+        """Whether raw numbers of zero mean I, as a gated prediction needs."""
+        return self.contains_identity
 
     @abstractmethod
     def build(self, geometry: Geometry) -> StructureModule:
@@ -41,7 +45,18 @@ class Structure(ABC):
 
 
 @dataclass(frozen=True)
-class Diagonal(Structure):
+class _Residual(Structure):
+    """A structure that adds the identity, unless told not to."""
+
+    residual: bool = True
+
+    @property
+    def zero_is_identity(self) -> bool:
+        return self.residual
+
+
+@dataclass(frozen=True)
+class Diagonal(_Residual):
     """M = diag(m), one number per tap: K scalars. DNS in the paper, §3.1.
 
     m = 1 + raw, or with `residual=False` m = raw.
@@ -53,7 +68,7 @@ class Diagonal(Structure):
 
 
 @dataclass(frozen=True)
-class Full(Structure):
+class Full(_Residual):
     """M any K×K matrix: K² scalars. UNS in the paper, §3.1.
 
     M = I + raw, or with `residual=False` M = raw: a dynamic filter network.
@@ -65,7 +80,7 @@ class Full(Structure):
 
 
 @dataclass(frozen=True)
-class Symmetric(Structure):
+class Symmetric(_Residual):
     """M = Mᵀ: K(K + 1)/2 scalars, the lower triangle row by row. Paper, §3.1.
 
     M = I + S, or with `residual=False` M = S, for the symmetric S of the raw numbers.
@@ -77,7 +92,7 @@ class Symmetric(Structure):
 
 
 @dataclass(frozen=True)
-class PositiveSemidefinite(Structure):
+class PositiveSemidefinite(_Residual):
     """M = L Lᵀ with L lower triangular: K(K + 1)/2 scalars, row by row. Paper, §3.1.
 
     L = I + raw, or with `residual=False` L = raw. Every such M is symmetric with no negative
@@ -87,6 +102,70 @@ class PositiveSemidefinite(Structure):
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
         return _PositiveSemidefinite(geometry.taps, self.residual)
+
+
+@dataclass(frozen=True)
+class Masked(Structure):
+    """M = D R: which taps the kernel has (D, K numbers of the layer's own) and R of `structure`.
+
+    D is Boolean and diagonal, D = 1[D_r > threshold]; the output and the gradient of R see D only,
+    and the real-valued D_r takes D's gradient (straight-through). D_r starts at 1, so D = I, and at
+    least one tap stays: the largest. D belongs to the layer also where R is predicted. Learns the
+    kernel's shape with the similarity: paper, §3.5, Eq. 4-5, "(J)" in Table 2, which leaves open
+    the threshold, the start and the decay of D_r (none here, see `ns.parameter_groups`).
+
+    Attributes:
+        structure: Of R.
+        threshold: The value above which a tap is kept, alpha in the paper.
+        continuous: D = D_r, a spatial mask without a threshold.
+    """
+
+    structure: Structure
+    threshold: float = 0.5
+    continuous: bool = False
+    exact_gradient: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if isinstance(self.structure, Masked):
+            raise ValueError(f"`structure` must not be masked itself, got {self.structure!r}")
+
+    @property
+    def zero_is_identity(self) -> bool:
+        """Whether raw numbers of zero mean I while D is I."""
+        return self.structure.zero_is_identity
+
+    def build(self, geometry: Geometry) -> StructureModule:
+        """The module for a layer of this geometry."""
+        return MaskedModule(self, geometry)
+
+
+class MaskedModule(StructureModule):
+    """D R; `mask` is the real-valued D_r, (K,)."""
+
+    def __init__(self, spec: Masked, geometry: Geometry):
+        inner = spec.structure.build(geometry)
+        super().__init__(inner.scalars)
+        self.inner = inner
+        self.threshold = spec.threshold
+        self.continuous = spec.continuous
+        self.mask = nn.Parameter(torch.ones(geometry.taps))
+
+    def kernel_shape(self) -> Float[Tensor, " taps"]:
+        """D's diagonal; its gradient goes to D_r unchanged."""
+        if self.continuous:
+            return self.mask
+        real = self.mask.detach()
+        kept = (real > self.threshold) | (real == real.max())
+        return kept.to(real.dtype) + (self.mask - real)
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """M of the raw numbers of R."""
+        m = self.inner(raw)
+        return m * self.kernel_shape().to(m.dtype).view(-1, *[1] * (m.dim() - 2))
+
+    def identity(self) -> Tensor:
+        """The raw numbers for which R is the identity."""
+        return self.inner.identity()
 
 
 class _Diagonal(StructureModule):

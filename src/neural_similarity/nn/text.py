@@ -10,10 +10,10 @@ from typing import Any
 
 from neural_similarity.nn.predictor import SphereNet
 from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
-from neural_similarity.nn.structure import Diagonal, Full, PositiveSemidefinite, Symmetric
+from neural_similarity.nn.structure import Diagonal, Full, Masked, PositiveSemidefinite, Symmetric
 
 Similarity = Static | Dynamic
-STRUCTURES = (Diagonal, Full, Symmetric, PositiveSemidefinite)
+STRUCTURES = (Diagonal, Full, Symmetric, PositiveSemidefinite, Masked)
 SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURES, SphereNet)}
 """The dataclasses that a text may name."""
 
