@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+"""torch's convolution by its number of spatial dimensions."""
+
 
 class Window(NamedTuple):
     """A sliding window in any number of spatial dimensions, symmetric zero padding included."""
