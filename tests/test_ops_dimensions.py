@@ -92,12 +92,8 @@ def test_layouts_of_three_dimensions():
 def test_derivatives(kind, dims):
     f = {1: similarity_conv1d, 3: similarity_conv3d}[dims]
     x, weight = torch.randn(1, 2, *(3, 2, 2)[:dims]), torch.randn(2, 2, *(3, 1, 2)[:dims])
-    m = similarity(
-        kind,
-        weight[0, 0].numel(),
-        f(x, weight, torch.ones(weight[0, 0].numel()), None, 1, 1).shape[2:],
-        1,
-    )
+    taps = weight[0, 0].numel()
+    m = similarity(kind, taps, f(x, weight, torch.ones(taps), None, 1, 1).shape[2:], 1)
     operands = [t.double().requires_grad_() for t in (x, weight, m)]
     assert gradcheck(lambda *o: f(*o, None, 1, 1), operands, fast_mode=True)
     assert gradgradcheck(lambda *o: f(*o, None, 1, 1), operands, fast_mode=True)

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from neural_similarity.nn import Conv2d, DynamicSimilarity, StaticSimilarity
+from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, StaticSimilarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +28,7 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     handles = [
         layer.register_forward_pre_hook(_noting(found, name))
         for name, layer in model.named_modules()
-        if isinstance(layer, Conv2d)
+        if isinstance(layer, _ConvNd) and isinstance(layer, SimilarityLayer)
     ]
     training = model.training
     try:
@@ -40,7 +41,7 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def _noting(found: dict[str, Tensor], name: str) -> Any:
-    def note(layer: Conv2d, inputs: tuple[Tensor]) -> None:
+    def note(layer: SimilarityLayer, inputs: tuple[Tensor]) -> None:
         if isinstance(layer.similarity, StaticSimilarity):
             found[name] = layer.similarity.matrix().float().cpu()
         elif isinstance(layer.similarity, DynamicSimilarity):

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import nn
 
-from neural_similarity.nn import Conv2d, build_similarity
+from neural_similarity.nn import Conv2d, sharing
 from neural_similarity.nn.text import Similarity
 
 Variant = Literal["paper", "released"]
@@ -145,9 +145,10 @@ def _network(layers: Layers, similarity: Similarity | str | None) -> nn.Sequenti
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    for layer in list(network.modules()):
-        if isinstance(layer, Conv2d):
-            layer.similarity = build_similarity(similarity, layer)
+    with sharing():
+        for layer in list(network.modules()):
+            if isinstance(layer, Conv2d):
+                layer.with_similarity(similarity)
     return network
 
 

@@ -21,7 +21,7 @@ class _Diagonal:
 
 
 def _scale(values: Tensor, m: Tensor, out: Tensor) -> None:
-    """m · values (*N, *K, c) into `out`; below m's precision values + (m - 1) · values, rounded once."""
+    """m · values into `out`; below m's precision as values + (m - 1) · values, rounded once."""
     factors = m.mT.reshape(*values.shape[:-1], m.shape[1], 1)
     values, out = (tensor.unflatten(-1, (m.shape[1], -1)) for tensor in (values, out))
     if values.dtype == m.dtype:
