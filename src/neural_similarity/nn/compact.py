@@ -33,7 +33,7 @@ def _cropped(layer: nn.Conv2d, geometry: Geometry) -> nn.Module:
     used = layer.weight.flatten(0, 1).any(0)
     kernel, sides = layer.weight, []
     for dim, (before, after) in enumerate(geometry.both_sides()):
-        first, last = _span(used.movedim(dim, 0).flatten(1).any(1))
+        first, last = _span(used.movedim(dim, 0).reshape(layer.kernel_size[dim], -1).any(1))
         kernel = kernel.narrow(2 + dim, first, last - first + 1)
         beyond = layer.kernel_size[dim] - 1 - last
         distance = layer.dilation[dim]

@@ -39,8 +39,9 @@ class Dynamic(Spec):
         predictor: A callable `(geometry, scalars) -> nn.Module`, such as `SphereNet`; the module
             maps the layer's input (n, c, height, width) to (n, scalars, h, w).
         init: "identity" multiplies every predicted number by a learnable gain that starts at 0,
-            so that M = I exactly at first, in training and evaluation. "released" has no gain:
-            M starts where the predictor's own small initialisation puts it.
+            so that M = I exactly at first, in training and evaluation (of a dilation, the part of
+            I that it has). "released" has no gain: M starts where the predictor's own small
+            initialisation puts it.
 
     Raises:
         ValueError: the structure cannot be predicted, or has no residual (or cannot be the
@@ -121,11 +122,6 @@ class DynamicSimilarity(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
-        if spec.init == "identity" and not spec.structure.contains_identity(geometry):
-            raise ValueError(
-                f'`init` "identity" needs a structure that contains it, got {spec.structure!r} '
-                f"for {geometry.taps} taps"
-            )
         self.predictor = spec.predictor(geometry, self.structure.scalars)
         gain = torch.zeros(self.structure.scalars) if spec.init == "identity" else None
         self.gain = None if gain is None else nn.Parameter(gain)
