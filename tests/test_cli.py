@@ -175,6 +175,17 @@ def test_inspect_draws_and_prints_the_files(dynamic, tmp_path, capsys, monkeypat
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
+def test_inspect_draws_on_the_images_given(dynamic, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(visualize, "draw", lambda _, x, out: seen.append(x) or [out])
+    paths = [tmp_path / "dark.png", tmp_path / "light.png", tmp_path / "grey.png"]
+    for path, shade in zip(paths, (0, 255, 99), strict=True):
+        Image.new("L", (8, 8), shade).save(path)
+    assert cli.main(["inspect", str(dynamic.path), "--images", *map(str, paths)]) == 0
+    assert len(seen[0]) == 3
+    assert seen[0][0].mean() < seen[0][2].mean() < seen[0][1].mean()
+
+
 def test_inspect_of_a_plain_network_says_so(tmp_path, capsys):
     args = [*SMALL, "--similarity", "none", "--out", str(tmp_path / "run")]
     assert cli.main(["train", *args]) == 0
