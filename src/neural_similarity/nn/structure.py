@@ -270,7 +270,7 @@ class _Triangular(_Matrix):
 
     def __init__(self, taps: int, residual: bool):
         super().__init__(taps, residual, taps * (taps + 1) // 2)
-        self.rows, self.columns = torch.tril_indices(taps, taps, device="cpu").tolist()
+        self.rows, self.columns = torch.tril_indices(taps, taps).tolist()
 
     def lower(self, raw: Tensor) -> Tensor:
         """(n, scalars, *positions) as (n, K, K, *positions), zero above the diagonal."""
