@@ -15,6 +15,9 @@ from neural_similarity.ops.window import promoted
 
 Init = Literal["identity", "released"]
 
+MOST_SCALARS = 25**2
+"""A dynamic M of more numbers per position than a full one of 5×5 taps needs to be asked for."""
+
 
 @dataclass(frozen=True, repr=False)
 class Static(Spec):
@@ -78,6 +81,16 @@ SIMILARITIES: dict[str, Static | Dynamic | None] = {
     "dynamic-full": Dynamic(Full()),
 }
 """The named similarities; "none" is the plain layer."""
+
+
+def predicted_scalars(similarity: Static | Dynamic, geometry: Geometry) -> int:
+    """How many numbers per output position a layer's similarity predicts; none if static.
+
+    Raises:
+        ValueError: the structure does not fit the layer.
+    """
+    scalars = similarity.structure.build(geometry).scalars
+    return scalars if isinstance(similarity, Dynamic) else 0
 
 
 class StaticSimilarity(nn.Module):
