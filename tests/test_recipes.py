@@ -78,6 +78,7 @@ def test_budget_changes_steps_and_drops_only():
         ({"steps": 100}, r"`drops` must rise and stay below `steps` = 100, got \(34000, 54000\)"),
         ({"drops": (5, 3)}, r"`drops` must rise .* got \(5, 3\)"),
         ({"checkpoint_seconds": 301.0}, "above 0 and at most 300, got 301.0"),
+        ({"model": "cnn10", "variant": "released"}, '`variant` must be "paper" for cnn10, got '),
         ({"model": "cnn8"}, "`model` must be one of .*, got 'cnn8'; nearest: cnn9"),
         ({"dataset": "cifar11"}, "`dataset` must be one of .*, got 'cifar11'; nearest: cifar10"),
     ],

@@ -41,10 +41,15 @@ from neural_similarity.nn import sharing as sharing
 
 if TYPE_CHECKING:
     from neural_similarity import data as data
+    from neural_similarity import testing as testing
     from neural_similarity import visualize as visualize
     from neural_similarity.train.run import load as load
 
-_LAZY = {"data": "neural_similarity.data", "visualize": "neural_similarity.visualize"}
+_LAZY = {
+    "data": "neural_similarity.data",
+    "testing": "neural_similarity.testing",
+    "visualize": "neural_similarity.visualize",
+}
 __version__ = "0.1.0"
 
 

@@ -25,6 +25,7 @@ from neural_similarity.nn.layer import (
     is_dynamic,
     strip,
 )
+from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity, parse_similarity
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -33,8 +34,6 @@ NormMode = Literal["eval", "train"]
 Measure = Callable[[Tensor], Tensor]
 Where = Collection[str] | Callable[[str, nn.Module], bool]
 
-MOST_TAPS = 25
-"""A dynamic matrix of more taps squared per position is not made unless asked for by name."""
 MEASURES: dict[str, Measure] = {
     "l1": lambda m: m.abs().sum(),
     "nuclear": lambda m: torch.linalg.matrix_norm(m, "nuc").sum(),
@@ -163,14 +162,14 @@ def _unfit(geometry: Geometry, spec: Similarity, where: Where | None) -> str | N
     if geometry.taps == 1:
         return "has a single kernel tap"
     try:
-        scalars = spec.structure.build(geometry).scalars
+        predicted = predicted_scalars(spec, geometry)
         contains_identity = spec.structure.contains_identity(geometry)
     except ValueError as error:
         return f"does not fit: {error}"
     if not contains_identity:
         return f"{_UNFIT} {spec.structure!r} of {geometry.taps} taps"
-    if isinstance(spec, Dynamic) and scalars > MOST_TAPS**2 and where is None:
-        return f"would predict {scalars} numbers per position; name it in `where` to have that"
+    if predicted > MOST_SCALARS and where is None:
+        return f"would predict {predicted} numbers per position; name it in `where` to have that"
     return None
 
 

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "fold": (runs.fold, "fold static similarities into plain convolutions"),
     "inspect": (runs.inspect, "draw the similarities that a run learned"),
     "recipes": (catalogue.recipes, "list the named recipes"),
+    "models": (catalogue.models, "list the networks, their parameters and multiplications"),
     "data": (catalogue.data, "download or verify a data set"),
 }
 EXAMPLES = """\

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import SimilarityLayer
 from neural_similarity.nn.linear import dynamic_linear, linear_geometry
 from neural_similarity.nn.similarity import StaticSimilarity
@@ -80,7 +81,11 @@ class LSTM(SimilarityLayer, nn.LSTM):
             }
         )
 
-    def _geometry(self, kind: str, layer: int) -> Any:
+    def geometry(self) -> Geometry:
+        """What the first of the similarities needs to know of the layer."""
+        return self._geometry("ih", 0)
+
+    def _geometry(self, kind: str, layer: int) -> Geometry:
         features = self.input_size if kind == "ih" and layer == 0 else self.hidden_size
         return linear_geometry(features, 4 * self.hidden_size)
 
@@ -145,7 +150,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
             if layer + 1 < self.num_layers:
                 x = F.dropout(x, self.dropout, self.training)
         hs, cs = zip(*states, strict=True)
-        return x, torch.stack(hs), torch.stack(cs)
+        return x, torch.stack(hs), torch.stack(cs).to(x.dtype)
 
     def _product(self, kind: str, layer: int, x: Tensor) -> Tensor:
         """W M(x) x + b."""
@@ -156,7 +161,10 @@ class LSTM(SimilarityLayer, nn.LSTM):
 
 
 def _cell(gates: Tensor, c: Tensor) -> State:
-    """The next (h, c) from all gates, in torch's order: input, forget, cell, output."""
+    """The next (h, c) from all gates, in torch's order: input, forget, cell, output.
+
+    Under autocast the gates and h are in its type, and c in the wider one that it came in.
+    """
     i, f, g, o = gates.chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
+    return (o.sigmoid() * c.tanh()).to(gates.dtype), c

@@ -15,6 +15,9 @@ from neural_similarity.ops.window import promoted
 
 Init = Literal["identity", "released"]
 
+MOST_SCALARS = 25**2
+"""A dynamic M of more numbers per position than a full one of 5×5 taps needs to be asked for."""
+
 
 @dataclass(frozen=True, repr=False)
 class Static(Spec):
@@ -40,8 +43,9 @@ class Dynamic(Spec):
             maps the layer's input (n, c, height, width) to (n, scalars, h, w). Or such a module
             itself, for a single layer.
         init: "identity" multiplies every predicted number by a learnable gain that starts at 0,
-            so that M = I exactly at first, in training and evaluation. "released" has no gain:
-            M starts where the predictor's own small initialisation puts it.
+            so that M = I exactly at first, in training and evaluation (of a dilation, the part of
+            I that it has). "released" has no gain: M starts where the predictor's own small
+            initialisation puts it.
 
     Raises:
         ValueError: the structure cannot be predicted, or has no residual (or cannot be the
@@ -78,6 +82,16 @@ SIMILARITIES: dict[str, Static | Dynamic | None] = {
     "dynamic-full": Dynamic(Full()),
 }
 """The named similarities; "none" is the plain layer."""
+
+
+def predicted_scalars(similarity: Static | Dynamic, geometry: Geometry) -> int:
+    """How many numbers per output position a layer's similarity predicts; none if static.
+
+    Raises:
+        ValueError: the structure does not fit the layer.
+    """
+    scalars = similarity.structure.build(geometry).scalars
+    return scalars if isinstance(similarity, Dynamic) else 0
 
 
 class StaticSimilarity(nn.Module):
@@ -122,11 +136,6 @@ class DynamicSimilarity(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
-        if spec.init == "identity" and not spec.structure.contains_identity(geometry):
-            raise ValueError(
-                f'`init` "identity" needs a structure that contains it, got {spec.structure!r} '
-                f"for {geometry.taps} taps"
-            )
         make, scalars = spec.predictor, self.structure.scalars
         self.predictor = make if isinstance(make, nn.Module) else make(geometry, scalars)
         gain = torch.zeros(self.structure.scalars) if spec.init == "identity" else None

@@ -15,6 +15,7 @@ from neural_similarity.ops.kernel import fold_kernel
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     Window,
+    autocasts,
     promoted,
     same_padding,
     window,
@@ -186,9 +187,8 @@ def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tenso
 
 def _autocast(x: Tensor, weight: Tensor, similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The operands as a convolution under autocast takes them; M in float32 at least."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    if autocasts(x):
+        dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype != weight.dtype:
         raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from neural_similarity.ops.window import CONVOLUTIONS, promoted, without_autocast
+from neural_similarity.ops.window import CONVOLUTIONS, autocasts, promoted, without_autocast
 
 Angle = Literal["cosine", "linear", "sigmoid"]
 Normalize = Literal["both", "input"]
@@ -133,10 +133,9 @@ def _cosine(x: Tensor, kernel: Tensor, geometry: tuple, eps: float) -> Tensor:
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:
     """What a convolution of `x` returns: autocast leaves float64 as it is."""
-    device = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+    if x.dtype == torch.float64 or not autocasts(x):
         return x.dtype
-    return torch.get_autocast_dtype(device)
+    return torch.get_autocast_dtype(x.device.type)
 
 
 def _divide(y: Tensor, norm: Tensor, channels: int) -> Tensor:

@@ -116,8 +116,14 @@ def promoted(raw: Tensor) -> Tensor:
     return raw if raw.dtype == torch.float64 else raw.float()
 
 
+def autocasts(tensor: Tensor) -> bool:
+    """Whether autocast is on for `tensor`'s device; some, as meta, have none."""
+    device = tensor.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which operations on `tensor`'s device keep their input's precision."""
-    device = tensor.device.type
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if enabled else nullcontext()
+    if not autocasts(tensor):
+        return nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False)

@@ -11,6 +11,7 @@ from neural_similarity.train.scoring import Scores as Scores
 from neural_similarity.train.scoring import evaluate as evaluate
 from neural_similarity.train.scoring import predict as predict
 from neural_similarity.train.scoring import score as score
+from neural_similarity.train.session import PICTURED as PICTURED
 from neural_similarity.train.session import draw_similarities as draw_similarities
 from neural_similarity.train.session import load_data as load_data
 from neural_similarity.train.session import resume as resume
