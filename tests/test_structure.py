@@ -1,8 +1,11 @@
 """Structures: what matrices they make of raw numbers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.autograd import gradcheck
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
@@ -102,77 +105,145 @@ def test_layers_of_every_structure(spec):
         assert_close(dynamic(x), ns.unconvert(dynamic)(x))
 
 
-def masked(inner, mask, **options):
-    module = ns.Masked(inner, **options).build(GEOMETRY).double()
-    module.mask.data.copy_(torch.tensor(mask))
-    return module
-
-
-@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
-def test_a_whole_mask_changes_nothing(inner):
-    module, plain = ns.Masked(inner).build(GEOMETRY).double(), inner.build(GEOMETRY)
-    raw = torch.randn(2, plain.scalars, 3, dtype=torch.float64)
-    assert torch.equal(module(raw), plain(raw))
-
-
-@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
-def test_a_masked_tap_leaves_the_kernel(inner):
-    mask = [0.9, 0.4, 0.5, 0.51, -1.0, 2.0]
-    module = masked(inner, mask)
-    assert module.kernel_shape().tolist() == [1, 0, 0, 1, 0, 1]
-    layer = ns.Conv2d(4, 6, (2, 3), similarity=ns.Static(ns.Masked(inner)), dtype=torch.float64)
-    layer.similarity.structure.mask.data.copy_(torch.tensor(mask))
-    layer.similarity.raw.data.normal_()
-    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    y = layer(x)
-    dead = torch.tensor([0, 1, 1, 0, 1, 0]).view(2, 3).bool()
-    layer.weight.data[..., dead] = 100.0
-    assert_close(layer(x), y)
-
-
-def test_one_tap_always_stays():
-    assert masked(ns.Full(), [-3.0, -1, -2, -4, -5, -6]).kernel_shape().tolist() == [
-        0,
-        1,
-        0,
-        0,
-        0,
-        0,
-    ]
-
-
-@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
-@pytest.mark.parametrize("continuous", [True, False])
-def test_the_real_mask_takes_the_gradient_of_the_boolean_one(inner, continuous):
-    """Eq. 5: the derivative by D_r is that by D, taken at D."""
-    module = masked(inner, [0.9, 0.4, 0.5, 0.6, -1.0, 2.0], continuous=continuous)
-    raw = torch.randn(1, module.scalars, 2, dtype=torch.float64, requires_grad=True)
-    d = module.kernel_shape().detach().requires_grad_()
-    r = inner.build(GEOMETRY)(raw)
-    expected_m = d.view(-1, *[1] * (r.dim() - 2)) * r
-    m = module(raw)
-    assert_close(m, expected_m)
-    by_mask, by_raw = torch.autograd.grad(m.pow(3).sum(), (module.mask, raw))
-    assert_close((by_mask, by_raw), torch.autograd.grad(expected_m.pow(3).sum(), (d, raw)))
-
-
-def test_masked_layers_learn_their_shape_without_decay():
-    spec = ns.Dynamic(ns.Masked(ns.Diagonal()))
-    layer = ns.Conv2d(4, 6, 3, similarity=spec)
-    assert parse_similarity(format_similarity(spec)) == spec
-    groups = {g["name"]: g["params"] for g in ns.parameter_groups(layer, weight_decay=0.1)}
-    assert [tuple(p.shape) for p in groups["undecayed"]] == [(9,), (9,)]
-    layer(torch.randn(2, 4, 6, 6)).square().sum().backward()
-    assert layer.similarity.structure.mask.grad.abs().min() > 0
-
-
-def test_masks_do_not_nest():
-    with pytest.raises(
-        ValueError, match=r"`structure` of Masked must be one of Diagonal, .* got Masked"
-    ):
-        ns.Masked(ns.Masked(ns.Full()))
-
-
 @every
 def test_text_round_trip(spec):
     assert parse_similarity(format_similarity(ns.Static(spec))) == ns.Static(spec)
+
+
+def channels_and_blocks(layer, axis, count):
+    """(kernel, index of its channel, channel, block) of every pair that the layer joins."""
+    per_group = layer.in_channels // layer.groups
+    for o in range(layer.out_channels):
+        for j in range(per_group):
+            channel = o // (layer.out_channels // layer.groups) * per_group + j
+            if axis == "channels":
+                yield o, j, channel, channel // (layer.in_channels // count)
+            else:
+                yield o, j, channel, o // (layer.out_channels // count)
+
+
+UNSHARED = [
+    ("channels", 2, 1),
+    ("channels", "each", 1),
+    ("channels", "each", 2),
+    ("channels", 2, 4),
+    ("channels", 1, 2),
+    ("filters", 2, 1),
+    ("filters", "each", 2),
+    ("filters", 2, 4),
+]
+unshared = pytest.mark.parametrize(("axis", "count", "groups"), UNSHARED)
+inners = pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full(), ns.Symmetric()], ids=str)
+
+
+@unshared
+@inners
+def test_unshared_static_blocks_are_convolutions_of_one_channel_by_one_kernel(
+    axis, count, groups, inner
+):
+    spec = ns.Static(ns.Unshared(inner, **{axis: count}))
+    layer = ns.Conv2d(4, 8, (2, 3), groups=groups, similarity=spec, dtype=torch.float64)
+    layer.similarity.raw.data.normal_()
+    blocks = count if count != "each" else {"channels": 4, "filters": 8}[axis]
+    module = inner.build(layer.geometry())
+    assert layer.similarity.raw.shape == (blocks * module.scalars,)
+    m = module(layer.similarity.raw.view(blocks, module.scalars))
+    m = torch.diag_embed(m) if m.dim() == 2 else m
+    x = torch.randn(2, 4, 4, 5, dtype=torch.float64)
+    y = layer.bias[:, None, None].expand(2, 8, 3, 3).clone()
+    for o, j, channel, block in channels_and_blocks(layer, axis, blocks):
+        kernel = (layer.weight[o, j].flatten() @ m[block]).view(1, 1, 2, 3)
+        y[:, o] += F.conv2d(x[:, [channel]], kernel)[:, 0]
+    assert_close(layer(x), y)
+    assert_close(layer.fuse()(x), y)
+    assert_close(layer.similarity.full_matrix(), m)
+
+
+@unshared
+@inners
+def test_unshared_dynamic_blocks_see_the_patch_of_one_channel(axis, count, groups, inner):
+    spec = ns.Dynamic(ns.Unshared(inner, **{axis: count}), ns.SphereNet(hidden=4), init="released")
+    layer = ns.Conv2d(4, 8, (2, 3), groups=groups, similarity=spec).double()
+    blocks = count if count != "each" else {"channels": 4, "filters": 8}[axis]
+    x = torch.randn(2, 4, 4, 5, dtype=torch.float64)
+    raw = layer.similarity.predictor(x).flatten(2)
+    m = torch.stack([inner.build(layer.geometry())(r) for r in raw.chunk(blocks, 1)], 1)
+    if m.dim() == 4:
+        m = torch.diag_embed(m.movedim(2, -1)).movedim((-2, -1), (2, 3))
+    patches = F.unfold(x, (2, 3)).unflatten(1, (4, TAPS))
+    y = layer.bias[:, None].expand(2, 8, 9).clone()
+    for o, j, channel, block in channels_and_blocks(layer, axis, blocks):
+        mixed = torch.einsum("npql,nql->npl", m[:, block], patches[:, channel])
+        y[:, o] += torch.einsum("p,npl->nl", layer.weight[o, j].flatten(), mixed)
+    assert_close(layer(x).flatten(2), y)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_unstructured_is_any_matrix_between_kernel_and_patch(groups):
+    layer = ns.Conv2d(
+        4, 6, (2, 3), padding=1, groups=groups, similarity=ns.Static(ns.Unstructured()),
+        dtype=torch.float64,
+    )  # fmt: skip
+    x = torch.randn(2, 4, 3, 4, dtype=torch.float64)
+    assert torch.equal(layer(x), ns.unconvert(layer)(x))
+    entries = 4 // groups * TAPS
+    assert layer.similarity.raw.shape == (entries**2,)
+    layer.similarity.raw.data.normal_()
+    m = torch.eye(entries, dtype=torch.float64) + layer.similarity.raw.view(entries, entries)
+    patches = F.unfold(x, (2, 3), padding=1).unflatten(1, (groups, entries))
+    kernels = layer.weight.view(groups, 6 // groups, entries)
+    y = torch.einsum("gop,pq,ngql->ngol", kernels, m, patches).flatten(1, 2)
+    assert_close(layer(x).flatten(2), y + layer.bias[:, None])
+    assert_close(layer.fuse()(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ns.Unshared(ns.Full()), "exactly one of `channels` and `filters` .*None and None"),
+        (
+            lambda: ns.Unshared(ns.Full(), channels=2, filters="each"),
+            "exactly one of `channels` and `filters` must be given, got 2 and 'each'",
+        ),
+        (
+            lambda: ns.Unshared(ns.Unshared(ns.Full(), channels=2), filters=2),
+            "`structure` must be that of one block, got Unshared",
+        ),
+        (
+            lambda: ns.Unshared(ns.Unstructured(), filters=2),
+            r"`structure` must be that of one block, got Unstructured\(\)",
+        ),
+        (
+            lambda: ns.Unshared(ns.Full(), channels=3).build(GEOMETRY),
+            "`blocks` must divide the 4 channels, got 3",
+        ),
+        (
+            lambda: ns.Unshared(ns.Full(), filters=0).build(GEOMETRY),
+            "`blocks` must divide the 6 filters, got 0",
+        ),
+        (
+            lambda: ns.Unshared(ns.Full(), filters=3).build(replace(GEOMETRY, groups=2)),
+            "`blocks` of filters must divide `groups` 2 or be a multiple of it, got 3",
+        ),
+        (
+            lambda: ns.Unshared(ns.Full(), channels="all").build(GEOMETRY),
+            "`blocks` must divide the 4 channels, got 'all'",
+        ),
+        (
+            lambda: ns.Dynamic(ns.Unstructured()),
+            r"`structure` must not be static only, got Unstructured\(\)",
+        ),
+    ],
+)  # fmt: skip
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_text_of_structures_of_blocks():
+    for spec in (
+        ns.Static(ns.Unstructured()),
+        ns.Static(ns.Unshared(ns.PositiveSemidefinite(), filters=2)),
+        ns.Dynamic(ns.Unshared(ns.Masked(ns.Diagonal()), channels="each")),
+    ):
+        assert parse_similarity(format_similarity(spec)) == spec

@@ -10,7 +10,7 @@ from tiny_images import tiny as tiny
 
 from neural_similarity import data, models
 from neural_similarity.data import Augment, Batches
-from neural_similarity.nn import Diagonal, Static
+from neural_similarity.nn import Diagonal, Full, Static
 from neural_similarity.train import Recipe, choose_runtime, load, session, train
 from neural_similarity.train.checkpoint import checkpoints
 from neural_similarity.train.journal import Journal, read_lines
@@ -43,6 +43,7 @@ WEIGHTS = {
 ELSEWHERE = {
     *("dataset", "image_size", "similarity_decay", "channels_last", "compile", "threads"),
     *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every"),
+    *("penalty", "penalty_measure"),
 }
 
 
@@ -78,6 +79,41 @@ def test_optimizer_has_the_recipes_numbers(tmp_path):
     assert {group["momentum"] for group in optimizer.param_groups} == {0.3}
     assert {group["lr"] for group in optimizer.param_groups} == {0.4}
     assert not any(group["nesterov"] for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize(
+    ("measure", "start", "moves"), [("l1", 9, True), ("nuclear", 9, True), ("deviation", 0, False)]
+)
+def test_the_penalty_is_added_to_the_loss(tmp_path, measure, start, moves):
+    """At M = I of nine layers: 9 each, with the gradient I, or nothing of its deviation."""
+    plain = replace(
+        TINY, similarity=Static(Full()), steps=1, drops=(), log_every=1, weight_decay=0.0
+    )
+    losses, states = [], []
+    for i, recipe in enumerate((plain, replace(plain, penalty=0.5, penalty_measure=measure))):
+        run = train(recipe, out=tmp_path / str(i), device="cpu")
+        losses.append(read_lines(run.metrics)[0]["loss"])
+        states.append(load(run).state_dict())
+    assert losses[1] - losses[0] == pytest.approx(0.5 * 9 * start, abs=1e-5)
+    for name, value in states[0].items():
+        pulled = -0.1 * 0.5 * torch.eye(9).flatten() if name.endswith(".raw") and moves else 0
+        torch.testing.assert_close(states[1][name], value + pulled, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"penalty": -1.0}, "`penalty` must not be negative, got -1.0"),
+        ({"penalty": 0.1}, "`penalty` is one of static similarities .*, got 0.1 for Dynamic"),
+        (
+            {"penalty_measure": "l2"},
+            "`penalty_measure` must be one of l1, nuclear, deviation, got 'l2'; nearest: l1",
+        ),
+    ],
+)
+def test_penalties_are_validated(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **changes)
 
 
 def test_model_has_the_recipes_options(tmp_path, monkeypatch):

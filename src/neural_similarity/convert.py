@@ -28,6 +28,7 @@ from neural_similarity.nn.layer import (
     is_dynamic,
     strip,
 )
+from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity, required_similarity
 
@@ -43,7 +44,7 @@ MEASURES: dict[str, Measure] = {
     "deviation": lambda m: (m - torch.eye(m.shape[-1], device=m.device)).square().sum(),
 }
 """What `penalty` may sum up, by name."""
-_UNFIT = "does not contain the identity:"
+_UNFIT = ("does not fit:", "does not contain the identity:")
 
 
 def convert(
@@ -69,11 +70,12 @@ def convert(
 
     Raises:
         ValueError: a module named in `where` is missing or cannot be converted, the similarity
-            does not start at the identity in any of them, or a ready predictor would serve several.
+            fits none or does not start at the identity in any of them, or a ready predictor would
+            serve several. Errors of a single layer carry its name.
     """
     spec = _identity_start(similarity)
     reasons = plan(model, spec, where)
-    _check_plan(reasons, spec, where)
+    _check_plan(model, reasons, spec, where)
     model = model if inplace else deepcopy(model)
     layers = dict(model.named_modules(remove_duplicate=False))
     with sharing():
@@ -90,20 +92,24 @@ def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
         raise ValueError(f"layer {name!r}: {error}") from error
 
 
-def _check_plan(reasons: Mapping[str, str | None], spec: Similarity, where: Where | None) -> None:
+def _check_plan(
+    model: nn.Module, reasons: Mapping[str, str | None], spec: Similarity, where: Where | None
+) -> None:
     """Raise a `ValueError` where a plan is not what was asked for."""
     names = set() if where is None or callable(where) else where
     refused = {name: reasons[name] for name in names if reasons[name]}
     if refused:
         raise ValueError(f"`where` names modules that cannot be converted: {refused}")
-    chosen = [name for name, reason in reasons.items() if reason is None]
-    unfit = {name: reason for name, reason in reasons.items() if reason and _UNFIT in reason}
+    chosen = {model.get_submodule(name): name for name, why in reasons.items() if why is None}
+    unfit = {name: why for name, why in reasons.items() if why and why.startswith(_UNFIT)}
     if unfit and not chosen:
-        raise ValueError(f"`similarity` must start at the identity to be converted to: {unfit}")
+        raise ValueError(
+            f"`similarity` must fit a layer, and start at the identity to be converted to: {unfit}"
+        )
     if isinstance(spec, Dynamic) and isinstance(spec.predictor, nn.Module) and len(chosen) > 1:
         raise ValueError(
             f"a predictor that is a ready module serves one layer, and {len(chosen)} would be "
-            f"converted: {', '.join(chosen)}"
+            f"converted: {', '.join(chosen.values())}"
         )
 
 
@@ -150,25 +156,32 @@ def _reason(name: str, layer: nn.Module, spec: Similarity, where: Where | None) 
     if has_similarity(layer):
         return "has a similarity already"
     if not _chosen(where, name, layer) or type(layer) not in {*LAYERS, *LAYERS.values()}:
-        return f"is a {type(layer).__name__}, not exactly a torch.nn.Conv2d"
-    if isinstance(layer, nn.LSTM):
-        return None
+        return f"is a {type(layer).__name__}, not exactly a torch.nn.{_nearest(layer, where)}"
     if isinstance(layer, nn.ConvTranspose2d) and isinstance(spec, Dynamic):
         return "is a transposed convolution, whose similarity is static"
-    return _unfit(geometry_of(layer), spec, where)
+    if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
+        return "is an LSTM with two directions or a projection"
+    geometries = lstm_geometries(layer).values() if isinstance(layer, nn.LSTM) else ()
+    return _misfit(list(geometries) or [geometry_of(layer)], spec, where)
 
 
-def _unfit(geometry: Geometry, spec: Similarity, where: Where | None) -> str | None:
-    """Why a similarity does not fit a layer of this geometry."""
-    if geometry.taps == 1:
+def _nearest(layer: nn.Module, where: Where | None) -> str:
+    """The class of torch's that a layer would have to be of."""
+    kinds = (nn.Conv2d,) if where is None else LAYERS
+    return next((kind for kind in kinds if isinstance(layer, kind)), nn.Conv2d).__name__
+
+
+def _misfit(geometries: list[Geometry], spec: Similarity, where: Where | None) -> str | None:
+    """Why a similarity does not fit a layer whose parts have these geometries."""
+    if all(geometry.taps == 1 for geometry in geometries):
         return "has a single kernel tap"
     try:
-        predicted = predicted_scalars(spec, geometry)
-        contains_identity = spec.structure.contains_identity(geometry)
+        predicted = max(predicted_scalars(spec, geometry) for geometry in geometries)
+        strangers = [g.taps for g in geometries if not spec.structure.contains_identity(g)]
     except ValueError as error:
-        return f"does not fit: {error}"
-    if not contains_identity:
-        return f"{_UNFIT} {spec.structure!r} of {geometry.taps} taps"
+        return f"{_UNFIT[0]} {error}"
+    if strangers:
+        return f"{_UNFIT[1]} {spec.structure!r} of {strangers[0]} taps"
     if predicted > MOST_SCALARS and where is None:
         return f"would predict {predicted} numbers per position; name it in `where` to have that"
     return None

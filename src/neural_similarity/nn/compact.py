@@ -20,12 +20,18 @@ def compacted(layer: nn.Conv2d, geometry: Geometry, structure: StructureModule) 
     two sides differ, a padding layer stands before the convolution. One tap for every channel: a
     depthwise convolution that shifts, then a 1×1 convolution. Other layers stay as they are.
     """
-    if layer.padding_mode != "zeros":
-        return layer
-    shifts = isinstance(getattr(structure, "inner", structure), ShiftModule)
-    if shifts and layer.groups == 1:
-        return _shift_and_join(layer)
-    return _cropped(layer, geometry) if structure.crops else layer
+    compact = layer
+    if layer.padding_mode == "zeros" and _shifts_channels(structure) and layer.groups == 1:
+        compact = _shift_and_join(layer)
+    elif layer.padding_mode == "zeros" and structure.crops:
+        compact = _cropped(layer, geometry)
+    return compact.train(layer.training)
+
+
+def _shifts_channels(structure: StructureModule) -> bool:
+    """Whether all kernels see one and the same tap of a channel."""
+    one = isinstance(getattr(structure, "inner", structure), ShiftModule)
+    return one and (structure.blocks is None or structure.blocks[0] == "channels")
 
 
 @torch.no_grad()
@@ -80,4 +86,4 @@ def _like(layer: nn.Conv2d, kernel: Tensor, bias: Tensor | None, **changes: Any)
     convolution.weight = nn.Parameter(kernel.clone(), trained)
     if bias is not None:
         convolution.bias = nn.Parameter(bias.clone(), bias.requires_grad)
-    return convolution.train(layer.training)
+    return convolution

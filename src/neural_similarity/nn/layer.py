@@ -56,8 +56,17 @@ class SimilarityLayer(nn.Module):
         return {"weight": self.similarity.fold(cast(Tensor, self.weight))}
 
     def fold(self) -> nn.Module:
-        """The layer made torch's in place, its static similarity folded into the kernel."""
-        for name, folded in (self.folded() or {}).items():
+        """The layer made torch's in place, its static similarity folded into the kernel.
+
+        Raises:
+            ValueError: the similarity is dynamic.
+        """
+        parameters = self.folded()
+        if parameters is None:
+            raise ValueError(
+                f"`similarity` must be static for the layer to be folded, got {self.similarity!r}"
+            )
+        for name, folded in parameters.items():
             trained = getattr(self, name).requires_grad
             setattr(self, name, nn.Parameter(folded.detach(), trained))
         return strip(self)

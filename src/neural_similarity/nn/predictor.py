@@ -19,7 +19,6 @@ Predictor = Callable[[Geometry, int], nn.Module]
 
 CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-_INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,7 +29,7 @@ class TwoLayers(Spec, ABC):
         hidden: Channels between the two; by default 64 for up to K scalars, 128 for more (App. A).
         last_kernel_size: Of the second convolution, 3 or 1, along every dimension.
         resolution: Predict at every `resolution`-th position along each dimension, and interpolate
-            linearly to the others.
+            linearly to those between; behind the last, its prediction stays.
         per_image: Average the hidden channels over the positions: one M for all of an image.
         batch_norm: Normalise behind both convolutions.
         batch_norm_eps: Its eps. With PyTorch's usual 1e-5 the released small start is undone.
@@ -75,7 +74,11 @@ class TwoLayers(Spec, ABC):
 
     @abstractmethod
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
-        """The second convolution, `last`, and what bounds it."""
+        """The second convolution, `last`."""
+
+    def bound_all(self, raw: Tensor) -> Tensor:
+        """The prediction within its bounds, where it has any."""
+        return raw
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -115,6 +118,8 @@ class SphereNet(TwoLayers):
     def __post_init__(self):
         super().__post_init__()
         check_options(self.angle, self.normalize, self.k, self.eps)
+        if self.bounded and self.batch_norm:
+            raise ValueError("`bounded` must be False with `batch_norm`, which undoes it, got True")
 
     @property
     def has_bias(self) -> bool:
@@ -162,8 +167,11 @@ class CNN(TwoLayers):
         return CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
 
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
-        """The bounded convolution."""
-        raw = last(hidden)
+        """The plain convolution."""
+        return last(hidden)
+
+    def bound_all(self, raw: Tensor) -> Tensor:
+        """The prediction within `bound`, in float32 at least."""
         if self.bound == "normalize":
             return F.normalize(promoted(raw), dim=1)
         return promoted(raw).tanh() if self.bound else raw
@@ -194,13 +202,13 @@ class _TwoLayers(nn.Module):
         positions = tuple(range(2, x.dim()))
         if self.spec.per_image:
             hidden = hidden.mean(positions, keepdim=True)
-        raw = self.norm2(self.spec.second(hidden, self.last))
+        raw = self.spec.bound_all(self.norm2(self.spec.second(hidden, self.last)))
         if not self.spec.per_image and self.spec.resolution == 1:
             return raw
         size = self.geometry.output_size(x.shape[2:])
         if self.spec.per_image:
             return raw.expand(-1, -1, *size)
-        return F.interpolate(raw, size, mode=_INTERPOLATIONS[len(size)])
+        return _interpolated(raw, size, self.spec.resolution)
 
 
 class PatchConv(nn.Module):
@@ -222,6 +230,20 @@ class PatchConv(nn.Module):
     def extra_repr(self) -> str:
         """Shape of the kernel."""
         return ", ".join(map(str, self.weight.shape))
+
+
+def _interpolated(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
+    """`raw` at every `every`-th of `size` positions, and linearly between them.
+
+    Unlike `F.interpolate`, which takes `raw` for that of the middles of as many equal parts.
+    """
+    for dim, length in enumerate(size, start=2):
+        position = torch.arange(length, device=raw.device)
+        before = position // every
+        after = (before + 1).clamp(max=raw.shape[dim] - 1)
+        share = (position % every / every).to(raw.dtype).view(-1, *[1] * (raw.dim() - dim - 1))
+        raw = torch.lerp(raw.index_select(dim, before), raw.index_select(dim, after), share)
+    return raw
 
 
 def _norm(spec: TwoLayers, channels: int, dims: int) -> nn.Module:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import SimilarityLayer
 from neural_similarity.nn.linear import dynamic_linear, linear_geometry
-from neural_similarity.nn.similarity import StaticSimilarity
+from neural_similarity.nn.similarity import Dynamic, StaticSimilarity
 from neural_similarity.nn.text import Similarity
 
 State = tuple[Tensor, Tensor]
@@ -41,7 +41,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         As `torch.nn.LSTM`: (time, n, features) or (time, features) to (output, (h, c)).
 
     Raises:
-        ValueError: the similarity is a module, or the input a packed sequence.
+        ValueError: the similarity, or its predictor, is a module, or the input a packed sequence.
     """
 
     plain = nn.LSTM
@@ -73,21 +73,17 @@ class LSTM(SimilarityLayer, nn.LSTM):
             return None
         if isinstance(similarity, nn.Module):
             raise ValueError(f"`similarity` of an LSTM must be a name or spec, got {similarity!r}")
-        return nn.ModuleDict(
-            {
-                f"{kind}_l{layer}": similarity.build(self._geometry(kind, layer))
-                for layer in range(self.num_layers)
-                for kind in ("ih", "hh")
-            }
-        )
+        if isinstance(similarity, Dynamic) and isinstance(similarity.predictor, nn.Module):
+            raise ValueError(
+                "`predictor` of an LSTM must not be a ready module, since it has several "
+                f"similarities, got {similarity.predictor!r}"
+            )
+        geometries = lstm_geometries(self)
+        return nn.ModuleDict({name: similarity.build(g) for name, g in geometries.items()})
 
     def geometry(self) -> Geometry:
         """What the first of the similarities needs to know of the layer."""
-        return self._geometry("ih", 0)
-
-    def _geometry(self, kind: str, layer: int) -> Geometry:
-        features = self.input_size if kind == "ih" and layer == 0 else self.hidden_size
-        return linear_geometry(features, 4 * self.hidden_size)
+        return lstm_geometries(self)["ih_l0"]
 
     def folded(self) -> Mapping[str, Tensor] | None:
         """The plain layer's parameters that differ; None where no plain layer computes the same."""
@@ -112,6 +108,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
             return self._unbatched(input, hx)
         x = input.transpose(0, 1) if self.batch_first else input
         h, c = hx or self._zeros(x)
+        self.check_forward_args(input, (h, c), None)
         kernels = self.folded()
         y, h, c = self._loop(x, h, c) if kernels is None else self._torchs(x, h, c, kernels)
         return (y.transpose(0, 1) if self.batch_first else y), (h, c)
@@ -158,6 +155,16 @@ class LSTM(SimilarityLayer, nn.LSTM):
         bias = getattr(self, f"bias_{name}") if self.bias else None
         part = cast(nn.ModuleDict, self.similarity)[name]
         return dynamic_linear(x, getattr(self, f"weight_{name}"), bias, part)
+
+
+def lstm_geometries(layer: nn.LSTM) -> dict[str, Geometry]:
+    """What the similarities of an LSTM, torch's or ours, need to know of it, by their names."""
+    geometries = {}
+    for index in range(layer.num_layers):
+        features = layer.hidden_size if index else layer.input_size
+        geometries[f"ih_l{index}"] = linear_geometry(features, 4 * layer.hidden_size)
+        geometries[f"hh_l{index}"] = linear_geometry(layer.hidden_size, 4 * layer.hidden_size)
+    return geometries
 
 
 def _cell(gates: Tensor, c: Tensor) -> State:

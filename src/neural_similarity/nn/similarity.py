@@ -40,7 +40,8 @@ class Dynamic(Spec):
     Attributes:
         structure: Maps the predicted numbers to M.
         predictor: A callable `(geometry, scalars) -> nn.Module`, such as `SphereNet`; the module
-            maps the layer's input (n, c, height, width) to (n, scalars, h, w).
+            maps the layer's input (n, c, height, width) to (n, scalars, h, w). Or such a module
+            itself, for a single layer.
         init: "identity" multiplies every predicted number by a learnable gain that starts at 0,
             so that M = I exactly at first, in training and evaluation (of a dilation, the part of
             I that it has). "released" has no gain: M starts where the predictor's own small
@@ -52,7 +53,7 @@ class Dynamic(Spec):
     """
 
     structure: Structure = field(default_factory=Diagonal)
-    predictor: Predictor = field(default_factory=SphereNet)
+    predictor: Predictor | nn.Module = field(default_factory=SphereNet)
     init: Init = "identity"
 
     def __post_init__(self):
@@ -135,7 +136,8 @@ class DynamicSimilarity(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
-        self.predictor = spec.predictor(geometry, self.structure.scalars)
+        make, scalars = spec.predictor, self.structure.scalars
+        self.predictor = make if isinstance(make, nn.Module) else make(geometry, scalars)
         gain = torch.zeros(self.structure.scalars) if spec.init == "identity" else None
         self.gain = None if gain is None else nn.Parameter(gain)
 

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from neural_similarity.convert import penalty
 from neural_similarity.data import Batches, Images, Preprocess
 from neural_similarity.train.checkpoint import RunError, State
 from neural_similarity.train.journal import Journal
@@ -56,7 +57,7 @@ def fit(
         with job.runtime.autocast():
             logits = network(x)
         logits = logits.float()
-        loss = F.cross_entropy(logits, y, label_smoothing=recipe.label_smoothing)
+        loss = _loss(recipe, state.model, logits, y)
         state.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         state.optimizer.step()
@@ -82,6 +83,14 @@ def fit(
         if signal is not None:
             raise Interrupted(signal, state.step, journal.run.path)
         mark = time.perf_counter()
+
+
+def _loss(recipe: Recipe, model: nn.Module, logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy, and the penalty of static similarities."""
+    loss = F.cross_entropy(logits, y, label_smoothing=recipe.label_smoothing)
+    if recipe.penalty:
+        loss = loss + recipe.penalty * penalty(model, recipe.penalty_measure)
+    return loss
 
 
 def _tally(loss: Tensor, logits: Tensor, y: Tensor) -> Tensor:

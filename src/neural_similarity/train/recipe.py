@@ -6,15 +6,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from neural_similarity.convert import MEASURES
 from neural_similarity.data import NAMES
 from neural_similarity.models import MODELS, options
-from neural_similarity.nn import format_similarity, parse_similarity
+from neural_similarity.nn import Static, format_similarity, parse_similarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.train.schedule import scaled_steps
 
 POSITIVE = ("width", "steps", "lr", "drop_factor", "batch_size", "log_every", "evaluate_every")
 NOT_NEGATIVE = ("momentum", "weight_decay", "similarity_decay", "label_smoothing", "crop")
-NOT_NEGATIVE += ("validation", "threads", "seed", "checkpoint_every")
+NOT_NEGATIVE += ("validation", "threads", "seed", "checkpoint_every", "penalty")
 LONGEST_GAP = 300.0
 
 
@@ -57,6 +58,10 @@ class Recipe:
     """Decay of kernels, normalisation gains and biases."""
     similarity_decay: float = 0.0
     """Decay of static similarities towards the identity; predictors decay as the kernels do."""
+    penalty: float = 0.0
+    """Factor on the penalty of static similarities, which is added to the loss."""
+    penalty_measure: str = "l1"
+    """What it sums over the matrices: l1 (soft sparsity), nuclear (low rank) or deviation."""
     label_smoothing: float = 0.0
     """Share of the target spread over all classes; the released code takes 0.01."""
     crop: int = 4
@@ -88,6 +93,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _require_known("dataset", self.dataset, NAMES)
         _require_known("model", self.model, MODELS)
+        _require_known("penalty_measure", self.penalty_measure, MEASURES)
         if self.variant != "paper" and "variant" not in options(self.model):
             raise ValueError(f'`variant` must be "paper" for {self.model}, got {self.variant!r}')
         for name in POSITIVE:
@@ -96,6 +102,11 @@ class Recipe:
         for name in NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}")
+        if self.penalty and not isinstance(self.similarity, Static):
+            raise ValueError(
+                "`penalty` is one of static similarities and must be 0 for others, "
+                f"got {self.penalty} for {self.similarity!r}"
+            )
         if list(self.drops) != sorted(self.drops) or any(d >= self.steps for d in self.drops):
             raise ValueError(
                 f"`drops` must rise and stay below `steps` = {self.steps}, got {self.drops}; "
@@ -123,7 +134,7 @@ def scaled(recipe: Recipe, budget: float) -> Recipe:
 
 def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
     """Every field, the similarity in the text form that the command line takes."""
-    fields = dataclasses.asdict(replace(recipe, similarity=None))
+    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     return fields | {
         "similarity": format_similarity(recipe.similarity),
         "drops": list(recipe.drops),

@@ -1,0 +1,171 @@
+"""Which layers `convert` converts: all kinds, by name or by a function, and the reasons why not."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import neural_similarity as ns
+
+
+class Mixed(nn.Module):
+    """One of each kind of layer that may have a similarity."""
+
+    def __init__(self):
+        super().__init__()
+        self.audio = nn.Conv1d(3, 4, 3, padding=1)
+        self.image = nn.Conv2d(4, 4, 3, padding=1)
+        self.up = nn.ConvTranspose2d(4, 4, 2)
+        self.volume = nn.Conv3d(4, 4, (3, 1, 1))
+        self.memory = nn.LSTM(5, 6, num_layers=2, batch_first=True)
+        self.bridge = nn.LSTM(6, 3, bidirectional=True, batch_first=True)
+        self.attention = nn.MultiheadAttention(6, 2)
+        self.head = nn.Linear(6, 5)
+        self.last = Head(5, 2)
+
+    def forward(self, x):
+        x = self.up(self.image(self.audio(x)[..., None].expand(-1, -1, -1, 4)))
+        x = self.volume(x[..., None]).flatten(1, 2).squeeze(-1)
+        return self.last(self.head(self.bridge(self.memory(x)[0])[0]))
+
+
+class Head(nn.Linear):
+    pass
+
+
+LAYERS = ["audio", "image", "volume", "memory", "head"]
+
+
+@pytest.fixture
+def mixed():
+    return Mixed().double()
+
+
+def of_type(*kinds):
+    return lambda _, module: isinstance(module, kinds)
+
+
+@pytest.mark.parametrize("similarity", [name for name in ns.SIMILARITIES if name != "none"])
+def test_where_names_layers_of_every_kind(mixed, similarity):
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    names = LAYERS + ["up"] * similarity.startswith("static")
+    converted = ns.convert(mixed, similarity, where=names)
+    for name in names:
+        kind = getattr(ns, type(mixed.get_submodule(name)).__name__)
+        assert type(converted.get_submodule(name)) is kind
+    assert (converted(x) - mixed(x)).abs().max() <= 1e-10 * mixed(x).abs().max()
+    for name, parameter in converted.named_parameters():
+        if name.endswith((".raw", ".gain")):
+            nn.init.normal_(parameter, std=0.3)
+    assert (converted(x) - mixed(x)).abs().max() > 1e-6
+    if similarity.startswith("static"):
+        folded = ns.fold(converted)
+        assert [type(m) for m in folded.modules()] == [type(m) for m in mixed.modules()]
+        assert ns.max_difference(folded, converted, x) <= 1e-12
+
+
+def test_where_is_a_function_of_name_and_module(mixed):
+    asked = []
+
+    def where(name, module):
+        asked.append((name, type(module)))
+        return isinstance(module, nn.Linear) or name == "memory"
+
+    plan = ns.plan(mixed, "dynamic-full", where)
+    assert {name for name, reason in plan.items() if reason is None} == {"head", "memory"}
+    assert plan["image"] == plan["audio"] == "is not chosen by `where`"
+    assert "" not in dict(asked)
+    assert "last" not in dict(asked)  # only of layers that could be converted
+    converted = ns.convert(mixed, "dynamic-full", where)
+    assert type(converted.head) is ns.Linear
+    assert type(converted.memory) is ns.LSTM
+    assert type(converted.image) is nn.Conv2d
+    twice = ns.convert(converted, "dynamic-full", where)
+    assert twice.state_dict().keys() == converted.state_dict().keys()
+
+
+def test_reasons_of_every_kind(mixed):
+    named = ns.plan(mixed, "dynamic-full", where=[*LAYERS, "up", "bridge", "last"])
+    assert {name: reason for name, reason in named.items() if reason} == {
+        "up": "is a transposed convolution, whose similarity is static",
+        "bridge": "is an LSTM with two directions or a projection",
+        "last": "is a Head, not exactly a torch.nn.Linear",
+    }
+    blocks = ns.Static(ns.Unshared(ns.Full(), channels=3))
+    plan = ns.plan(mixed, blocks, where=["audio", "image", "head", "memory"])
+    assert plan["audio"] is None
+    assert plan["image"] == "does not fit: `blocks` must divide the 4 channels, got 3"
+    assert plan["head"] == "does not fit: `blocks` must divide the 1 channels, got 3"
+    assert plan["memory"] == plan["head"]
+    assert plan["up"] == plan["volume"] == "is not named in `where`"
+    assert "not exactly a torch.nn.Conv2d" in ns.plan(mixed, "static-full")["audio"]
+    narrow = nn.ModuleList([nn.LSTM(1, 4), nn.LSTM(1, 1), nn.Linear(1, 4)])
+    assert ns.plan(narrow, "static-full", of_type(nn.LSTM, nn.Linear)) == {
+        "0": None, "1": "has a single kernel tap", "2": "has a single kernel tap",
+    }  # fmt: skip
+
+
+NOT_IDENTITY = [
+    ns.Static(ns.Unshared(ns.Shift(), channels="each")),
+    ns.Static(ns.Dilation()),
+    ns.Dynamic(ns.Dilation()),
+    ns.Static(ns.Sparse(keep=2)),
+]
+
+
+@pytest.mark.parametrize("similarity", NOT_IDENTITY, ids=str)
+@pytest.mark.parametrize("where", [["0"], ["1"], of_type(nn.Linear, nn.LSTM), None], ids=str)
+def test_structures_that_do_not_contain_the_identity_are_refused(similarity, where):
+    network = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 5), nn.Conv2d(3, 3, 3))
+    with pytest.raises(ValueError, match=r"does not contain the identity: .* of (5|9) taps"):
+        ns.convert(network, similarity, where)
+
+
+def test_what_contains_the_identity_in_some_layers_goes_there():
+    network = nn.Sequential(nn.Conv2d(2, 2, 5), nn.Conv2d(2, 2, (1, 3)))
+    converted = ns.convert(network, ns.Static(ns.Sparse(ns.Diagonal(), keep=3)))
+    assert [type(layer) for layer in converted] == [nn.Conv2d, ns.Conv2d]
+
+
+def test_what_fits_no_layer_is_refused():
+    with pytest.raises(ValueError, match=r"`similarity` must fit a layer.*divide the 3 channels"):
+        ns.convert(nn.Conv2d(3, 3, 3), ns.Static(ns.Unshared(ns.Full(), channels=5)))
+
+
+def test_a_ready_predictor_serves_one_layer():
+    twice = nn.Conv2d(3, 3, 3, padding=1)
+    network = nn.Sequential(twice, nn.ReLU(), twice, nn.Conv2d(3, 2, 3))
+    ready = nn.Conv2d(3, 9, 3, padding=1)
+    spec = ns.Dynamic(predictor=ready)
+    with pytest.raises(ValueError, match="serves one layer, and 2 would be converted: 2, 3"):
+        ns.convert(network, spec)
+    x = torch.randn(2, 3, 9, 10)
+    for where in (["0"], ["0", "2"]):  # one layer under two names
+        converted = ns.convert(network, spec, where)
+        assert converted[0] is converted[2]
+        assert converted[0].similarity.predictor is ready
+        assert_close(converted(x), network(x))
+
+
+def test_errors_carry_the_name_of_the_layer(mixed):
+    def failing(geometry, _):
+        raise ValueError(f"`predictor` must be for 2-d layers, got {len(geometry.kernel_size)}-d")
+
+    spec = ns.Dynamic(predictor=failing)
+    with pytest.raises(ValueError, match="layer 'volume': `predictor` must be for 2-d layers"):
+        ns.convert(mixed, spec, where=["volume"])
+    ready = ns.Dynamic(predictor=nn.Identity())
+    with pytest.raises(ValueError, match="layer 'memory': `predictor` of an LSTM must not be"):
+        ns.convert(mixed, ready, where=["memory"])
+    assert type(mixed.volume) is nn.Conv3d
+
+
+def test_predictors_may_decay_by_a_rate_of_their_own(mixed):
+    converted = ns.convert(mixed, "dynamic-diagonal", where=["image", "memory"])
+    groups = ns.parameter_groups(converted, weight_decay=0.1, predictor_decay=0.0)
+    by_name = {group["name"]: group for group in groups}
+    assert (by_name["weights"]["weight_decay"], by_name["predictors"]["weight_decay"]) == (0.1, 0)
+    parts = [converted.image.similarity, *converted.memory.similarity.values()]
+    expected = {p for part in parts for p in part.predictor.parameters()}
+    assert set(by_name["predictors"]["params"]) == expected
+    assert set(by_name["undecayed"]["params"]) == {part.gain for part in parts}

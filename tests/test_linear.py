@@ -1,0 +1,122 @@
+"""The linear layer: torch's with a similarity over its features."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import neural_similarity as ns
+
+SHAPES = [(7,), (3, 7), (2, 3, 7), (0, 7), (2, 0, 7)]
+NAMES = [name for name in ns.SIMILARITIES if name != "none"]
+STRUCTURES = [ns.Diagonal(), ns.Full(), ns.Symmetric(), ns.PositiveSemidefinite()]
+
+
+def layer_of(similarity, **options):
+    return ns.Linear(7, 5, similarity=similarity, dtype=torch.float64, **options)
+
+
+def input_of(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("similarity", ["none", *NAMES])
+def test_starts_as_torchs_linear(similarity, bias, shape):
+    layer = layer_of(similarity, bias=bias)
+    x = input_of(*shape)
+    y = layer(x)
+    assert_close(y, F.linear(x, layer.weight, layer.bias))
+    if not similarity.startswith("dynamic"):
+        assert torch.equal(y, F.linear(x, layer.weight, layer.bias))
+    assert y.shape == (*shape[:-1], 5)
+
+
+def test_same_seed_same_weights_as_torchs():
+    torch.manual_seed(4)
+    ours = ns.Linear(7, 5, similarity="dynamic-full")
+    torch.manual_seed(4)
+    torchs = nn.Linear(7, 5)
+    assert torch.equal(ours.weight, torchs.weight)
+    assert torch.equal(ours.bias, torchs.bias)
+    report = ours.load_state_dict(torchs.state_dict(), strict=False)
+    assert not report.unexpected_keys
+    assert all(key.startswith("similarity.") for key in report.missing_keys)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+def test_static_is_w_times_m_and_folds_into_torchs_linear(structure):
+    layer = layer_of(ns.Static(structure))
+    layer.similarity.raw.data.normal_()
+    m = structure.build(layer.geometry())(layer.similarity.raw[None])[0]
+    m = torch.diag(m) if m.dim() == 1 else m
+    assert m.shape == (7, 7)
+    x = input_of(2, 3, 7)
+    y = (x @ m.T) @ layer.weight.T + layer.bias
+    assert_close(layer(x), y)
+    fused = layer.fuse()
+    assert type(fused) is nn.Linear
+    assert_close(fused.weight, layer.weight @ m)
+    assert_close(fused(x), y)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+def test_dynamic_is_w_times_m_of_x_for_every_row(structure):
+    layer = layer_of(ns.Dynamic(structure, ns.SphereNet(hidden=3)))
+    layer.similarity.gain.data.normal_()
+    x = input_of(2, 3, 7)
+    net = layer.similarity.predictor
+    y = layer(x)
+    for i in range(2):
+        for j in range(3):
+            row = x[i, j]
+            hidden = (net.patch.weight[:, 0] @ row / (row.square().sum() + 1e-4).sqrt()).relu()
+            raw = (net.last.weight[..., 0] @ hidden + net.last.bias) * layer.similarity.gain
+            m = structure.build(layer.geometry())(raw[None])[0]
+            mixed = m * row if m.dim() == 1 else m @ row
+            assert_close(y[i, j], layer.weight @ mixed + layer.bias)
+    assert layer.fuse() is layer
+
+
+def test_dynamic_with_a_constant_predictor_is_static():
+    class Constant(nn.Module):
+        def __init__(self, scalars):
+            super().__init__()
+            self.numbers = nn.Parameter(torch.randn(scalars))
+
+        def forward(self, x):
+            return self.numbers.view(1, -1, 1).expand(len(x), -1, 1)
+
+    dynamic = layer_of(ns.Dynamic(ns.Full(), lambda _, scalars: Constant(scalars), init="released"))
+    static = layer_of("static-full")
+    static.load_state_dict(
+        {"weight": dynamic.weight, "bias": dynamic.bias}
+        | {"similarity.raw": dynamic.similarity.predictor.numbers}
+    )
+    x = input_of(4, 7)
+    assert_close(dynamic(x), static(x))
+
+
+def test_every_output_may_have_a_similarity_of_its_own():
+    layer = layer_of(ns.Static(ns.Unshared(ns.Full(), filters="each")))
+    layer.similarity.raw.data.normal_()
+    m = torch.eye(7, dtype=torch.float64) + layer.similarity.raw.view(5, 7, 7)
+    x = input_of(3, 7)
+    y = torch.einsum("of,ofg,ng->no", layer.weight, m, x) + layer.bias
+    assert_close(layer(x), y)
+    assert_close(layer.fuse()(x), y)
+
+
+def test_a_selection_of_features():
+    layer = layer_of(ns.Static(ns.Select()))
+    layer.similarity.raw.data.view(7, 7)[:, 2] = 3.0
+    x = input_of(3, 7)
+    assert_close(layer(x), x[:, [2] * 7] @ layer.weight.T + layer.bias)
+    assert type(layer.fuse()) is nn.Linear
+
+
+def test_folding_a_dynamic_layer_is_refused():
+    with pytest.raises(ValueError, match="`similarity` must be static for the layer to be folded"):
+        layer_of("dynamic-full").fold()

@@ -1,0 +1,110 @@
+"""Penalties on static similarities."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import neural_similarity as ns
+
+STRUCTURES = [
+    ns.Diagonal(),
+    ns.Full(),
+    ns.Unshared(ns.Diagonal(), channels=2),
+    ns.Unshared(ns.Full(), filters="each"),
+    ns.Unstructured(),
+]
+
+
+def network(structure):
+    spec = ns.Static(structure)
+    layers = [ns.Conv2d(4, 2, (1, 3), similarity=spec), nn.ReLU()]
+    layers += [
+        ns.Conv2d(2, 2, 2, similarity="dynamic-full"),
+        ns.Linear(3, 2, similarity="static-full"),
+    ]
+    model = nn.Sequential(*layers).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith(".raw"):
+            nn.init.normal_(parameter)
+    return model
+
+
+def matrices(model):
+    """Every K×K block of every static M, one by one."""
+    for layer in (model[0], model[3]):
+        yield from layer.similarity.full_matrix().unflatten(-2, (1, -1)).flatten(0, -3)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+@pytest.mark.parametrize("measure", ["l1", "nuclear", "deviation"])
+def test_measures_sum_over_blocks_and_layers(structure, measure):
+    model = network(structure)
+    expected = 0.0
+    for m in matrices(model):
+        expected += {
+            "l1": sum(abs(number) for number in m.flatten().tolist()),
+            "nuclear": torch.linalg.svdvals(m).sum().item(),
+            "deviation": (m - torch.eye(len(m))).square().sum().item(),
+        }[measure]
+    assert ns.penalty(model, measure).item() == pytest.approx(expected)
+
+
+def test_l1_is_the_default():
+    model = network(ns.Full())
+    assert torch.equal(ns.penalty(model), ns.penalty(model, "l1"))
+
+
+def test_a_function_of_the_matrices():
+    model = network(ns.Unshared(ns.Full(), channels=2))
+    shapes = []
+
+    def trace(m):
+        shapes.append(tuple(m.shape))
+        return m.diagonal(dim1=-2, dim2=-1).sum()
+
+    assert ns.penalty(model, trace).item() == pytest.approx(
+        sum(m.trace().item() for m in matrices(model))
+    )
+    assert shapes == [(2, 3, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("measure", ["l1", "nuclear", "deviation"])
+def test_gradients(measure):
+    model = network(ns.Unshared(ns.Full(), channels=2))
+    ns.penalty(model, measure).backward()
+    for layer in (model[0], model[3]):
+        m = layer.similarity.full_matrix().detach()
+        u, _, vh = torch.linalg.svd(m)
+        expected = {"l1": m.sign(), "nuclear": u @ vh, "deviation": 2 * (m - torch.eye(3))}[measure]
+        assert_close(layer.similarity.raw.grad.view_as(m), expected)
+    assert all(p.grad is None for n, p in model.named_parameters() if not n.endswith(".raw"))
+
+
+def test_l1_descent_makes_a_similarity_sparse():
+    layer = ns.Conv2d(2, 2, 3, similarity=ns.Static(ns.Full(residual=False)))
+    layer.similarity.raw.data.normal_(std=0.1)
+    optimizer = torch.optim.SGD([layer.similarity.raw], 0.01)
+    for _ in range(40):
+        optimizer.zero_grad()
+        ns.penalty(layer).backward()
+        optimizer.step()
+    assert layer.similarity.matrix().abs().max() < 0.02
+
+
+def test_a_layer_in_two_places_counts_once_and_the_identity_deviates_by_nothing():
+    layer = ns.Conv2d(2, 2, 3, similarity="static-full")
+    assert ns.penalty(nn.ModuleList([layer, layer])).item() == 9
+    assert ns.penalty(layer, "deviation").item() == 0
+    assert ns.penalty(ns.LSTM(3, 2, similarity="static-diagonal")).item() == 3 + 2
+
+
+@pytest.mark.parametrize("similarity", ["none", "dynamic-full"])
+def test_a_network_without_static_similarities_has_none(similarity):
+    assert ns.penalty(ns.Conv2d(2, 2, 3, similarity=similarity)).item() == 0
+
+
+def test_unknown_measures_are_refused():
+    message = "`measure` must be one of l1, nuclear, deviation or a function, got 'l2'"
+    with pytest.raises(ValueError, match=message):
+        ns.penalty(network(ns.Full()), "l2")

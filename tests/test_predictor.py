@@ -1,0 +1,287 @@
+"""Predictors against their formulas, written out with torch's functions."""
+
+from math import pi, tanh
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import neural_similarity as ns
+from neural_similarity.nn import Geometry
+
+SIZE = (2, 3)
+FRAME = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}
+GEOMETRY = Geometry(4, 6, SIZE, *FRAME.values())
+EPS = 1e-4
+
+
+def predictor_of(spec, scalars=6, geometry=GEOMETRY):
+    return spec(geometry, scalars).double()
+
+
+def input_of(*size):
+    return torch.randn(3, 4, *(size or (6, 7)), dtype=torch.float64)
+
+
+def sphere(x, weight, angle="cosine", k=0.3, eps=EPS, **frame):
+    """g(θ) of every kernel and patch."""
+    size = weight.shape[2:]
+    frame = {"padding": 0, "stride": 1, "dilation": 1} | frame
+    patches = F.unfold(x, size, frame["dilation"], frame["padding"], frame["stride"])
+    lengths = (patches.square().sum(1, keepdim=True) + eps).sqrt()
+    kernels = weight.flatten(1)
+    kernels = kernels / (kernels.square().sum(1, keepdim=True) + eps).sqrt()
+    cosine = (kernels @ patches) / lengths
+    theta = cosine.acos()
+    values = {
+        "cosine": cosine,
+        "linear": 1 - 2 * theta / pi,
+        "sigmoid": ((pi / 2 - theta) / (2 * k)).tanh() / tanh(pi / (4 * k)),
+    }[angle]
+    return values.unflatten(2, F.conv2d(x, weight, None, **frame).shape[2:])
+
+
+@pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])
+def test_widths(kind):
+    assert predictor_of(kind(), 6).patch.weight.shape == (64, 4, 2, 3)
+    assert predictor_of(kind(), 7).patch.weight.shape == (128, 4, 2, 3)
+    assert predictor_of(kind(hidden=5), 7).last.weight.shape == (7, 5, 3, 3)
+    assert predictor_of(kind(hidden=5, last_kernel_size=1), 7).last.weight.shape == (7, 5, 1, 1)
+    assert predictor_of(kind(hidden=5, per_image=True), 7).last.weight.shape == (7, 5, 1, 1)
+    assert predictor_of(kind(batch_norm=True)).last.bias is None
+    assert predictor_of(kind()).last.bias.tolist() == [0.0] * 6
+
+
+@pytest.mark.parametrize("angle", ["cosine", "linear", "sigmoid"])
+@pytest.mark.parametrize("k", [0.3, 0.1])
+@pytest.mark.parametrize("size", [1, 3])
+def test_sphere_net_of_angles(angle, k, size):
+    options = {"angle": angle, "k": k, "last_kernel_size": size, "eps": 1e-2}
+    net = predictor_of(ns.SphereNet(hidden=5, normalize="both", **options))
+    net.last.bias.data.normal_()
+    x = input_of()
+    hidden = sphere(x, net.patch.weight, angle, k, 1e-2, **FRAME).relu()
+    last = net.last
+    assert_close(net(x), F.conv2d(hidden, last.weight, last.bias, padding=size // 2))
+
+
+@pytest.mark.parametrize("angle", ["cosine", "linear", "sigmoid"])
+def test_bounded_sphere_net(angle):
+    net = predictor_of(ns.SphereNet(hidden=5, normalize="both", angle=angle, bounded=True))
+    assert net.last.bias is None
+    x = input_of()
+    hidden = sphere(x, net.patch.weight, angle, **FRAME).relu()
+    assert_close(net(x), sphere(hidden, net.last.weight, angle, padding=1))
+    net.last.weight.data *= 1e3
+    assert net(1e3 * x).abs().max() <= 1
+
+
+def test_bounded_sphere_net_with_the_input_normalised_only():
+    net = predictor_of(ns.SphereNet(hidden=5, bounded=True))
+    x = input_of()
+    norm = F.conv2d(x.square(), x.new_ones(1, 4, *SIZE), None, **FRAME)
+    hidden = (F.conv2d(x, net.patch.weight, None, **FRAME) / (norm + EPS).sqrt()).relu()
+    assert_close(net(x), sphere(hidden, net.last.weight, padding=1))
+
+
+@pytest.mark.parametrize("bound", ["tanh", "normalize", None])
+def test_cnn(bound):
+    net = predictor_of(ns.CNN(hidden=5, bound=bound))
+    net.last.bias.data.normal_()
+    x = 10 * input_of()
+    hidden = F.conv2d(x, net.patch.weight, None, **FRAME).relu()
+    raw = F.conv2d(hidden, net.last.weight, net.last.bias, padding=1)
+    lengths = raw.square().sum(1, keepdim=True).sqrt()
+    assert_close(net(x), {"tanh": raw.tanh(), "normalize": raw / lengths, None: raw}[bound])
+    assert (net(x).abs().max() <= 1) == (bound is not None)
+
+
+def test_the_cnns_bound_holds_behind_batch_normalisation_too():
+    net = predictor_of(ns.CNN(hidden=5, batch_norm=True))
+    net.norm2.weight.data.fill_(4.0)
+    x = input_of()
+    hidden = F.conv2d(x, net.patch.weight, None, **FRAME)
+    hidden = F.batch_norm(hidden, None, None, training=True, eps=1e-3).relu()
+    raw = F.conv2d(hidden, net.last.weight, padding=1)
+    raw = 4 * F.batch_norm(raw, None, None, training=True, eps=1e-3)
+    assert_close(net(x), raw.tanh())
+
+
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
+def test_resolution_predicts_every_so_many_positions_and_interpolates(every, stride):
+    geometry = Geometry(4, 6, SIZE, stride, (1, 2), (1, 2))
+    net = predictor_of(ns.SphereNet(hidden=5, resolution=every), geometry=geometry)
+    whole = predictor_of(ns.SphereNet(hidden=5), geometry=geometry)
+    whole.load_state_dict(net.state_dict())
+    x = input_of(9, 8)
+    hidden = whole.patch(x)[..., ::every, ::every].relu()
+    coarse = F.conv2d(hidden, net.last.weight, net.last.bias, padding=1)
+    raw = net(x)
+    size = whole(x).shape[2:]
+    assert raw.shape == whole(x).shape
+    assert_close(raw[..., ::every, ::every], coarse)
+    expected = coarse.detach().numpy()
+    for axis, length in zip((2, 3), size, strict=True):
+        known = every * np.arange(expected.shape[axis])
+        positions = np.arange(length)
+        expected = np.apply_along_axis(
+            lambda v, p=positions, k=known: np.interp(p, k, v), axis, expected
+        )
+    assert_close(raw, torch.from_numpy(expected))
+
+
+def test_resolution_keeps_a_constant_constant():
+    net = predictor_of(ns.SphereNet(hidden=5, resolution=4))
+    net.last.weight.data.zero_()
+    net.last.bias.data.copy_(torch.arange(6))
+    assert torch.equal(net(input_of())[1, :, 2, 3], torch.arange(6).double())
+
+
+FRAMES = [
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 3, "padding": 1, "stride": 2},
+    {"kernel_size": 2, "padding": 0, "stride": 3},
+    {"kernel_size": 4, "padding": 3, "stride": 3, "dilation": 2},
+    {"kernel_size": 4, "padding": "same", "dilation": 2},
+    {"kernel_size": 3, "padding": "same", "padding_mode": "circular"},
+    {"kernel_size": 3, "padding": 2, "stride": 2, "padding_mode": "reflect"},
+    {"kernel_size": 3, "padding": "valid", "padding_mode": "replicate"},
+    {"kernel_size": 1, "padding": 0},
+]
+OPTIONS = [{}, {"resolution": 2}, {"resolution": 5}, {"per_image": True}, {"last_kernel_size": 1}]
+LAYERS = {1: ns.Conv1d, 2: ns.Conv2d, 3: ns.Conv3d}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("frame", FRAMES, ids=str)
+@pytest.mark.parametrize("dims", LAYERS)
+def test_predictions_are_as_many_as_the_layer_has_outputs(dims, frame, options):
+    for kind in (ns.SphereNet, ns.CNN):
+        spec = ns.Dynamic(ns.Diagonal(), kind(hidden=2, **options))
+        layer = LAYERS[dims](2, 3, similarity=spec, **frame)
+        for size in ((7, 8, 9), (10, 7, 8)):
+            x = torch.randn(2, 2, *size[:dims])
+            plain = ns.unconvert(layer)(x)
+            assert layer.similarity.matrix(x).shape[2:] == plain.shape[2:]
+            assert_close(layer(x), plain)
+
+
+def test_per_image_predictions_are_the_same_at_every_position():
+    net = predictor_of(ns.SphereNet(hidden=5, per_image=True))
+    x = input_of()
+    raw = net(x)
+    hidden = predictor_of(ns.SphereNet(hidden=5)).patch
+    hidden.load_state_dict(net.patch.state_dict())
+    mean = hidden(x).relu().mean((2, 3))
+    one = mean @ net.last.weight.flatten(1).T + net.last.bias
+    assert_close(raw, one[..., None, None].expand(raw.shape))
+    assert (raw[0] - raw[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])
+def test_batch_normalisation_stands_behind_both_convolutions(kind):
+    options = {"bound": None} if kind is ns.CNN else {}
+    net = predictor_of(kind(hidden=5, batch_norm=True, batch_norm_eps=0.5, **options))
+    x = input_of()
+    for mode in (True, False):
+        net.train(mode)
+        first, second = net.norm1, net.norm2
+        statistics = [
+            (None, None) if mode else (norm.running_mean.clone(), norm.running_var.clone())
+            for norm in (first, second)
+        ]
+        hidden = F.batch_norm(net.patch(x), *statistics[0], training=mode, eps=0.5).relu()
+        raw = F.conv2d(hidden, net.last.weight, padding=1)
+        assert_close(net(x), F.batch_norm(raw, *statistics[1], training=mode, eps=0.5))
+    assert (first.num_features, second.num_features) == (5, 6)
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_predictors_of_other_dimensions(dims):
+    conv = {1: F.conv1d, 3: F.conv3d}[dims]
+    layer = LAYERS[dims](4, 6, 3, 2, 1, similarity=ns.Dynamic(predictor=ns.SphereNet(hidden=5)))
+    net = layer.double().similarity.predictor
+    x = input_of(*(5, 7, 6)[:dims])
+    norm = conv(x.square(), x.new_ones(1, 4, *[3] * dims), None, 2, 1)
+    hidden = (conv(x, net.patch.weight, None, 2, 1) / (norm + EPS).sqrt()).relu()
+    assert_close(net(x), conv(hidden, net.last.weight, net.last.bias, padding=1))
+
+
+@pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])
+def test_predictors_of_linear_layers_see_all_features(kind):
+    layer = ns.Linear(7, 5, similarity=ns.Dynamic(predictor=kind(hidden=4))).double()
+    net = layer.similarity.predictor
+    x = torch.randn(3, 7, dtype=torch.float64)
+    hidden = (x @ net.patch.weight[:, 0].T).relu()
+    if kind is ns.SphereNet:
+        hidden = hidden / (x.square().sum(1, keepdim=True) + EPS).sqrt()
+    raw = hidden @ net.last.weight[..., 0].T + net.last.bias
+    assert_close(net(x[:, None])[..., 0], raw.tanh() if kind is ns.CNN else raw)
+
+
+def test_a_users_callable_is_given_the_geometry_and_the_scalars():
+    asked = []
+
+    def mine(geometry, scalars):
+        asked.append((geometry, scalars))
+        return nn.Conv2d(4, scalars, SIZE, **FRAME)
+
+    layer = ns.Conv2d(4, 6, SIZE, **FRAME, similarity=ns.Dynamic(ns.Full(), mine)).double()
+    assert asked == [(GEOMETRY, 36)]
+    layer.similarity.gain.data.fill_(0.5)
+    x = input_of()
+    raw = layer.similarity.predictor(x).unflatten(1, (6, 6))
+    m = torch.eye(6, dtype=x.dtype).view(6, 6, 1, 1) + raw / 2
+    assert_close(layer.similarity.matrix(x), m)
+
+
+def test_a_ready_module_serves_as_predictor():
+    ready = nn.Conv2d(4, 6, SIZE, **FRAME)
+    layer = ns.Conv2d(
+        4, 6, SIZE, **FRAME, similarity=ns.Dynamic(predictor=ready), dtype=torch.float64
+    )
+    assert layer.similarity.predictor is ready
+    assert ready.weight.dtype == torch.float64
+    layer.similarity.gain.data.fill_(1.0)
+    x = input_of()
+    assert_close(layer.similarity.matrix(x), 1 + ready(x))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "stride", "message"),
+    [
+        (5, (2, 1), r"must output \(3, 6, 4, 7\), the scalars of Diagonal\(\).*got \(3, 5, 4, 7\)"),
+        (6, (1, 1), r"at every output position of Geometry\(.*stride=\(2, 1\).*\(3, 6, 7, 7\)"),
+    ],
+)
+def test_what_a_predictor_must_output(outputs, stride, message):
+    ready = nn.Conv2d(4, outputs, SIZE, stride, FRAME["padding"], FRAME["dilation"])
+    layer = ns.Conv2d(4, 6, SIZE, **FRAME, similarity=ns.Dynamic(predictor=ready)).double()
+    with pytest.raises(ValueError, match=message):
+        layer(input_of())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ns.SphereNet(resolution=0), "`resolution` must be at least 1, got 0"),
+        (lambda: ns.CNN(hidden=0), "`hidden` must be at least 1, got 0"),
+        (lambda: ns.CNN(last_kernel_size=2), "`last_kernel_size` must be 1 or 3, got 2"),
+        (lambda: ns.CNN(bound="relu"), '`bound` must be "tanh", "normalize" or None, got \'relu\''),
+        (lambda: ns.SphereNet(angle="sine"), "`angle` must be one of .*, got 'sine'"),
+        (lambda: ns.SphereNet(normalize="none"), "`normalize` must be one of .*, got 'none'"),
+        (lambda: ns.SphereNet(angle="linear"), "`normalize` must be \"both\" for `angle` 'linear'"),
+        (lambda: ns.SphereNet(k=0), "`k` must be positive, got 0"),
+        (
+            lambda: ns.SphereNet(bounded=True, batch_norm=True),
+            "`bounded` must be False with `batch_norm`, which undoes it, got True",
+        ),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,308 @@
+"""Sparse structures: masks, dilations, the largest entries, selections and shifts."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import neural_similarity as ns
+from neural_similarity.nn import Geometry, format_similarity, parse_similarity
+
+GEOMETRY = Geometry(4, 6, (2, 3), (1, 1), (1, 1), (1, 1))
+TAPS = GEOMETRY.taps
+
+
+def masked(inner, mask, **options):
+    module = ns.Masked(inner, **options).build(GEOMETRY).double()
+    module.mask.data.copy_(torch.tensor(mask))
+    return module
+
+
+@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
+def test_a_whole_mask_changes_nothing(inner):
+    module, plain = ns.Masked(inner).build(GEOMETRY).double(), inner.build(GEOMETRY)
+    raw = torch.randn(2, plain.scalars, 3, dtype=torch.float64)
+    assert torch.equal(module(raw), plain(raw))
+
+
+@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
+def test_a_masked_tap_leaves_the_kernel(inner):
+    mask = [0.9, 0.4, 0.5, 0.51, -1.0, 2.0]
+    module = masked(inner, mask)
+    assert module.kernel_shape().tolist() == [1, 0, 0, 1, 0, 1]
+    layer = ns.Conv2d(4, 6, (2, 3), similarity=ns.Static(ns.Masked(inner)), dtype=torch.float64)
+    layer.similarity.structure.mask.data.copy_(torch.tensor(mask))
+    layer.similarity.raw.data.normal_()
+    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    y = layer(x)
+    dead = torch.tensor([0, 1, 1, 0, 1, 0]).view(2, 3).bool()
+    layer.weight.data[..., dead] = 100.0
+    assert_close(layer(x), y)
+
+
+def test_one_tap_always_stays():
+    assert masked(ns.Full(), [-3.0, -1, -2, -4, -5, -6]).kernel_shape().tolist() == [
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
+@pytest.mark.parametrize("continuous", [True, False])
+def test_the_real_mask_takes_the_gradient_of_the_boolean_one(inner, continuous):
+    """Eq. 5: the derivative by D_r is that by D, taken at D."""
+    module = masked(inner, [0.9, 0.4, 0.5, 0.6, -1.0, 2.0], continuous=continuous)
+    raw = torch.randn(1, module.scalars, 2, dtype=torch.float64, requires_grad=True)
+    d = module.kernel_shape().detach().requires_grad_()
+    r = inner.build(GEOMETRY)(raw)
+    expected_m = d.view(-1, *[1] * (r.dim() - 2)) * r
+    m = module(raw)
+    assert_close(m, expected_m)
+    by_mask, by_raw = torch.autograd.grad(m.pow(3).sum(), (module.mask, raw))
+    assert_close((by_mask, by_raw), torch.autograd.grad(expected_m.pow(3).sum(), (d, raw)))
+
+
+def test_masked_layers_learn_their_shape_without_decay():
+    spec = ns.Dynamic(ns.Masked(ns.Diagonal()))
+    layer = ns.Conv2d(4, 6, 3, similarity=spec)
+    assert parse_similarity(format_similarity(spec)) == spec
+    groups = {g["name"]: g["params"] for g in ns.parameter_groups(layer, weight_decay=0.1)}
+    assert [tuple(p.shape) for p in groups["undecayed"]] == [(9,), (9,)]
+    layer(torch.randn(2, 4, 6, 6)).square().sum().backward()
+    assert layer.similarity.structure.mask.grad.abs().min() > 0
+
+
+def test_masks_do_not_nest():
+    with pytest.raises(
+        ValueError, match=r"`structure` of Masked must be one of Diagonal, .* got Masked"
+    ):
+        ns.Masked(ns.Masked(ns.Full()))
+
+
+@pytest.mark.parametrize(
+    ("inner", "keep"),
+    [(ns.Full(), 1), (ns.Full(), 7), (ns.Full(), 36), (ns.Diagonal(), 2)],
+    ids=str,
+)
+@pytest.mark.parametrize("positions", [(), (2, 3)])
+def test_sparse_keeps_the_largest_entries_of_every_position(inner, keep, positions):
+    module, plain = ns.Sparse(inner, keep=keep).build(GEOMETRY), inner.build(GEOMETRY)
+    raw = torch.randn(2, plain.scalars, *positions, dtype=torch.float64)
+    m, r = module(raw), plain(raw)
+    assert m.shape == r.shape
+    entries = plain.scalars
+    for sparse, full in zip(
+        m.reshape(2, entries, -1).movedim(1, -1).reshape(-1, entries),
+        r.reshape(2, entries, -1).movedim(1, -1).reshape(-1, entries),
+        strict=True,
+    ):
+        order = sorted(range(entries), key=lambda i: -abs(full[i].item()))
+        expected = [full[i].item() if i in order[:keep] else 0.0 for i in range(entries)]
+        assert sparse.tolist() == expected
+
+
+def test_sparse_keeps_as_many_among_equals_and_starts_at_the_identity():
+    module = ns.Sparse(keep=4).build(GEOMETRY)
+    m = module(module.initial()[None])
+    assert m.count_nonzero() == 4
+    assert (m == torch.diag_embed(m.diagonal(dim1=1, dim2=2))).all()
+    whole = ns.Sparse(ns.Full(residual=False), keep=TAPS).build(GEOMETRY)
+    assert torch.equal(whole(whole.initial()[None])[0], torch.eye(TAPS))
+    assert ns.Sparse(keep=TAPS).contains_identity(GEOMETRY)
+    assert not ns.Sparse(keep=TAPS - 1).contains_identity(GEOMETRY)
+
+
+@pytest.mark.parametrize("spec", [ns.Sparse(keep=5), ns.Select(), ns.Shift()], ids=str)
+def test_every_entry_takes_the_gradient_of_m(spec):
+    """Straight-through: whatever M's gradient is, the raw numbers get it unchanged."""
+    assert not spec.exact_gradient
+    module = spec.build(GEOMETRY)
+    raw = torch.randn(2, TAPS**2, 3, dtype=torch.float64, requires_grad=True)
+    direction = torch.randn(2, TAPS, TAPS, 3, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((module(raw) * direction).sum(), raw)
+    assert torch.equal(gradient, direction.flatten(1, 2))
+
+
+def test_what_sparse_dropped_can_return():
+    layer = ns.Conv2d(1, 1, 3, similarity=ns.Static(ns.Sparse(ns.Diagonal(), keep=3)))
+    layer.weight.data.fill_(1.0)
+    dropped = (layer.similarity.matrix() == 0).nonzero()[0].item()
+    optimizer = torch.optim.SGD([layer.similarity.raw], 0.1)
+    patch = torch.zeros(1, 1, 3, 3)
+    patch.view(-1)[dropped] = 1.0
+    for _ in range(5):
+        optimizer.zero_grad()
+        layer(patch).sum().neg().backward()
+        optimizer.step()
+    assert layer.similarity.matrix()[dropped] > 1
+
+
+def test_select_rows_are_one_hot_at_the_highest_score():
+    module = ns.Select().build(GEOMETRY)
+    raw = torch.randn(2, TAPS**2, 3, 2, dtype=torch.float64)
+    m = module(raw)
+    for n in range(2):
+        for i in range(3):
+            for j in range(2):
+                scores = raw[n, :, i, j].view(TAPS, TAPS) + torch.eye(TAPS)
+                for p in range(TAPS):
+                    best = max(range(TAPS), key=lambda q, p=p, s=scores: s[p, q].item())
+                    assert m[n, p, :, i, j].tolist() == [float(q == best) for q in range(TAPS)]
+
+
+def test_select_starts_at_the_identity():
+    layer = ns.Conv2d(4, 6, (2, 3), similarity=ns.Static(ns.Select()))
+    assert torch.equal(layer.similarity.matrix(), torch.eye(TAPS))
+    assert ns.Select().contains_identity(GEOMETRY)
+
+
+def test_a_predicted_selection_gathers_the_patch():
+    """Every kernel tap sees the patch tap with the highest predicted score at that position."""
+    spec = ns.Dynamic(ns.Select(), ns.SphereNet(hidden=8), init="released")
+    layer = ns.Conv2d(3, 4, (2, 3), padding=1, similarity=spec).double()
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    raw = layer.similarity.predictor(x).flatten(2)
+    scores = raw.unflatten(1, (TAPS, TAPS)) + torch.eye(TAPS, dtype=torch.float64)[..., None]
+    chosen = scores.argmax(2)
+    assert len(chosen.unique()) > 2
+    patches = F.unfold(x, (2, 3), padding=1).unflatten(1, (3, TAPS))
+    seen = patches.gather(2, chosen[:, None].expand(-1, 3, -1, -1))
+    y = torch.einsum("oct,nctl->nol", layer.weight.flatten(2), seen) + layer.bias[:, None]
+    assert_close(layer(x).flatten(2), y)
+
+
+def test_shift_is_a_single_one_at_the_highest_score():
+    module = ns.Shift().build(GEOMETRY)
+    raw = torch.randn(2, TAPS**2, 3, dtype=torch.float64)
+    m = module(raw)
+    for n in range(2):
+        for i in range(3):
+            p, q = divmod(max(range(TAPS**2), key=lambda e, s=raw[n, :, i]: s[e].item()), TAPS)
+            expected = torch.zeros(TAPS, TAPS, dtype=torch.float64)
+            expected[p, q] = 1
+            assert torch.equal(m[n, ..., i], expected)
+
+
+def test_shifts_of_channels_start_at_different_taps():
+    layer = ns.Conv2d(11, 2, 3, similarity=ns.Static(ns.Unshared(ns.Shift(), channels="each")))
+    m = layer.similarity.matrix()
+    assert m.shape == (11, 9, 9)
+    assert [block.nonzero().tolist() for block in m] == [[[4, b % 9]] for b in range(11)]
+    assert not ns.Shift().contains_identity(GEOMETRY)
+    assert ns.Shift().contains_identity(Geometry(4, 6, (1, 1), (1, 1), (0, 0), (1, 1)))
+
+
+def shifted_by_hand(x, taps, size, padding):
+    """Channel c of x (n, c, h, w) moved so that position (i, j) holds what tap `taps[c]` saw."""
+    padded = F.pad(x, [padding] * 4)
+    height, width = (s + 2 * padding - k + 1 for s, k in zip(x.shape[2:], size, strict=True))
+    rows = [divmod(tap, size[1]) for tap in taps]
+    return torch.stack(
+        [padded[:, c, i : i + height, j : j + width] for c, (i, j) in enumerate(rows)], 1
+    )
+
+
+@pytest.mark.parametrize(("size", "padding"), [((3, 3), 1), ((2, 3), 2), ((3, 1), 0)])
+def test_unshared_shifts_are_a_hand_written_shift_and_a_point_convolution(size, padding):
+    spec = ns.Static(ns.Unshared(ns.Shift(), channels="each"))
+    layer = ns.Conv2d(5, 4, size, padding=padding, similarity=spec, dtype=torch.float64)
+    layer.similarity.raw.data.normal_()
+    x = torch.randn(2, 5, 6, 7, dtype=torch.float64)
+    k = size[0] * size[1]
+    pairs = [divmod(scores.argmax().item(), k) for scores in layer.similarity.raw.view(5, -1)]
+    point = torch.stack([layer.weight.flatten(2)[:, c, p] for c, (p, _) in enumerate(pairs)], 1)
+    moved = shifted_by_hand(x, [q for _, q in pairs], size, padding)
+    y = F.conv2d(moved, point[..., None, None], layer.bias)
+    assert_close(layer(x), y)
+    fused = layer.fuse()
+    shift, join = fused
+    assert [type(m) for m in (fused, shift, join)] == [nn.Sequential, nn.Conv2d, nn.Conv2d]
+    assert (shift.groups, shift.kernel_size, shift.bias) == (5, size, None)
+    assert shift.weight.sum((1, 2, 3)).tolist() == [1.0] * 5
+    assert shift.weight.count_nonzero() == 5
+    assert_close(shift(x), moved)
+    assert join.kernel_size == (1, 1)
+    assert_close(fused(x), y)
+
+
+@pytest.mark.parametrize("rate", [1, 2, (1, 2), (2, 1), (4, 2)])
+def test_dilation_is_the_convolution_of_the_kept_taps_at_that_rate(rate):
+    layer = ns.Conv2d(
+        4, 6, (5, 3), padding=(3, 1), stride=(2, 1), groups=2, dtype=torch.float64,
+        similarity=ns.Static(ns.Dilation(rate=rate)),
+    )  # fmt: skip
+    r, s = (rate, rate) if isinstance(rate, int) else rate
+    x = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+    kept = layer.weight[..., ::r, ::s]
+    assert_close(layer(x), F.conv2d(x, kept, layer.bias, (2, 1), (3, 1), (r, s), 2))
+    assert_close(layer.fuse()(x), layer(x))
+
+
+def test_dilation_masks_the_rows_of_its_structure():
+    layer = ns.Conv2d(2, 3, 3, similarity=ns.Static(ns.Dilation(ns.Full())), dtype=torch.float64)
+    layer.similarity.raw.data.normal_()
+    kept = torch.tensor([1, 0, 1, 0, 0, 0, 1, 0, 1], dtype=torch.float64)
+    r = torch.eye(9, dtype=torch.float64) + layer.similarity.raw.view(9, 9)
+    assert_close(layer.similarity.matrix(), kept[:, None] * r)
+    assert not [key for key in layer.state_dict() if "pattern" in key]
+    assert not ns.Dilation().contains_identity(layer.geometry())
+    assert ns.Dilation(rate=1).contains_identity(layer.geometry())
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_dilation_in_other_dimensions(dims):
+    make, conv = {1: (ns.Conv1d, F.conv1d), 3: (ns.Conv3d, F.conv3d)}[dims]
+    layer = make(2, 3, 3, similarity=ns.Static(ns.Dilation()), dtype=torch.float64)
+    x = torch.randn(2, 2, *[5] * dims, dtype=torch.float64)
+    kept = layer.weight[(..., *[slice(None, None, 2)] * dims)]
+    assert_close(layer(x), conv(x, kept, layer.bias, dilation=2))
+
+
+SMALL = Geometry(2, 3, (3, 4), (1, 1), (0, 0), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ns.Sparse(keep=0), "`keep` must be at least 1, got 0"),
+        (lambda: ns.Sparse(ns.Symmetric()), "`structure` of Sparse must be one of Diagonal, Full"),
+        (lambda: ns.Sparse(keep=145).build(SMALL), "`keep` must be at most the 144 entries .* 145"),
+        (
+            lambda: ns.Sparse(ns.Diagonal(), keep=13).build(SMALL),
+            r"at most the 12 entries of Diagonal\(\) for a kernel of 12 taps, got 13",
+        ),
+        (lambda: ns.Dilation(rate=0), "`rate` must be at least 1, got 0"),
+        (lambda: ns.Dilation(rate=(1, 0)), r"`rate` must be at least 1, got \(1, 0\)"),
+        (lambda: ns.Dilation(ns.Shift()), "`structure` of Dilation must be one of Diagonal, Full,"),
+        (
+            lambda: ns.Dilation(rate=2).build(SMALL),
+            r"`rate` of a dilation must divide the kernel size \(3, 4\) less one, got 2",
+        ),
+        (lambda: ns.Dilation(rate=(2,)).build(SMALL), r"kernel size \(3, 4\) less one, got \(2,\)"),
+        (lambda: ns.Dynamic(ns.Shift()), '`init` "identity" needs a structure with a residual'),
+    ],
+)  # fmt: skip
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ns.Sparse(keep=3),
+        ns.Sparse(ns.Diagonal(residual=False), keep=2),
+        ns.Select(),
+        ns.Unshared(ns.Shift(), channels="each"),
+        ns.Dilation(ns.Symmetric(), rate=(1, 2)),
+        ns.Masked(ns.Select(), threshold=0.25, continuous=True),
+    ],
+    ids=str,
+)
+def test_text_round_trip(spec):
+    assert parse_similarity(format_similarity(ns.Static(spec))) == ns.Static(spec)
