@@ -15,7 +15,7 @@ from neural_similarity.nn.text import Similarity
 from neural_similarity.recipes import DESCRIPTIONS, RECIPES
 
 FOLDER = "folder"
-WIDTH = 120
+WIDTH = 132
 
 
 @dataclass(frozen=True, kw_only=True)
