@@ -58,9 +58,7 @@ def by_image(differences: Sequence[float]) -> Interval:
         ValueError: there are fewer than two images.
     """
     if len(differences) < 2:
-        raise ValueError(
-            f"`differences` must be of at least 2 test images, got {len(differences)}"
-        )
+        raise ValueError(f"`differences` must be of at least 2 test images, got {len(differences)}")
     return _interval(differences, NormalDist().inv_cdf(0.975))
 
 
