@@ -1,6 +1,7 @@
 """Planning, running, resuming and never repeating the runs of a table."""
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -16,11 +17,12 @@ from tiny_results import PLAIN, STATIC, TINY_TABLE, write_by_hand
 from tiny_results import tiny_table as tiny_table
 
 from neural_similarity import cli
-from neural_similarity.paper import execution, make_plan, makespan, plan, read_records
+from neural_similarity.paper import execution, make_plan, makespan, plan, read_records, show
+from neural_similarity.paper.display import Lines
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import RunError, train
 from neural_similarity.train.checkpoint import checkpoints
-from neural_similarity.train.journal import Journal
+from neural_similarity.train.journal import Journal, read_lines
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 PROGRAM = """
@@ -195,6 +197,9 @@ def test_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path, launch
     assert reproduce(tmp_path / "whole", "--seeds", "1") == 0
     folder = tmp_path / "runs" / "tiny-static-1-seed1"
     stop_after(5, replace(RECIPES[STATIC], seed=1, threads=1), folder, name=STATIC)
+    task = plan_of(tmp_path, only=(STATIC,)).tasks[0]
+    so_far = read_lines(folder / "metrics.jsonl")[-1]
+    assert task.seconds == pytest.approx(so_far["seconds"] / so_far["step"] * (6 - 4))
     launched.clear()
     capsys.readouterr()
     assert reproduce(tmp_path, "--seeds", "1", "--only", STATIC) == 0
@@ -235,7 +240,7 @@ def test_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, caps
     told = capsys.readouterr()
     assert [path.parts[-3] for path in records(tmp_path)] == [STATIC]
     assert "1 recorded, 1 failed" in told.out
-    assert "nsim: tiny-plain seed 1: nsim: the loss is not finite at step" in told.err
+    assert "nsim: tiny-plain seed 1: the loss is not finite at step" in told.err
     assert "runs/*.log" in told.err
 
 
@@ -257,7 +262,7 @@ def test_record_that_another_command_wrote_meanwhile_is_not_made_again(tmp_path,
     tasks = plan_of(tmp_path, seeds=(1,)).tasks
     assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
     launched.clear()
-    with cli.paper.paper.show(tasks) as display:
+    with show(tasks) as display:
         outcome = execution.execute(
             tasks,
             jobs=1,
@@ -366,6 +371,7 @@ def test_yes_asks_nobody(tmp_path, launched, monkeypatch):
         (["4", "--jobs", "0"], "`jobs` must be at least 1, got 0"),
         (["4", "--budget", "-1"], "`budget` must be above 0, got -1.0"),
         (["4", "--job", "1"], "--jobs"),
+        (["4", "--only", "x"], "`only` must match a recipe of the table (cifar10-cnn, "),
     ],
 )
 def test_wrong_command_lines_exit_with_2(args, message, capsys):
@@ -373,9 +379,39 @@ def test_wrong_command_lines_exit_with_2(args, message, capsys):
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_pattern_that_matches_nothing_exits_with_1(tmp_path, capsys):
-    assert reproduce(tmp_path, "--only", "x") == 1
-    assert "`only` must match a recipe of the table" in capsys.readouterr().err
+def test_lines_tell_every_tenth_once(tmp_path):
+    task = replace(plan_of(tmp_path).tasks[0], steps=1000, done=250)
+    stream = io.StringIO()
+    lines = Lines(3, stream)
+    lines.started(task)
+    for step in (260, 299, 300, 300, 650, 1000):
+        measured = {"loss": 2.0, "accuracy": 0.5, "images_per_second": 10.0}
+        lines.measured(task, {"step": step} | measured)
+    lines.measured(task, {"step": 900, "validation_loss": 1.0})
+    lines.ended(task, "done")
+    assert stream.getvalue().splitlines() == [
+        "tiny-plain seed 1: from step 250 of 1,000",
+        "tiny-plain seed 1: step 300/1,000  loss 2.000  accuracy 50.0 %  10 images/s",
+        "tiny-plain seed 1: step 650/1,000  loss 2.000  accuracy 50.0 %  10 images/s",
+        "tiny-plain seed 1: done (1 of 3)",
+    ]
+
+
+def test_a_terminal_gets_a_bar_for_all_runs_and_one_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    tasks = plan_of(tmp_path).tasks
+    with show(tasks) as display:
+        display.started(tasks[0])
+        display.measured(
+            tasks[0], {"step": 4, "loss": 2.0, "accuracy": 0.5} | {"images_per_second": 9}
+        )
+        every, one = display.bars.tasks
+        assert (every.completed, every.total) == (0, 4)
+        assert (one.description, one.completed, one.total) == ("tiny-plain seed 1", 4, 6)
+        assert one.fields["text"] == "loss 2.000  accuracy 50.0 %  9 images/s"
+        display.ended(tasks[0], "done")
+        display.ended(tasks[1], "recorded by another process")
+        assert [(bar.description, bar.completed) for bar in display.bars.tasks] == [("runs", 2)]
 
 
 def start_quick(folder, *args):

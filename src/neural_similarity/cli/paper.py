@@ -69,7 +69,9 @@ class ReproduceOptions(TableOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        scaled(Recipe(), self.budget)  # Raises here, where errors are those of usage.
+        # Both raise here, where errors are those of usage.
+        scaled(Recipe(), self.budget)
+        paper.chosen(TABLES[self.table], self.only)
         if self.jobs < 1:
             raise ValueError(f"`jobs` must be at least 1, got {self.jobs}")
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):

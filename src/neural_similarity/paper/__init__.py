@@ -7,6 +7,7 @@ from neural_similarity.paper.markdown import to_markdown as to_markdown
 from neural_similarity.paper.picture import draw as draw
 from neural_similarity.paper.plan import Plan as Plan
 from neural_similarity.paper.plan import Task as Task
+from neural_similarity.paper.plan import chosen as chosen
 from neural_similarity.paper.plan import make_plan as make_plan
 from neural_similarity.paper.plan import makespan as makespan
 from neural_similarity.paper.recording import write_record as write_record

@@ -92,7 +92,7 @@ def make_plan(
         ValueError: a pattern matches no row, or a record cannot be used.
         RunError: a run folder that would be used holds another run.
     """
-    names = _chosen(dict.fromkeys(row.recipe for row in table.rows), only)
+    names = chosen(table, only)
     ready = [name for name in names if name in RECIPES]
     recorded = {name: read_records(results, name, budget) for name in ready}
     missing = [(name, seed) for seed in seeds for name in ready if seed not in recorded[name]]
@@ -103,6 +103,21 @@ def make_plan(
         recorded=len(ready) * len(seeds) - len(missing),
         without_recipe=tuple(name for name in names if name not in RECIPES),
     )
+
+
+def chosen(table: Table, only: Sequence[str]) -> list[str]:
+    """The recipes of a table that match one of the patterns `only`; all if there is none.
+
+    Raises:
+        ValueError: a pattern matches no recipe.
+    """
+    names = list(dict.fromkeys(row.recipe for row in table.rows))
+    for pattern in only:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"`only` must match a recipe of the table ({', '.join(names)}), got {pattern!r}"
+            )
+    return [name for name in names if not only or any(fnmatchcase(name, p) for p in only)]
 
 
 def run_folder(runs: Path, name: str, budget: float, seed: int) -> Path:
@@ -122,16 +137,6 @@ def makespan(tasks: Iterable[Task], jobs: int) -> tuple[float, int]:
         else:
             heapq.heapreplace(ends, ends[0] + task.seconds)
     return max(ends), unknown
-
-
-def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
-    names = list(names)
-    for pattern in only:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(
-                f"`only` must match a recipe of the table ({', '.join(names)}), got {pattern!r}"
-            )
-    return [name for name in names if not only or any(fnmatchcase(name, p) for p in only)]
 
 
 def _task(
