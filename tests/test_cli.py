@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from tiny_images import CLASSES, DRAW, LOAD, TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
 
-from neural_similarity import cli, data, visualize
-from neural_similarity.nn import Diagonal, Static
+from neural_similarity import cli, data, models, visualize
+from neural_similarity.nn import SIMILARITIES, Diagonal, Static
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import load, read_run, train
 from neural_similarity.train.recipe import scaled
@@ -77,6 +77,8 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
         (["train", "quickstart", "--resume=run"], "quickstart cannot be given with --resume"),
         (["evaluate"], "RUN"),
         (["predict", "run"], "at least one image"),
+        (["models", "cnn8"], "no network is named 'cnn8'; did you mean 'cnn9'?"),
+        (["models", "--similarity", "static-diagnal"], "nearest: static-diagonal"),
         (["data", "cifar11"], "no data set is named 'cifar11'; did you mean 'cifar10'?"),
     ],
 )
@@ -175,6 +177,17 @@ def test_inspect_draws_and_prints_the_files(dynamic, tmp_path, capsys, monkeypat
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
+def test_inspect_draws_on_the_images_given(dynamic, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(visualize, "draw", lambda _, x, out: seen.append(x) or [out])
+    paths = [tmp_path / "dark.png", tmp_path / "light.png", tmp_path / "grey.png"]
+    for path, shade in zip(paths, (0, 255, 99), strict=True):
+        Image.new("L", (8, 8), shade).save(path)
+    assert cli.main(["inspect", str(dynamic.path), "--images", *map(str, paths)]) == 0
+    assert len(seen[0]) == 3
+    assert seen[0][0].mean() < seen[0][2].mean() < seen[0][1].mean()
+
+
 def test_inspect_of_a_plain_network_says_so(tmp_path, capsys):
     args = [*SMALL, "--similarity", "none", "--out", str(tmp_path / "run")]
     assert cli.main(["train", *args]) == 0
@@ -188,6 +201,27 @@ def test_recipes_lists_every_recipe(capsys):
     assert [line.split()[0] for line in lines] == ["name", *RECIPES]
     row = next(line for line in lines if "cifar10-static-uns" in line)
     assert {"cifar10", "cnn9", "static-full", "64,000"} <= set(row.split())
+
+
+def test_models_lists_every_network_with_every_similarity(capsys):
+    assert cli.main(["models"]) == 0
+    head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["name", "classes", "image", "similarity", "parameters", "MACs"]
+    rows = [(name, similarity) for name in models.MODELS for similarity in SIMILARITIES]
+    assert [(line[0], line[3]) for line in lines] == rows
+    cnn10 = [line for line in lines if line[0] == "cnn10"]
+    assert cnn10[0] == ["cnn10", "1000", "3x224x224", "none", "8,902,568", "1,049,792,512"]
+    assert {line[5] for line in cnn10[:3]} == {"1,049,792,512"}
+    assert cnn10[3][4] == "9,612,938"
+
+
+def test_models_takes_names_and_similarities(capsys):
+    args = ["cnn9", "convnet4", "--similarity", "none", "Static(Select())"]
+    assert cli.main(["models", *args]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    names = [("cnn9", "none"), ("cnn9", "Static(Select())")]
+    assert [(line[0], line[3]) for line in lines[:2]] == names
+    assert [line[4] for line in lines[2:]] == ["92,848", f"{92_848 + 4 * 81:,}"]
 
 
 def test_data_prints_the_sizes(tmp_path, capsys):

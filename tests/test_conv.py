@@ -276,7 +276,7 @@ def test_a_structure_module_starts_at_the_identity_from_zero():
     class Doubled(StructureModule):
         pass
 
-    assert torch.equal(Doubled(4).identity(), torch.zeros(4))
+    assert torch.equal(Doubled(4).initial(), torch.zeros(4))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,8 @@ def test_a_structure_module_starts_at_the_identity_from_zero():
         (lambda: ns.Dynamic(init="zero"), "`init` must be one of identity, released, got 'zero'"),
         (lambda: ns.Dynamic(ns.Full(residual=False)), '`init` "identity" needs a structure'),
         (lambda: ns.SphereNet(hidden=0), "`hidden` must be at least 1, got 0"),
-        (lambda: ns.SphereNet(eps=0), "`eps` and `batch_norm_eps` must be positive, got 0"),
+        (lambda: ns.SphereNet(eps=0), "`eps` must be positive, got 0"),
+        (lambda: ns.SphereNet(batch_norm_eps=0), "`batch_norm_eps` must be positive, got 0"),
     ],
 )
 def test_errors(make, message):
@@ -298,7 +299,7 @@ def test_errors(make, message):
 def test_a_predictor_of_the_wrong_width_is_named():
     spec = ns.Dynamic(ns.Diagonal(), lambda _, scalars: nn.Conv2d(4, scalars - 1, 3))
     layer = ns.Conv2d(4, 6, 3, similarity=spec)
-    with pytest.raises(ValueError, match=r"must output \(n, 9, h, w\) .* got \(2, 8, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"must output \(2, 9, 3, 3\), .* got \(2, 8, 3, 3\)"):
         layer(torch.randn(2, 4, 5, 5))
 
 

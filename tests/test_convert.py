@@ -138,7 +138,7 @@ def test_a_lone_layer_converts():
     ("similarity", "where", "message"),
     [
         ("static-full", ["point"], "`where` names modules that cannot .*single kernel tap"),
-        ("static-full", ["stm"], r"`where` must name convolutions of the model, got \['stm'\]"),
+        ("static-full", ["stm"], r"`where` must name layers of the model .*, got \['stm'\]"),
         ("none", None, "`similarity` must be a name or spec of a similarity"),
         (ns.Dynamic(init="released"), None, "`similarity` must start at the identity"),
         ("dynamic", None, "nearest: dynamic-"),
@@ -215,6 +215,7 @@ def test_parameter_groups_hold_every_trainable_parameter_once():
     groups = ns.parameter_groups(network, weight_decay=0.1, similarity_decay=0.2)
     assert {group["name"]: group["weight_decay"] for group in groups} == {
         "weights": 0.1,
+        "predictors": 0.1,
         "similarities": 0.2,
         "undecayed": 0.0,
     }

@@ -1,4 +1,4 @@
-"""The networks: layers, parameter counts, initialisation, input sizes."""
+"""CNN-9 and the errors of all networks; `test_models_laws.py` has what holds for each."""
 
 import pytest
 import torch
@@ -57,26 +57,6 @@ def test_the_released_variant_has_a_plain_root_and_a_convolution_to_the_classes(
     assert not [m for m in model.modules() if isinstance(m, nn.Linear)]
 
 
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_the_same_seed_starts_every_similarity_at_the_same_function(similarity):
-    networks = []
-    for name in (None, similarity, similarity):
-        torch.manual_seed(5)
-        networks.append(models.cnn9(10, similarity=name, width=0.25).double())
-    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    assert ns.max_difference(networks[0], networks[1], x) < 1e-12
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(networks[1].parameters(), networks[2].parameters(), strict=True)
-    )
-
-
-def test_kernels_start_at_hes_initialisation():
-    model = models.cnn9(10)
-    weight = model.conv3_2[0].weight
-    assert weight.std().item() == pytest.approx((2 / (128 * 9)) ** 0.5, rel=0.02)
-
-
 @pytest.mark.parametrize("size", [28, 30, 32, 84])
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_image_sizes_are_padded_to_a_multiple_of_eight(size, variant):
@@ -95,7 +75,16 @@ def test_image_sizes_are_padded_to_a_multiple_of_eight(size, variant):
         ({"image_size": 0}, "`image_size` must be at least 1, got 0"),
         ({"width": 0}, "`width` must be positive, got 0"),
         ({"variant": "tf"}, "`variant` must be one of paper, released, got 'tf'"),
-        ({"name": "cnn8"}, "`name` must be one of cnn9, cnn9_plus, got 'cnn8'; nearest: cnn9"),
+        ({"name": "cnn8"}, "`name` must be one of cnn9, .*, got 'cnn8'; nearest: cnn9"),
+        ({"depth": 3}, "`depth` is not an option of cnn9, which has in_channels, image_size, "),
+        ({"name": "cnn10", "variant": "paper"}, "`variant` is not an option of cnn10, which has "),
+        ({"name": "cnn10", "num_classes": 0}, "`num_classes` must be at least 1, got 0"),
+        ({"name": "cnn10_plus", "width": -1}, "`width` must be positive, got -1"),
+        ({"name": "convnet4", "image_size": 15}, "`image_size` must be at least 16, got 15"),
+        ({"name": "convnet4", "in_channels": 0}, "`in_channels` must be at least 1, got 0"),
+        ({"name": "resnet18", "image_size": 0}, "`image_size` must be at least 1, got 0"),
+        ({"name": "resnet50", "num_classes": -1}, "`num_classes` must be at least 1, got -1"),
+        ({"name": "resnet50", "width": 0}, "`width` must be positive, got 0"),
     ],
 )
 def test_errors(options, message):

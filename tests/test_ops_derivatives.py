@@ -107,9 +107,9 @@ def test_vmap_of_grad_is_a_loop(in_dims, kind):
 @both_kinds
 def test_registration_is_complete(problem, layout, kind):
     x, weight = problem.operands(torch.float32)
-    x, m = x.to(memory_format=layout), problem.similarity(kind, torch.float32)
-    forward = getattr(torch.ops.neural_similarity, f"{kind}_conv2d")
-    backward = getattr(torch.ops.neural_similarity, f"{kind}_conv2d_backward")
+    x, m = x.to(memory_format=layout), problem.similarity(kind, torch.float32).unsqueeze(1)
+    forward = getattr(torch.ops.neural_similarity, f"{kind}_conv")
+    backward = getattr(torch.ops.neural_similarity, f"{kind}_conv_backward")
     arguments = (x, weight, m, *problem.geometry)
     torch.library.opcheck(forward, arguments)
     outgoing = torch.randn_like(forward(*arguments))

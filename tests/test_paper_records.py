@@ -8,12 +8,10 @@ import torch
 from tiny_images import make_dataset
 from tiny_results import PLAIN, STATIC
 from tiny_results import tiny_table as tiny_table
-from torch import nn
 
 from neural_similarity import cli, data
-from neural_similarity.nn import Conv2d
+from neural_similarity.models.counts import macs
 from neural_similarity.paper import read_records, write_record
-from neural_similarity.paper.cost import multiplications
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import RunError, choose_runtime, evaluate, load, train
 from neural_similarity.train.journal import read_lines
@@ -51,7 +49,7 @@ def test_record_holds_the_run(tmp_path):
     summary = json.loads(run.summary.read_text())
     kept = {key: value for key, value in summary.items() if key not in ("test_correct", "command")}
     assert content["summary"] == kept | {
-        "macs": multiplications(run.build(), 1, 8),
+        "macs": macs(run.build(similarity=None), 1, 8, 8),
         "command": f"nsim train {STATIC} --budget 0.5 --seed 3",
     }
     record = read_records(tmp_path / "results", STATIC, 0.5)[3]
@@ -171,15 +169,3 @@ def test_changed_data_are_not_scored_again(tmp_path, monkeypatch):
 def test_recording_needs_a_run(capsys):
     assert cli.main(["record"]) == 2
     assert "nsim record needs at least one run folder" in capsys.readouterr().err
-
-
-def test_multiplications_by_hand():
-    """3·5·9 a position of 6×6, then 5·36 inputs to 2 outputs; a static M costs nothing."""
-    conv = Conv2d(3, 5, 3, padding=1, similarity="static-full")
-    model = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(5 * 36, 2)).train()
-    assert multiplications(model, 3, 6) == 3 * 5 * 9 * 36 + 5 * 36 * 2
-    assert model.training
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    conv = Conv2d(3, 5, 3, padding=1, similarity="dynamic-diagonal")
-    predictor = 36 * (64 * 27 + 9 + 9 * 64 * 9)  # first layer, box sum of the norm, second layer
-    assert multiplications(conv, 3, 6) == 3 * 5 * 9 * 36 + 3 * 9 * 36 + predictor

@@ -19,9 +19,6 @@ from neural_similarity.recipes import RECIPES
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 
-# Rows whose networks other parts of the library still have to bring.
-PENDING = {"cifar10-dynamic-dns-cnn", "cifar10-dynamic-dns-shared"}
-
 
 def bits(count, seed, share):
     generator = torch.Generator().manual_seed(seed)
@@ -69,9 +66,7 @@ def test_every_row_of_tables_1_to_4_has_its_recipe_on_the_panels_data():
         for panel in TABLES[name].panels:
             assert panel.baseline.recipe == f"{panel.title.lower().replace('-', '')}-cnn"
             for row in panel.rows:
-                assert row.has_recipe or row.recipe in PENDING
-                data = RECIPES[row.recipe].dataset if row.has_recipe else "cifar10"
-                assert data == panel.title.lower().replace("-", "")
+                assert RECIPES[row.recipe].dataset == panel.title.lower().replace("-", "")
 
 
 def test_row_by_hand(tmp_path):

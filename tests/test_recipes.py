@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 import pytest
 
 from neural_similarity import models
-from neural_similarity.nn import Diagonal, Dynamic, Full, Masked, SphereNet, Static
+from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, SphereNet, Static
 from neural_similarity.recipes import DESCRIPTIONS, RECIPES, Recipe
 from neural_similarity.train.recipe import recipe_from_json, recipe_to_json, scaled
 
@@ -18,7 +18,7 @@ def count(name):
 
 def test_names_are_those_of_the_papers_table_and_the_quick_start():
     ours = ("cnn", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
-    ours += ("static-dns-j", "dynamic-dns-j")
+    ours += ("static-dns-j", "dynamic-dns-j", "dynamic-dns-cnn", "dynamic-dns-shared")
     sets = ("cifar10", "cifar100")
     assert set(RECIPES) == {"quickstart", *(f"{data}-{name}" for data in sets for name in ours)}
     assert set(DESCRIPTIONS) == set(RECIPES)
@@ -43,6 +43,9 @@ def test_similarities_are_those_of_the_names():
     assert RECIPES["cifar10-dynamic-uns"].similarity == Dynamic(Full())
     assert RECIPES["cifar10-static-dns-j"].similarity == Static(Masked(Diagonal()))
     assert RECIPES["cifar10-dynamic-dns-j"].similarity == Dynamic(Masked(Diagonal()))
+    cnn, shared = (RECIPES[f"cifar10-dynamic-dns-{name}"].similarity for name in ("cnn", "shared"))
+    assert cnn == Dynamic(Diagonal(), predictor=CNN())
+    assert shared == Dynamic(Diagonal(), predictor=Shared())
     for name in [name for name in RECIPES if name.startswith("cifar100")]:
         assert RECIPES[name].similarity == RECIPES[name.replace("100", "10")].similarity
     assert isinstance(RECIPES["quickstart"].similarity, Dynamic)
@@ -84,6 +87,7 @@ def test_budget_changes_steps_and_drops_only():
         ({"steps": 100}, r"`drops` must rise and stay below `steps` = 100, got \(34000, 54000\)"),
         ({"drops": (5, 3)}, r"`drops` must rise .* got \(5, 3\)"),
         ({"checkpoint_seconds": 301.0}, "above 0 and at most 300, got 301.0"),
+        ({"model": "cnn10", "variant": "released"}, '`variant` must be "paper" for cnn10, got '),
         ({"model": "cnn8"}, "`model` must be one of .*, got 'cnn8'; nearest: cnn9"),
         ({"dataset": "cifar11"}, "`dataset` must be one of .*, got 'cifar11'; nearest: cifar10"),
     ],

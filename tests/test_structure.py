@@ -37,9 +37,9 @@ def matrices(spec, positions=(3, 2)):
 def test_number_of_scalars_and_the_identity(spec):
     module = spec.build(GEOMETRY)
     assert module.scalars == STRUCTURES[type(spec)]
-    m = module(module.identity()[None])[0]
+    m = module(module.initial()[None])[0]
     assert torch.equal(m, torch.ones(TAPS) if m.dim() == 1 else torch.eye(TAPS))
-    assert not module.identity().any() == spec.residual
+    assert not module.initial().any() == spec.residual
     assert not module.state_dict()
 
 
@@ -167,7 +167,9 @@ def test_masked_layers_learn_their_shape_without_decay():
 
 
 def test_masks_do_not_nest():
-    with pytest.raises(ValueError, match="`structure` must not be masked itself"):
+    with pytest.raises(
+        ValueError, match=r"`structure` of Masked must be one of Diagonal, .* got Masked"
+    ):
         ns.Masked(ns.Masked(ns.Full()))
 
 

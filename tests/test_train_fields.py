@@ -95,6 +95,12 @@ def test_model_has_the_recipes_options(tmp_path, monkeypatch):
     assert asked == [(("cnn9", 4), options | {"in_channels": 1, "image_size": 8})]
 
 
+@pytest.mark.parametrize("model", ["cnn10", "resnet18"])
+def test_networks_without_variants_train(model, tmp_path):
+    run = train(replace(TINY, model=model), out=tmp_path / "run", device="cpu")
+    assert load(run)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+
+
 def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
     asked = []
 

@@ -55,3 +55,16 @@ def test_drawing_writes_one_picture_of_all_layers_and_maps_of_dynamic_ones(tmp_p
 
 def test_a_plain_network_has_nothing_to_draw(tmp_path):
     assert visualize.draw(network(None), torch.randn(1, 3, 7, 8), tmp_path) == []
+
+
+def test_kernel_shapes_are_drawn_and_blocks_averaged(tmp_path):
+    model = network(ns.Dynamic(ns.Unshared(ns.Masked(ns.Full()), filters=2)))
+    model[0].similarity.structure.inner.mask.data[4] = 0
+    x = torch.randn(2, 3, 7, 8)
+    shapes = visualize.kernel_shapes(model)
+    assert shapes["0"].tolist() == [[1, 1, 1], [1, 0, 1], [1, 1, 1]]
+    assert shapes["2"].shape == (3, 1)
+    found = visualize.similarities(model, x)
+    assert_close(found["0"], model[0].similarity.matrix(x).mean(1))
+    names = [path.name for path in visualize.draw(model, x, tmp_path)]
+    assert names == ["similarities.png", "maps-0.png", "maps-2.png", "shapes.png"]

@@ -10,26 +10,46 @@ from neural_similarity.convert import fold as fold
 from neural_similarity.convert import freeze_backbone as freeze_backbone
 from neural_similarity.convert import max_difference as max_difference
 from neural_similarity.convert import parameter_groups as parameter_groups
+from neural_similarity.convert import penalty as penalty
 from neural_similarity.convert import plan as plan
 from neural_similarity.convert import unconvert as unconvert
 from neural_similarity.convert import unfreeze_backbone as unfreeze_backbone
+from neural_similarity.nn import CNN as CNN
+from neural_similarity.nn import LSTM as LSTM
 from neural_similarity.nn import SIMILARITIES as SIMILARITIES
+from neural_similarity.nn import Conv1d as Conv1d
 from neural_similarity.nn import Conv2d as Conv2d
+from neural_similarity.nn import Conv3d as Conv3d
+from neural_similarity.nn import ConvTranspose2d as ConvTranspose2d
 from neural_similarity.nn import Diagonal as Diagonal
+from neural_similarity.nn import Dilation as Dilation
 from neural_similarity.nn import Dynamic as Dynamic
 from neural_similarity.nn import Full as Full
+from neural_similarity.nn import Linear as Linear
 from neural_similarity.nn import Masked as Masked
 from neural_similarity.nn import PositiveSemidefinite as PositiveSemidefinite
+from neural_similarity.nn import Select as Select
+from neural_similarity.nn import Shared as Shared
+from neural_similarity.nn import Shift as Shift
+from neural_similarity.nn import Sparse as Sparse
 from neural_similarity.nn import SphereNet as SphereNet
 from neural_similarity.nn import Static as Static
 from neural_similarity.nn import Symmetric as Symmetric
+from neural_similarity.nn import Unshared as Unshared
+from neural_similarity.nn import Unstructured as Unstructured
+from neural_similarity.nn import sharing as sharing
 
 if TYPE_CHECKING:
     from neural_similarity import data as data
+    from neural_similarity import testing as testing
     from neural_similarity import visualize as visualize
     from neural_similarity.train.run import load as load
 
-_LAZY = {"data": "neural_similarity.data", "visualize": "neural_similarity.visualize"}
+_LAZY = {
+    "data": "neural_similarity.data",
+    "testing": "neural_similarity.testing",
+    "visualize": "neural_similarity.visualize",
+}
 __version__ = "0.1.0"
 
 

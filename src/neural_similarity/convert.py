@@ -1,114 +1,183 @@
 """Surgery on any network: put similarities in, take them out, fold them, choose what decays."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, StaticSimilarity
-from neural_similarity.nn.conv import equip, geometry_of, strip
-from neural_similarity.nn.structure import MaskedModule
+from neural_similarity.nn import (
+    Dynamic,
+    DynamicSimilarity,
+    Geometry,
+    MaskedModule,
+    SimilarityLayer,
+    StaticSimilarity,
+    sharing,
+)
+from neural_similarity.nn.layer import (
+    LAYERS,
+    equip,
+    geometry_of,
+    has_similarity,
+    is_dynamic,
+    strip,
+)
+from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity, parse_similarity
 
 Network = TypeVar("Network", bound=nn.Module)
 OnDynamic = Literal["error", "keep"]
 NormMode = Literal["eval", "train"]
+Measure = Callable[[Tensor], Tensor]
+Where = Collection[str] | Callable[[str, nn.Module], bool]
 
-MOST_TAPS = 25
-"""A dynamic matrix of more taps squared per position is not made unless asked for by name."""
+MEASURES: dict[str, Measure] = {
+    "l1": lambda m: m.abs().sum(),
+    "nuclear": lambda m: torch.linalg.matrix_norm(m, "nuc").sum(),
+    "deviation": lambda m: (m - torch.eye(m.shape[-1], device=m.device)).square().sum(),
+}
+"""What `penalty` may sum up, by name."""
+_UNFIT = "does not contain the identity:"
 
 
 def convert(
     model: Network,
     similarity: Similarity | str,
-    where: Collection[str] | None = None,
+    where: Where | None = None,
     inplace: bool = False,
 ) -> Network:
     """`model` with a similarity in its convolutions, and the same outputs until it is trained.
 
     Converts every module that is exactly a `torch.nn.Conv2d` with more than one kernel tap:
     parameters, hooks, dtype, device and training mode stay, and a module that stands in several
-    places stays one module. A second call changes nothing. `plan` tells what is skipped and why.
+    places stays one module. `where` reaches torch's other layers that the library has with a
+    similarity as well. A second call changes nothing. `plan` tells what is skipped and why.
 
     Args:
         model: Any network; a copy is converted unless `inplace`.
-        similarity: A name or spec that starts at the identity, see `ns.Conv2d`.
-        where: Names of the modules to convert, as in `model.named_modules()`; by default all.
+        similarity: A name or spec that starts at the identity, see `ns.Conv2d`. A predictor that
+            is a ready module serves a single layer.
+        where: Names of the modules to convert, as in `model.named_modules()`, or a function of
+            (name, module) that tells whether to; by default all convolutions.
         inplace: Convert `model` itself.
 
     Raises:
-        ValueError: a module named in `where` is missing or cannot be converted, or the similarity
-            does not start at the identity.
+        ValueError: a module named in `where` is missing or cannot be converted, the similarity
+            does not start at the identity in any of them, or a ready predictor would serve several.
     """
     spec = _identity_start(similarity)
     reasons = plan(model, spec, where)
-    refused = {name: reasons[name] for name in where or () if reasons[name]}
-    if refused:
-        raise ValueError(f"`where` names modules that cannot be converted: {refused}")
+    _check_plan(reasons, spec, where)
     model = model if inplace else deepcopy(model)
     layers = dict(model.named_modules(remove_duplicate=False))
-    for name, reason in reasons.items():
-        layer = layers[name]
-        if reason is None and isinstance(layer, nn.Conv2d) and not _has_similarity(layer):
-            equip(layer, spec)
+    with sharing():
+        for name, reason in reasons.items():
+            if reason is None and not has_similarity(layers[name]):
+                _equip(layers[name], spec, name)
     return model
 
 
+def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
+    try:
+        equip(layer, spec)
+    except ValueError as error:
+        raise ValueError(f"layer {name!r}: {error}") from error
+
+
+def _check_plan(reasons: Mapping[str, str | None], spec: Similarity, where: Where | None) -> None:
+    """Raise a `ValueError` where a plan is not what was asked for."""
+    names = set() if where is None or callable(where) else where
+    refused = {name: reasons[name] for name in names if reasons[name]}
+    if refused:
+        raise ValueError(f"`where` names modules that cannot be converted: {refused}")
+    chosen = [name for name, reason in reasons.items() if reason is None]
+    unfit = {name: reason for name, reason in reasons.items() if reason and _UNFIT in reason}
+    if unfit and not chosen:
+        raise ValueError(f"`similarity` must start at the identity to be converted to: {unfit}")
+    if isinstance(spec, Dynamic) and isinstance(spec.predictor, nn.Module) and len(chosen) > 1:
+        raise ValueError(
+            f"a predictor that is a ready module serves one layer, and {len(chosen)} would be "
+            f"converted: {', '.join(chosen)}"
+        )
+
+
 def plan(
-    model: nn.Module, similarity: Similarity | str, where: Collection[str] | None = None
+    model: nn.Module, similarity: Similarity | str, where: Where | None = None
 ) -> dict[str, str | None]:
     """What `convert` does with each convolution: why it skips it, or None if it converts it.
 
     Raises:
-        ValueError: `where` names what is not a convolution of the model.
+        ValueError: `where` names what is no layer of the model that could have a similarity.
     """
     spec = _identity_start(similarity)
     modules = dict(model.named_modules(remove_duplicate=False))
-    inside = [f"{name}.similarity." for name, m in modules.items() if _has_similarity(m)]
-    convolutions = {n: m for n, m in modules.items() if isinstance(m, nn.modules.conv._ConvNd)}
-    missing = sorted(set(where or ()) - convolutions.keys())
+    names = set() if where is None or callable(where) else set(where)
+    layers = {
+        name: module
+        for name, module in modules.items()
+        if isinstance(module, _ConvNd) or name in names or _chosen(where, name, module)
+    }
+    missing = sorted(name for name in names if not isinstance(modules.get(name), tuple(LAYERS)))
     if missing:
-        raise ValueError(f"`where` must name convolutions of the model, got {missing}")
+        kinds = ", ".join(kind.__name__ for kind in LAYERS)
+        raise ValueError(f"`where` must name layers of the model ({kinds}), got {missing}")
+    inside = [f"{name}.similarity." for name, m in modules.items() if has_similarity(m)]
     return {
         name: "is part of a similarity"
         if any(name.startswith(prefix.lstrip(".")) for prefix in inside)
         else _reason(name, layer, spec, where)
-        for name, layer in convolutions.items()
+        for name, layer in layers.items()
     }
 
 
-def _reason(
-    name: str, layer: nn.Module, spec: Similarity, where: Collection[str] | None
-) -> str | None:
-    """Why a convolution is not converted."""
-    if where is not None and name not in where:
-        return "is not named in `where`"
-    if _has_similarity(layer):
+def _chosen(where: Where | None, name: str, module: nn.Module) -> bool:
+    """Whether `where` asks for a module."""
+    if where is None:
+        return type(module) in (nn.Conv2d, LAYERS[nn.Conv2d])
+    if callable(where):
+        return type(module) in {*LAYERS, *LAYERS.values()} and where(name, module)
+    return name in where
+
+
+def _reason(name: str, layer: nn.Module, spec: Similarity, where: Where | None) -> str | None:
+    """Why a layer is not converted."""
+    if where is not None and not _chosen(where, name, layer):
+        return "is not chosen by `where`" if callable(where) else "is not named in `where`"
+    if has_similarity(layer):
         return "has a similarity already"
-    if not isinstance(layer, nn.Conv2d) or type(layer) not in (nn.Conv2d, Conv2d):
+    if not _chosen(where, name, layer) or type(layer) not in {*LAYERS, *LAYERS.values()}:
         return f"is a {type(layer).__name__}, not exactly a torch.nn.Conv2d"
-    taps = layer.weight[0, 0].numel()
-    if taps == 1:
+    if isinstance(layer, nn.LSTM):
+        return None
+    if isinstance(layer, nn.ConvTranspose2d) and isinstance(spec, Dynamic):
+        return "is a transposed convolution, whose similarity is static"
+    return _unfit(geometry_of(layer), spec, where)
+
+
+def _unfit(geometry: Geometry, spec: Similarity, where: Where | None) -> str | None:
+    """Why a similarity does not fit a layer of this geometry."""
+    if geometry.taps == 1:
         return "has a single kernel tap"
-    scalars = spec.structure.build(geometry_of(layer)).scalars
-    if isinstance(spec, Dynamic) and scalars > MOST_TAPS**2 and where is None:
-        return f"would predict {scalars} numbers per position; name it in `where` to have that"
+    try:
+        predicted = predicted_scalars(spec, geometry)
+        contains_identity = spec.structure.contains_identity(geometry)
+    except ValueError as error:
+        return f"does not fit: {error}"
+    if not contains_identity:
+        return f"{_UNFIT} {spec.structure!r} of {geometry.taps} taps"
+    if predicted > MOST_SCALARS and where is None:
+        return f"would predict {predicted} numbers per position; name it in `where` to have that"
     return None
-
-
-def _has_similarity(module: nn.Module) -> bool:
-    return isinstance(module, Conv2d) and module.similarity is not None
 
 
 def _identity_start(similarity: Similarity | str) -> Similarity:
     spec = parse_similarity(similarity) if isinstance(similarity, str) else similarity
     if not isinstance(spec, Similarity):
         raise ValueError(f"`similarity` must be a name or spec of a similarity, got {similarity!r}")
-    if not spec.structure.contains_identity or (
-        isinstance(spec, Dynamic) and spec.init != "identity"
-    ):
+    if isinstance(spec, Dynamic) and spec.init != "identity":
         raise ValueError(f"`similarity` must start at the identity to be converted to, got {spec}")
     return spec
 
@@ -117,8 +186,8 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
     """`model` with its similarities dropped: the plain network with the kernels it has now."""
     model = model if inplace else deepcopy(model)
     for layer in list(model.modules()):
-        if isinstance(layer, Conv2d):
-            strip(layer, fold=False)
+        if isinstance(layer, SimilarityLayer):
+            strip(layer)
     return model
 
 
@@ -135,7 +204,7 @@ def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
     """
     if norm not in get_args(NormMode):
         raise ValueError(f'`norm` must be "eval" or "train", got {norm!r}')
-    layers = [module for module in model.modules() if _has_similarity(module)]
+    layers = [module for module in model.modules() if has_similarity(module)]
     if not layers:
         raise ValueError(
             "`model` must have similarities to train, got a network without; convert it"
@@ -165,7 +234,9 @@ def _evaluate(module: nn.Module, _: Any) -> None:
 
 
 def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
-    """A copy in which every static layer is a `torch.nn.Conv2d` that computes the same.
+    """A copy in which every static layer is torch's own and computes the same.
+
+    Selections and shifts become smaller layers still, see `ns.Conv2d.fold`.
 
     Args:
         model: Any network.
@@ -177,23 +248,24 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     """
     if dynamic not in get_args(OnDynamic):
         raise ValueError(f'`dynamic` must be "error" or "keep", got {dynamic!r}')
-    unfoldable = {
-        name for name, m in model.named_modules() if _has_similarity(m) and not _static(m)
-    }
+    unfoldable = {name for name, module in model.named_modules() if is_dynamic(module)}
     if unfoldable and dynamic == "error":
         raise ValueError(
             f"dynamic similarities cannot be folded, and these layers have one: "
             f"{', '.join(sorted(unfoldable))}; dynamic='keep' leaves them as they are"
         )
     model = deepcopy(model)
-    for layer in list(model.modules()):
-        if isinstance(layer, Conv2d) and (layer.similarity is None or _static(layer)):
-            strip(layer, fold=True)
+    folded: dict[nn.Module, nn.Module] = {}
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if not isinstance(layer, SimilarityLayer) or is_dynamic(layer):
+            plain = folded.get(layer)
+        else:
+            plain = folded[layer] = layer.fold()
+        if plain is not None and plain is not layer:
+            if not name:
+                return cast(Network, plain)
+            model.set_submodule(name, plain)
     return model
-
-
-def _static(layer: nn.Module) -> bool:
-    return isinstance(layer, Conv2d) and isinstance(layer.similarity, StaticSimilarity)
 
 
 @torch.no_grad()
@@ -219,30 +291,63 @@ def _evaluated(network: nn.Module, example: Tensor) -> Tensor:
 
 
 def parameter_groups(
-    model: nn.Module, *, weight_decay: float, similarity_decay: float = 0.0
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    similarity_decay: float = 0.0,
+    predictor_decay: float | None = None,
 ) -> list[dict[str, Any]]:
     """Trainable parameters in groups for an optimiser, by how they decay.
 
-    Kernels, biases, normalisation and predictors decay by `weight_decay`; static M by
-    `similarity_decay`, towards the identity where the structure has a residual and towards zero
-    where not; the gains of dynamic similarities and the masks of kernel shapes not at all. Empty
-    groups are left out.
+    "weights": kernels, biases and normalisation, by `weight_decay`. "predictors": those of dynamic
+    M, by `predictor_decay`, by default as weights. "similarities": static M by `similarity_decay`,
+    towards the identity where the structure has a residual and towards zero where not.
+    "undecayed": the gains of dynamic M and the masks of kernel shapes. Empty groups are left out.
     """
-    similarities: list[nn.Parameter] = []
-    undecayed: list[nn.Parameter] = []
+    groups: dict[str, dict[nn.Parameter, None]] = {
+        name: {} for name in ("undecayed", "similarities", "predictors", "weights")
+    }
     for module in model.modules():
         if isinstance(module, StaticSimilarity):
-            similarities.append(module.raw)
-        elif isinstance(module, DynamicSimilarity) and module.gain is not None:
-            undecayed.append(module.gain)
+            groups["similarities"][module.raw] = None
+        elif isinstance(module, DynamicSimilarity):
+            groups["predictors"] |= dict.fromkeys(module.predictor.parameters())
+            if module.gain is not None:
+                groups["undecayed"][module.gain] = None
         elif isinstance(module, MaskedModule):
-            undecayed.append(module.mask)
-    apart = {id(parameter) for parameter in similarities + undecayed}
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in apart]
-    groups = [
-        ("weights", rest, weight_decay),
-        ("similarities", similarities, similarity_decay),
-        ("undecayed", undecayed, 0.0),
+            groups["undecayed"][module.mask] = None
+    apart = {parameter for group in groups.values() for parameter in group}
+    groups["weights"] = {p: None for p in model.parameters() if p not in apart}
+    decays = {
+        "weights": weight_decay,
+        "predictors": weight_decay if predictor_decay is None else predictor_decay,
+        "similarities": similarity_decay,
+        "undecayed": 0.0,
+    }
+    trained = {name: [p for p in groups[name] if p.requires_grad] for name in decays}
+    return [
+        {"name": name, "params": ps, "weight_decay": decays[name]}
+        for name, ps in trained.items()
+        if ps
     ]
-    trained = [(name, [p for p in ps if p.requires_grad], decay) for name, ps, decay in groups]
-    return [{"name": n, "params": ps, "weight_decay": decay} for n, ps, decay in trained if ps]
+
+
+def penalty(model: nn.Module, measure: Measure | str = "l1") -> Tensor:
+    r"""A penalty on all static M, to be added to the loss: $\sum_\ell \text{measure}(M_\ell)$.
+
+    "l1" is soft sparsity, Σ|M| (paper, §3.4); "nuclear" the sum of the singular values, for low
+    rank; "deviation" Σ(M - I)²; or any function of the matrices (*blocks, K, K) of a layer to a
+    scalar. A network without static M has penalty 0.
+
+    Raises:
+        ValueError: there is no measure of that name.
+    """
+    if isinstance(measure, str):
+        if measure not in MEASURES:
+            raise ValueError(
+                f"`measure` must be one of {', '.join(MEASURES)} or a function, got {measure!r}"
+            )
+        measure = MEASURES[measure]
+    static = [module for module in model.modules() if isinstance(module, StaticSimilarity)]
+    parts = [measure(module.full_matrix()) for module in static]
+    return torch.stack(parts).sum() if parts else torch.zeros(())

@@ -2,5 +2,7 @@
 
 from neural_similarity.ops import fold_kernel as fold_kernel
 from neural_similarity.ops import patch_norm as patch_norm
+from neural_similarity.ops import similarity_conv1d as similarity_conv1d
 from neural_similarity.ops import similarity_conv2d as similarity_conv2d
+from neural_similarity.ops import similarity_conv3d as similarity_conv3d
 from neural_similarity.ops import sphere_conv2d as sphere_conv2d

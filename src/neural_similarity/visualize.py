@@ -5,8 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from neural_similarity.nn import Conv2d, DynamicSimilarity, StaticSimilarity
+from neural_similarity.nn import (
+    DynamicSimilarity,
+    MaskedModule,
+    SimilarityLayer,
+    StaticSimilarity,
+)
+from neural_similarity.nn.layer import has_similarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,13 +28,14 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """M of every layer that has one, by the layer's name, in float32 on the CPU.
 
     Static: (K,) or (K, K). Dynamic: (n, K, h, w) or (n, K, K, h, w) over the network's input `x`,
-    (n, c, height, width). The network runs in evaluation mode; its mode is as before afterwards.
+    (n, c, height, width). Unshared blocks are averaged. The network runs in evaluation mode; its
+    mode is as before afterwards.
     """
     found: dict[str, Tensor] = {}
     handles = [
         layer.register_forward_pre_hook(_noting(found, name))
         for name, layer in model.named_modules()
-        if isinstance(layer, Conv2d)
+        if isinstance(layer, _ConvNd) and isinstance(layer, SimilarityLayer)
     ]
     training = model.training
     try:
@@ -40,13 +48,47 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def _noting(found: dict[str, Tensor], name: str) -> Any:
-    def note(layer: Conv2d, inputs: tuple[Tensor]) -> None:
-        if isinstance(layer.similarity, StaticSimilarity):
-            found[name] = layer.similarity.matrix().float().cpu()
-        elif isinstance(layer.similarity, DynamicSimilarity):
-            found[name] = layer.similarity.matrix(inputs[0]).float().cpu()
+    def note(layer: SimilarityLayer, inputs: tuple[Tensor]) -> None:
+        part = layer.similarity
+        if isinstance(part, StaticSimilarity):
+            m, block_axis = part.matrix(), 0
+        elif isinstance(part, DynamicSimilarity):
+            m, block_axis = part.matrix(inputs[0]), 1
+        else:
+            return
+        m = m.mean(block_axis) if part.structure.blocks else m
+        found[name] = m.float().cpu()
 
     return note
+
+
+@torch.no_grad()
+def kernel_shapes(model: nn.Module) -> dict[str, Tensor]:
+    """D of every layer that learns its kernel's shape (`ns.Masked`), as large as the kernel."""
+    return {
+        name: part.kernel_shape().view(layer.geometry().kernel_size).float().cpu()
+        for name, layer in model.named_modules()
+        if isinstance(layer, SimilarityLayer) and has_similarity(layer)
+        for part in layer.modules()
+        if isinstance(part, MaskedModule)
+    }
+
+
+def plot_shapes(shapes: dict[str, Tensor], columns: int = 5) -> "Figure":
+    """A picture per layer of which taps its kernel has."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(shapes) // columns)
+    figure = Figure((columns * CELL, rows * CELL + 0.5))
+    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw=_GRID)
+    for axis, (name, shape) in zip(grid.flat, shapes.items(), strict=False):
+        axis.imshow(shape.reshape(-1, shape.shape[-1]).numpy(), cmap="gray", vmin=0, vmax=1)
+        axis.set_title(f"{name}: {int(shape.count_nonzero())} taps", fontsize=7)
+    for axis in grid.flat:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    figure.suptitle("kernel shape D (white: in use)", fontsize=9)
+    return figure
 
 
 def mean_matrix(m: Tensor) -> Tensor:
@@ -123,7 +165,9 @@ def _displayable(image: Tensor) -> Tensor:
 
 
 def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
-    """Write `similarities.png` and, for every dynamic layer, `maps-LAYER.png`.
+    """Write `similarities.png`, `maps-LAYER.png` for every dynamic layer, and `shapes.png`.
+
+    The last only where kernel shapes are learned.
 
     Args:
         model: A network.
@@ -139,6 +183,8 @@ def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
     for name, m in found.items():
         if m.dim() > 2:
             figures[f"maps-{name}"] = plot_maps(x, m, name)
+    if shapes := kernel_shapes(model):
+        figures["shapes"] = plot_shapes(shapes)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):

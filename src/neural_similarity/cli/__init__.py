@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "table": (paper.table, "show a table of the paper beside our runs"),
     "record": (paper.record, "write the records of finished runs"),
     "recipes": (catalogue.recipes, "list the named recipes"),
+    "models": (catalogue.models, "list the networks, their parameters and multiplications"),
     "data": (catalogue.data, "download or verify a data set"),
 }
 EXAMPLES = """\

@@ -1,26 +1,55 @@
-"""`nsim recipes` and `nsim data`: what there is to train, and on what."""
+"""`nsim recipes`, `nsim models` and `nsim data`: what there is to train, and on what."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import tyro
 
 from neural_similarity import data as datasets
+from neural_similarity import models as networks
 from neural_similarity.cli.parsing import parse, unknown
+from neural_similarity.convert import fold
+from neural_similarity.models import counts
+from neural_similarity.nn import SIMILARITIES, parse_similarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.recipes import DESCRIPTIONS, RECIPES
 
 FOLDER = "folder"
 WIDTH = 132
+NUMBERS = ("steps", "classes", "parameters", "MACs")
+MODELS_DESCRIPTION = """List the networks with every similarity at their usual image sizes.
+
+Parameters are those that are trained. MACs are the multiply-adds of convolutions, linear layers
+and matrix products for one image, after static similarities are folded into the kernels.
+
+examples:
+  nsim models
+  nsim models cnn10 cnn10_plus
+  nsim models resnet18 --similarity none dynamic-diagonal"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipesOptions:
     """What `nsim recipes` takes: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """What `nsim models` takes."""
+
+    names: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME...")] = ()
+    """Networks; the default is all."""
+    similarity: tuple[str, ...] = tuple(SIMILARITIES)
+    """Similarities, each a name or a text such as "Static(Symmetric())"."""
+
+    def __post_init__(self) -> None:
+        for text in self.similarity:
+            parse_similarity(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +66,41 @@ def recipes(args: Sequence[str]) -> int:
     """Print the named recipes as a table."""
     description = "List the named recipes.\n\nexample:\n  nsim recipes"
     parse(RecipesOptions, args, command="recipes", description=description)
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    for column in ("name", "data", "model", "similarity", "steps"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("description")
-    for name, recipe in RECIPES.items():
-        similarity = _kind(recipe.similarity)
-        steps = f"{recipe.steps:,}"
-        row = (name, recipe.dataset, recipe.model, similarity, steps, DESCRIPTIONS[name])
-        table.add_row(*row)
-    Console(width=max(Console().width, WIDTH)).print(table)
+    rows = [
+        (name, r.dataset, r.model, _kind(r.similarity), f"{r.steps:,}", DESCRIPTIONS[name])
+        for name, r in RECIPES.items()
+    ]
+    columns = ("name", "data", "model", "similarity", "steps", "description")
+    _print_table(columns, rows, wraps="description")
     return 0
+
+
+def models(args: Sequence[str]) -> int:
+    """Print the networks with every similarity, their parameters and multiplications."""
+    options = parse(ModelsOptions, args, command="models", description=MODELS_DESCRIPTION)
+    for name in options.names:
+        if name not in networks.MODELS:
+            raise unknown("network", name, networks.MODELS)
+    rows = [
+        _model_row(name, text)
+        for name in options.names or networks.MODELS
+        for text in options.similarity
+    ]
+    columns = ("name", "classes", "image", "similarity", "parameters", "MACs")
+    _print_table(columns, rows, wraps="similarity")
+    return 0
+
+
+def _model_row(name: str, similarity: str) -> tuple[str, ...]:
+    """What a network with a similarity costs."""
+    classes, channels, size = networks.usual_sizes(name)
+    # Shapes tell what a named similarity costs; the fold of others, as of a selection, looks at
+    # their numbers.
+    with torch.device("meta" if similarity in SIMILARITIES else "cpu"):
+        model = networks.build(name, classes, similarity=similarity)
+    macs = counts.macs(fold(model, dynamic="keep"), channels, size, size)
+    image = f"{channels}x{size}x{size}"
+    return name, f"{classes}", image, similarity, f"{counts.parameters(model):,}", f"{macs:,}"
 
 
 def data(args: Sequence[str]) -> int:
@@ -80,6 +130,20 @@ def _kind(similarity: Similarity | None) -> str:
     if similarity is None:
         return "none"
     return f"{type(similarity).__name__}-{type(similarity.structure).__name__}".lower()
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wraps: str) -> None:
+    """One line a row, but for the column that `wraps`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for column in columns:
+        justify = "right" if column in NUMBERS else "left"
+        table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(Console().width, WIDTH)).print(table)
 
 
 @contextmanager

@@ -63,6 +63,8 @@ class InspectOptions(DataOptions):
 
     out: Path | None = None
     """Folder of the pictures; the default is plots in the run folder."""
+    images: tuple[Path, ...] = ()
+    """Images to draw dynamic similarities on; the default is two training images."""
 
 
 def evaluate(args: Sequence[str]) -> int:
@@ -119,8 +121,7 @@ def fold(args: Sequence[str]) -> int:
     dataset = training.load_data(run, options.data)
     runtime = training.choose_runtime(options.device, "fp32", run.recipe.channels_last)
     model = training.load(run, options.checkpoint)
-    plain = run.build(similarity=None).eval()
-    plain.load_state_dict(fold_network(model).state_dict())
+    plain = fold_network(model).eval()
     path = options.out or run.path / "folded.safetensors"
     with new_file(path) as temporary:
         save_model(plain, str(temporary), metadata=run.metadata)
@@ -139,15 +140,19 @@ def fold(args: Sequence[str]) -> int:
 def inspect(args: Sequence[str]) -> int:
     """Draw the learned similarities and print the files."""
     description = (
-        "Draw the similarities that a run learned, those of dynamic layers on a few training "
-        "images.\n\nexample:\n  nsim inspect runs/quickstart-seed0 --out pictures"
+        "Draw the similarities that a run learned, those of dynamic layers on a few images."
+        "\n\nexamples:\n  nsim inspect runs/quickstart-seed0 --out pictures\n"
+        "  nsim inspect runs/quickstart-seed0 --images shoe.png bag.png"
     )
     options = parse(InspectOptions, args, command="inspect", description=description)
     run = training.read_run(options.run)
     dataset = training.load_data(run, options.data)
     runtime = training.choose_runtime(options.device, "fp32")
     model = runtime.place(training.load(run, options.checkpoint))
-    paths = training.draw_similarities(run, model, dataset.train, options.out or run.plots)
+    pixels = dataset.train.pixels[: training.PICTURED]
+    if options.images:
+        pixels = torch.stack([_read_image(path, run) for path in options.images])
+    paths = training.draw_similarities(run, model, pixels, options.out or run.plots)
     for path in paths:
         _say(str(path))
     if not paths:

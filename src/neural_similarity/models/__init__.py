@@ -1,27 +1,70 @@
-"""Functions that build networks; every one takes `similarity=`."""
+"""Functions that build networks; every one takes `similarity=`.
+
+Each is a `torch.nn.Sequential` whose last layer is the classifier, so that `network[:-1]` is the
+embedding, of the same parameters (but for the "released" CNN-9, which ends in its scores).
+"""
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 from torch import nn
 
 from neural_similarity.models.cnn9 import cnn9 as cnn9
 from neural_similarity.models.cnn9 import cnn9_plus as cnn9_plus
+from neural_similarity.models.cnn10 import cnn10 as cnn10
+from neural_similarity.models.cnn10 import cnn10_plus as cnn10_plus
+from neural_similarity.models.convnet4 import convnet4 as convnet4
+from neural_similarity.models.resnet import resnet18 as resnet18
+from neural_similarity.models.resnet import resnet50 as resnet50
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"cnn9": cnn9, "cnn9_plus": cnn9_plus}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn9": cnn9,
+    "cnn9_plus": cnn9_plus,
+    "cnn10": cnn10,
+    "cnn10_plus": cnn10_plus,
+    "convnet4": convnet4,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+}
 """The networks by name."""
 
 
-def build(name: str, num_classes: int, **options: Any) -> nn.Module:
+CIFAR_CLASSES = 10
+"""Of CIFAR-10, for the networks that name no usual number of classes."""
+
+
+def usual_sizes(name: str) -> tuple[int, int, int]:
+    """Classes, channels and image size that the network called `name` is made for."""
+    chosen = options(name)
+    classes = signature(MODELS[name]).parameters["num_classes"].default
+    return (
+        classes if isinstance(classes, int) else CIFAR_CLASSES,
+        chosen["in_channels"],
+        chosen["image_size"],
+    )
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options of the network called `name`, and what they are if not given."""
+    parameters = signature(MODELS[name]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def build(name: str, num_classes: int, **chosen: Any) -> nn.Module:
     """The network called `name`; see its function for the options.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is none of that name, or it has no such option.
     """
     if name not in MODELS:
         nearest = get_close_matches(name, MODELS, n=1, cutoff=0.0)[0]
         raise ValueError(
             f"`name` must be one of {', '.join(MODELS)}, got {name!r}; nearest: {nearest}"
         )
-    return MODELS[name](num_classes, **options)
+    for option in sorted(chosen.keys() - options(name).keys()):
+        raise ValueError(
+            f"`{option}` is not an option of {name}, which has {', '.join(options(name))}"
+        )
+    return MODELS[name](num_classes, **chosen)

@@ -1,18 +1,79 @@
-"""`nn.Conv2d` with a similarity."""
+"""torch's convolutions with a similarity."""
 
-from copy import deepcopy
-from typing import cast
+from typing import Any, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from neural_similarity.nn.compact import compacted
 from neural_similarity.nn.geometry import Geometry, PaddingMode
-from neural_similarity.nn.similarity import StaticSimilarity
-from neural_similarity.nn.text import Similarity, parse_similarity
+from neural_similarity.nn.layer import SimilarityLayer
+from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
+from neural_similarity.nn.text import Similarity
+
+Sizes = int | tuple[int, ...]
 
 
-class Conv2d(nn.Conv2d):
+class _Convolution(SimilarityLayer):
+    """What `Conv1d`, `Conv2d` and `Conv3d` have in common: all but torch's class below them."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes | str = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        similarity: Similarity | nn.Module | str | None = None,
+    ):
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            padding_mode, device, dtype,
+        )  # pyright: ignore[reportCallIssue]  # fmt: skip
+        self.with_similarity(similarity)
+
+    def geometry(self) -> Geometry:
+        """What a similarity needs to know of the layer."""
+        layer = cast(nn.Conv2d, self)
+        return Geometry(
+            layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride,
+            layer.padding, layer.dilation, layer.groups, cast(PaddingMode, layer.padding_mode),
+        )  # fmt: skip
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution of `input`, batched or not, with M between kernel and patch."""
+        if self.similarity is None:
+            return super().forward(input)
+        return self.similarity(self, input)
+
+    def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        """torch's convolution with `kernel`."""
+        layer = cast(nn.Conv2d, self)
+        return layer._conv_forward(x, kernel, layer.bias)
+
+    def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
+        """The convolution with a predicted M."""
+        layer = cast(nn.Conv2d, self)
+        if x.dim() == layer.weight.dim() - 1:
+            return self.dynamic_forward(x[None], similarity)[0]
+        return similarity.convolve(x, layer.weight, layer.bias)
+
+    def fold(self) -> nn.Module:
+        """The layer made torch's in place, or a smaller equal of it, see `compacted`."""
+        structure, geometry = getattr(self.similarity, "structure", None), self.geometry()
+        plain = cast(nn.Conv2d, super().fold())
+        return plain if structure is None else compacted(plain, geometry, structure)
+
+
+class Conv2d(_Convolution, nn.Conv2d):
     r"""`torch.nn.Conv2d` with a learned bilinear similarity between kernel and patch.
 
     $$y_o(p) = \sum_c W_{oc}^\top M(p)\, X_c(p) + b_o$$
@@ -47,87 +108,69 @@ class Conv2d(nn.Conv2d):
         ValueError: `similarity` is not one of these.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] | str = 0,
-        dilation: int | tuple[int, int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        similarity: Similarity | nn.Module | str | None = None,
-    ):
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
-            padding_mode, device, dtype,
-        )  # fmt: skip
-        self.similarity = build_similarity(similarity, self)
-
-    def forward(self, input: Float[Tensor, "*n c height width"]) -> Float[Tensor, "*n o h w"]:
-        """The convolution of `input` with M between kernel and patch."""
-        if self.similarity is None:
-            return super().forward(input)
-        return self.similarity(self, input)
-
-    def fuse(self) -> nn.Conv2d:
-        """A `torch.nn.Conv2d` that computes the same; the layer itself where M is dynamic.
-
-        timm's `reparameterize_model` calls it.
-        """
-        if self.similarity is not None and not isinstance(self.similarity, StaticSimilarity):
-            return self
-        return strip(deepcopy(self), fold=True)
+    plain = nn.Conv2d
 
 
-def strip(layer: Conv2d, *, fold: bool) -> nn.Conv2d:
-    """`layer` made a `torch.nn.Conv2d` in place, with its static similarity folded in or dropped.
+class Conv1d(_Convolution, nn.Conv1d):
+    """`torch.nn.Conv1d` with a similarity, see `Conv2d`; K = k taps."""
 
-    Parameters, hooks and references to the layer stay.
+    plain = nn.Conv1d
+
+
+class Conv3d(_Convolution, nn.Conv3d):
+    """`torch.nn.Conv3d` with a similarity, see `Conv2d`; K = kd·kh·kw taps."""
+
+    plain = nn.Conv3d
+
+
+class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d` with a static similarity, folded into its kernel: W' = W M.
+
+    M is K×K, shared by all channels. Takes `torch.nn.ConvTranspose2d`'s arguments and `similarity`.
+
+    Raises:
+        ValueError: the similarity is dynamic, or not shared by all channels.
     """
-    if fold and isinstance(layer.similarity, StaticSimilarity):
-        with torch.no_grad():
-            folded = layer.similarity.fold(layer.weight)
-        layer.weight = nn.Parameter(folded, layer.weight.requires_grad)
-    del layer.similarity
-    layer.__class__ = nn.Conv2d  # pyright: ignore[reportAttributeAccessIssue]
-    return layer
 
+    plain = nn.ConvTranspose2d
 
-def equip(layer: nn.Conv2d, similarity: Similarity | str) -> Conv2d:
-    """`layer` made an `ns.Conv2d` in place: `strip` undone."""
-    module = build_similarity(similarity, layer)
-    layer.__class__ = Conv2d
-    layer = cast(Conv2d, layer)
-    layer.similarity = module and module.train(layer.training)
-    return layer
+    def __init__(
+        self, *args: Any, similarity: Similarity | nn.Module | str | None = None, **kwargs: Any
+    ):
+        super().__init__(*args, **kwargs)
+        self.with_similarity(similarity)
 
+    def geometry(self) -> Geometry:
+        """What a similarity needs to know of the layer."""
+        return Geometry(
+            self.in_channels, self.out_channels, self.kernel_size, self.stride, self.padding,
+            self.dilation, self.groups,
+        )  # fmt: skip
 
-def geometry_of(layer: nn.Conv2d) -> Geometry:
-    """What a similarity needs to know of a convolution."""
-    return Geometry(
-        layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride,
-        layer.padding, layer.dilation, layer.groups, cast(PaddingMode, layer.padding_mode),
-    )  # fmt: skip
-
-
-def build_similarity(
-    similarity: Similarity | nn.Module | str | None, layer: nn.Conv2d
-) -> nn.Module | None:
-    """The similarity module of a layer, on its device and in its dtype."""
-    if isinstance(similarity, str):
-        similarity = parse_similarity(similarity)
-    if similarity is None or isinstance(similarity, nn.Module):
-        return similarity
-    if not isinstance(similarity, Similarity):
-        raise ValueError(
-            "`similarity` must be None, a name, an ns.Static or ns.Dynamic, or a module, "
-            f"got {similarity!r}"
+    def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
+        """A static similarity with one M for all channels."""
+        module = super().build_similarity(similarity)
+        shared = isinstance(module, StaticSimilarity) and module.matrix().shape in (
+            (module.geometry.taps,),
+            (module.geometry.taps, module.geometry.taps),
         )
-    module = similarity.build(geometry_of(layer))
-    return module.to(device=layer.weight.device, dtype=layer.weight.dtype)
+        if module is not None and not shared:
+            raise ValueError(
+                "`similarity` of a transposed convolution must be static, with one matrix for all "
+                f"channels, got {similarity!r}"
+            )
+        return module
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """The transposed convolution of `input` with M in the kernel."""
+        if self.similarity is None:
+            return super().forward(input, output_size)
+        kernel = cast(StaticSimilarity, self.similarity).fold(self.weight)
+        padding = cast(Any, self.padding)
+        extra = self._output_padding(
+            input, output_size, list(self.stride), list(padding), list(self.kernel_size), 2,
+            list(self.dilation),
+        )  # fmt: skip
+        return F.conv_transpose2d(
+            input, kernel, self.bias, self.stride, padding, extra, self.groups, self.dilation
+        )

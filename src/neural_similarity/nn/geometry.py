@@ -1,5 +1,6 @@
 """What a similarity knows of its layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -7,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from neural_similarity.ops.window import same_padding
+from neural_similarity.ops.window import Window, same_padding
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
@@ -24,6 +25,8 @@ class Geometry:
     dilation: tuple[int, ...]
     groups: int = 1
     padding_mode: PaddingMode = "zeros"
+    spatial: bool = True
+    """Whether there is more than one output position: not in linear and recurrent layers."""
 
     @property
     def taps(self) -> int:
@@ -39,15 +42,21 @@ class Geometry:
             if isinstance(self.padding, tuple):
                 return x, self.padding
             return same_padding(x, self.kernel_size, self.dilation), none
-        return F.pad(x, self._both_sides(), mode=self.padding_mode), none
+        sides = [amount for pair in reversed(self.both_sides()) for amount in pair]
+        return F.pad(x, sides, mode=self.padding_mode), none
 
-    def _both_sides(self) -> list[int]:
-        """Amounts of padding in `torch.nn.functional.pad`'s order: last dimension first."""
-        sides: list[int] = []
-        for i in reversed(range(len(self.kernel_size))):
-            if isinstance(self.padding, tuple):
-                sides += [self.padding[i]] * 2
-            else:
-                total = self.dilation[i] * (self.kernel_size[i] - 1)
-                sides += [total // 2, total - total // 2]
-        return sides
+    def output_size(self, input_size: Sequence[int]) -> tuple[int, ...]:
+        """Output positions along every dimension."""
+        sides = self.both_sides()
+        padded = [size + sum(pair) for size, pair in zip(input_size, sides, strict=True)]
+        none = (0,) * len(padded)
+        return Window(self.kernel_size, self.stride, none, self.dilation).output_size(padded)
+
+    def both_sides(self) -> list[tuple[int, int]]:
+        """Padding before and after, for every dimension."""
+        if isinstance(self.padding, tuple):
+            return [(amount, amount) for amount in self.padding]
+        if self.padding == "valid":
+            return [(0, 0)] * len(self.kernel_size)
+        total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+        return [(t // 2, t - t // 2) for t in total]

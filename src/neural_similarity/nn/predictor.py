@@ -1,22 +1,85 @@
 """Predictors: small networks that see a layer's input and output M's scalars at every position."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.ops import sphere_conv2d
+from neural_similarity.nn.spec import Spec
+from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere_conv
+from neural_similarity.ops.window import CONVOLUTIONS, promoted
 
 Predictor = Callable[[Geometry, int], nn.Module]
-"""(geometry, scalars) to a module mapping (n, c, height, width) to (n, scalars, h, w)."""
+"""(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out)."""
+
+CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+_INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
-@dataclass(frozen=True)
-class SphereNet:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TwoLayers(Spec, ABC):
+    """A convolution with the layer's own window, ReLU, and a second convolution.
+
+    Attributes:
+        hidden: Channels between the two; by default 64 for up to K scalars, 128 for more (App. A).
+        last_kernel_size: Of the second convolution, 3 or 1, along every dimension.
+        resolution: Predict at every `resolution`-th position along each dimension, and interpolate
+            linearly to the others.
+        per_image: Average the hidden channels over the positions: one M for all of an image.
+        batch_norm: Normalise behind both convolutions.
+        batch_norm_eps: Its eps. With PyTorch's usual 1e-5 the released small start is undone.
+        scales: Factors on He's standard deviation for the two kernels.
+    """
+
+    hidden: int | None = None
+    last_kernel_size: int = 3
+    resolution: int = 1
+    per_image: bool = False
+    batch_norm: bool = False
+    batch_norm_eps: float = 1e-3
+    scales: tuple[float, float] | None = None
+
+    def __post_init__(self):
+        for name in ("hidden", "resolution"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}")
+        if self.last_kernel_size not in (1, 3):
+            raise ValueError(f"`last_kernel_size` must be 1 or 3, got {self.last_kernel_size}")
+        if self.batch_norm_eps <= 0:
+            raise ValueError(f"`batch_norm_eps` must be positive, got {self.batch_norm_eps}")
+
+    def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
+        """The predictor module for a layer of this geometry."""
+        return _TwoLayers(self, geometry, scalars)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the second convolution has one."""
+        return not self.batch_norm
+
+    def default_scales(self, patch_size: int) -> tuple[float, float]:
+        """Factors on He's standard deviation where `scales` are not given."""
+        del patch_size
+        return 1.0, 1.0
+
+    @abstractmethod
+    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
+        """The first convolution; `window` is stride, padding and dilation."""
+
+    @abstractmethod
+    def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
+        """The second convolution, `last`, and what bounds it."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SphereNet(TwoLayers):
     r"""Patch-normalised convolution, ReLU, 3×3 convolution: the paper's default predictor.
 
     $$\text{raw} = W_2 * \mathrm{ReLU}\!\left(\frac{W_1 * x}{\|X\|}\right) + b$$
@@ -28,78 +91,140 @@ class SphereNet:
 
     The released code puts batch normalisation behind both convolutions of its diagonal predictor
     (`batch_norm=True`) and starts them at 0.1 and 0.001 of He initialisation
-    (`scales=(0.1, 0.001)`), with `ns.Dynamic(..., init="released")`.
+    (`scales=(0.1, 0.001)`), with `ns.Dynamic(..., init="released")`. By default the second kernel
+    starts at He's and the first at He's for patches of unit norm, √2 whatever their size: a patch
+    of C·K numbers over its norm is √(C·K) times smaller than what He's counts on.
 
     Attributes:
-        hidden: Channels between the two; by default 64 for up to K scalars, 128 for more (App. A).
-        batch_norm: Normalise behind both convolutions.
-        batch_norm_eps: Its eps. With PyTorch's usual 1e-5 the released small start is undone.
-        scales: Factors on He's standard deviation for the two kernels. By default the second is at
-            He's and the first at He's for patches of unit norm, √2 whatever their size: a patch of
-            C·K numbers over its norm is √(C·K) times smaller than what He's counts on.
-        eps: Added to the squared patch norm.
+        normalize: "input", or "both" to divide by the kernels' norms too (the released code's
+            "fully normalised" predictor).
+        angle: Function of the angle, see `ns.functional.sphere_conv2d`; all but "cosine" need both
+            normalised.
+        k: Width of the "sigmoid".
+        bounded: Make the second convolution such a function with both normalised, so that every
+            prediction lies in [-1, 1] (§3.3.1).
+        eps: Added to the squared norms.
     """
 
-    hidden: int | None = None
-    batch_norm: bool = False
-    batch_norm_eps: float = 1e-3
-    scales: tuple[float, float] | None = None
+    normalize: Normalize = "input"
+    angle: Angle = "cosine"
+    k: float = 0.3
+    bounded: bool = False
     eps: float = 1e-4
 
     def __post_init__(self):
-        if self.hidden is not None and self.hidden < 1:
-            raise ValueError(f"`hidden` must be at least 1, got {self.hidden}")
-        if self.eps <= 0 or self.batch_norm_eps <= 0:
-            raise ValueError(
-                f"`eps` and `batch_norm_eps` must be positive, got {self.eps}, "
-                f"{self.batch_norm_eps}"
-            )
+        super().__post_init__()
+        check_options(self.angle, self.normalize, self.k, self.eps)
 
-    def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
-        """The predictor module for a layer of this geometry."""
-        hidden = self.hidden or (64 if scalars <= geometry.taps else 128)
-        return _SphereNet(self, geometry, hidden, scalars)
+    @property
+    def has_bias(self) -> bool:
+        """Whether the second convolution has one."""
+        return not self.batch_norm and not self.bounded
+
+    def default_scales(self, patch_size: int) -> tuple[float, float]:
+        """He's for patches of unit norm, and He's."""
+        return patch_size**0.5, 1.0
+
+    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
+        """The patch-normalised convolution."""
+        options = {"angle": self.angle, "k": self.k, "normalize": self.normalize, "eps": self.eps}
+        return sphere_conv(x, weight, None, *window, **options)
+
+    def second(self, hidden: Tensor, last: Any) -> Tensor:
+        """A plain convolution, or a hyperspherical one without bias."""
+        if not self.bounded:
+            return last(hidden)
+        options = {"angle": self.angle, "k": self.k, "eps": self.eps}
+        return sphere_conv(hidden, last.weight, None, last.stride, last.padding, **options)
 
 
-class _SphereNet(nn.Module):
-    def __init__(self, spec: SphereNet, geometry: Geometry, hidden: int, scalars: int):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CNN(TwoLayers):
+    """Convolution, ReLU, 3×3 convolution, and a bound: the paper's other predictor, §3.3.1.
+
+    As `SphereNet` without normalised patches. The paper reports that it does not converge unless
+    its output is bounded or normalised.
+
+    Attributes:
+        bound: "tanh" of every number; "normalize" divides a position's numbers by their norm; None
+            leaves them as they are.
+    """
+
+    bound: Literal["tanh", "normalize"] | None = "tanh"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.bound not in ("tanh", "normalize", None):
+            raise ValueError(f'`bound` must be "tanh", "normalize" or None, got {self.bound!r}')
+
+    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
+        """The plain convolution."""
+        return CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
+
+    def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
+        """The bounded convolution."""
+        raw = last(hidden)
+        if self.bound == "normalize":
+            return F.normalize(promoted(raw), dim=1)
+        return promoted(raw).tanh() if self.bound else raw
+
+
+class _TwoLayers(nn.Module):
+    def __init__(self, spec: TwoLayers, geometry: Geometry, scalars: int):
         super().__init__()
-        normed = spec.batch_norm
-        self.patch = PatchNormalizedConv2d(geometry, hidden, eps=spec.eps)
-        self.norm1 = nn.BatchNorm2d(hidden, eps=spec.batch_norm_eps) if normed else nn.Identity()
-        self.last = nn.Conv2d(hidden, scalars, 3, padding=1, bias=not normed)
-        self.norm2 = nn.BatchNorm2d(scalars, eps=spec.batch_norm_eps) if normed else nn.Identity()
-        patch_size = self.patch.weight[0].numel()
-        scales = spec.scales or (patch_size**0.5, 1.0)
+        dims = len(geometry.kernel_size)
+        hidden = spec.hidden or (64 if scalars <= geometry.taps else 128)
+        size = spec.last_kernel_size if geometry.spatial and not spec.per_image else 1
+        self.spec = spec
+        self.geometry = geometry
+        self.patch = PatchConv(spec, geometry, hidden)
+        self.norm1 = _norm(spec, hidden, dims)
+        self.last = CONV_LAYERS[dims](hidden, scalars, size, padding=size // 2, bias=spec.has_bias)
+        self.norm2 = _norm(spec, scalars, dims)
+        scales = spec.scales or spec.default_scales(self.patch.weight[0].numel())
         for weight, scale in zip((self.patch.weight, self.last.weight), scales, strict=True):
             nn.init.kaiming_normal_(weight, nonlinearity="relu")
             weight.data.mul_(scale)
         if self.last.bias is not None:
             nn.init.zeros_(self.last.bias)
 
-    def forward(self, x: Float[Tensor, "n c height width"]) -> Float[Tensor, "n scalars h w"]:
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, c, *size) to (n, scalars, *out)."""
         hidden = F.relu(self.norm1(self.patch(x)))
-        return self.norm2(self.last(hidden))
+        positions = tuple(range(2, x.dim()))
+        if self.spec.per_image:
+            hidden = hidden.mean(positions, keepdim=True)
+        raw = self.norm2(self.spec.second(hidden, self.last))
+        if not self.spec.per_image and self.spec.resolution == 1:
+            return raw
+        size = self.geometry.output_size(x.shape[2:])
+        if self.spec.per_image:
+            return raw.expand(-1, -1, *size)
+        return F.interpolate(raw, size, mode=_INTERPOLATIONS[len(size)])
 
 
-class PatchNormalizedConv2d(nn.Module):
-    """A layer's own window over the input, each response divided by the norm of its patch."""
+class PatchConv(nn.Module):
+    """A predictor's first convolution: the layer's own window over the layer's own input."""
 
-    def __init__(self, geometry: Geometry, out_channels: int, *, eps: float):
+    def __init__(self, spec: TwoLayers, geometry: Geometry, out_channels: int):
         super().__init__()
+        self.spec = spec
         self.geometry = geometry
-        self.eps = eps
+        self.stride = tuple(spec.resolution * step for step in geometry.stride)
         size = (out_channels, geometry.in_channels, *geometry.kernel_size)
         self.weight = nn.Parameter(torch.empty(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, c, height, width) to (n, out_channels, h, w)."""
+        """(n, c, *size) to (n, out_channels, *out)."""
         x, padding = self.geometry.pad(x)
-        stride, dilation = self.geometry.stride, self.geometry.dilation
-        return sphere_conv2d(
-            x, self.weight, None, stride, padding, dilation, normalize="input", eps=self.eps
-        )
+        return self.spec.first(x, self.weight, self.stride, padding, self.geometry.dilation)
 
     def extra_repr(self) -> str:
-        """Shape of the kernel and eps."""
-        return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps}"
+        """Shape of the kernel."""
+        return ", ".join(map(str, self.weight.shape))
+
+
+def _norm(spec: TwoLayers, channels: int, dims: int) -> nn.Module:
+    if not spec.batch_norm:
+        return nn.Identity()
+    return _NORMS[dims](channels, eps=spec.batch_norm_eps)

@@ -1,22 +1,26 @@
 """The two kinds of similarity: static, learned with the kernel, and dynamic, predicted from x."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.predictor import Predictor, SphereNet
+from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.structure import Diagonal, Full, Structure
-from neural_similarity.ops import fold_kernel, similarity_conv2d
+from neural_similarity.ops import fold_kernel, similarity_conv
 from neural_similarity.ops.window import promoted
 
 Init = Literal["identity", "released"]
 
+MOST_SCALARS = 25**2
+"""A dynamic M of more numbers per position than a full one of 5×5 taps needs to be asked for."""
 
-@dataclass(frozen=True)
-class Static:
+
+@dataclass(frozen=True, repr=False)
+class Static(Spec):
     """One M for all positions, learned by back-propagation, starting at I. Paper, §3.2.
 
     It folds into the kernel, W' = W M, so that inference is a plain convolution's.
@@ -29,8 +33,8 @@ class Static:
         return StaticSimilarity(self, geometry)
 
 
-@dataclass(frozen=True)
-class Dynamic:
+@dataclass(frozen=True, repr=False)
+class Dynamic(Spec):
     """M(x) at every output position, predicted from the layer's input. Paper, §3.3.
 
     Attributes:
@@ -38,12 +42,13 @@ class Dynamic:
         predictor: A callable `(geometry, scalars) -> nn.Module`, such as `SphereNet`; the module
             maps the layer's input (n, c, height, width) to (n, scalars, h, w).
         init: "identity" multiplies every predicted number by a learnable gain that starts at 0,
-            so that M = I exactly at first, in training and evaluation. "released" has no gain:
-            M starts where the predictor's own small initialisation puts it.
+            so that M = I exactly at first, in training and evaluation (of a dilation, the part of
+            I that it has). "released" has no gain: M starts where the predictor's own small
+            initialisation puts it.
 
     Raises:
-        ValueError: the structure has no residual (or cannot be the identity) and `init` is
-            "identity": M would start at zero and stay there.
+        ValueError: the structure cannot be predicted, or has no residual (or cannot be the
+            identity) and `init` is "identity": M would start at zero and stay there.
     """
 
     structure: Structure = field(default_factory=Diagonal)
@@ -55,6 +60,8 @@ class Dynamic:
             raise ValueError(
                 f"`init` must be one of {', '.join(get_args(Init))}, got {self.init!r}"
             )
+        if not self.structure.dynamic:
+            raise ValueError(f"`structure` must not be static only, got {self.structure!r}")
         if self.init == "identity" and not self.structure.zero_is_identity:
             raise ValueError(
                 f'`init` "identity" needs a structure with a residual, got {self.structure!r}; '
@@ -76,26 +83,44 @@ SIMILARITIES: dict[str, Static | Dynamic | None] = {
 """The named similarities; "none" is the plain layer."""
 
 
+def predicted_scalars(similarity: Static | Dynamic, geometry: Geometry) -> int:
+    """How many numbers per output position a layer's similarity predicts; none if static.
+
+    Raises:
+        ValueError: the structure does not fit the layer.
+    """
+    scalars = similarity.structure.build(geometry).scalars
+    return scalars if isinstance(similarity, Dynamic) else 0
+
+
 class StaticSimilarity(nn.Module):
-    """A learned M and the convolution that it makes with a layer's kernel."""
+    """A learned M; it folds into a layer's kernel."""
 
     def __init__(self, spec: Static, geometry: Geometry):
         super().__init__()
         self.spec = spec
+        self.geometry = geometry
         self.structure = spec.structure.build(geometry)
-        self.raw = nn.Parameter(self.structure.identity())
+        self.raw = nn.Parameter(self.structure.initial())
 
     def matrix(self) -> Tensor:
-        """M: (K,) diagonal or (K, K), in float32 at least."""
+        """M: (K,) diagonal or (K, K), with an axis of blocks first where there are; float32."""
         return self.structure(promoted(self.raw)[None])[0]
 
-    def fold(self, weight: Tensor) -> Tensor:
-        """The kernel of the plain convolution that computes the same."""
-        return fold_kernel(weight, self.matrix())
+    def full_matrix(self) -> Tensor:
+        """M with diagonal ones written out: (K, K), after an axis of blocks where there are."""
+        m = self.matrix()
+        return m if m.dim() == 2 + (self.structure.blocks is not None) else torch.diag_embed(m)
 
-    def forward(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+    def fold(self, weight: Tensor) -> Tensor:
+        """The kernel of the plain layer that computes the same."""
+        kernel = weight.reshape(weight.shape[0], -1, self.geometry.taps)
+        folded = fold_kernel(kernel, self.matrix(), self.structure.blocks, self.geometry.groups)
+        return folded.view(weight.shape)
+
+    def forward(self, layer: "Layer", x: Tensor) -> Tensor:
         """The layer's output for its input `x`."""
-        return layer._conv_forward(x, self.fold(layer.weight), layer.bias)
+        return layer.static_forward(x, self.fold(layer.weight))
 
     def extra_repr(self) -> str:
         """The spec."""
@@ -103,7 +128,7 @@ class StaticSimilarity(nn.Module):
 
 
 class DynamicSimilarity(nn.Module):
-    """A predictor of M and the convolution that it makes with a layer's kernel."""
+    """A predictor of M and the convolution that it makes with a kernel."""
 
     def __init__(self, spec: Dynamic, geometry: Geometry):
         super().__init__()
@@ -115,29 +140,54 @@ class DynamicSimilarity(nn.Module):
         self.gain = None if gain is None else nn.Parameter(gain)
 
     def matrix(self, x: Tensor) -> Tensor:
-        """M at every output position: (n, K, h, w) or (n, K, K, h, w), in float32 at least."""
-        raw = self.predictor(x)
-        scalars = self.structure.scalars
-        if raw.dim() != 4 or raw.shape[1] != scalars:
-            raise ValueError(
-                f"the predictor must output (n, {scalars}, h, w) for {self.spec.structure!r}, "
-                f"got {tuple(raw.shape)}"
-            )
-        raw = promoted(raw)
+        """M at every output position of x (n, c, *size), in float32 at least.
+
+        (n, K, *out) or (n, K, K, *out), with an axis of blocks after n where there are.
+        """
+        raw = promoted(self._predicted(x))
         if self.gain is not None:
-            raw = raw * self.gain.to(raw.dtype).view(-1, 1, 1)
+            raw = raw * self.gain.to(raw.dtype).view(-1, *[1] * (raw.dim() - 2))
         return self.structure(raw)
 
-    def forward(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
-        """The layer's output for its input `x`, batched or not."""
-        if x.dim() == 3:
-            return self(layer, x[None])[0]
+    def _predicted(self, x: Tensor) -> Tensor:
+        raw = self.predictor(x)
+        size = self.geometry.output_size(x.shape[2:])
+        expected = (x.shape[0], self.structure.scalars, *size)
+        if tuple(raw.shape) != expected:
+            raise ValueError(
+                f"the predictor must output {expected}, the scalars of {self.spec.structure!r} at "
+                f"every output position of {self.geometry}, got {tuple(raw.shape)}"
+            )
+        return raw
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution of x (n, c, *size) with M between `weight` and the patches."""
         m = self.matrix(x)
-        x, padding = self.geometry.pad(x)
-        return similarity_conv2d(
-            x, layer.weight, m, layer.bias, layer.stride, padding, layer.dilation, layer.groups
-        )
+        frame = self.geometry
+        x, padding = frame.pad(x)
+        return similarity_conv(
+            len(frame.kernel_size), x, weight, m, bias, frame.stride, padding, frame.dilation,
+            frame.groups, blocks=self.structure.blocks,
+        )  # fmt: skip
+
+    def forward(self, layer: "Layer", x: Tensor) -> Tensor:
+        """The layer's output for its input `x`."""
+        return layer.dynamic_forward(x, self)
 
     def extra_repr(self) -> str:
         """The spec."""
         return repr(self.spec)
+
+
+class Layer(Protocol):
+    """What a similarity needs of its layer."""
+
+    weight: nn.Parameter
+
+    def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        """torch's own operation with `kernel` for the weight."""
+        ...
+
+    def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
+        """The layer's output, by way of `similarity.convolve`."""
+        ...

@@ -2,49 +2,104 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.spec import Spec
+from neural_similarity.ops.blocks import Blocks, check_blocks
 
 
 class StructureModule(nn.Module):
-    """Maps raw (n, scalars, *positions) to M (n, K, *positions) or (n, K, K, *positions)."""
+    """Maps raw (n, scalars, *positions) to M (n, K, *positions) or (n, K, K, *positions).
+
+    With `blocks` there is one axis more before the taps, as in `ns.functional.similarity_conv2d`.
+    `crops` tells that folded kernels may have dead borders, which folding then drops.
+    """
+
+    blocks: Blocks | None = None
+    crops: bool = False
 
     def __init__(self, scalars: int):
         super().__init__()
         self.scalars = scalars
 
-    def identity(self) -> Float[Tensor, " scalars"]:
-        """The raw numbers for which M is the identity."""
+    def initial(self, block: int = 0) -> Float[Tensor, " scalars"]:
+        """The raw numbers to start from: those of the identity, where M can be that.
+
+        `block` counts the blocks of an unshared M, which may start in different places.
+        """
+        del block
         return torch.zeros(self.scalars)
 
 
-@dataclass(frozen=True)
-class Structure(ABC):
+@dataclass(frozen=True, repr=False)
+class Structure(Spec, ABC):
     """A description that builds a `StructureModule` for a layer.
 
-    `contains_identity`: M can be I, so that a layer may start as the one it replaces.
-    `exact_gradient`: the gradient of raw is the derivative of M, not a straight-through estimate.
+    `dynamic` tells whether M may be predicted at every position.
     """
 
-    contains_identity: ClassVar[bool] = True
-    exact_gradient: ClassVar[bool] = True
+    dynamic: ClassVar[bool] = True
+
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """Whether M can be I, so that a layer of this geometry may start as the one it replaces."""
+        del geometry
+        return True
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Whether the gradient of raw is M's derivative, not a straight-through estimate."""
+        return True
 
     @property
     def zero_is_identity(self) -> bool:
-        """Whether raw numbers of zero mean I, as a gated prediction needs."""
-        return self.contains_identity
+        """Whether raw numbers of zero mean I where M can be that, as a gated prediction needs."""
+        return True
 
     @abstractmethod
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
+        """The module for a layer of this geometry.
+
+        Raises:
+            ValueError: the structure does not fit the layer.
+        """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
+class Wrapper(Structure):
+    """A structure made of another one."""
+
+    structure: Structure
+
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """As the inner structure."""
+        return self.structure.contains_identity(geometry)
+
+    @property
+    def exact_gradient(self) -> bool:
+        """As the inner structure."""
+        return self.structure.exact_gradient
+
+    @property
+    def zero_is_identity(self) -> bool:
+        """As the inner structure."""
+        return self.structure.zero_is_identity
+
+    def require(self, *kinds: type[Structure]) -> None:
+        """Raise a `ValueError` unless the inner structure is of these kinds."""
+        if not isinstance(self.structure, kinds):
+            known = ", ".join(kind.__name__.lstrip("_") for kind in kinds)
+            raise ValueError(
+                f"`structure` of {type(self).__name__} must be one of {known}, "
+                f"got {self.structure!r}"
+            )
+
+
+@dataclass(frozen=True, repr=False)
 class _Residual(Structure):
     """A structure that adds the identity, unless told not to."""
 
@@ -55,7 +110,7 @@ class _Residual(Structure):
         return self.residual
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagonal(_Residual):
     """M = diag(m), one number per tap: K scalars. DNS in the paper, §3.1.
 
@@ -67,7 +122,7 @@ class Diagonal(_Residual):
         return _Diagonal(geometry.taps, self.residual)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Full(_Residual):
     """M any K×K matrix: K² scalars. UNS in the paper, §3.1.
 
@@ -79,7 +134,7 @@ class Full(_Residual):
         return _Full(geometry.taps, self.residual)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Symmetric(_Residual):
     """M = Mᵀ: K(K + 1)/2 scalars, the lower triangle row by row. Paper, §3.1.
 
@@ -91,7 +146,7 @@ class Symmetric(_Residual):
         return _Symmetric(geometry.taps, self.residual)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PositiveSemidefinite(_Residual):
     """M = L Lᵀ with L lower triangular: K(K + 1)/2 scalars, row by row. Paper, §3.1.
 
@@ -104,68 +159,71 @@ class PositiveSemidefinite(_Residual):
         return _PositiveSemidefinite(geometry.taps, self.residual)
 
 
-@dataclass(frozen=True)
-class Masked(Structure):
-    """M = D R: which taps the kernel has (D, K numbers of the layer's own) and R of `structure`.
+@dataclass(frozen=True, repr=False)
+class Unstructured(Structure):
+    """M any matrix over channels and taps: (C·K)² scalars for C = c/groups. Static only.
 
-    D is Boolean and diagonal, D = 1[D_r > threshold]; the output and the gradient of R see D only,
-    and the real-valued D_r takes D's gradient (straight-through). D_r starts at 1, so D = I, and at
-    least one tap stays: the largest. D belongs to the layer also where R is predicted. Learns the
-    kernel's shape with the similarity: paper, §3.5, Eq. 4-5, "(J)" in Table 2, which leaves open
-    the threshold, the start and the decay of D_r (none here, see `ns.parameter_groups`).
-
-    Attributes:
-        structure: Of R.
-        threshold: The value above which a tap is kept, alpha in the paper.
-        continuous: D = D_r, a spatial mask without a threshold.
+    M = I + raw. The paper's full CHV×CHV matrix, §3.1.
     """
 
-    structure: Structure
-    threshold: float = 0.5
-    continuous: bool = False
-    exact_gradient: ClassVar[bool] = False
-
-    def __post_init__(self):
-        if isinstance(self.structure, Masked):
-            raise ValueError(f"`structure` must not be masked itself, got {self.structure!r}")
-
-    @property
-    def zero_is_identity(self) -> bool:
-        """Whether raw numbers of zero mean I while D is I."""
-        return self.structure.zero_is_identity
+    dynamic: ClassVar[bool] = False
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
-        return MaskedModule(self, geometry)
+        channels = geometry.in_channels // geometry.groups
+        return _Full(channels * geometry.taps, residual=True)
 
 
-class MaskedModule(StructureModule):
-    """D R; `mask` is the real-valued D_r, (K,)."""
+@dataclass(frozen=True, repr=False)
+class Unshared(Wrapper):
+    """An M of `structure` for every group of channels or of filters: G times its scalars.
 
-    def __init__(self, spec: Masked, geometry: Geometry):
-        inner = spec.structure.build(geometry)
-        super().__init__(inner.scalars)
+    The blocks of the paper's block-diagonal matrix, not shared (§3.1). Dynamic blocks of filters
+    cost as much mixing as G layers.
+
+    Attributes:
+        structure: Of every block.
+        channels: Number of groups that the input's channels are split into; "each" is one apiece.
+        filters: The same for the kernels; exactly one of both is given.
+    """
+
+    channels: int | Literal["each"] | None = None
+    filters: int | Literal["each"] | None = None
+
+    def __post_init__(self):
+        if (self.channels is None) == (self.filters is None):
+            raise ValueError(
+                "exactly one of `channels` and `filters` must be given, "
+                f"got {self.channels!r} and {self.filters!r}"
+            )
+        if isinstance(self.structure, Unshared | Unstructured):
+            raise ValueError(f"`structure` must be that of one block, got {self.structure!r}")
+
+    def build(self, geometry: Geometry) -> StructureModule:
+        """The module for a layer of this geometry."""
+        axis = "filters" if self.channels is None else "channels"
+        count = self.filters if self.channels is None else self.channels
+        if count == "each":
+            count = geometry.in_channels if axis == "channels" else geometry.out_channels
+        blocks = cast(Blocks, (axis, count))
+        check_blocks(blocks, geometry.in_channels, geometry.out_channels, geometry.groups)
+        return _Unshared(blocks, self.structure.build(geometry))
+
+
+class _Unshared(StructureModule):
+    def __init__(self, blocks: Blocks, inner: StructureModule):
+        super().__init__(blocks[1] * inner.scalars)
+        self.blocks = blocks
+        self.count = blocks[1]
         self.inner = inner
-        self.threshold = spec.threshold
-        self.continuous = spec.continuous
-        self.mask = nn.Parameter(torch.ones(geometry.taps))
-
-    def kernel_shape(self) -> Float[Tensor, " taps"]:
-        """D's diagonal; its gradient goes to D_r unchanged."""
-        if self.continuous:
-            return self.mask
-        real = self.mask.detach()
-        kept = (real > self.threshold) | (real == real.max())
-        return kept.to(real.dtype) + (self.mask - real)
+        self.crops = inner.crops
 
     def forward(self, raw: Tensor) -> Tensor:
-        """M of the raw numbers of R."""
-        m = self.inner(raw)
-        return m * self.kernel_shape().to(m.dtype).view(-1, *[1] * (m.dim() - 2))
+        each = raw.unflatten(1, (self.count, self.inner.scalars)).flatten(0, 1)
+        return self.inner(each).unflatten(0, (raw.shape[0], self.count))
 
-    def identity(self) -> Tensor:
-        """The raw numbers for which R is the identity."""
-        return self.inner.identity()
+    def initial(self, block: int = 0) -> Tensor:
+        return torch.cat([self.inner.initial(i) for i in range(self.count)])
 
 
 class _Diagonal(StructureModule):
@@ -176,7 +234,7 @@ class _Diagonal(StructureModule):
     def forward(self, raw: Tensor) -> Tensor:
         return raw + 1 if self.residual else raw
 
-    def identity(self) -> Tensor:
+    def initial(self, block: int = 0) -> Tensor:
         return torch.zeros(self.scalars) if self.residual else torch.ones(self.scalars)
 
 
@@ -203,8 +261,8 @@ class _Full(_Matrix):
     def forward(self, raw: Tensor) -> Tensor:
         return self.with_identity(raw.unflatten(1, (self.taps, self.taps)))
 
-    def identity(self) -> Tensor:
-        return super().identity() if self.residual else torch.eye(self.taps).flatten()
+    def initial(self, block: int = 0) -> Tensor:
+        return super().initial() if self.residual else torch.eye(self.taps).flatten()
 
 
 class _Triangular(_Matrix):
@@ -220,9 +278,9 @@ class _Triangular(_Matrix):
         matrix[:, self.rows, self.columns] = raw
         return matrix
 
-    def identity(self) -> Tensor:
+    def initial(self, block: int = 0) -> Tensor:
         if self.residual:
-            return super().identity()
+            return super().initial()
         return torch.eye(self.taps)[self.rows, self.columns]
 
 

@@ -8,13 +8,26 @@ import ast
 from difflib import get_close_matches
 from typing import Any
 
-from neural_similarity.nn.predictor import SphereNet
+from neural_similarity.nn.predictor import CNN, SphereNet
+from neural_similarity.nn.shared import Shared
 from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
-from neural_similarity.nn.structure import Diagonal, Full, Masked, PositiveSemidefinite, Symmetric
+from neural_similarity.nn.sparse import Dilation, Masked, Select, Shift, Sparse
+from neural_similarity.nn.structure import (
+    Diagonal,
+    Full,
+    PositiveSemidefinite,
+    Symmetric,
+    Unshared,
+    Unstructured,
+)
 
 Similarity = Static | Dynamic
-STRUCTURES = (Diagonal, Full, Symmetric, PositiveSemidefinite, Masked)
-SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURES, SphereNet)}
+STRUCTURES = (
+    Diagonal, Full, Symmetric, PositiveSemidefinite, Unstructured, Unshared,
+    Masked, Dilation, Sparse, Select, Shift,
+)  # fmt: skip
+PREDICTORS = (SphereNet, CNN, Shared)
+SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURES, *PREDICTORS)}
 """The dataclasses that a text may name."""
 
 

@@ -2,8 +2,12 @@
 
 from neural_similarity.ops.backend import BACKENDS as BACKENDS
 from neural_similarity.ops.backend import declines as declines
+from neural_similarity.ops.blocks import Blocks as Blocks
 from neural_similarity.ops.kernel import fold_kernel as fold_kernel
+from neural_similarity.ops.similarity import similarity_conv as similarity_conv
+from neural_similarity.ops.similarity import similarity_conv1d as similarity_conv1d
 from neural_similarity.ops.similarity import similarity_conv2d as similarity_conv2d
+from neural_similarity.ops.similarity import similarity_conv3d as similarity_conv3d
 from neural_similarity.ops.sphere import ANGLES as ANGLES
 from neural_similarity.ops.sphere import patch_norm as patch_norm
 from neural_similarity.ops.sphere import sphere_conv2d as sphere_conv2d

@@ -3,7 +3,8 @@
 The batch is taken in blocks whose columns fit a core's cache, so nothing of K times the input's
 size stays in memory, and backward recomputes the columns instead of keeping them.
 
-Letters: n images, *out positions, *kernel taps (K in all), N = n·∏out, c channels, g groups.
+Letters: n images, *out positions, *kernel taps (K in all), N = n·∏out, c channels, g groups of a
+grouped convolution, b blocks of channels that have an M of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,10 @@ BLOCK_BYTES = 1 << 21
 
 
 class Mixing(Protocol):
-    """How M, (N, K) or (N, K, K), acts on patches, a view (n, *out, *kernel, c).
+    """How M, (N, b, K) or (N, b, K, K), acts on patches, a view (n, *out, *kernel, c).
 
-    `out` and `scratch` are contiguous (N, K, c) in the dtype of `patches`; both may be written.
+    Each of the b blocks of channels has its own M. `out` and `scratch` are contiguous (N, K, c) in
+    the dtype of `patches`; both may be written.
     """
 
     def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
@@ -35,15 +37,15 @@ class Mixing(Protocol):
         """Gradient Mᵀ·grad of the patches into `out`, given that of the columns."""
         ...
 
-    def gradient(self, grad: Tensor, patches: Tensor, scratch: Tensor) -> Tensor:
-        """Gradient of M, shaped like it, given that of the columns."""
+    def gradient(self, grad: Tensor, patches: Tensor, scratch: Tensor, blocks: int) -> Tensor:
+        """Gradient of M in `blocks` blocks, given that of the columns."""
         ...
 
 
 def forward(
     mixing: Mixing, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int
 ) -> Tensor:
-    """y (n, o, *out) in the memory format of x (n, c, *size); m (n, K, *out) or (n, K, K, *out)."""
+    """y (n, o, *out) in the memory format of x (n, c, *size); m (n, b, K, *out) or with K, K."""
     output = window.output_size(x.shape[2:])
     kernel = _kernel_matrix(weight, groups)
     y = x.new_empty(groups, x.shape[0], prod(output), weight.shape[0] // groups)
@@ -87,7 +89,7 @@ def backward(
             window.scatter_patches(target, scratch.view(patches.shape))
             grad_x[rows] = window.interior(target).movedim(-1, 1)
         if needs_m:
-            grad_rows = mixing.gradient(grad_columns, patches, scratch)
+            grad_rows = mixing.gradient(grad_columns, patches, scratch, m.shape[1])
             grad_m[rows] = _positions_last(grad_rows, grad_m[rows].shape)
     if needs_x and not scatter_x:
         mirrored = _mirror(weight, m, window, groups)
@@ -114,9 +116,10 @@ def like_convolution(y: Tensor, x: Tensor) -> Tensor:
 def _has_mirror(window: Window, m: Tensor) -> bool:
     """Whether the data gradient is best had as the operator itself on mirrored arguments.
 
-    It can at stride 1; mirroring a full M moves more numbers than adding the patches up.
+    It can at stride 1 with one M for all channels; mirroring a full M moves more numbers than
+    adding the patches up.
     """
-    if m.dim() - len(window.kernel_size) > 2:
+    if m.dim() - len(window.kernel_size) > 3 or m.shape[1] > 1:
         return False
     reach = (d * (k - 1) for k, d in zip(window.kernel_size, window.dilation, strict=True))
     fits = all(p <= r for p, r in zip(window.padding, reach, strict=True))
@@ -130,7 +133,7 @@ def _mirror(
 
     An input position meets every tap once, at an output position of its own: the kernel is
     transposed and its taps are reversed, and so are M's, each read at that tap's position.
-    `m` is diagonal.
+    `m` is diagonal, in one block.
     """
     dims = len(window.kernel_size)
     spatial = tuple(range(-dims, 0))
@@ -139,12 +142,12 @@ def _mirror(
     padding = tuple(r - p for r, p in zip(reach, window.padding, strict=True))
     mirror = window._replace(padding=padding)
     sides = [p for p in reversed(padding) for _ in range(2)]
-    views = F.pad(m.flip(1), sides)
+    views = F.pad(m[:, 0].flip(1), sides)
     for dim, (k, d) in enumerate(zip(window.kernel_size, window.dilation, strict=True), start=2):
         views = views.unfold(dim, d * (k - 1) + 1, 1)[..., ::d]
     positions = enumerate(product(*map(range, window.kernel_size)))
     own = [views[:, tap][..., *position] for tap, position in positions]
-    return kernel, torch.stack(own, 1), mirror
+    return kernel, torch.stack(own, 1).unsqueeze(1), mirror
 
 
 def _blocks(
@@ -164,7 +167,7 @@ def _blocks(
 
 
 def _positions_first(m: Tensor, dims: int) -> Tensor:
-    """(n, *taps, *out) as contiguous (N, *taps)."""
+    """(n, b, *taps, *out) as contiguous (N, b, *taps)."""
     taps = range(1, m.dim() - dims)
     return m.movedim(tuple(taps), tuple(range(-len(taps), 0))).reshape(
         -1, *m.shape[1 : len(taps) + 1]
@@ -172,7 +175,7 @@ def _positions_first(m: Tensor, dims: int) -> Tensor:
 
 
 def _positions_last(m: Tensor, shape: Sequence[int]) -> Tensor:
-    """(N, *taps) as (n, *taps, *out) of the given shape."""
+    """(N, b, *taps) as (n, b, *taps, *out) of the given shape."""
     taps = m.dim() - 1
     m = m.view(shape[0], *shape[1 + taps :], *m.shape[1:])
     return m.movedim(tuple(range(-taps, 0)), tuple(range(1, 1 + taps)))

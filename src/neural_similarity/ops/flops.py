@@ -17,12 +17,12 @@ Shape = Sequence[int]
 _OPERATORS = torch.ops.neural_similarity
 
 
-@register_flop_formula([_OPERATORS.diagonal_conv2d, _OPERATORS.full_conv2d])
+@register_flop_formula([_OPERATORS.diagonal_conv, _OPERATORS.full_conv])
 def _forward(x: Shape, weight: Shape, similarity: Shape, *_: Any, **__: Any) -> int:
     return 2 * (_product_macs(weight, similarity) + _mixing_macs(x, similarity))
 
 
-@register_flop_formula([_OPERATORS.diagonal_conv2d_backward, _OPERATORS.full_conv2d_backward])
+@register_flop_formula([_OPERATORS.diagonal_conv_backward, _OPERATORS.full_conv_backward])
 def _backward(grad: Shape, x: Shape, weight: Shape, similarity: Shape, *rest: Any, **_: Any) -> int:
     needs_x, needs_weight, needs_m = rest[4]
     products = needs_weight + (needs_x or needs_m)
@@ -37,5 +37,5 @@ def _product_macs(weight: Shape, similarity: Shape) -> int:
 
 
 def _mixing_macs(x: Shape, similarity: Shape) -> int:
-    """M times patches."""
-    return x[1] * prod(similarity)
+    """M times patches; every block of channels has its own."""
+    return x[1] // similarity[1] * prod(similarity)

@@ -7,7 +7,7 @@ from neural_similarity.ops import trilinear
 
 
 class _Full:
-    """`columns.Mixing` with m (N, K, K), indexed [position, kernel tap, patch tap]."""
+    """`columns.Mixing` with m (N, b, K, K), indexed [position, block, kernel tap, patch tap]."""
 
     def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
         scratch.view(patches.shape).copy_(patches)
@@ -16,19 +16,33 @@ class _Full:
     def transpose(self, grad: Tensor, m: Tensor, out: Tensor) -> None:
         _multiply(m.mT, grad, out)
 
-    def gradient(self, grad: Tensor, patches: Tensor, scratch: Tensor) -> Tensor:
+    def gradient(self, grad: Tensor, patches: Tensor, scratch: Tensor, blocks: int) -> Tensor:
         scratch.view(patches.shape).copy_(patches)
-        return torch.bmm(grad, scratch.mT)
+        products = torch.bmm(_by_block(grad, blocks), _by_block(scratch, blocks).mT)
+        return products.unflatten(0, (-1, blocks))
 
 
 def _multiply(m: Tensor, values: Tensor, out: Tensor) -> None:
     """m · values into `out`; below m's precision as values + (m - I) · values, rounded once."""
+    blocks = m.shape[1]
+    values = _by_block(values, blocks)
+    target = out if blocks == 1 else torch.empty_like(values)
+    m = m.flatten(0, 1)
     if values.dtype == m.dtype:
-        torch.bmm(m, values, out=out)
+        torch.bmm(m, values, out=target)
     else:
         identity = torch.eye(m.shape[-1], dtype=m.dtype, device=m.device)
-        torch.baddbmm(values, (m - identity).to(values.dtype), values, out=out)
+        torch.baddbmm(values, (m - identity).to(values.dtype), values, out=target)
+    if blocks > 1:
+        out.copy_(target.unflatten(0, (-1, blocks)).transpose(1, 2).flatten(2))
 
 
-full_conv2d = trilinear.register("full_conv2d", _Full())
+def _by_block(values: Tensor, blocks: int) -> Tensor:
+    """(N, K, c) as (N·b, K, c/b); a view where there is one block."""
+    if blocks == 1:
+        return values
+    return values.unflatten(2, (blocks, -1)).transpose(1, 2).flatten(0, 1)
+
+
+full_conv = trilinear.register("full_conv", _Full())
 """y_o(p) = Σ_s Σ_c W[o,c,s] Σ_t M_st(p) X[c,t](p). Paper, Eq. 2 and §3.3."""

@@ -3,23 +3,50 @@
 import torch
 from torch import Tensor
 
+from neural_similarity.ops.blocks import Blocks
 from neural_similarity.ops.window import promoted, without_autocast
 
 
-def fold_kernel(weight: Tensor, similarity: Tensor) -> Tensor:
+def fold_kernel(
+    weight: Tensor, similarity: Tensor, blocks: Blocks | None = None, groups: int = 1
+) -> Tensor:
     r"""The kernel whose plain convolution equals the static similarity: $W'_q = \sum_p W_p M_{pq}$.
 
     Computed in float32 (float64 where an input is that), outside autocast, and returned in
     `weight`'s dtype. Paper, §3.2.
 
     Args:
-        weight: (*lead, *kernel) with K taps in the trailing kernel dimensions.
-        similarity: (K,) diagonal or (K, K), indexed M[kernel tap, patch tap].
+        weight: (*lead, *kernel) with K taps in the trailing kernel dimensions; with `blocks`
+            (o, c/groups, *kernel).
+        similarity: (K,) diagonal or (K, K), indexed M[kernel tap, patch tap]; with `blocks` of b
+            groups (b, K) or (b, K, K). A matrix over more of the trailing dimensions, such as
+            (c/groups·K, c/groups·K), acts on all of them.
+        blocks: What has an M of its own, see `similarity_conv2d`.
+        groups: Of the convolution; with `blocks` only.
     """
-    taps = similarity.shape[-1]
     with without_autocast(weight):
         m = promoted(similarity)
-        kernel = weight.to(torch.promote_types(weight.dtype, m.dtype)).reshape(-1, taps)
+        kernel = weight.to(torch.promote_types(weight.dtype, m.dtype))
         m = m.to(kernel.dtype)
-        folded = kernel * m if m.dim() == 1 else kernel @ m
+        if blocks is None:
+            folded = _times(kernel.reshape(-1, m.shape[-1]), m)
+        else:
+            folded = _times_blocks(kernel.flatten(2), m, blocks, groups)
         return folded.reshape(weight.shape).to(weight.dtype)
+
+
+def _times(kernel: Tensor, m: Tensor) -> Tensor:
+    return kernel * m if m.dim() == 1 else kernel @ m
+
+
+def _times_blocks(kernel: Tensor, m: Tensor, blocks: Blocks, groups: int) -> Tensor:
+    """(o, c/groups, K) times the M of its kernel or of its channel."""
+    out_channels, channels = kernel.shape[:2]
+    axis, count = blocks
+    if axis == "filters":
+        m = m.repeat_interleave(out_channels // count, 0).unsqueeze(1)
+        return kernel * m if m.dim() == 3 else kernel @ m.squeeze(1)
+    m = m.repeat_interleave(channels * groups // count, 0).unflatten(0, (groups, 1, channels))
+    kernel = kernel.unflatten(0, (groups, -1))
+    folded = kernel * m if m.dim() == 4 else (kernel.unsqueeze(-2) @ m).squeeze(-2)
+    return folded.flatten(0, 1)

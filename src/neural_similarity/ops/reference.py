@@ -3,8 +3,10 @@
 from torch import Tensor, einsum
 from torch.nn import functional as F
 
+from neural_similarity.ops.window import Window
 
-def similarity_conv2d(
+
+def similarity_conv(
     x: Tensor,
     weight: Tensor,
     similarity: Tensor,
@@ -13,15 +15,34 @@ def similarity_conv2d(
     dilation: tuple[int, ...],
     groups: int,
 ) -> Tensor:
-    """y[n, o, h, w] = Σ_cpq weight[o, c, p] · M[n, p, q, h, w] · patch[n, c, q, h, w].
+    """y[n, o, *out] = Σ_cpq weight[o, c, p] · M[n, b(c), p, q, *out] · patch[n, c, q, *out].
 
-    `similarity` is (n, K, h, w), diagonal, or (n, K, K, h, w), M[kernel tap p, patch tap q].
+    `similarity` is (n, b, K, *out), diagonal, or (n, b, K, K, *out), M[kernel tap p, patch tap q],
+    for b blocks of channels.
     """
-    kernel_size = (weight.shape[2], weight.shape[3])
-    patches = F.unfold(x, kernel_size, dilation, padding, stride)
-    patches = patches.unflatten(1, (groups, weight.shape[1], kernel_size[0] * kernel_size[1]))
-    patches = patches.unflatten(-1, similarity.shape[-2:])
+    taken = patches(x, Window(tuple(weight.shape[2:]), stride, padding, dilation))
     kernel = weight.flatten(2).unflatten(0, (groups, -1))
     m = similarity.to(x.dtype)
-    equation = "nphw,ngcphw,gocp->ngohw" if m.dim() == 4 else "npqhw,ngcqhw,gocp->ngohw"
-    return einsum(equation, m, patches, kernel).flatten(1, 2)
+    full = m.dim() > taken.dim()
+    blocks = m.shape[1]
+    if blocks == 1:
+        taken = taken.unflatten(1, (groups, -1))
+        m = m.squeeze(1)
+        equation = "npq...,ngcq...,gocp->ngo..." if full else "np...,ngcp...,gocp->ngo..."
+        return einsum(equation, m, taken, kernel).flatten(1, 2)
+    equation = "nbpq...,nbcq...->nbcp..." if full else "nbp...,nbcp...->nbcp..."
+    mixed = einsum(equation, m, taken.unflatten(1, (blocks, -1))).flatten(1, 2)
+    return einsum("ngcp...,gocp->ngo...", mixed.unflatten(1, (groups, -1)), kernel).flatten(1, 2)
+
+
+def patches(x: Tensor, window: Window) -> Tensor:
+    """(n, c, K, *out): the taps of `x` (n, c, *size) at every position of the window."""
+    output = window.output_size(x.shape[2:])
+    padded = F.pad(x, [p for p in reversed(window.padding) for _ in range(2)])
+    view = padded
+    for dim, (k, d, s) in enumerate(
+        zip(window.kernel_size, window.dilation, window.stride, strict=True), start=2
+    ):
+        view = view.unfold(dim, d * (k - 1) + 1, s)[..., ::d]
+    dims = len(output)
+    return view.flatten(2 + dims).movedim(-1, 2)

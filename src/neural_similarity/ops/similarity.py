@@ -1,18 +1,26 @@
-"""The bilinear similarity as one function: checks, then the plan for its kind of M."""
+"""The bilinear similarity as functions: checks, then the plan for its kind of M."""
 
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from neural_similarity.ops import reference
 from neural_similarity.ops.backend import Backend, declines
-from neural_similarity.ops.diagonal import diagonal_conv2d
-from neural_similarity.ops.full import full_conv2d
+from neural_similarity.ops.blocks import Blocks, by_channels, check_blocks
+from neural_similarity.ops.diagonal import diagonal_conv
+from neural_similarity.ops.full import full_conv
 from neural_similarity.ops.kernel import fold_kernel
-from neural_similarity.ops.window import Window, promoted, same_padding, window, without_autocast
+from neural_similarity.ops.window import (
+    CONVOLUTIONS,
+    Window,
+    autocasts,
+    promoted,
+    same_padding,
+    window,
+    without_autocast,
+)
 
 
 def similarity_conv2d(
@@ -25,6 +33,7 @@ def similarity_conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
+    blocks: Blocks | None = None,
     backend: Backend = "auto",
 ) -> Float[Tensor, "*n o h w"]:
     r"""Convolution with a bilinear similarity between kernel and patch, $y = W^\top M X$.
@@ -32,24 +41,29 @@ def similarity_conv2d(
     $$y_o(p) = \sum_c \sum_{s,t} W_{ocs}\, M_{st}(p)\, X_{ct}(p) + b_o$$
 
     where s runs over the K = kh·kw kernel taps and t over the patch taps (row by row), and X(p) is
-    the patch at output position p. M is shared by all channels and kernels. M = I is
-    `torch.nn.functional.conv2d`. A static M folds into the kernel and costs nothing per position;
-    a dynamic one adds K·c (diagonal) or K²·c (full) multiplications per position, and keeps only
-    x, weight and M for backward. Paper (https://arxiv.org/abs/1910.13003): Eq. 1-2, §3.2-3.3; its
-    index order is M[kernel tap, patch tap], as here.
+    the patch at output position p. M is shared by all channels and kernels, unless there are
+    `blocks`. M = I is `torch.nn.functional.conv2d`. A static M folds into the kernel and costs
+    nothing per position; a dynamic one adds K·c (diagonal) or K²·c (full) multiplications per
+    position, and keeps only x, weight and M for backward. Paper
+    (https://arxiv.org/abs/1910.13003): Eq. 1-2, §3.2-3.3; its index order is M[kernel tap, patch
+    tap], as here.
 
     Under autocast x and weight take the autocast type and M stays in float32.
 
     Args:
         x: Input, with or without a batch dimension.
         weight: Kernel, as in `torch.nn.functional.conv2d`.
-        similarity: M; static (K,) diagonal or (K, K); dynamic (n, K, h, w) or (n, K, K, h, w),
-            one per output position (without n where `x` has none).
+        similarity: M; static (K,) diagonal, (K, K), or one (c/groups·K, c/groups·K) over channels
+            and taps; dynamic (n, K, h, w) or (n, K, K, h, w), one per output position (without n
+            where `x` has none).
         bias: Added to every output position.
         stride: Step of the window.
         padding: Zeros on both sides, or "same" (stride 1) or "valid".
         dilation: Distance between taps.
         groups: Number of channel groups, as in `torch.nn.functional.conv2d`.
+        blocks: ("channels", b) or ("filters", b): each of b consecutive groups of the input's
+            channels, or of the kernels, has an M of its own, and `similarity` an axis of that
+            length before its taps. Filters cost as much mixing as b convolutions.
         backend: "auto", "eager" or "reference", see `neural_similarity.ops.declines`.
 
     Returns:
@@ -58,32 +72,99 @@ def similarity_conv2d(
     Raises:
         ValueError: shapes, geometry or dtypes do not fit, or the backend declines.
     """
-    _check_input(x, weight, bias, groups)
+    return similarity_conv(
+        2, x, weight, similarity, bias, stride, padding, dilation, groups,
+        blocks=blocks, backend=backend,
+    )  # fmt: skip
+
+
+def similarity_conv1d(
+    x: Float[Tensor, "*n c length"],
+    weight: Float[Tensor, "o c_per_group k"],
+    similarity: Float[Tensor, "..."],
+    bias: Float[Tensor, " o"] | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    blocks: Blocks | None = None,
+    backend: Backend = "auto",
+) -> Float[Tensor, "*n o l"]:
+    """`similarity_conv2d` over one dimension; dynamic M is (n, k, l) or (n, k, k, l).
+
+    An input without a batch dimension cannot have a dynamic diagonal M here: (k, l) would be read
+    as one static matrix.
+    """
+    return similarity_conv(
+        1, x, weight, similarity, bias, stride, padding, dilation, groups,
+        blocks=blocks, backend=backend,
+    )  # fmt: skip
+
+
+def similarity_conv3d(
+    x: Float[Tensor, "*n c depth height width"],
+    weight: Float[Tensor, "o c_per_group kd kh kw"],
+    similarity: Float[Tensor, "..."],
+    bias: Float[Tensor, " o"] | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    blocks: Blocks | None = None,
+    backend: Backend = "auto",
+) -> Float[Tensor, "*n o d h w"]:
+    """`similarity_conv2d` over three dimensions; dynamic M is (n, K, d, h, w) or with K, K."""
+    return similarity_conv(
+        3, x, weight, similarity, bias, stride, padding, dilation, groups,
+        blocks=blocks, backend=backend,
+    )  # fmt: skip
+
+
+def similarity_conv(
+    dims: int,
+    x: Tensor,
+    weight: Tensor,
+    similarity: Tensor,
+    bias: Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int] | str,
+    dilation: int | Sequence[int],
+    groups: int,
+    *,
+    blocks: Blocks | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """`similarity_conv2d` over `dims` dimensions."""
+    _check_input(dims, x, weight, bias, groups)
+    check_blocks(blocks, x.shape[-dims - 1], weight.shape[0], groups)
     if reason := declines(backend, x):
         raise ValueError(f"the {backend} backend declines this input: {reason}")
-    if similarity.dim() <= 2:
-        _check_static(similarity, weight)
-        kernel = fold_kernel(weight, similarity)
-        return F.conv2d(x, kernel, bias, stride, padding, dilation, groups)
-    if x.dim() == 3:
-        y = similarity_conv2d(
-            x[None], weight, similarity[None], bias, stride, padding, dilation, groups,
-            backend=backend,
+    if similarity.dim() <= 2 + (blocks is not None):
+        _check_static(similarity, weight, blocks)
+        kernel = fold_kernel(weight, similarity, blocks, groups)
+        return CONVOLUTIONS[dims](x, kernel, bias, stride, padding, dilation, groups)
+    if x.dim() == dims + 1:
+        y = similarity_conv(
+            dims, x[None], weight, similarity[None], bias, stride, padding, dilation, groups,
+            blocks=blocks, backend=backend,
         )  # fmt: skip
         return y[0]
     x, frame = _framed(x, weight, stride, padding, dilation)
-    _check_dynamic(similarity, x, frame)
+    diagonal = _check_dynamic(similarity, x, frame, blocks)
     x, weight, similarity = _autocast(x, weight, similarity)
-    operator = _operator(similarity, backend)
+    x, similarity, groups = by_channels(x, similarity, blocks, groups)
+    operator = _operator(diagonal, backend)
     with without_autocast(x):
         y = operator(x, weight, similarity, frame.stride, frame.padding, frame.dilation, groups)
-        return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1)
+        return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * dims)
 
 
-def _operator(similarity: Tensor, backend: str):
+def _operator(diagonal: bool, backend: str):
     if backend == "reference" or torch.compiler.is_exporting():
-        return reference.similarity_conv2d
-    return diagonal_conv2d if similarity.dim() == 4 else full_conv2d
+        return reference.similarity_conv
+    return diagonal_conv if diagonal else full_conv
 
 
 def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tensor, Window]:
@@ -106,9 +187,8 @@ def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tenso
 
 def _autocast(x: Tensor, weight: Tensor, similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The operands as a convolution under autocast takes them; M in float32 at least."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    if autocasts(x):
+        dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype != weight.dtype:
         raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
@@ -116,40 +196,57 @@ def _autocast(x: Tensor, weight: Tensor, similarity: Tensor) -> tuple[Tensor, Te
     return x, weight, m.to(torch.promote_types(m.dtype, x.dtype))
 
 
-def _check_input(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-    if weight.dim() != 4:
-        raise ValueError(f"`weight` must be (o, c/groups, kh, kw), got {tuple(weight.shape)}")
-    if x.dim() not in (3, 4):
-        raise ValueError(f"`x` must be (n, c, h, w) or (c, h, w), got {tuple(x.shape)}")
+_SIZES = {1: "w", 2: "h, w", 3: "d, h, w"}
+_TAPS = {1: "kw", 2: "kh, kw", 3: "kd, kh, kw"}
+
+
+def _check_input(dims: int, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+    if weight.dim() != dims + 2:
+        raise ValueError(f"`weight` must be (o, c/groups, {_TAPS[dims]}), got {_shape(weight)}")
+    if x.dim() not in (dims + 1, dims + 2):
+        size = _SIZES[dims]
+        raise ValueError(f"`x` must be (n, c, {size}) or (c, {size}), got {_shape(x)}")
     out_channels, channels_per_group = weight.shape[:2]
     if not isinstance(groups, int) or groups < 1 or out_channels % groups:
         raise ValueError(f"`groups` must divide the {out_channels} kernels, got {groups!r}")
-    if x.shape[-3] != channels_per_group * groups:
+    channels = x.shape[-dims - 1]
+    if channels != channels_per_group * groups:
         raise ValueError(
             f"`x` must have {channels_per_group * groups} channels for `weight` "
-            f"{tuple(weight.shape)} and `groups` {groups}, got {x.shape[-3]}"
+            f"{_shape(weight)} and `groups` {groups}, got {channels}"
         )
     if bias is not None and bias.shape != (out_channels,):
-        raise ValueError(f"`bias` must be ({out_channels},), got {tuple(bias.shape)}")
+        raise ValueError(f"`bias` must be ({out_channels},), got {_shape(bias)}")
 
 
-def _check_static(similarity: Tensor, weight: Tensor) -> None:
-    taps = weight[0, 0].numel()
-    if similarity.shape not in ((taps,), (taps, taps)):
+def _check_static(similarity: Tensor, weight: Tensor, blocks: Blocks | None) -> None:
+    taps, entries = weight[0, 0].numel(), weight[0].numel()
+    lead = () if blocks is None else (blocks[1],)
+    shapes = [(*lead, taps), (*lead, taps, taps)]
+    if blocks is None and entries != taps:
+        shapes.append((entries, entries))
+    if similarity.shape not in shapes:
         raise ValueError(
-            f"`similarity` must be ({taps},) or ({taps}, {taps}) for a kernel of {taps} taps, "
-            f"got {tuple(similarity.shape)}"
+            f"`similarity` must be {' or '.join(map(str, shapes))} for a kernel of {taps} taps, "
+            f"got {_shape(similarity)}"
         )
 
 
-def _check_dynamic(similarity: Tensor, x: Tensor, frame: Window) -> None:
+def _check_dynamic(similarity: Tensor, x: Tensor, frame: Window, blocks: Blocks | None) -> bool:
+    """Whether M is diagonal; an error unless it has one matrix per output position."""
     output = frame.output_size(x.shape[2:])
     if min(output) < 1:
-        raise ValueError(f"the window {frame} is larger than `x`, {tuple(x.shape)}")
-    taps = (frame.taps,) * (similarity.dim() - 3)
-    if len(taps) > 2 or similarity.shape != (x.shape[0], *taps, *output):
-        taps = taps[:2] or (frame.taps,)
+        raise ValueError(f"the window {frame} is larger than `x`, {_shape(x)}")
+    lead = (x.shape[0],) if blocks is None else (x.shape[0], blocks[1])
+    diagonal = similarity.dim() <= len(lead) + 1 + len(output)
+    taps = (frame.taps,) if diagonal else (frame.taps, frame.taps)
+    if similarity.shape != (*lead, *taps, *output):
         raise ValueError(
-            f"`similarity` must be {(x.shape[0], *taps, *output)}, one per output position, "
-            f"got {tuple(similarity.shape)}"
+            f"`similarity` must be {(*lead, *taps, *output)}, one per output position, "
+            f"got {_shape(similarity)}"
         )
+    return diagonal
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

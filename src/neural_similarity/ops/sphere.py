@@ -7,9 +7,8 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
-from neural_similarity.ops.window import promoted, without_autocast
+from neural_similarity.ops.window import CONVOLUTIONS, autocasts, promoted, without_autocast
 
 Angle = Literal["cosine", "linear", "sigmoid"]
 Normalize = Literal["both", "input"]
@@ -21,7 +20,7 @@ _EDGE = 1e-6
 
 
 def patch_norm(
-    x: Float[Tensor, "*n c height width"],
+    x: Float[Tensor, "*n_c_size"],
     kernel_size: Sequence[int],
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] | str = 0,
@@ -29,7 +28,7 @@ def patch_norm(
     groups: int = 1,
     *,
     eps: float = 1e-4,
-) -> Float[Tensor, "*n groups h w"]:
+) -> Float[Tensor, "*n_groups_out"]:
     r"""Norm of every patch, $\sqrt{\sum X^2 + \varepsilon}$, over each group's channels and taps.
 
     Channel sum first, box sum after: one pass over `x` and a one-channel convolution, in float32
@@ -39,12 +38,15 @@ def patch_norm(
         ValueError: `eps` is not positive, or `groups` does not divide the channels.
     """
     _check_eps(eps)
-    if x.shape[-3] % groups:
-        raise ValueError(f"`groups` must divide the {x.shape[-3]} channels, got {groups}")
+    dims = len(kernel_size)
+    channels = -dims - 1
+    if x.shape[channels] % groups:
+        raise ValueError(f"`groups` must divide the {x.shape[channels]} channels, got {groups}")
     with without_autocast(x):
-        energy = promoted(x).square().unflatten(-3, (groups, -1)).sum(-3)
+        energy = promoted(x).square().unflatten(channels, (groups, -1)).sum(channels)
         box = energy.new_ones(groups, 1, *kernel_size)
-        return (F.conv2d(energy, box, None, stride, padding, dilation, groups) + eps).sqrt()
+        energy = CONVOLUTIONS[dims](energy, box, None, stride, padding, dilation, groups)
+        return (energy + eps).sqrt()
 
 
 def sphere_conv2d(
@@ -66,9 +68,11 @@ def sphere_conv2d(
     $$\cos\theta = \frac{W^\top X}{\sqrt{\|W\|^2 + \varepsilon}\,\sqrt{\|X\|^2 + \varepsilon}}$$
 
     with g: "cosine" cos θ; "linear" 1 - 2θ/π; "sigmoid" tanh((π/2 - θ)/(2k)) / tanh(π/(4k)), all
-    in [-1, 1]. Zero patches give θ = π/2 and finite gradients, and so do aligned vectors. Liu et
-    al., Deep Hyperspherical Learning (https://arxiv.org/abs/1711.03189), Eq. 2-4; the predictors
-    of Neural Similarity Learning use it (§3.3.1, App. A).
+    in [-1, 1]. Zero patches give θ = π/2 and finite gradients, and so do aligned vectors. Angles
+    are those of float32 cosines (float64 for such input), also under autocast: near ±1 the angle
+    of a bf16 cosine is off by ten times its rounding. Liu et al., Deep Hyperspherical Learning
+    (https://arxiv.org/abs/1711.03189), Eq. 2-4; the predictors of Neural Similarity Learning use
+    it (§3.3.1, App. A).
 
     Args:
         x: Input.
@@ -86,25 +90,64 @@ def sphere_conv2d(
     Raises:
         ValueError: an option is unknown or does not fit the others.
     """
-    _check_options(angle, normalize, k)
-    norm = patch_norm(x, weight.shape[2:], stride, padding, dilation, groups, eps=eps)
-    kernel = weight if normalize == "input" else _normalized(weight, eps)
-    y = F.conv2d(x, kernel, None, stride, padding, dilation, groups)
-    y = _divide(y, norm)
-    if angle != "cosine":
-        y = _of_angle(angle, k)(promoted(y).clamp(-1 + _EDGE, 1 - _EDGE).acos()).to(y.dtype)
-    return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1)
+    return sphere_conv(
+        x, weight, bias, stride, padding, dilation, groups,
+        angle=angle, k=k, normalize=normalize, eps=eps,
+    )  # fmt: skip
 
 
-def _divide(y: Tensor, norm: Tensor) -> Tensor:
-    """Every group's channels of y (*n, o, h, w) divided by its norm (*n, groups, h, w)."""
-    scale = norm.reciprocal().to(y.dtype).unsqueeze(-3)
-    return (y.unflatten(-3, (norm.shape[-3], -1)) * scale).flatten(-4, -3)
+def sphere_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    angle: Angle = "cosine",
+    k: float | Tensor = 0.3,
+    normalize: Normalize = "both",
+    eps: float = 1e-4,
+) -> Tensor:
+    """`sphere_conv2d` over as many dimensions as `weight` has."""
+    check_options(angle, normalize, k, eps)
+    geometry = stride, padding, dilation, groups
+    if angle == "cosine":
+        y = _cosine(x, weight if normalize == "input" else _normalized(weight, eps), geometry, eps)
+    else:
+        with without_autocast(x):
+            cosine = _cosine(promoted(x), _normalized(promoted(weight), eps), geometry, eps)
+            theta = cosine.clamp(-1 + _EDGE, 1 - _EDGE).acos()
+        y = _of_angle(angle, k)(theta).to(_autocast_dtype(x))
+    return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * (weight.dim() - 2))
+
+
+def _cosine(x: Tensor, kernel: Tensor, geometry: tuple, eps: float) -> Tensor:
+    """The convolution with `kernel`, divided by the norm of every patch."""
+    norm = patch_norm(x, kernel.shape[2:], *geometry, eps=eps)
+    return _divide(
+        CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry), norm, 1 - kernel.dim()
+    )
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype:
+    """What a convolution of `x` returns: autocast leaves float64 as it is."""
+    if x.dtype == torch.float64 or not autocasts(x):
+        return x.dtype
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def _divide(y: Tensor, norm: Tensor, channels: int) -> Tensor:
+    """Every group's channels of y (*n, o, *out) divided by its norm (*n, groups, *out)."""
+    scale = norm.reciprocal().to(y.dtype).unsqueeze(channels)
+    y = y.unflatten(channels, (norm.shape[channels], -1)) * scale
+    return y.flatten(channels - 1, channels)
 
 
 def _normalized(weight: Tensor, eps: float) -> Tensor:
     """Kernels of length ‖W‖ / √(‖W‖² + eps)."""
-    energy = promoted(weight).square().sum((1, 2, 3), keepdim=True)
+    energy = promoted(weight).square().sum(tuple(range(1, weight.dim())), keepdim=True)
     return weight * (energy + eps).rsqrt().to(weight.dtype)
 
 
@@ -121,7 +164,9 @@ def _check_eps(eps: float) -> None:
         raise ValueError(f"`eps` must be positive, got {eps}")
 
 
-def _check_options(angle: str, normalize: str, k: float | Tensor) -> None:
+def check_options(angle: str, normalize: str, k: float | Tensor, eps: float) -> None:
+    """Refuse options of `sphere_conv2d` that are unknown or do not fit together."""
+    _check_eps(eps)
     if angle not in ANGLES:
         raise ValueError(f"`angle` must be one of {', '.join(ANGLES)}, got {angle!r}")
     if normalize not in _NORMALIZE:

@@ -27,8 +27,9 @@ Operator = Callable[..., Any]
 def register(name: str, mixing: columns.Mixing) -> Operator:
     """The differentiable function of a mixing, over two registered operators.
 
-    It takes x (n, c, h, w), weight (o, c/groups, kh, kw), similarity (n, K, h', w') or
-    (n, K, K, h', w'), stride, padding, dilation (tuples) and groups, and returns (n, o, h', w').
+    It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
+    (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples) and groups, and
+    returns (n, o, *out).
     """
     return _differentiable(_register_forward(name, mixing), _register_backward(name, mixing))
 

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+"""torch's convolution by its number of spatial dimensions."""
+
 
 class Window(NamedTuple):
     """A sliding window in any number of spatial dimensions, symmetric zero padding included."""
@@ -113,8 +116,14 @@ def promoted(raw: Tensor) -> Tensor:
     return raw if raw.dtype == torch.float64 else raw.float()
 
 
+def autocasts(tensor: Tensor) -> bool:
+    """Whether autocast is on for `tensor`'s device; some, as meta, have none."""
+    device = tensor.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which operations on `tensor`'s device keep their input's precision."""
-    device = tensor.device.type
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if enabled else nullcontext()
+    if not autocasts(tensor):
+        return nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity import train as training
-from neural_similarity.paper.cost import multiplications
+from neural_similarity.convert import fold
+from neural_similarity.models.counts import macs
 from neural_similarity.paper.records import overridden, record_path
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Run, RunError
@@ -43,8 +44,8 @@ def write_record(
     _require_recordable(run, path)
     summary = read_json(run.summary)
     correct = summary.pop("test_correct", None) or _score_again(run, summary, data_root, device)
-    model = run.build()
-    summary["macs"] = multiplications(model, run.channels, run.image_size)
+    size = (run.channels, run.image_size, run.image_size)
+    summary["macs"] = macs(fold(run.build(), dynamic="keep"), *size)
     summary["command"] = command(run)
     environment = read_json(run.path / ENVIRONMENT)
     content = {

@@ -6,7 +6,7 @@ from images padded by 4, flips: the defaults of `Recipe`. The whole training set
 
 from dataclasses import replace
 
-from neural_similarity.nn import Diagonal, Dynamic, Full, Masked, Static
+from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, Static
 from neural_similarity.train.recipe import Recipe
 
 BASE = Recipe()
@@ -37,8 +37,14 @@ CIFAR10 = {
         "a predicted diagonal matrix, a learned shape",
         replace(BASE, similarity=Dynamic(Masked(Diagonal()))),
     ),
-    # Two rows go here, by the names that `paper/tables.py` has for them, as soon as `nn` has their
-    # predictors: cifar10-dynamic-dns-cnn (table 1), cifar10-dynamic-dns-shared (table 3).
+    "cifar10-dynamic-dns-cnn": (
+        "a diagonal matrix predicted by a bounded CNN",
+        replace(BASE, similarity=Dynamic(Diagonal(), predictor=CNN())),
+    ),
+    "cifar10-dynamic-dns-shared": (
+        "a diagonal matrix from one shared predictor",
+        replace(BASE, similarity=Dynamic(Diagonal(), predictor=Shared())),
+    ),
     "cifar10-dynamic-uns": (
         "a full matrix predicted at every position",
         replace(BASE, similarity=Dynamic(Full())),

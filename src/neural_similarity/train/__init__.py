@@ -13,6 +13,7 @@ from neural_similarity.train.scoring import pack_correct as pack_correct
 from neural_similarity.train.scoring import predict as predict
 from neural_similarity.train.scoring import score as score
 from neural_similarity.train.scoring import unpack_correct as unpack_correct
+from neural_similarity.train.session import PICTURED as PICTURED
 from neural_similarity.train.session import draw_similarities as draw_similarities
 from neural_similarity.train.session import load_data as load_data
 from neural_similarity.train.session import resume as resume

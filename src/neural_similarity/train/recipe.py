@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from neural_similarity.data import NAMES
-from neural_similarity.models import MODELS
+from neural_similarity.models import MODELS, options
 from neural_similarity.nn import format_similarity, parse_similarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.train.schedule import scaled_steps
@@ -37,9 +37,9 @@ class Recipe:
     validation: int = 0
     """Training images held out, on which the best checkpoint is chosen."""
     model: str = "cnn9"
-    """Network: cnn9 or cnn9_plus."""
+    """Network, one of those that `nsim models` lists."""
     variant: Literal["paper", "released"] = "paper"
-    """Layers as the paper's text describes them, or as the authors' released code builds them."""
+    """Layers as the paper's text describes them, or as the authors' released code builds CNN-9."""
     width: float = 1.0
     """Factor on the number of filters."""
     similarity: Similarity | None = None
@@ -91,6 +91,8 @@ class Recipe:
     def __post_init__(self) -> None:
         _require_known("dataset", self.dataset, NAMES)
         _require_known("model", self.model, MODELS)
+        if self.variant != "paper" and "variant" not in options(self.model):
+            raise ValueError(f'`variant` must be "paper" for {self.model}, got {self.variant!r}')
         for name in POSITIVE:
             if not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)}")

@@ -80,11 +80,9 @@ class Run:
             overrides: options of `models.build` to change, such as `similarity=None`.
         """
         recipe = self.recipe
-        options = {
-            "similarity": recipe.similarity,
-            "width": recipe.width,
-            "variant": recipe.variant,
-        }
+        options = {"similarity": recipe.similarity, "width": recipe.width}
+        if "variant" in models.options(recipe.model):
+            options["variant"] = recipe.variant
         torch.manual_seed(recipe.seed)
         return models.build(
             recipe.model,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from neural_similarity import data, visualize
 from neural_similarity.convert import parameter_groups
@@ -184,7 +184,7 @@ def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
 def _finish(run: Run, state: State, dataset: Dataset, runtime: Runtime) -> None:
     """Draw the pictures, score the test set once and write the summary, which ends the run."""
     draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
-    draw_similarities(run, state.model, dataset.train, run.plots)
+    draw_similarities(run, state.model, dataset.train.pixels[:PICTURED], run.plots)
     images = run.recipe.steps * run.recipe.batch_size
     summary = _test_scores(evaluate(state.model, dataset.test, run.preprocess, runtime)) | {
         "steps": state.step,
@@ -211,15 +211,15 @@ def _test_scores(scores: Scores) -> dict[str, Any]:
     }
 
 
-def draw_similarities(run: Run, model: nn.Module, images: Images, folder: Path) -> list[Path]:
-    """Draw the learned similarity of every layer, the dynamic ones on the first few `images`.
+def draw_similarities(run: Run, model: nn.Module, pixels: Tensor, folder: Path) -> list[Path]:
+    """Draw the learned similarity of every layer, the dynamic ones on a few images.
 
     Args:
         run: gives the preprocessing.
         model: a trained network.
-        images: training images; the pictures need no others.
+        pixels: the images, uint8.
         folder: where the PNG files go.
     """
     device = next(model.parameters()).device
-    inputs = run.preprocess(images.pixels[:PICTURED]).to(device)
+    inputs = run.preprocess(pixels).to(device)
     return visualize.draw(model.eval(), inputs, folder)

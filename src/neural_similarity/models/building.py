@@ -1,0 +1,106 @@
+"""What the networks are made of: units, stages, and one start for every similarity."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from neural_similarity.nn import Conv2d, Dynamic, sharing
+from neural_similarity.nn.layer import resolve
+from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
+from neural_similarity.nn.text import Similarity
+
+Layers = dict[str, nn.Module]
+
+
+class Sizes(NamedTuple):
+    """Channels of each stage, convolutions in each, and units of the hidden layer."""
+
+    channels: list[int]
+    depths: tuple[int, ...]
+    hidden: int
+
+    def times(self, width: float) -> "Sizes":
+        """The same depths with `width` times the channels and units."""
+        channels = scaled(self.channels, width)
+        return Sizes(channels, self.depths, scaled([self.hidden], width)[0])
+
+
+def sequential(layers: Layers, similarity: Similarity | str | None) -> nn.Sequential:
+    """The network of these layers, started."""
+    network = nn.Sequential()
+    for name, layer in layers.items():
+        network.add_module(name, layer)
+    _start(network, similarity)
+    return network
+
+
+def _start(network: nn.Module, similarity: Similarity | str | None) -> None:
+    """He's initialisation, then the similarities: last, so that they leave the kernels unchanged.
+
+    Every `ns.Conv2d` gets one, but where M would be predicted with more than `MOST_SCALARS` numbers
+    per position.
+    """
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    spec = resolve(similarity)
+    with sharing():
+        for layer in list(network.modules()):
+            if isinstance(layer, Conv2d) and not _predicts_too_much(spec, layer):
+                layer.with_similarity(spec)
+
+
+def _predicts_too_much(spec: Similarity | nn.Module | None, layer: Conv2d) -> bool:
+    return isinstance(spec, Dynamic) and predicted_scalars(spec, layer.geometry()) > MOST_SCALARS
+
+
+def unit(conv: nn.Conv2d) -> nn.Sequential:
+    """A convolution, batch normalisation, ReLU."""
+    return nn.Sequential(conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU(inplace=True))
+
+
+def stages(in_channels: int, channels: Sequence[int], depths: Sequence[int]) -> Layers:
+    """Units of 3×3 convolutions, `depths` of them for every number of channels, then a pool."""
+    layers: Layers = {}
+    for stage, (out_channels, depth) in enumerate(zip(channels, depths, strict=True), start=1):
+        for number in range(1, depth + 1):
+            conv = Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
+            layers[f"conv{stage}_{number}"] = unit(conv)
+            in_channels = out_channels
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    return layers
+
+
+def fully_connected(features: int, hidden: int, num_classes: int) -> Layers:
+    """A hidden layer and the classifier."""
+    return {
+        "flatten": nn.Flatten(),
+        "fc": nn.Linear(features, hidden, bias=False),
+        "norm": nn.BatchNorm1d(hidden),
+        "relu": nn.ReLU(inplace=True),
+        "classifier": nn.Linear(hidden, num_classes),
+    }
+
+
+def padding(image_size: int, multiple: int) -> Layers:
+    """Zeros around images whose size is no multiple of what the pools divide by."""
+    missing = -image_size % multiple
+    before, after = missing // 2, missing - missing // 2
+    return {"pad": nn.ZeroPad2d((before, after, before, after))} if missing else {}
+
+
+def scaled(channels: Sequence[int], width: float) -> list[int]:
+    """`width` times the channels, each at least 1."""
+    if not width > 0:
+        raise ValueError(f"`width` must be positive, got {width}")
+    return [max(1, round(c * width)) for c in channels]
+
+
+def check_sizes(num_classes: int, in_channels: int, image_size: int, *, smallest: int = 1) -> None:
+    """Refuse sizes below 1, and images smaller than the pools can halve."""
+    limits = {"num_classes": 1, "in_channels": 1, "image_size": smallest}
+    values = (num_classes, in_channels, image_size)
+    for (name, least), value in zip(limits.items(), values, strict=True):
+        if value < least:
+            raise ValueError(f"`{name}` must be at least {least}, got {value}")

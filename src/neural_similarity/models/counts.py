@@ -1,0 +1,36 @@
+"""What a network costs: its parameters, and its multiplications for one image."""
+
+from copy import deepcopy
+from importlib import import_module
+
+import torch
+from torch import nn
+
+
+def parameters(model: nn.Module) -> int:
+    """Numbers that are trained, similarities and predictors included."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def macs(model: nn.Module, *size: int) -> int:
+    """Multiply-adds of the forward pass for one input, in evaluation mode.
+
+    Those of convolutions, linear layers and matrix products, as torch's counter has them; a dynamic
+    similarity adds its predictor's and C·K (diagonal) or C·K² (full) per output position. Those of
+    normalisation, activations and pools are not counted. A static similarity counts its fold into
+    the kernel, unless `ns.fold` has done it. Nothing is computed: shapes go through a copy.
+
+    Args:
+        model: Any network of one input.
+        size: Of the input without its batch dimension: channels, height, width.
+    """
+    # Here, because torch's counter imports triton, which takes longer than all of the library.
+    import_module("neural_similarity.ops.flops")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = deepcopy(model).to("meta").eval()
+    dtype = next(model.parameters()).dtype
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, *size, dtype=dtype, device="meta"))
+    return counter.get_total_flops() // 2

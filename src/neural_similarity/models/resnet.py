@@ -1,0 +1,147 @@
+"""ResNet-18 and ResNet-50 (He et al., https://arxiv.org/abs/1512.03385), torchvision's layers."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.models.building import Layers, check_sizes, scaled, sequential
+from neural_similarity.nn import Conv2d
+from neural_similarity.nn.text import Similarity
+
+_CHANNELS = (64, 128, 256, 512)
+
+
+def resnet18(
+    num_classes: int = 1000,
+    *,
+    in_channels: int = 3,
+    image_size: int = 224,
+    width: float = 1,
+    similarity: Similarity | str | None = None,
+) -> nn.Sequential:
+    """ResNet-18 with a similarity in all but the 1×1 convolutions. Author response, table 2.
+
+    Computes what torchvision's `resnet18` does and has its state_dict keys, so that its weights
+    load with only `*.similarity.*` missing. The 7×7 stem has the similarity too, unless M would be
+    predicted there with more than 625 numbers per position: a dynamic full one has 2401, so the
+    stem is left plain, as in `ns.convert`. Starts at He's initialisation, the same for every
+    similarity, as the other networks do (torchvision's counts outputs in place of inputs).
+
+    Args:
+        num_classes: Number of outputs.
+        in_channels: Channels of the images.
+        image_size: The usual size of the images; the network averages over maps of every size.
+        width: Factor on every number of channels.
+        similarity: Of the convolutions of more than one tap, as in `ns.Conv2d`.
+
+    Shape:
+        (n, in_channels, height, width) to (n, num_classes).
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    check_sizes(num_classes, in_channels, image_size)
+    layers = _stem(in_channels, width) | _stages(_Basic, (2, 2, 2, 2), width)
+    return sequential(layers | _head(_Basic, num_classes, width), similarity)
+
+
+def resnet50(
+    num_classes: int = 1000,
+    *,
+    in_channels: int = 3,
+    image_size: int = 224,
+    width: float = 1,
+    similarity: Similarity | str | None = None,
+) -> nn.Sequential:
+    """ResNet-50 with a similarity in its stem and in the 3×3 convolutions of its 16 blocks.
+
+    Blocks are 1×1, 3×3, 1×1; the 3×3 has the stride, as in torchvision's `resnet50`, whose weights
+    load. Everything else: see `resnet18`.
+    """
+    check_sizes(num_classes, in_channels, image_size)
+    layers = _stem(in_channels, width) | _stages(_Bottleneck, (3, 4, 6, 3), width)
+    return sequential(layers | _head(_Bottleneck, num_classes, width), similarity)
+
+
+def _stem(in_channels: int, width: float) -> Layers:
+    channels = scaled(_CHANNELS, width)[0]
+    return {
+        "conv1": Conv2d(in_channels, channels, 7, stride=2, padding=3, bias=False),
+        "bn1": nn.BatchNorm2d(channels),
+        "relu": nn.ReLU(inplace=True),
+        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
+    }
+
+
+def _stages(block: "Block", depths: Sequence[int], width: float) -> Layers:
+    """Stages of blocks; the first block of each but the first stage halves the map."""
+    layers: Layers = {}
+    in_channels = scaled(_CHANNELS, width)[0]
+    for stage, (channels, depth) in enumerate(zip(scaled(_CHANNELS, width), depths, strict=True)):
+        layers[f"layer{stage + 1}"] = blocks = nn.Sequential()
+        for number in range(depth):
+            blocks.append(block(in_channels, channels, stride=2 if stage and not number else 1))
+            in_channels = channels * block.expansion
+    return layers
+
+
+def _head(block: "Block", num_classes: int, width: float) -> Layers:
+    features = scaled(_CHANNELS, width)[-1] * block.expansion
+    return {
+        "avgpool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+        "fc": nn.Linear(features, num_classes),
+    }
+
+
+class _Basic(nn.Module):
+    """ReLU(x + F(x)), F two 3×3 convolutions."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, channels: int, stride: int):
+        super().__init__()
+        self.conv1 = Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample = _shortcut(in_channels, channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x), inplace=True)
+
+
+class _Bottleneck(nn.Module):
+    """ReLU(x + F(x)), F a 1×1, a 3×3 and a 1×1 convolution to four times the channels."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, stride: int):
+        super().__init__()
+        out_channels = self.expansion * channels
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = Conv2d(channels, channels, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.downsample = _shortcut(in_channels, out_channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
+        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x), inplace=True)
+
+
+Block = type[_Basic] | type[_Bottleneck]
+
+
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """x as it is, or through a 1×1 convolution where its shape changes."""
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+    )

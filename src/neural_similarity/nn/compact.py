@@ -1,0 +1,83 @@
+"""Folded kernels that are mostly zero, as smaller layers that compute the same."""
+
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.sparse import ShiftModule
+from neural_similarity.nn.structure import StructureModule
+
+_PADS = {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d}
+
+
+def compacted(layer: nn.Conv2d, geometry: Geometry, structure: StructureModule) -> nn.Module:
+    """A folded layer without what its M made zero for good.
+
+    Selected taps: border taps that no kernel tap selects go, and the padding with them; where the
+    two sides differ, a padding layer stands before the convolution. One tap for every channel: a
+    depthwise convolution that shifts, then a 1×1 convolution. Other layers stay as they are.
+    """
+    if layer.padding_mode != "zeros":
+        return layer
+    shifts = isinstance(getattr(structure, "inner", structure), ShiftModule)
+    if shifts and layer.groups == 1:
+        return _shift_and_join(layer)
+    return _cropped(layer, geometry) if structure.crops else layer
+
+
+@torch.no_grad()
+def _cropped(layer: nn.Conv2d, geometry: Geometry) -> nn.Module:
+    used = layer.weight.flatten(0, 1).any(0)
+    kernel, sides = layer.weight, []
+    for dim, (before, after) in enumerate(geometry.both_sides()):
+        first, last = _span(used.movedim(dim, 0).reshape(layer.kernel_size[dim], -1).any(1))
+        kernel = kernel.narrow(2 + dim, first, last - first + 1)
+        beyond = layer.kernel_size[dim] - 1 - last
+        distance = layer.dilation[dim]
+        sides.append((before - distance * first, after - distance * beyond))
+    if kernel.shape == layer.weight.shape:
+        return layer
+    if all(before == after >= 0 for before, after in sides):
+        return _like(layer, kernel, layer.bias, padding=tuple(before for before, _ in sides))
+    padding = _PADS[len(sides)](tuple(chain(*reversed(sides))))
+    return nn.Sequential(padding, _like(layer, kernel, layer.bias, padding=0))
+
+
+def _span(used: Tensor) -> tuple[int, int]:
+    """First and last of the taps in use along a dimension; one tap of a kernel of zeros."""
+    taps = used.nonzero().flatten().tolist() or [0]
+    return taps[0], taps[-1]
+
+
+@torch.no_grad()
+def _shift_and_join(layer: nn.Conv2d) -> nn.Sequential:
+    """A kernel with one tap of every channel in use, as a depthwise shift and a 1×1 convolution."""
+    taps = layer.weight.flatten(2)
+    tap = taps.abs().sum(0).argmax(1)
+    channels = torch.arange(len(tap), device=tap.device)
+    shift = torch.zeros_like(taps[0])
+    shift[channels, tap] = 1
+    depthwise = _like(layer, shift.view(-1, 1, *layer.kernel_size), None, groups=len(tap))
+    joint = taps[:, channels, tap].view(*taps.shape[:2], *[1] * (layer.weight.dim() - 2))
+    return nn.Sequential(
+        depthwise, _like(layer, joint, layer.bias, stride=1, padding=0, dilation=1)
+    )
+
+
+def _like(layer: nn.Conv2d, kernel: Tensor, bias: Tensor | None, **changes: Any) -> nn.Conv2d:
+    """A convolution with another kernel, and options of `layer` but for `changes`."""
+    names = ("stride", "padding", "dilation", "groups")
+    options = {name: getattr(layer, name) for name in names} | changes
+    out_channels, per_group, *size = kernel.shape
+    convolution = type(layer)(
+        per_group * options["groups"], out_channels, cast(Any, tuple(size)),
+        bias=bias is not None, device=kernel.device, dtype=kernel.dtype, **options,
+    )  # fmt: skip
+    trained = layer.weight.requires_grad
+    convolution.weight = nn.Parameter(kernel.clone(), trained)
+    if bias is not None:
+        convolution.bias = nn.Parameter(bias.clone(), bias.requires_grad)
+    return convolution.train(layer.training)

@@ -1,0 +1,77 @@
+"""torch's linear layer with a similarity."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.layer import SimilarityLayer
+from neural_similarity.nn.similarity import DynamicSimilarity
+from neural_similarity.nn.text import Similarity
+
+
+class Linear(SimilarityLayer, nn.Linear):
+    r"""`torch.nn.Linear` with a learned bilinear similarity, $y = W M x + b$.
+
+    M is C×C for C input features, which take the place of taps: a convolution of one channel whose
+    kernel covers all of its input. It starts at the identity, where the layer equals
+    `torch.nn.Linear`; static, it folds into W; dynamic, it is predicted from x. Paper, §1.
+
+    Args:
+        in_features: C.
+        out_features: Number of outputs.
+        bias: Whether to add one.
+        device: Of the parameters.
+        dtype: Of the parameters.
+        similarity: As in `Conv2d`.
+
+    Shape:
+        (*n, in_features) to (*n, out_features).
+    """
+
+    plain = nn.Linear
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        similarity: Similarity | nn.Module | str | None = None,
+    ):
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.with_similarity(similarity)
+
+    def geometry(self) -> Geometry:
+        """What a similarity needs to know of the layer."""
+        return linear_geometry(self.in_features, self.out_features)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """W M `input` + b."""
+        if self.similarity is None:
+            return super().forward(input)
+        return self.similarity(self, input)
+
+    def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        """torch's linear function with `kernel`."""
+        return F.linear(x, kernel, self.bias)
+
+    def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
+        """The linear function with a predicted M."""
+        return dynamic_linear(x, self.weight, self.bias, similarity)
+
+
+def linear_geometry(in_features: int, out_features: int) -> Geometry:
+    """A linear function as a convolution: one channel, one window over all of it."""
+    return Geometry(1, out_features, (in_features,), (1,), (0,), (1,), spatial=False)
+
+
+def dynamic_linear(x: Tensor, weight: Tensor, bias: Tensor | None, similarity: nn.Module) -> Tensor:
+    """W M(x) x + b for x (*n, in_features), each with an M of its own."""
+    rows = x.reshape(-1, 1, x.shape[-1])
+    y = cast(DynamicSimilarity, similarity).convolve(rows, weight.unsqueeze(1), bias)
+    return y.reshape(*x.shape[:-1], -1) if x.numel() else x.new_empty(*x.shape[:-1], len(weight))

@@ -1,0 +1,170 @@
+"""torch's LSTM with a similarity."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.layer import SimilarityLayer
+from neural_similarity.nn.linear import dynamic_linear, linear_geometry
+from neural_similarity.nn.similarity import StaticSimilarity
+from neural_similarity.nn.text import Similarity
+
+State = tuple[Tensor, Tensor]
+
+
+class LSTM(SimilarityLayer, nn.LSTM):
+    r"""`torch.nn.LSTM` with a learned bilinear similarity in both of its products.
+
+    $$\text{gates} = W_{ih} M_{ih}\, x_t + b_{ih} + W_{hh} M_{hh}\, h_{t-1} + b_{hh}$$
+
+    Each layer l has two, `similarity.ih_l<l>` over the input's features and `similarity.hh_l<l>`
+    over the hidden ones, like those of `Linear`. Static ones fold into torch's kernels and run as
+    torch's LSTM; dynamic ones run step by step. Unidirectional, without projections. Parameters
+    have `torch.nn.LSTM`'s names. Paper, §1.
+
+    Args:
+        input_size: Features of the input.
+        hidden_size: Features of the state.
+        num_layers: Layers on top of each other.
+        bias: Whether to add b.
+        batch_first: (n, time, features) instead of (time, n, features).
+        dropout: Share of outputs dropped between layers.
+        device: Of the parameters.
+        dtype: Of the parameters.
+        similarity: As in `Conv2d`, but no module.
+
+    Shape:
+        As `torch.nn.LSTM`: (time, n, features) or (time, features) to (output, (h, c)).
+
+    Raises:
+        ValueError: the similarity is a module, or the input a packed sequence.
+    """
+
+    plain = nn.LSTM
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        similarity: Similarity | str | None = None,
+    ):
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self.with_similarity(similarity)
+
+    def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
+        """The two similarities of every layer."""
+        if self.bidirectional or self.proj_size:
+            raise ValueError("an LSTM with a similarity must have one direction and no projection")
+        if similarity is None:
+            return None
+        if isinstance(similarity, nn.Module):
+            raise ValueError(f"`similarity` of an LSTM must be a name or spec, got {similarity!r}")
+        return nn.ModuleDict(
+            {
+                f"{kind}_l{layer}": similarity.build(self._geometry(kind, layer))
+                for layer in range(self.num_layers)
+                for kind in ("ih", "hh")
+            }
+        )
+
+    def geometry(self) -> Geometry:
+        """What the first of the similarities needs to know of the layer."""
+        return self._geometry("ih", 0)
+
+    def _geometry(self, kind: str, layer: int) -> Geometry:
+        features = self.input_size if kind == "ih" and layer == 0 else self.hidden_size
+        return linear_geometry(features, 4 * self.hidden_size)
+
+    def folded(self) -> Mapping[str, Tensor] | None:
+        """The plain layer's parameters that differ; None where no plain layer computes the same."""
+        parts = self._similarities()
+        if not all(isinstance(part, StaticSimilarity) for part in parts.values()):
+            return None
+        return {
+            f"weight_{name}": cast(StaticSimilarity, part).fold(getattr(self, f"weight_{name}"))
+            for name, part in parts.items()
+        }
+
+    def _similarities(self) -> dict[str, nn.Module]:
+        return dict(cast(nn.ModuleDict, self.similarity).items()) if self.similarity else {}
+
+    def forward(self, input: Any, hx: State | None = None) -> Any:
+        """The output at every time and the last state, from the state `hx`, zero by default."""
+        if self.similarity is None:
+            return super().forward(input, hx)
+        if not isinstance(input, Tensor):
+            raise ValueError(f"`input` must be a tensor, got {type(input).__name__}")
+        if input.dim() == 2:
+            return self._unbatched(input, hx)
+        x = input.transpose(0, 1) if self.batch_first else input
+        h, c = hx or self._zeros(x)
+        kernels = self.folded()
+        y, h, c = self._loop(x, h, c) if kernels is None else self._torchs(x, h, c, kernels)
+        return (y.transpose(0, 1) if self.batch_first else y), (h, c)
+
+    def _unbatched(self, x: Tensor, hx: State | None) -> tuple[Tensor, State]:
+        batch = 0 if self.batch_first else 1
+        state = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
+        y, (h, c) = self.forward(x.unsqueeze(batch), state)
+        return y.squeeze(batch), (h.squeeze(1), c.squeeze(1))
+
+    def _zeros(self, x: Tensor) -> State:
+        zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
+        return zeros, zeros
+
+    def _torchs(
+        self, x: Tensor, h: Tensor, c: Tensor, kernels: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """torch's LSTM with other kernels; x (time, n, features)."""
+        weights = [kernels.get(name, getattr(self, name)) for name in self._flat_weights_names]
+        return torch.lstm(
+            x, (h, c), weights, self.bias, self.num_layers, self.dropout, self.training, False,
+            False,
+        )  # fmt: skip
+
+    def _loop(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        states: list[State] = []
+        for layer in range(self.num_layers):
+            inputs = self._product("ih", layer, x)
+            state = h[layer], c[layer]
+            outputs = []
+            for step in inputs:
+                state = _cell(step + self._product("hh", layer, state[0]), state[1])
+                outputs.append(state[0])
+            states.append(state)
+            x = torch.stack(outputs)
+            if layer + 1 < self.num_layers:
+                x = F.dropout(x, self.dropout, self.training)
+        hs, cs = zip(*states, strict=True)
+        return x, torch.stack(hs), torch.stack(cs).to(x.dtype)
+
+    def _product(self, kind: str, layer: int, x: Tensor) -> Tensor:
+        """W M(x) x + b."""
+        name = f"{kind}_l{layer}"
+        bias = getattr(self, f"bias_{name}") if self.bias else None
+        part = cast(nn.ModuleDict, self.similarity)[name]
+        return dynamic_linear(x, getattr(self, f"weight_{name}"), bias, part)
+
+
+def _cell(gates: Tensor, c: Tensor) -> State:
+    """The next (h, c) from all gates, in torch's order: input, forget, cell, output.
+
+    Under autocast the gates and h are in its type, and c in the wider one that it came in.
+    """
+    i, f, g, o = gates.chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return (o.sigmoid() * c.tanh()).to(gates.dtype), c

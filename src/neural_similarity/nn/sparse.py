@@ -1,0 +1,294 @@
+"""Sparse structures of M: masks of taps, selections, shifts, and the few largest entries."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.structure import (
+    Diagonal,
+    Full,
+    PositiveSemidefinite,
+    Structure,
+    StructureModule,
+    Symmetric,
+    Wrapper,
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Masked(Wrapper):
+    """M = D R: which taps the kernel has (D, K numbers of the layer's own) and R of `structure`.
+
+    D is Boolean and diagonal, D = 1[D_r > threshold]; the output and the gradient of R see D only,
+    and the real-valued D_r takes D's gradient (straight-through). D_r starts at 1, so D = I, and at
+    least one tap stays: the largest. D belongs to the layer also where R is predicted. Learns the
+    kernel's shape with the similarity: paper, §3.5, Eq. 4-5, "(J)" in Table 2, which leaves open
+    the threshold, the start and the decay of D_r (none here, see `ns.parameter_groups`).
+
+    Attributes:
+        structure: Of R.
+        threshold: The value above which a tap is kept, alpha in the paper.
+        continuous: D = D_r, a spatial mask without a threshold.
+    """
+
+    threshold: float = 0.5
+    continuous: bool = False
+
+    def __post_init__(self):
+        self.require(Diagonal, Full, Symmetric, PositiveSemidefinite, Sparse, Select)
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Whether there is no threshold, and R's gradient is exact."""
+        return self.continuous and self.structure.exact_gradient
+
+    def build(self, geometry: Geometry) -> StructureModule:
+        """The module for a layer of this geometry."""
+        return MaskedModule(self, geometry)
+
+
+@dataclass(frozen=True, repr=False)
+class Dilation(Wrapper):
+    """M = D R for the fixed D that keeps every `rate`-th tap: a dilated kernel. Paper, §3.4.
+
+    R, of `structure`, starts at I, where the layer is the convolution of the kept taps at that
+    dilation. A kernel of k taps along a dimension keeps (k - 1)/rate + 1 of them. As many scalars
+    as R has.
+
+    Raises:
+        ValueError: `rate` is not positive, or (when built) does not divide k - 1.
+    """
+
+    structure: Structure = field(default_factory=Diagonal)
+    rate: int | tuple[int, ...] = 2
+
+    def __post_init__(self):
+        self.require(Diagonal, Full, Symmetric, PositiveSemidefinite, Sparse, Select)
+        rates = (self.rate,) if isinstance(self.rate, int) else self.rate
+        if any(rate < 1 for rate in rates):
+            raise ValueError(f"`rate` must be at least 1, got {self.rate!r}")
+
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """Only where every tap is kept."""
+        kept = self.pattern(geometry)
+        return bool(kept.all()) and self.structure.contains_identity(geometry)
+
+    def pattern(self, geometry: Geometry) -> Float[Tensor, " taps"]:
+        """D's diagonal."""
+        size = geometry.kernel_size
+        rates = (self.rate,) * len(size) if isinstance(self.rate, int) else self.rate
+        fits = len(rates) == len(size) and all(
+            (k - 1) % rate == 0 for k, rate in zip(size, rates, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"`rate` of a dilation must divide the kernel size {size} less one, "
+                f"got {self.rate!r}"
+            )
+        kept = torch.zeros(size)
+        kept[tuple(slice(None, None, rate) for rate in rates)] = 1
+        return kept.flatten()
+
+    def build(self, geometry: Geometry) -> StructureModule:
+        """The module for a layer of this geometry."""
+        return _Dilation(self.pattern(geometry), self.structure.build(geometry))
+
+
+@dataclass(frozen=True, repr=False)
+class Sparse(Wrapper):
+    """M = R with all but the `keep` largest entries set to zero. Hard sparsity, paper, §3.4.
+
+    Entries compete by magnitude, at every position anew where M is predicted. Every entry of R
+    takes the gradient of M (straight-through), so that what was dropped can return. Contains the
+    identity if `keep` is at least K. As many scalars as R has.
+
+    Attributes:
+        structure: Of R, diagonal or full.
+        keep: Number of entries that stay.
+    """
+
+    structure: Structure = field(default_factory=Full)
+    keep: int = 9
+
+    def __post_init__(self):
+        self.require(Diagonal, Full)
+        if self.keep < 1:
+            raise ValueError(f"`keep` must be at least 1, got {self.keep}")
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Never."""
+        return False
+
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """Where as many entries are kept as the kernel has taps."""
+        return self.keep >= geometry.taps
+
+    def build(self, geometry: Geometry) -> StructureModule:
+        """The module for a layer of this geometry."""
+        inner = self.structure.build(geometry)
+        if self.keep > inner.scalars:
+            raise ValueError(
+                f"`keep` must be at most the {inner.scalars} entries of {self.structure!r} for a "
+                f"kernel of {geometry.taps} taps, got {self.keep}"
+            )
+        return _Sparse(self.keep, inner)
+
+
+@dataclass(frozen=True, repr=False)
+class Select(Structure):
+    """Every kernel tap sees the one patch tap of its highest score: K² scores. Paper, §3.1.
+
+    Row p of M is one-hot at argmax_q S_pq for scores S = I + raw, which take the gradient of M
+    (straight-through). Starts at the identity. Where no kernel tap selects the border of the
+    window, the folded kernel is smaller.
+    """
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Never."""
+        return False
+
+    def build(self, geometry: Geometry) -> StructureModule:
+        """The module for a layer of this geometry."""
+        return _Select(geometry.taps)
+
+
+@dataclass(frozen=True, repr=False)
+class Shift(Structure):
+    """A single one in M, where the K² scores are highest: M = e_p e_qᵀ. Sparsity-one, paper, §3.4.
+
+    With a block for every channel, `Unshared(Shift(), channels="each")`, each channel is shifted
+    by one tap and then joined by one number of the kernel: the shift operation (Wu et al., CVPR
+    2018, https://arxiv.org/abs/1711.08141) behind a 1×1 convolution, as which such a layer folds.
+    Block b starts at patch tap b mod K and at the kernel's centre tap. Scores take the gradient of
+    M (straight-through). Does not contain the identity.
+    """
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def zero_is_identity(self) -> bool:
+        """Never."""
+        return False
+
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """Only of a single tap."""
+        return geometry.taps == 1
+
+    def build(self, geometry: Geometry) -> StructureModule:
+        """The module for a layer of this geometry."""
+        return ShiftModule(geometry.taps)
+
+
+class MaskedModule(StructureModule):
+    """D R; `mask` is the real-valued D_r, (K,)."""
+
+    def __init__(self, spec: Masked, geometry: Geometry):
+        inner = spec.structure.build(geometry)
+        super().__init__(inner.scalars)
+        self.inner = inner
+        self.threshold = spec.threshold
+        self.continuous = spec.continuous
+        self.mask = nn.Parameter(torch.ones(geometry.taps))
+
+    def kernel_shape(self) -> Float[Tensor, " taps"]:
+        """D's diagonal; its gradient goes to D_r unchanged."""
+        if self.continuous:
+            return self.mask
+        real = self.mask.detach()
+        kept = (real > self.threshold) | (real == real.max())
+        return _straight_through(kept.to(real.dtype), self.mask)
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """M of the raw numbers of R."""
+        return _masked(self.inner(raw), self.kernel_shape())
+
+    def initial(self, block: int = 0) -> Tensor:
+        """The raw numbers to start R from."""
+        return self.inner.initial(block)
+
+
+class _Dilation(StructureModule):
+    def __init__(self, pattern: Tensor, inner: StructureModule):
+        super().__init__(inner.scalars)
+        self.inner = inner
+        self.register_buffer("pattern", pattern, persistent=False)
+
+    def forward(self, raw: Tensor) -> Tensor:
+        return _masked(self.inner(raw), self.get_buffer("pattern"))
+
+    def initial(self, block: int = 0) -> Tensor:
+        return self.inner.initial(block)
+
+
+class _Sparse(StructureModule):
+    def __init__(self, keep: int, inner: StructureModule):
+        super().__init__(inner.scalars)
+        self.keep = keep
+        self.inner = inner
+
+    def forward(self, raw: Tensor) -> Tensor:
+        m = self.inner(raw)
+        entries = m.detach().flatten(1, m.dim() - raw.dim() + 1)
+        largest = entries.abs().topk(self.keep, 1).indices
+        kept = torch.zeros_like(entries).scatter(1, largest, entries.gather(1, largest))
+        return _straight_through(kept.view(m.shape), m)
+
+    def initial(self, block: int = 0) -> Tensor:
+        return self.inner.initial(block)
+
+
+class _Select(StructureModule):
+    crops = True
+
+    def __init__(self, taps: int):
+        super().__init__(taps * taps)
+        self.taps = taps
+
+    def forward(self, raw: Tensor) -> Tensor:
+        raw = raw.unflatten(1, (self.taps, self.taps))
+        eye = torch.eye(self.taps, dtype=raw.dtype, device=raw.device)
+        scores = raw + eye.view(self.taps, self.taps, *[1] * (raw.dim() - 3))
+        return _straight_through(_one_hot(scores.detach(), 2), scores)
+
+
+class ShiftModule(StructureModule):
+    """One-hot M."""
+
+    def __init__(self, taps: int):
+        super().__init__(taps * taps)
+        self.taps = taps
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """M of the scores `raw`."""
+        one = _straight_through(_one_hot(raw.detach(), 1), raw)
+        return one.unflatten(1, (self.taps, self.taps))
+
+    def initial(self, block: int = 0) -> Tensor:
+        """A score of one at the kernel's centre tap and the block's own patch tap."""
+        scores = torch.zeros(self.taps, self.taps)
+        scores[self.taps // 2, block % self.taps] = 1
+        return scores.flatten()
+
+
+def _masked(m: Tensor, shape: Tensor) -> Tensor:
+    """Rows of M (n, K, ...) times the numbers of their taps (K,)."""
+    return m * shape.to(m.dtype).view(-1, *[1] * (m.dim() - 2))
+
+
+def _one_hot(scores: Tensor, dim: int) -> Tensor:
+    """One at the highest score along `dim`, the first of equals, zero elsewhere."""
+    highest = scores.argmax(dim, keepdim=True)
+    return torch.zeros_like(scores).scatter(dim, highest, 1.0)
+
+
+def _straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of `hard` with the gradient of `soft`."""
+    return hard + (soft - soft.detach())

@@ -1,0 +1,23 @@
+"""What all specs are: frozen dataclasses, written as the call that makes them."""
+
+from dataclasses import MISSING, Field, fields
+from typing import Any, cast
+
+
+class Spec:
+    """Base of the frozen dataclasses; their decorator has `repr=False`."""
+
+    def __repr__(self) -> str:
+        """The constructor call, without what is at its default."""
+        given = {
+            field.name: getattr(self, field.name)
+            for field in fields(cast(Any, self))
+            if getattr(self, field.name) != _default(field)
+        }
+        options = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return f"{type(self).__name__}({options})"
+
+
+def _default(field: "Field[Any]") -> Any:
+    """A field's default; nothing else equals what it is where there is none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()

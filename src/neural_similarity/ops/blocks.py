@@ -1,0 +1,39 @@
+"""Blocks: a similarity of its own for every group of channels or of kernels (unshared M)."""
+
+from typing import Literal, get_args
+
+from torch import Tensor
+
+Axis = Literal["channels", "filters"]
+Blocks = tuple[Axis, int]
+"""What has an M of its own, and into how many consecutive groups it is split."""
+
+
+def check_blocks(blocks: Blocks | None, in_channels: int, out_channels: int, groups: int) -> None:
+    """Raise a `ValueError` unless `blocks` fit a convolution of these sizes."""
+    if blocks is None:
+        return
+    axis, count = blocks
+    if axis not in get_args(Axis):
+        raise ValueError(f'`blocks` must be of "channels" or "filters", got {axis!r}')
+    size = in_channels if axis == "channels" else out_channels
+    if not isinstance(count, int) or count < 1 or size % count:
+        raise ValueError(f"`blocks` must divide the {size} {axis}, got {count!r}")
+    if axis == "filters" and count % groups and groups % count:
+        raise ValueError(
+            f"`blocks` of filters must divide `groups` {groups} or be a multiple of it, got {count}"
+        )
+
+
+def by_channels(x: Tensor, similarity: Tensor, blocks: Blocks | None, groups: int):
+    """The same convolution with blocks of channels: x (n, c, *size), M (n, b, ...) and groups.
+
+    Blocks of filters become groups of a grouped convolution, each of which sees its input again.
+    """
+    if blocks is None:
+        return x, similarity.unsqueeze(1), groups
+    axis, count = blocks
+    if axis == "channels" or groups % count == 0:
+        return x, similarity, groups
+    x = x.unflatten(1, (groups, -1)).repeat_interleave(count // groups, 1).flatten(1, 2)
+    return x, similarity, count

@@ -1,0 +1,49 @@
+"""The code in README and docs does what the text says."""
+
+import importlib
+import re
+from pathlib import Path
+
+import torch
+
+import neural_similarity as ns
+from neural_similarity import testing
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(name):
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text("utf-8"), re.DOTALL)
+
+
+def test_the_eight_lines(capsys):
+    names: dict = {}
+    exec(compile(blocks("README.md")[0], "README.md", "exec"), names)
+    assert names["y"].shape == (8, 128, 32, 32)
+    assert not [m for m in names["plain"].modules() if isinstance(m, ns.Conv2d)]
+    assert float(capsys.readouterr().out) < 1e-5
+
+
+def test_write_your_own_similarity(tmp_path, monkeypatch):
+    """A structure and a predictor of twenty lines each are layers like the library's own."""
+    (tmp_path / "own_similarity.py").write_text("\n".join(blocks("docs/similarities.md")))
+    monkeypatch.syspath_prepend(tmp_path)
+    own = importlib.import_module("own_similarity")
+    structure = own.Mirrored()
+    for case in testing.cases(structure):
+        for law in testing.QUICK:
+            if law != "text":
+                testing.check(law, case)
+    m = ns.Conv2d(2, 2, 3, similarity=ns.Static(structure)).similarity
+    torch.nn.init.normal_(m.raw)
+    assert torch.equal(m.matrix(), m.matrix().flip(0))
+    y = own.layer(torch.randn(2, 8, 9, 9))
+    assert y.shape == (2, 8, 4, 4)
+
+
+def test_the_tables_of_docs_name_what_the_library_has():
+    text = (ROOT / "docs/similarities.md").read_text("utf-8")
+    for structure in ns.nn.text.STRUCTURES:
+        assert f"`{structure.__name__}(" in text
+    for predictor in ns.nn.text.PREDICTORS:
+        assert f"`{predictor.__name__}()`" in text

@@ -1,0 +1,119 @@
+"""The shipped laws, on everything that the library ships, and on structures that break them."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import neural_similarity as ns
+from neural_similarity import testing
+from neural_similarity.nn import StructureModule
+from neural_similarity.nn.structure import Structure
+
+CASES = [
+    pytest.param(case, id=f"{name}-{case}")
+    for name, structure in testing.STRUCTURES.items()
+    for case in testing.cases(structure)
+]
+REPRESENTATIVES = [
+    case
+    for case in CASES
+    if case.id.split("-")[0] in ("Diagonal", "Full") or case.id.endswith("c Conv2d")
+]
+PREDICTORS = {
+    "cnn": ns.CNN(hidden=3),
+    "shared": ns.Shared(channels=2, hidden=3),
+    "both-normalised": ns.SphereNet(hidden=3, normalize="both", angle="sigmoid", bounded=True),
+    "cheap": ns.SphereNet(hidden=3, last_kernel_size=1, resolution=2),
+    "per-image": ns.SphereNet(hidden=3, per_image=True),
+}
+
+
+def hold(law, case):
+    if reason := testing.check(law, case):
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("law", testing.QUICK)
+@pytest.mark.parametrize("case", REPRESENTATIVES)
+def test_laws(law, case):
+    hold(law, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", testing.LAWS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_law(law, case):
+    hold(law, case)
+
+
+@pytest.mark.parametrize("law", testing.QUICK)
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_predictors(law, predictor):
+    (case,) = [
+        case
+        for case in testing.cases(ns.Diagonal(), PREDICTORS[predictor])
+        if str(case) == "dynamic Conv2d"
+    ]
+    hold(law, case)
+
+
+@dataclass(frozen=True)
+class Broken(Structure):
+    """A diagonal structure with a mistake in it."""
+
+    mistake: str
+
+    def build(self, geometry):
+        return BrokenModule(geometry.taps, self.mistake)
+
+
+class BrokenModule(StructureModule):
+    def __init__(self, taps, mistake):
+        super().__init__(taps)
+        self.mistake = mistake
+        self.register_buffer("offset", torch.zeros(taps), persistent=mistake == "foreign-key")
+
+    def forward(self, raw):
+        if self.mistake == "identity-dropped":
+            return raw
+        if self.mistake == "gradient":
+            return (raw * 2).detach() - raw.detach() + raw * 2 - (raw * 2).detach() + 1
+        if self.mistake == "batch-mixed":
+            return 1 + raw + raw.mean(0, keepdim=True)
+        if self.mistake == "dead":
+            return 1 + 0 * raw
+        return 1 + raw
+
+
+@pytest.mark.parametrize(
+    ("mistake", "law", "kind"),
+    [
+        ("identity-dropped", "identity", "static"),
+        ("identity-dropped", "identity", "dynamic"),
+        ("gradient", "gradients", "static"),
+        ("batch-mixed", "layouts", "dynamic"),
+        ("dead", "learns", "static"),
+        ("none", "text", "static"),
+    ],
+)
+def test_mistakes_break_a_law(mistake, law, kind):
+    cases = {str(case): case for case in testing.cases(Broken(mistake))}
+    with pytest.raises((AssertionError, RuntimeError, ValueError)):
+        testing.check(law, cases[f"{kind} Conv2d"])
+
+
+def test_a_law_that_does_not_apply_says_why():
+    cases = {str(case): case for case in testing.cases(ns.Select())}
+    assert "straight-through" in testing.check("gradients", cases["static Conv2d"])
+    assert "do not fold" in testing.check("folds", cases["dynamic Conv2d"])
+    assert "transposed" in testing.check("copies", cases["dynamic ConvTranspose2d"])
+
+
+def test_the_table_has_a_row_for_every_case(monkeypatch):
+    monkeypatch.setattr(testing, "STRUCTURES", {"Full": ns.Full()})
+    monkeypatch.setattr(testing, "LAWS", {"identity": testing.LAWS["identity"]})
+    header, _, *rows = testing.table()
+    assert header.endswith("| layer | identity |")
+    assert len(rows) == 14
+    assert rows[0] == "| Full | static | Conv1d | ✓ |"

@@ -1,0 +1,128 @@
+"""Blocks: an M of its own for every group of channels or kernels."""
+
+import pytest
+import torch
+from problems import KINDS, Problem
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from neural_similarity.functional import fold_kernel, similarity_conv2d
+
+CASES = [
+    (("channels", 2), Problem("shared-pairs", channels=(4, 6))),
+    (("channels", 4), Problem("own", channels=(4, 6), stride=(2, 1))),
+    (("channels", 1), Problem("one", channels=(4, 6))),
+    (("channels", 2), Problem("across-groups", channels=(4, 6), groups=2)),
+    (("channels", 4), Problem("depthwise", channels=(4, 8), groups=4)),
+    (("channels", 2), Problem("wider-than-groups", channels=(8, 4), groups=4)),
+    (("filters", 3), Problem("filters", channels=(4, 6), kernel_size=(2, 3))),
+    (("filters", 6), Problem("own-filters", channels=(4, 6), dilation=(1, 2))),
+    (("filters", 4), Problem("filters-in-groups", channels=(4, 8), groups=2)),
+    (("filters", 2), Problem("filters-of-groups", channels=(4, 8), groups=4)),
+]
+everywhere = pytest.mark.parametrize(("blocks", "problem"), CASES, ids=str)
+both_kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def operands(blocks, problem, kind):
+    x, weight = problem.operands()
+    m = torch.stack([problem.similarity(kind) for _ in range(blocks[1])], 1)
+    return x, weight, m
+
+
+def by_hand(x, weight, m, blocks, problem):
+    """Every pair of a kernel and a channel with the M that its indices name."""
+    axis, count = blocks
+    stride, padding, dilation, groups = problem.geometry
+    n, c = x.shape[:2]
+    o, per_group = weight.shape[:2]
+    patches = F.unfold(x, weight.shape[2:], dilation, padding, stride).view(n, c, problem.taps, -1)
+    if m.dim() == 5:
+        m = torch.diag_embed(m.movedim(2, -1)).movedim((-2, -1), (2, 3))
+    m = m.flatten(-2)
+    y = x.new_zeros(n, o, patches.shape[-1])
+    for i in range(o):
+        for j in range(per_group):
+            channel = i // (o // groups) * per_group + j
+            block = channel // (c // count) if axis == "channels" else i // (o // count)
+            mixed = torch.einsum("npql,nql->npl", m[:, block], patches[:, channel])
+            y[:, i] += torch.einsum("p,npl->nl", weight[i, j].flatten(), mixed)
+    return y
+
+
+@everywhere
+@both_kinds
+@pytest.mark.parametrize("backend", ["eager", "reference"])
+def test_each_block_has_its_own_matrix(blocks, problem, kind, backend):
+    x, weight, m = operands(blocks, problem, kind)
+    y = similarity_conv2d(x, weight, m, None, *problem.geometry, blocks=blocks, backend=backend)
+    assert_close(y.flatten(2), by_hand(x, weight, m, blocks, problem))
+
+
+@everywhere
+@both_kinds
+def test_static_blocks_fold(blocks, problem, kind):
+    x, weight, m = operands(blocks, problem, kind)
+    static = m[0, ..., 0, 0]
+    m = static[(None, ..., None, None)].expand(m.shape)
+    expected = by_hand(x, weight, m, blocks, problem)
+    y = similarity_conv2d(x, weight, static, None, *problem.geometry, blocks=blocks)
+    assert_close(y.flatten(2), expected)
+    kernel = fold_kernel(weight, static, blocks, problem.groups)
+    assert_close(F.conv2d(x, kernel, None, *problem.geometry).flatten(2), expected)
+
+
+@pytest.mark.parametrize(("blocks", "problem"), [CASES[0], CASES[3], CASES[6]], ids=str)
+@both_kinds
+def test_derivatives(blocks, problem, kind):
+    tiny = Problem(
+        "tiny", problem.kernel_size, size=(3, 2), batch=1, groups=problem.groups,
+        channels=problem.channels,
+    )  # fmt: skip
+    tensors = [t.requires_grad_() for t in operands(blocks, tiny, kind)]
+
+    def f(x, weight, m):
+        return similarity_conv2d(x, weight, m, None, *tiny.geometry, blocks=blocks)
+
+    assert gradcheck(f, tensors, fast_mode=True)
+    assert gradgradcheck(f, tensors, fast_mode=True)
+
+
+@both_kinds
+def test_low_precision_blocks(kind):
+    problem = Problem("precision", channels=(8, 4))
+    x, weight, m = operands(("channels", 2), problem, kind)
+    y = similarity_conv2d(
+        x.bfloat16(), weight.bfloat16(), m.float(), padding=1, blocks=("channels", 2)
+    )
+    expected = by_hand(x, weight, m, ("channels", 2), problem).view(y.shape)
+    assert (y - expected).abs().max() <= 0.03 * expected.abs().max()
+
+
+def test_a_matrix_over_channels_and_taps():
+    """The unstructured similarity: any matrix between the flattened kernel and patch."""
+    x, weight = Problem("unstructured", groups=2).operands()
+    m = torch.randn(18, 18, dtype=x.dtype)
+    patches = F.unfold(x, 3, padding=1).view(2, 2, 18, -1)
+    kernels = weight.view(2, 3, 18)
+    expected = torch.einsum("gop,pq,ngql->ngol", kernels, m, patches).flatten(1, 2)
+    y = similarity_conv2d(x, weight, m, padding=1, groups=2)
+    assert_close(y.flatten(2), expected)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "groups", "shape", "message"),
+    [
+        (("taps", 2), 1, (2, 9), '`blocks` must be of "channels" or "filters", got \'taps\''),
+        (("channels", 3), 1, (3, 9), "`blocks` must divide the 4 channels, got 3"),
+        (("filters", 4), 1, (4, 9), "`blocks` must divide the 6 filters, got 4"),
+        (("filters", 3), 2, (3, 9), "`blocks` of filters must divide `groups` 2 or be a mult"),
+        (("channels", 2), 1, (4, 9), r"`similarity` must be \(2, 9\) or \(2, 9, 9\).*\(4, 9\)"),
+        (("channels", 2), 1, (1, 9, 4, 5), r"must be \(1, 2, 9, 4, 5\), one .*\(1, 9, 4, 5\)"),
+    ],
+)
+def test_errors(blocks, groups, shape, message):
+    x, weight = torch.zeros(1, 4, 4, 5), torch.zeros(6, 4 // groups, 3, 3)
+    with pytest.raises(ValueError, match=message):
+        similarity_conv2d(x, weight, torch.zeros(shape), padding=1, groups=groups, blocks=blocks)
