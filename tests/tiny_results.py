@@ -8,7 +8,7 @@ import torch
 from tiny_images import TINY, tiny_world
 
 from neural_similarity.nn import Diagonal, Static
-from neural_similarity.paper import TABLES
+from neural_similarity.paper import TABLES, make_plan
 from neural_similarity.paper.records import record_path
 from neural_similarity.paper.tables import Panel, Row, Table
 from neural_similarity.recipes import RECIPES
@@ -61,3 +61,10 @@ def write_by_hand(results, name, seed, correct, /, *, budget=1.0, seconds=60.0, 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content | changes))
     return path
+
+
+def plan_of(folder, **changes):
+    """The plan of the tiny table below `folder`."""
+    options = {"seeds": (1, 2), "budget": 1.0}
+    options |= {"results": folder / "results", "runs": folder / "runs"}
+    return make_plan(TINY_TABLE, **options | changes)
