@@ -304,14 +304,18 @@ def test_a_predictor_of_the_wrong_width_is_named():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("similarity", DYNAMIC)
+@named
 def test_compiles_without_a_graph_break(similarity):
     layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
-    x = torch.randn(2, 4, 8, 8)
-    assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
+    x = torch.randn(2, 4, 8, 8, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True)
+    assert_close(compiled(x), layer(x))
+    inputs = [x, *layer.parameters()]
+    gradients = [torch.autograd.grad(f(x).square().sum(), inputs) for f in (compiled, layer)]
+    assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("similarity", DYNAMIC)
+@named
 def test_exports_in_plain_operators_for_any_size(similarity):
     layer = trained(ns.Conv2d(4, 6, 3, padding=1, stride=2, similarity=similarity)).eval()
     dim = torch.export.Dim

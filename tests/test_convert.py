@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 from torch.testing import assert_close
 
@@ -169,6 +170,40 @@ def test_folding_through_batch_norm_fusion(network, x):
     fused = torch.nn.utils.fuse_conv_bn_eval(converted.stem.fuse().eval(), converted.norm)
     assert type(fused) is nn.Conv2d
     assert_close(fused(x), converted.norm(converted.stem(x)))
+
+
+@pytest.mark.parametrize("similarity", STATIC + DYNAMIC)
+def test_batch_norm_fusion_without_folding_keeps_the_similarity(network, x, similarity):
+    """It scales whole kernels, which M commutes with."""
+    converted = perturb(ns.convert(network, similarity)).eval()
+    converted.norm.running_mean.normal_()
+    converted.norm.running_var.uniform_(0.5, 2)
+    fused = torch.nn.utils.fuse_conv_bn_eval(converted.stem, converted.norm)
+    assert isinstance(fused, ns.Conv2d)
+    assert_close(fused(x), converted.norm(converted.stem(x)))
+
+
+def test_only_exact_layers_fold():
+    class Doubled(ns.Conv2d):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    weight_norm = torch.nn.utils.parametrizations.weight_norm
+    layers = Doubled(2, 3, 3), weight_norm(ns.Conv2d(2, 3, 3, similarity="static-full"))
+    for layer, name in zip(layers, ("Doubled", "ParametrizedConv2d"), strict=True):
+        for change in (ns.fold, ns.unconvert, ns.Conv2d.fuse):
+            with pytest.raises(ValueError, match=f"must be exactly an ns.Conv2d .* got a {name}"):
+                change(layer)
+
+
+def test_kernels_that_hooks_compute_do_not_fold():
+    layer = ns.Conv2d(2, 3, 3, similarity="static-full")
+    torch.nn.utils.prune.random_unstructured(layer, "weight", amount=0.5)
+    with pytest.raises(ValueError, match="`weight` must be a parameter to fold M into it"):
+        layer.fold()
+    torch.nn.utils.prune.remove(layer, "weight")
+    x = torch.randn(1, 2, 4, 4)
+    assert_close(ns.fold(perturb(layer))(x), layer(x))
 
 
 def test_dynamic_layers_do_not_fold(network, x):

@@ -76,13 +76,23 @@ def convert(
     spec = _identity_start(similarity)
     reasons = plan(model, spec, where)
     _check_plan(model, reasons, spec, where)
-    model = model if inplace else deepcopy(model)
+    model = model if inplace else _copy(model)
     layers = dict(model.named_modules(remove_duplicate=False))
     with sharing():
         for name, reason in reasons.items():
             if reason is None and not has_similarity(layers[name]):
                 _equip(layers[name], spec, name)
     return model
+
+
+def _copy(model: Network) -> Network:
+    """A deep copy in the same modes: torchvision's feature extractors copy into training mode."""
+    copied = deepcopy(model)
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in copied.named_modules():
+        if module.training != modes[name]:
+            module.train(modes[name])
+    return copied
 
 
 def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
@@ -206,7 +216,7 @@ def _identity_start(similarity: Similarity | str) -> Similarity:
 
 def unconvert(model: Network, inplace: bool = False) -> Network:
     """`model` with its similarities dropped: the plain network with the kernels it has now."""
-    model = model if inplace else deepcopy(model)
+    model = model if inplace else _copy(model)
     for layer in list(model.modules()):
         if isinstance(layer, SimilarityLayer):
             strip(layer)
@@ -276,7 +286,7 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
             f"dynamic similarities cannot be folded, and these layers have one: "
             f"{', '.join(sorted(unfoldable))}; dynamic='keep' leaves them as they are"
         )
-    model = deepcopy(model)
+    model = _copy(model)
     folded: dict[nn.Module, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(layer, SimilarityLayer) or is_dynamic(layer):

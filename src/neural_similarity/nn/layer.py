@@ -59,14 +59,21 @@ class SimilarityLayer(nn.Module):
         """The layer made torch's in place, its static similarity folded into the kernel.
 
         Raises:
-            ValueError: the similarity is dynamic.
+            ValueError: the similarity is dynamic, the layer is of another class, or a hook
+                computes its kernel.
         """
+        _check_exact(self)
         parameters = self.folded()
         if parameters is None:
             raise ValueError(
                 f"`similarity` must be static for the layer to be folded, got {self.similarity!r}"
             )
         for name, folded in parameters.items():
+            if name not in self._parameters:
+                raise ValueError(
+                    f"`{name}` must be a parameter to fold M into it, got what a hook computes "
+                    "(pruning, weight_norm); remove the hook first"
+                )
             trained = getattr(self, name).requires_grad
             setattr(self, name, nn.Parameter(folded.detach(), trained))
         return strip(self)
@@ -74,7 +81,8 @@ class SimilarityLayer(nn.Module):
     def fuse(self) -> nn.Module:
         """torch's layer that computes the same; the layer itself where M is dynamic.
 
-        timm's `reparameterize_model` calls it.
+        timm's `reparameterize_model` calls it. Blocks that merge kernels themselves (RepVGG,
+        MobileOne, RepViT) read the kernel without M: `ns.fold` such a network before.
         """
         return self if self.folded() is None else deepcopy(self).fold()
 
@@ -105,10 +113,25 @@ def geometry_of(layer: nn.Module) -> Geometry:
 
 
 def strip(layer: SimilarityLayer) -> nn.Module:
-    """`equip` undone: the layer made torch's in place, its similarity dropped."""
+    """`equip` undone: the layer made torch's in place, its similarity dropped.
+
+    Raises:
+        ValueError: the layer is of another class.
+    """
+    _check_exact(layer)
     del layer.similarity
     layer.__class__ = layer.plain  # pyright: ignore[reportAttributeAccessIssue]
     return layer
+
+
+def _check_exact(layer: SimilarityLayer) -> None:
+    """Raise a `ValueError` where torch's class would drop what a subclass adds."""
+    exact = LAYERS[layer.plain]
+    if type(layer) is not exact:
+        raise ValueError(
+            f"a layer must be exactly an ns.{exact.__name__} to become a torch.nn."
+            f"{layer.plain.__name__}, got a {type(layer).__name__}; remove its parametrizations"
+        )
 
 
 def has_similarity(module: nn.Module) -> bool:

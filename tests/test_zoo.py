@@ -1,0 +1,182 @@
+"""Conversion of real architectures: the same outputs, what is skipped, training, folding."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from zoo import SMALL, ZOO, answer, build, difference, images, perturbed
+
+import neural_similarity as ns
+
+STATIC = ["static-diagonal", "static-full"]
+NAMES = [*STATIC, "dynamic-diagonal", "dynamic-full"]
+named = pytest.mark.parametrize("similarity", NAMES)
+slow = pytest.mark.slow
+EXPORTED = ["torchvision/resnet18", "torchvision/mobilenet_v3_small", "timm/convnext_atto"]
+SIZES = [(2, 64, 64), (3, 64, 64), (1, 96, 80), (3, 67, 45)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name == SMALL else pytest.param(name, marks=slow) for name in ZOO],
+)
+def network(request):
+    """In float64 and evaluation mode; tests leave it as it is."""
+    return build(request.param)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@named
+def test_conversion_keeps_the_outputs(network, similarity, mode):
+    plain = deepcopy(network).train(mode == "train")
+    converted = ns.convert(network, similarity).train(mode == "train")
+    x = images(batch=3)
+    with torch.no_grad():
+        expected, y = answer(plain, x), answer(converted, x)
+    if similarity in STATIC:
+        assert torch.equal(y, expected)
+    else:
+        assert difference(y, expected) <= 1e-10
+
+
+@named
+def test_the_plan_is_what_is_converted_and_a_second_conversion_changes_nothing(network, similarity):
+    plan = ns.plan(network, similarity)
+    converted = ns.convert(network, similarity)
+    before, after = dict(network.named_modules()), dict(converted.named_modules())
+    for name, module in before.items():
+        if isinstance(module, nn.modules.conv._ConvNd):
+            exact = type(module) is nn.Conv2d and max(module.kernel_size) > 1
+            large = similarity == "dynamic-full" and module.weight[0, 0].numel() > 25
+            assert (plan[name] is None) == (exact and not large), plan[name]
+            assert isinstance(after[name], ns.Conv2d) == (plan[name] is None)
+    again = ns.convert(converted, similarity)
+    assert [type(m) for m in again.modules()] == [type(m) for m in converted.modules()]
+    states = converted.state_dict(), again.state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize(
+    "similarity",
+    [name if name == "static-full" else pytest.param(name, marks=slow) for name in NAMES],
+)
+def test_similarities_train_on_a_frozen_backbone_and_static_ones_fold(network, similarity):
+    plain = deepcopy(network).float()
+    model = ns.freeze_backbone(ns.convert(plain, similarity)).train()
+    x = images(2, 32, 32).float()
+    losses = trained(model, x)
+    assert losses[-1] < losses[0]
+    backbone = ns.unconvert(model).state_dict()
+    assert all(torch.equal(backbone[key], value) for key, value in plain.state_dict().items())
+    if similarity in STATIC:
+        check_folding(model.eval(), x)
+
+
+def trained(model, x):
+    """Losses of 20 steps towards random outputs."""
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    with torch.no_grad():
+        target = answer(model, x)
+        target += target.std() * torch.randn_like(target)
+    losses = []
+    for _ in range(20):
+        loss = (answer(model, x) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@torch.no_grad()
+def check_folding(model, x):
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-10)):
+        model, x = model.to(dtype), x.to(dtype)
+        expected, folded = answer(model, x), ns.fold(model)
+        assert not [m for m in folded.modules() if isinstance(m, ns.Conv2d)]
+        assert not [key for key in folded.state_dict() if "similarity" in key]
+        assert difference(answer(folded, x), expected) <= tolerance
+        assert difference(answer(ns.unconvert(model), x), expected) > 10 * tolerance
+
+
+def test_a_feature_extractor_converts_in_its_mode():
+    """torchvision's are graph modules, and a copy of one is in training mode."""
+    extraction = pytest.importorskip("torchvision.models.feature_extraction")
+    extractor = extraction.create_feature_extractor(build(SMALL), ["stage2"])
+    x = images()
+    for model in (ns.convert(extractor, "static-full"), ns.unconvert(extractor)):
+        assert not any(module.training for module in model.modules())
+        assert torch.equal(model(x)["stage2"], extractor(x)["stage2"])
+
+
+@slow
+@pytest.mark.parametrize(
+    ("architecture", "subclass", "count"),
+    [
+        ("tf_efficientnet_b0", "Conv2dSame", 5),
+        ("nf_resnet26", "ScaledStdConv2d", 29),
+        ("vit_tiny_r_s16_p8_224", "StdConv2dSame", 1),
+    ],
+)
+def test_timm_convolutions_of_other_classes_are_reported(architecture, subclass, count):
+    model = pytest.importorskip("timm").create_model(architecture, pretrained=False)
+    plan = ns.plan(model, "static-full")
+    reason = f"is a {subclass}, not exactly a torch.nn.Conv2d"
+    assert list(plan.values()).count(reason) == count
+
+
+@slow
+@pytest.mark.parametrize("similarity", STATIC)
+@torch.no_grad()
+def test_timm_folds_converted_networks(network, similarity):
+    """Blocks that merge kernels themselves read `weight` alone, so they are folded first."""
+    timm = pytest.importorskip("timm.utils.model")
+    model = perturbed(ns.convert(network, similarity)).float()
+    x = images().float()
+    expected = answer(model, x)
+    merging = [m for m in network.modules() if hasattr(m, "fuse") or hasattr(m, "reparameterize")]
+    folded = timm.reparameterize_model(ns.fold(model) if merging else model)
+    assert not [m for m in folded.modules() if isinstance(m, ns.Conv2d)]
+    assert difference(answer(folded, x), expected) <= 1e-4
+
+
+def onnx_session(model):
+    """Runs the model's ONNX export, made for any batch and any size."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    import onnxruntime
+
+    dynamic = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    example = images(*SIZES[0]).float()
+    program = torch.onnx.export(
+        model, (example,), dynamo=True, dynamic_shapes=(dynamic,), verbose=False
+    )
+    return onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+
+
+def check_onnx(model):
+    session = onnx_session(model.eval())
+    for size in SIZES:
+        x = images(*size).float()
+        (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        with torch.no_grad():
+            assert difference(torch.from_numpy(y), model(x)) <= 1e-4
+
+
+def test_layers_run_in_onnx():
+    """Groups, strides, and padding that the layer does itself."""
+    convolutions = [
+        ns.Conv2d(3, 8, 3, 2, 1, similarity="static-full"),
+        ns.Conv2d(8, 8, 3, padding="same", groups=8, similarity="dynamic-diagonal"),
+        ns.Conv2d(8, 6, (2, 3), padding=1, padding_mode="reflect", similarity="dynamic-full"),
+    ]
+    check_onnx(perturbed(nn.Sequential(*convolutions), std=0.3))
+
+
+@slow
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-full"])
+@pytest.mark.parametrize("name", EXPORTED)
+def test_converted_networks_run_in_onnx(name, similarity):
+    check_onnx(perturbed(ns.convert(build(name).float(), similarity)))
