@@ -207,7 +207,12 @@ def test_models_lists_every_network_with_every_similarity(capsys):
     assert cli.main(["models"]) == 0
     head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head == ["name", "classes", "image", "similarity", "parameters", "MACs"]
-    rows = [(name, similarity) for name in models.MODELS for similarity in SIMILARITIES]
+    rows = [
+        (name, similarity)
+        for name in models.MODELS
+        for similarity in SIMILARITIES
+        if similarity == "none" or not name.startswith("spherenet")
+    ]
     assert [(line[0], line[3]) for line in lines] == rows
     cnn10 = [line for line in lines if line[0] == "cnn10"]
     assert cnn10[0] == ["cnn10", "1000", "3x224x224", "none", "8,902,568", "1,049,792,512"]

@@ -114,7 +114,11 @@ NOT_IDENTITY = [
 
 
 @pytest.mark.parametrize("similarity", NOT_IDENTITY, ids=str)
-@pytest.mark.parametrize("where", [["0"], ["1"], of_type(nn.Linear, nn.LSTM), None], ids=str)
+@pytest.mark.parametrize(
+    "where",
+    [["0"], ["1"], of_type(nn.Linear, nn.LSTM), None],
+    ids=["conv", "linear", "function", "all"],
+)
 def test_structures_that_do_not_contain_the_identity_are_refused(similarity, where):
     network = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 5), nn.Conv2d(3, 3, 3))
     with pytest.raises(ValueError, match=r"does not contain the identity: .* of (5|9) taps"):

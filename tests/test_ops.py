@@ -201,7 +201,10 @@ def test_autocast_computes_in_its_type(kind):
         ({"padding": "half"}, '`padding` must be integers, "same" or "valid"'),
         ({"padding": "same", "stride": 2}, '"same" needs `stride` 1, got 2'),
         ({"dilation": 9}, "the window .* is larger than `x`"),
-        ({"backend": "cuda"}, "`backend` must be one of auto, eager, reference, got 'cuda'"),
+        (
+            {"backend": "cuda"},
+            "`backend` must be one of auto, compiled, eager, reference, got 'cuda'",
+        ),
         ({"x": torch.zeros(2, 4, 7, 9, dtype=torch.int64)}, "the auto backend declines .*int64"),
         ({"weight": torch.zeros(6, 4, 3, 3).double()}, "`weight` must have the input's dtype"),
     ],

@@ -110,7 +110,7 @@ def test_registration_is_complete(problem, layout, kind):
     x, m = x.to(memory_format=layout), problem.similarity(kind, torch.float32).unsqueeze(1)
     forward = getattr(torch.ops.neural_similarity, f"{kind}_conv")
     backward = getattr(torch.ops.neural_similarity, f"{kind}_conv_backward")
-    arguments = (x, weight, m, *problem.geometry)
+    arguments = (x, weight, m, *problem.geometry, "auto")
     torch.library.opcheck(forward, arguments)
     outgoing = torch.randn_like(forward(*arguments))
     torch.library.opcheck(backward, (outgoing, *arguments, (True, True, True)))

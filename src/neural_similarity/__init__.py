@@ -25,18 +25,23 @@ from neural_similarity.nn import Diagonal as Diagonal
 from neural_similarity.nn import Dilation as Dilation
 from neural_similarity.nn import Dynamic as Dynamic
 from neural_similarity.nn import Full as Full
+from neural_similarity.nn import GlobalSimilarity as GlobalSimilarity
 from neural_similarity.nn import Linear as Linear
 from neural_similarity.nn import Masked as Masked
 from neural_similarity.nn import PositiveSemidefinite as PositiveSemidefinite
 from neural_similarity.nn import Select as Select
+from neural_similarity.nn import SelfAttention as SelfAttention
 from neural_similarity.nn import Shared as Shared
 from neural_similarity.nn import Shift as Shift
 from neural_similarity.nn import Sparse as Sparse
+from neural_similarity.nn import SphereConv2d as SphereConv2d
+from neural_similarity.nn import SphereLinear as SphereLinear
 from neural_similarity.nn import SphereNet as SphereNet
 from neural_similarity.nn import Static as Static
 from neural_similarity.nn import Symmetric as Symmetric
 from neural_similarity.nn import Unshared as Unshared
 from neural_similarity.nn import Unstructured as Unstructured
+from neural_similarity.nn import orthogonality as orthogonality
 from neural_similarity.nn import sharing as sharing
 
 if TYPE_CHECKING:

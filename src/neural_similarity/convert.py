@@ -12,8 +12,11 @@ from neural_similarity.nn import (
     Dynamic,
     DynamicSimilarity,
     Geometry,
+    GlobalSimilarity,
     MaskedModule,
+    SelfAttention,
     SimilarityLayer,
+    SphereConv2d,
     StaticSimilarity,
     sharing,
 )
@@ -27,7 +30,7 @@ from neural_similarity.nn.layer import (
 )
 from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
-from neural_similarity.nn.text import Similarity, parse_similarity
+from neural_similarity.nn.text import Similarity, required_similarity
 
 Network = TypeVar("Network", bound=nn.Module)
 OnDynamic = Literal["error", "keep"]
@@ -130,11 +133,9 @@ def plan(
     if missing:
         kinds = ", ".join(kind.__name__ for kind in LAYERS)
         raise ValueError(f"`where` must name layers of the model ({kinds}), got {missing}")
-    inside = [f"{name}.similarity." for name, m in modules.items() if has_similarity(m)]
+    inside = {part for similarity in _similarities(model) for part in similarity.modules()}
     return {
-        name: "is part of a similarity"
-        if any(name.startswith(prefix.lstrip(".")) for prefix in inside)
-        else _reason(name, layer, spec, where)
+        name: "is part of a similarity" if layer in inside else _reason(name, layer, spec, where)
         for name, layer in layers.items()
     }
 
@@ -186,10 +187,15 @@ def _misfit(geometries: list[Geometry], spec: Similarity, where: Where | None) -
     return None
 
 
+def _similarities(model: nn.Module) -> list[nn.Module]:
+    """The similarities of a network: those of its layers, and those of whole maps."""
+    layers = [module for module in model.modules() if has_similarity(module)]
+    whole = [m for m in model.modules() if isinstance(m, GlobalSimilarity | SelfAttention)]
+    return [layer.get_submodule("similarity") for layer in layers] + whole
+
+
 def _identity_start(similarity: Similarity | str) -> Similarity:
-    spec = parse_similarity(similarity) if isinstance(similarity, str) else similarity
-    if not isinstance(spec, Similarity):
-        raise ValueError(f"`similarity` must be a name or spec of a similarity, got {similarity!r}")
+    spec = required_similarity(similarity)
     if isinstance(spec, Dynamic) and spec.init != "identity":
         raise ValueError(f"`similarity` must start at the identity to be converted to, got {spec}")
     return spec
@@ -217,17 +223,17 @@ def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
     """
     if norm not in get_args(NormMode):
         raise ValueError(f'`norm` must be "eval" or "train", got {norm!r}')
-    layers = [module for module in model.modules() if has_similarity(module)]
-    if not layers:
+    similarities = _similarities(model)
+    if not similarities:
         raise ValueError(
             "`model` must have similarities to train, got a network without; convert it"
         )
     unfreeze_backbone(model).requires_grad_(False)
-    for layer in layers:
-        layer.get_submodule("similarity").requires_grad_(True)
-    inside = {id(part) for layer in layers for part in layer.get_submodule("similarity").modules()}
+    for similarity in similarities:
+        similarity.requires_grad_(True)
+    inside = {part for similarity in similarities for part in similarity.modules()}
     for module in model.modules():
-        if norm == "eval" and id(module) not in inside and hasattr(module, "running_mean"):
+        if norm == "eval" and module not in inside and hasattr(module, "running_mean"):
             module.register_forward_pre_hook(_evaluate)
     return model
 
@@ -315,7 +321,8 @@ def parameter_groups(
     "weights": kernels, biases and normalisation, by `weight_decay`. "predictors": those of dynamic
     M, by `predictor_decay`, by default as weights. "similarities": static M by `similarity_decay`,
     towards the identity where the structure has a residual and towards zero where not.
-    "undecayed": the gains of dynamic M and the masks of kernel shapes. Empty groups are left out.
+    "undecayed": the gains of dynamic M, the masks of kernel shapes, and the learned k of
+    hyperspherical convolutions. Empty groups are left out.
     """
     groups: dict[str, dict[nn.Parameter, None]] = {
         name: {} for name in ("undecayed", "similarities", "predictors", "weights")
@@ -325,10 +332,8 @@ def parameter_groups(
             groups["similarities"][module.raw] = None
         elif isinstance(module, DynamicSimilarity):
             groups["predictors"] |= dict.fromkeys(module.predictor.parameters())
-            if module.gain is not None:
-                groups["undecayed"][module.gain] = None
-        elif isinstance(module, MaskedModule):
-            groups["undecayed"][module.mask] = None
+        if (own := _undecayed(module)) is not None:
+            groups["undecayed"][own] = None
     apart = {parameter for group in groups.values() for parameter in group}
     groups["weights"] = {p: None for p in model.parameters() if p not in apart}
     decays = {
@@ -343,6 +348,15 @@ def parameter_groups(
         for name, ps in trained.items()
         if ps
     ]
+
+
+def _undecayed(module: nn.Module) -> nn.Parameter | None:
+    """The parameter of `module` itself for which zero is no better than another value."""
+    if isinstance(module, DynamicSimilarity | SelfAttention):
+        return module.gain
+    if isinstance(module, MaskedModule):
+        return module.mask
+    return module.log_k if isinstance(module, SphereConv2d) else None
 
 
 def penalty(model: nn.Module, measure: Measure | str = "l1") -> Tensor:

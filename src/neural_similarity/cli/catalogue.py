@@ -85,6 +85,7 @@ def models(args: Sequence[str]) -> int:
         _model_row(name, text)
         for name in options.names or networks.MODELS
         for text in options.similarity
+        if text == "none" or name not in networks.WITHOUT_SIMILARITY
     ]
     columns = ("name", "classes", "image", "similarity", "parameters", "MACs")
     _print_table(columns, rows, wraps="similarity")

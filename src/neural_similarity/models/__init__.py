@@ -1,4 +1,4 @@
-"""Functions that build networks; every one takes `similarity=`.
+"""Functions that build networks; all but SphereNets take any `similarity=`.
 
 Each is a `torch.nn.Sequential` whose last layer is the classifier, so that `network[:-1]` is the
 embedding, of the same parameters (but for the "released" CNN-9, which ends in its scores).
@@ -6,6 +6,7 @@ embedding, of the same parameters (but for the "released" CNN-9, which ends in i
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -13,15 +14,21 @@ from torch import nn
 
 from neural_similarity.models.cnn9 import cnn9 as cnn9
 from neural_similarity.models.cnn9 import cnn9_plus as cnn9_plus
+from neural_similarity.models.cnn9 import cnn9_wide as cnn9_wide
 from neural_similarity.models.cnn10 import cnn10 as cnn10
 from neural_similarity.models.cnn10 import cnn10_plus as cnn10_plus
 from neural_similarity.models.convnet4 import convnet4 as convnet4
 from neural_similarity.models.resnet import resnet18 as resnet18
 from neural_similarity.models.resnet import resnet50 as resnet50
+from neural_similarity.models.spherenet9 import spherenet9 as spherenet9
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn9": cnn9,
     "cnn9_plus": cnn9_plus,
+    "cnn9_wide": cnn9_wide,
+    "cnn9_wide_attention": partial(cnn9_wide, self_attention=True),
+    "spherenet9": spherenet9,
+    "spherenet9_attention": partial(spherenet9, self_attention=True),
     "cnn10": cnn10,
     "cnn10_plus": cnn10_plus,
     "convnet4": convnet4,
@@ -29,6 +36,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": resnet50,
 }
 """The networks by name."""
+WITHOUT_SIMILARITY = frozenset({"spherenet9", "spherenet9_attention"})
+"""Those whose layers have a similarity of their own: their `similarity` is None."""
 
 
 CIFAR_CLASSES = 10

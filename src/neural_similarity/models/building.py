@@ -1,16 +1,18 @@
 """What the networks are made of: units, stages, and one start for every similarity."""
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import nn
 
-from neural_similarity.nn import Conv2d, Dynamic, sharing
+from neural_similarity.nn import Conv2d, Dynamic, SelfAttention, sharing
 from neural_similarity.nn.layer import resolve
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity
 
 Layers = dict[str, nn.Module]
+Convolution = Callable[..., nn.Conv2d]
 
 
 class Sizes(NamedTuple):
@@ -19,31 +21,60 @@ class Sizes(NamedTuple):
     channels: list[int]
     depths: tuple[int, ...]
     hidden: int
+    attended: int = 0
+    """Number of stages, the first ones, that end in self-attention."""
 
     def times(self, width: float) -> "Sizes":
         """The same depths with `width` times the channels and units."""
-        channels = scaled(self.channels, width)
-        return Sizes(channels, self.depths, scaled([self.hidden], width)[0])
+        hidden = scaled([self.hidden], width)[0]
+        return self._replace(channels=scaled(self.channels, width), hidden=hidden)
 
 
-def sequential(layers: Layers, similarity: Similarity | str | None) -> nn.Sequential:
-    """The network of these layers, started."""
-    network = nn.Sequential()
-    for name, layer in layers.items():
-        network.add_module(name, layer)
-    _start(network, similarity)
+def sequential(
+    layers: Layers,
+    similarity: Similarity | str | None,
+    attended: Sequence[int] = (),
+    convolution: Convolution = nn.Conv2d,
+) -> nn.Sequential:
+    """The network of these layers, at He's initialisation, with similarities.
+
+    Self-attention of `convolution` follows the first pools, `attended` being the channels of the
+    map at each. Attention and similarities come last and start as the identity, so that they leave
+    the kernels and the function unchanged.
+    """
+    network = nn.Sequential(OrderedDict(layers))
+    _start(network)
+    network = _attending(network, attended, convolution)
+    _give_similarities(network, similarity)
     return network
 
 
-def _start(network: nn.Module, similarity: Similarity | str | None) -> None:
-    """He's initialisation, then the similarities: last, so that they leave the kernels unchanged.
-
-    Every `ns.Conv2d` gets one, but where M would be predicted with more than `MOST_SCALARS` numbers
-    per position.
-    """
+def _start(network: nn.Module) -> None:
+    """He's initialisation of kernels."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+
+
+def _attending(
+    network: nn.Sequential, attended: Sequence[int], convolution: Convolution
+) -> nn.Sequential:
+    channels = {f"pool{stage}": c for stage, c in enumerate(attended, start=1)}
+    layers = OrderedDict[str, nn.Module]()
+    for name, layer in network.named_children():
+        layers[name] = layer
+        if name in channels:
+            attention = SelfAttention(channels[name], convolution=convolution)
+            _start(attention)
+            layers[name.replace("pool", "attention")] = attention
+    return nn.Sequential(layers)
+
+
+def _give_similarities(network: nn.Module, similarity: Similarity | str | None) -> None:
+    """One for every `ns.Conv2d`, but where M would be predicted with too many numbers.
+
+    More than `MOST_SCALARS` per position are too many.
+    """
     spec = resolve(similarity)
     with sharing():
         for layer in list(network.modules()):
@@ -60,12 +91,17 @@ def unit(conv: nn.Conv2d) -> nn.Sequential:
     return nn.Sequential(conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU(inplace=True))
 
 
-def stages(in_channels: int, channels: Sequence[int], depths: Sequence[int]) -> Layers:
+def stages(
+    in_channels: int,
+    channels: Sequence[int],
+    depths: Sequence[int],
+    convolution: Convolution = Conv2d,
+) -> Layers:
     """Units of 3×3 convolutions, `depths` of them for every number of channels, then a pool."""
     layers: Layers = {}
     for stage, (out_channels, depth) in enumerate(zip(channels, depths, strict=True), start=1):
         for number in range(1, depth + 1):
-            conv = Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
+            conv = convolution(in_channels, out_channels, 3, padding=1, bias=False)
             layers[f"conv{stage}_{number}"] = unit(conv)
             in_channels = out_channels
         layers[f"pool{stage}"] = nn.MaxPool2d(2)

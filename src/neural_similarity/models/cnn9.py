@@ -1,4 +1,4 @@
-"""CNN-9, the paper's CIFAR network (Table 7), and CNN-9++."""
+"""CNN-9, the paper's CIFAR network (Table 7), CNN-9++, and the wide CNN-9 of Table 8."""
 
 from typing import Literal, get_args
 
@@ -19,7 +19,9 @@ Variant = Literal["paper", "released"]
 
 _CNN9 = Sizes([32, 64, 128], (3, 3, 3), 256)
 _CNN9_PLUS = Sizes([56, 112, 192], (4, 4, 4), 288)
-_SHRINK = 8
+WIDE = Sizes([128, 192, 256], (3, 3, 3), 256)
+ATTENTIVE = WIDE._replace(attended=2)
+SHRINK = 8
 """Three pools halve the map."""
 
 
@@ -75,6 +77,43 @@ def cnn9_plus(
     return _cnn(_CNN9_PLUS.times(width), num_classes, in_channels, image_size, similarity, variant)
 
 
+def cnn9_wide(
+    num_classes: int,
+    *,
+    in_channels: int = 3,
+    image_size: int = 32,
+    width: float = 1,
+    similarity: Similarity | str | None = None,
+    variant: Variant = "paper",
+    self_attention: bool = False,
+) -> nn.Sequential:
+    """CNN-9 with 128, 192 and 256 filters, the plain network of Table 8 (App. B.2).
+
+    [3×3, 128]×3, pool, [3×3, 192]×3, pool, [3×3, 256]×3, pool, FC 256, classifier: the counterpart
+    of `spherenet9`. Other arguments, shape and errors: see `cnn9`.
+
+    Args:
+        num_classes: Number of outputs.
+        in_channels: Channels of the images.
+        image_size: Height and width of the images, in pixels.
+        width: Factor on every number of channels.
+        similarity: Of the nine convolutions.
+        variant: How the network begins and ends.
+        self_attention: Put `ns.SelfAttention` behind the first two pools. The paper does not say
+            where it stands; there it is in the authors' SphereNet.
+    """
+    sizes = (ATTENTIVE if self_attention else WIDE).times(width)
+    return _cnn(sizes, num_classes, in_channels, image_size, similarity, variant)
+
+
+def check_variant(variant: str) -> None:
+    """Refuse a variant that there is not."""
+    if variant not in get_args(Variant):
+        raise ValueError(
+            f"`variant` must be one of {', '.join(get_args(Variant))}, got {variant!r}"
+        )
+
+
 def _cnn(
     sizes: Sizes,
     num_classes: int,
@@ -84,13 +123,10 @@ def _cnn(
     variant: Variant,
 ) -> nn.Sequential:
     check_sizes(num_classes, in_channels, image_size)
-    if variant not in get_args(Variant):
-        raise ValueError(
-            f"`variant` must be one of {', '.join(get_args(Variant))}, got {variant!r}"
-        )
+    check_variant(variant)
     channels = sizes.channels
-    size = -(-image_size // _SHRINK)
-    layers = padding(image_size, _SHRINK)
+    size = -(-image_size // SHRINK)
+    layers = padding(image_size, SHRINK)
     if variant == "released":
         root = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False)
         layers |= {"root": unit(root)} | stages(channels[0], channels, sizes.depths)
@@ -99,4 +135,4 @@ def _cnn(
     else:
         layers |= stages(in_channels, channels, sizes.depths)
         layers |= fully_connected(channels[-1] * size**2, sizes.hidden, num_classes)
-    return sequential(layers, similarity)
+    return sequential(layers, similarity, channels[: sizes.attended])

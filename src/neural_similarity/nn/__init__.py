@@ -5,6 +5,8 @@ from neural_similarity.nn.conv import Conv2d as Conv2d
 from neural_similarity.nn.conv import Conv3d as Conv3d
 from neural_similarity.nn.conv import ConvTranspose2d as ConvTranspose2d
 from neural_similarity.nn.geometry import Geometry as Geometry
+from neural_similarity.nn.global_similarity import GlobalSimilarity as GlobalSimilarity
+from neural_similarity.nn.global_similarity import SelfAttention as SelfAttention
 from neural_similarity.nn.layer import SimilarityLayer as SimilarityLayer
 from neural_similarity.nn.linear import Linear as Linear
 from neural_similarity.nn.predictor import CNN as CNN
@@ -23,6 +25,9 @@ from neural_similarity.nn.sparse import MaskedModule as MaskedModule
 from neural_similarity.nn.sparse import Select as Select
 from neural_similarity.nn.sparse import Shift as Shift
 from neural_similarity.nn.sparse import Sparse as Sparse
+from neural_similarity.nn.sphere import SphereConv2d as SphereConv2d
+from neural_similarity.nn.sphere import SphereLinear as SphereLinear
+from neural_similarity.nn.sphere import orthogonality as orthogonality
 from neural_similarity.nn.structure import Diagonal as Diagonal
 from neural_similarity.nn.structure import Full as Full
 from neural_similarity.nn.structure import PositiveSemidefinite as PositiveSemidefinite

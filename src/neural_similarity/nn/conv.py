@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.nn.compact import compacted
-from neural_similarity.nn.geometry import Geometry, PaddingMode
+from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import SimilarityLayer
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity
@@ -42,11 +42,7 @@ class _Convolution(SimilarityLayer):
 
     def geometry(self) -> Geometry:
         """What a similarity needs to know of the layer."""
-        layer = cast(nn.Conv2d, self)
-        return Geometry(
-            layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride,
-            layer.padding, layer.dilation, layer.groups, cast(PaddingMode, layer.padding_mode),
-        )  # fmt: skip
+        return convolution_geometry(cast(nn.Conv2d, self))
 
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of `input`, batched or not, with M between kernel and patch."""

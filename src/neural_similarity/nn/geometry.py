@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.ops.window import Window, same_padding
@@ -60,3 +60,11 @@ class Geometry:
             return [(0, 0)] * len(self.kernel_size)
         total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
         return [(t // 2, t - t // 2) for t in total]
+
+
+def convolution_geometry(layer: nn.Conv2d) -> Geometry:
+    """The geometry of one of torch's convolutions, or of a subclass."""
+    return Geometry(
+        layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride,
+        layer.padding, layer.dilation, layer.groups, cast(PaddingMode, layer.padding_mode),
+    )  # fmt: skip

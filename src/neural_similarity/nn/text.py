@@ -55,6 +55,18 @@ def parse_similarity(text: str) -> Similarity | None:
     return value
 
 
+def required_similarity(similarity: object) -> Similarity:
+    """A name or spec as a spec.
+
+    Raises:
+        ValueError: it is neither, or means no similarity.
+    """
+    spec = parse_similarity(similarity) if isinstance(similarity, str) else similarity
+    if not isinstance(spec, Similarity):
+        raise ValueError(f"`similarity` must be a name or spec of a similarity, got {similarity!r}")
+    return spec
+
+
 def format_similarity(similarity: Similarity | None) -> str:
     """The text of a similarity, which `parse_similarity` reads back.
 

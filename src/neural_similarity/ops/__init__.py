@@ -3,6 +3,9 @@
 from neural_similarity.ops.backend import BACKENDS as BACKENDS
 from neural_similarity.ops.backend import declines as declines
 from neural_similarity.ops.blocks import Blocks as Blocks
+from neural_similarity.ops.global_similarity import attention_matrix as attention_matrix
+from neural_similarity.ops.global_similarity import global_attention as global_attention
+from neural_similarity.ops.global_similarity import global_similarity as global_similarity
 from neural_similarity.ops.kernel import fold_kernel as fold_kernel
 from neural_similarity.ops.similarity import similarity_conv as similarity_conv
 from neural_similarity.ops.similarity import similarity_conv1d as similarity_conv1d

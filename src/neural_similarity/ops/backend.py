@@ -4,15 +4,18 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-Backend = Literal["auto", "eager", "reference"]
+from neural_similarity.ops import native
+
+Backend = Literal["auto", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
-def declines(backend: str, x: Tensor) -> str | None:
-    """Why `backend` cannot take `x`, or None if it can.
+def declines(backend: str, x: Tensor, taps: int) -> str | None:
+    """Why `backend` cannot take the input `x` and a kernel of so many taps, or None if it can.
 
-    "eager" is plain PyTorch in blocks, with registered operators; "reference" is the defining
-    einsum, which is what gets exported; "auto" takes the fastest that does not decline.
+    "compiled" is C for the CPU, made for this machine at its first use; "eager" is plain PyTorch in
+    blocks; "reference" is the defining einsum, which is what gets exported; "auto" takes the
+    fastest that does not decline.
 
     Raises:
         ValueError: there is no backend of that name.
@@ -21,4 +24,11 @@ def declines(backend: str, x: Tensor) -> str | None:
         raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if not x.is_floating_point():
         return f"the input is {x.dtype}, not a floating-point type"
-    return None
+    return native.declines(x, taps) if backend == "compiled" else None
+
+
+def chosen(backend: str, x: Tensor, taps: int) -> str:
+    """The backend that "auto" means; others as they are."""
+    if backend != "auto":
+        return backend
+    return "eager" if declines("compiled", x, taps) else "compiled"

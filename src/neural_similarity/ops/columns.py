@@ -23,11 +23,41 @@ BLOCK_BYTES = 1 << 21
 
 
 class Mixing(Protocol):
-    """How M, (N, b, K) or (N, b, K, K), acts on patches, a view (n, *out, *kernel, c).
+    """How M, (N, b, K) or (N, b, K, K), acts on the patches of a padded input (n, *padded, c).
 
-    Each of the b blocks of channels has its own M. `out` and `scratch` are contiguous (N, K, c) in
-    the dtype of `patches`; both may be written.
+    Each of the b blocks of channels has its own M. Columns, their gradient and `scratch` are
+    contiguous (N, K, c) in the input's dtype.
     """
+
+    mirrors: bool
+    """Whether the data gradient of a convolution is cheaper as one of mirrored arguments."""
+
+    def mix(
+        self, window: Window, padded: Tensor, m: Tensor, columns: Tensor, scratch: Tensor
+    ) -> None:
+        """Columns M·patch into `columns`."""
+        ...
+
+    def derive(
+        self,
+        window: Window,
+        padded: Tensor,
+        m: Tensor,
+        grad: Tensor,
+        columns: Tensor | None,
+        grad_padded: Tensor | None,
+        grad_m: Tensor | None,
+    ) -> None:
+        """Given the gradient of the columns: the columns, and gradients of the others.
+
+        `columns` and `grad_m`, shaped like M, are written, `grad_padded` is added to; what is None
+        is not wanted. `grad` may be overwritten.
+        """
+        ...
+
+
+class Arithmetic(Protocol):
+    """The same on patches, a view (n, *out, *kernel, c); `out` and `scratch` may be written."""
 
     def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
         """Columns M·patch into `out`."""
@@ -48,12 +78,19 @@ def forward(
     """y (n, o, *out) in the memory format of x (n, c, *size); m (n, b, K, *out) or with K, K."""
     output = window.output_size(x.shape[2:])
     kernel = _kernel_matrix(weight, groups)
-    y = x.new_empty(groups, x.shape[0], prod(output), weight.shape[0] // groups)
-    for rows, (columns, scratch) in _blocks(x, window, output, buffers=2):
-        patches = window.patches(window.pad(x[rows]))
-        mixing.mix(patches, _positions_first(m[rows], len(output)), columns, scratch)
-        y[:, rows] = torch.bmm(_split(columns, groups), kernel).view(y[:, rows].shape)
-    return like_convolution(y.permute(1, 2, 0, 3).flatten(2).unflatten(1, output), x)
+    y = x.new_empty(groups, x.shape[0] * prod(output), weight.shape[0] // groups)
+    blocks = _Blocks(x, window, output)
+    columns, scratch = blocks.buffers(2)
+    for images in blocks.images():
+        padded = blocks.padded(x[images])
+        for rows in blocks.rows():
+            span = blocks.span(images, rows)
+            part = columns[: len(span)]
+            m_part = _positions_first(_rows(m[images], len(output), rows), len(output))
+            mixing.mix(window, window.rows(padded, rows), m_part, part, scratch[: len(span)])
+            _join(part, kernel, y[:, span.start : span.stop])
+    y = y.unflatten(1, (x.shape[0], *output)).movedim(0, -2).flatten(-2)
+    return like_convolution(y, x)
 
 
 def backward(
@@ -68,33 +105,44 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and m; an empty tensor for each that `needs` leaves out."""
     needs_x, needs_weight, needs_m = needs
-    scatter_x = needs_x and not _has_mirror(window, m)
-    kernel = _kernel_matrix(weight, groups).mT
+    mirrored = needs_x and mixing.mirrors and _has_mirror(window, m)
+    output, dims = grad.shape[2:], len(window.kernel_size)
+    kernel = _kernel_matrix(weight, groups)
     grad_x, grad_m = empty_gradients((x, m), (needs_x, needs_m))
     grad_kernel = torch.zeros_like(kernel, dtype=_accumulator(kernel))
-    blocks = _blocks(x, window, grad.shape[2:], buffers=3)
-    for rows, (columns, grad_columns, scratch) in blocks:
-        padded = window.pad(x[rows])
-        patches = window.patches(padded)
-        m_rows = _positions_first(m[rows], len(window.kernel_size))
-        outgoing = _split(grad[rows].movedim(1, -1).reshape(len(m_rows), 1, -1), groups)
-        if needs_weight:
-            mixing.mix(patches, m_rows, columns, scratch)
-            grad_kernel += torch.bmm(outgoing.mT, _split(columns, groups))
-        if needs_m or scatter_x:
-            _product(outgoing, kernel, grad_columns)
-        if scatter_x:
-            mixing.transpose(grad_columns, m_rows, scratch)
-            target = torch.zeros_like(padded, dtype=_accumulator(padded))
-            window.scatter_patches(target, scratch.view(patches.shape))
-            grad_x[rows] = window.interior(target).movedim(-1, 1)
-        if needs_m:
-            grad_rows = mixing.gradient(grad_columns, patches, scratch, m.shape[1])
-            grad_m[rows] = _positions_last(grad_rows, grad_m[rows].shape)
-    if needs_x and not scatter_x:
-        mirrored = _mirror(weight, m, window, groups)
-        grad_x.copy_(forward(mixing, grad, *mirrored, groups))
-    return grad_x, _kernel_tensor(grad_kernel.mT, weight, needs_weight), grad_m
+    blocks = _Blocks(x, window, output)
+    columns, grad_columns = blocks.buffers(2)
+    for images in blocks.images():
+        padded = blocks.padded(x[images])
+        grad_padded = blocks.zeros(padded) if needs_x and not mirrored else None
+        for rows in blocks.rows():
+            size = len(blocks.span(images, rows))
+            m_part = _positions_first(_rows(m[images], dims, rows), dims)
+            outgoing = _rows(grad[images], dims, rows).movedim(1, -1).reshape(size, 1, -1)
+            outgoing = _split(outgoing, groups)
+            if needs_m or grad_padded is not None:
+                _expand(outgoing, kernel, grad_columns[:size])
+            grad_m_part = torch.empty_like(m_part) if needs_m else None
+            mixing.derive(
+                window,
+                window.rows(padded, rows),
+                m_part,
+                grad_columns[:size],
+                columns[:size] if needs_weight else None,
+                None if grad_padded is None else window.rows(grad_padded, rows),
+                grad_m_part,
+            )
+            if needs_weight:
+                grad_kernel += torch.bmm(outgoing.mT, _split(columns[:size], groups))
+            if grad_m_part is not None:
+                target = _rows(grad_m[images], dims, rows)
+                target.copy_(_positions_last(grad_m_part, target.shape))
+        if grad_padded is not None:
+            grad_x[images] = window.interior(grad_padded).movedim(-1, 1)
+    if mirrored:
+        mirror_kernel, mirror_m, mirror = _mirror(weight, m, window, groups)
+        grad_x.copy_(forward(mixing, grad, mirror_kernel, mirror_m, mirror, groups))
+    return grad_x, _kernel_tensor(grad_kernel, weight, needs_weight), grad_m
 
 
 def empty_gradients(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
@@ -150,28 +198,70 @@ def _mirror(
     return kernel, torch.stack(own, 1).unsqueeze(1), mirror
 
 
-def _blocks(
-    x: Tensor, window: Window, output: Sequence[int], buffers: int
-) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Slices of the batch, each with `buffers` tensors (N, K, c) of about `BLOCK_BYTES`.
+class _Blocks:
+    """A batch in blocks of images, or of an image's rows, whose columns fit `BLOCK_BYTES`.
 
-    The buffers are the same memory for every slice: fresh pages cost more than the arithmetic.
+    All blocks use the same buffers: fresh pages cost more than the arithmetic.
     """
-    positions = prod(output)
-    image_bytes = positions * window.taps * x.shape[1] * x.element_size()
-    step = min(x.shape[0], max(1, BLOCK_BYTES // max(1, image_bytes)))
-    memory = [x.new_empty(step * positions, window.taps, x.shape[1]) for _ in range(buffers)]
-    for start in range(0, x.shape[0], step or 1):
-        stop = min(start + step, x.shape[0])
-        yield slice(start, stop), [buffer[: (stop - start) * positions] for buffer in memory]
+
+    def __init__(self, x: Tensor, window: Window, output: Sequence[int]):
+        self.x, self.window, self.output = x, window, output
+        self.row = prod(output[1:])
+        row_bytes = max(1, self.row * window.taps * x.shape[1] * x.element_size())
+        rows = max(1, BLOCK_BYTES // row_bytes)
+        self.step_rows = min(output[0], rows)
+        self.step_images = max(1, min(x.shape[0], rows // output[0]))
+        sizes = (size + 2 * p for size, p in zip(x.shape[2:], window.padding, strict=True))
+        self._padded = x.new_zeros(self.step_images, *sizes, x.shape[1])
+        self._sums: Tensor | None = None
+
+    def buffers(self, count: int) -> list[Tensor]:
+        """Tensors (N, K, c) for the positions of the largest block."""
+        positions = self.step_images * self.step_rows * self.row
+        shape = (positions, self.window.taps, self.x.shape[1])
+        return [self.x.new_empty(shape) for _ in range(count)]
+
+    def images(self) -> Iterator[slice]:
+        """Slices of the batch."""
+        return _slices(self.x.shape[0], self.step_images)
+
+    def rows(self) -> Iterator[slice]:
+        """Slices of the output's first dimension; there are several for single images only."""
+        return _slices(self.output[0], self.step_rows)
+
+    def span(self, images: slice, rows: slice) -> range:
+        """The positions of a block, counted over the batch."""
+        start = (images.start * self.output[0] + rows.start) * self.row
+        size = (images.stop - images.start) * (rows.stop - rows.start) * self.row
+        return range(start, start + size)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """`x` (n, c, *size) in a zero border, channels last."""
+        padded = self._padded[: len(x)]
+        self.window.interior(padded).copy_(x.movedim(1, -1))
+        return padded
+
+    def zeros(self, padded: Tensor) -> Tensor:
+        """Zeros like `padded` to add many terms to."""
+        if self._sums is None:
+            self._sums = torch.empty_like(self._padded, dtype=_accumulator(padded))
+        return self._sums[: len(padded)].zero_()
+
+
+def _slices(size: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def _rows(tensor: Tensor, dims: int, rows: slice) -> Tensor:
+    """View of those rows of a tensor with `dims` trailing output dimensions."""
+    return tensor.narrow(tensor.dim() - dims, rows.start, rows.stop - rows.start)
 
 
 def _positions_first(m: Tensor, dims: int) -> Tensor:
     """(n, b, *taps, *out) as contiguous (N, b, *taps)."""
     taps = range(1, m.dim() - dims)
-    return m.movedim(tuple(taps), tuple(range(-len(taps), 0))).reshape(
-        -1, *m.shape[1 : len(taps) + 1]
-    )
+    m = m.movedim(tuple(taps), tuple(range(-len(taps), 0)))
+    return m.reshape(-1, *m.shape[1 + dims :]).contiguous()
 
 
 def _positions_last(m: Tensor, shape: Sequence[int]) -> Tensor:
@@ -188,8 +278,16 @@ def _split(columns: Tensor, groups: int) -> Tensor:
     return columns.unflatten(2, (groups, -1)).permute(2, 0, 1, 3).flatten(2)
 
 
-def _product(outgoing: Tensor, kernel: Tensor, out: Tensor) -> None:
-    """(g, N, o/g) times (g, o/g, K·c/g) into `out` (N, K, c)."""
+def _join(columns: Tensor, kernel: Tensor, y: Tensor) -> None:
+    """Columns (N, K, c) times the kernel (g, o/g, K·c/g) into `y` (g, N, o/g)."""
+    if len(kernel) == 1:
+        torch.mm(columns.flatten(1), kernel[0].mT, out=y[0])
+    else:
+        y.copy_(torch.bmm(_split(columns, len(kernel)), kernel.mT))
+
+
+def _expand(outgoing: Tensor, kernel: Tensor, out: Tensor) -> None:
+    """The gradient of y (g, N, o/g) times the kernel into that of the columns, `out` (N, K, c)."""
     if len(kernel) == 1:
         torch.mm(outgoing[0], kernel[0], out=out.view(len(out), -1))
     else:
@@ -198,15 +296,15 @@ def _product(outgoing: Tensor, kernel: Tensor, out: Tensor) -> None:
 
 
 def _kernel_matrix(weight: Tensor, groups: int) -> Tensor:
-    """(o, c/g, *kernel) as (g, K·c/g, o/g)."""
-    return weight.flatten(2).unflatten(0, (groups, -1)).permute(0, 3, 2, 1).flatten(1, 2)
+    """(o, c/g, *kernel) as contiguous (g, o/g, K·c/g)."""
+    return weight.flatten(2).mT.reshape(groups, weight.shape[0] // groups, -1)
 
 
 def _kernel_tensor(matrix: Tensor, weight: Tensor, needed: bool) -> Tensor:
-    """(g, K·c/g, o/g) as a tensor like `weight`, empty if it is not needed."""
+    """(g, o/g, K·c/g) as a tensor like `weight`, empty if it is not needed."""
     (result,) = empty_gradients((weight,), (needed,))
     if needed:
-        matrix = matrix.unflatten(1, (-1, weight.shape[1])).permute(0, 3, 2, 1)
+        matrix = matrix.reshape(weight.shape[0], -1, weight.shape[1]).mT
         result.copy_(matrix.reshape(weight.shape))
     return result
 
@@ -214,3 +312,37 @@ def _kernel_tensor(matrix: Tensor, weight: Tensor, needed: bool) -> Tensor:
 def _accumulator(tensor: Tensor) -> torch.dtype:
     """Sums over many terms are taken in float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+class Plain:
+    """`Mixing` in torch's operations, for any dtype and device."""
+
+    def __init__(self, arithmetic: Arithmetic, mirrors: bool):
+        self.arithmetic = arithmetic
+        self.mirrors = mirrors
+
+    def mix(
+        self, window: Window, padded: Tensor, m: Tensor, columns: Tensor, scratch: Tensor
+    ) -> None:
+        """`Mixing.mix`."""
+        self.arithmetic.mix(window.patches(padded), m, columns, scratch)
+
+    def derive(
+        self,
+        window: Window,
+        padded: Tensor,
+        m: Tensor,
+        grad: Tensor,
+        columns: Tensor | None,
+        grad_padded: Tensor | None,
+        grad_m: Tensor | None,
+    ) -> None:
+        """`Mixing.derive`."""
+        patches, scratch = window.patches(padded), torch.empty_like(grad)
+        if columns is not None:
+            self.arithmetic.mix(patches, m, columns, scratch)
+        if grad_padded is not None:
+            self.arithmetic.transpose(grad, m, scratch)
+            window.scatter_patches(grad_padded, scratch.view(patches.shape))
+        if grad_m is not None:
+            grad_m.copy_(self.arithmetic.gradient(grad, patches, scratch, m.shape[1]))

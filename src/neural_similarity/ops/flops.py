@@ -24,7 +24,7 @@ def _forward(x: Shape, weight: Shape, similarity: Shape, *_: Any, **__: Any) -> 
 
 @register_flop_formula([_OPERATORS.diagonal_conv_backward, _OPERATORS.full_conv_backward])
 def _backward(grad: Shape, x: Shape, weight: Shape, similarity: Shape, *rest: Any, **_: Any) -> int:
-    needs_x, needs_weight, needs_m = rest[4]
+    needs_x, needs_weight, needs_m = rest[5]
     products = needs_weight + (needs_x or needs_m)
     mixings = needs_weight + needs_x + needs_m
     product, mixing = _product_macs(weight, similarity), _mixing_macs(x, similarity)

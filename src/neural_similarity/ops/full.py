@@ -7,7 +7,7 @@ from neural_similarity.ops import trilinear
 
 
 class _Full:
-    """`columns.Mixing` with m (N, b, K, K), indexed [position, block, kernel tap, patch tap]."""
+    """`columns.Arithmetic` with m (N, b, K, K): [position, block, kernel tap, patch tap]."""
 
     def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
         scratch.view(patches.shape).copy_(patches)
@@ -44,5 +44,5 @@ def _by_block(values: Tensor, blocks: int) -> Tensor:
     return values.unflatten(2, (blocks, -1)).transpose(1, 2).flatten(0, 1)
 
 
-full_conv = trilinear.register("full_conv", _Full())
+full_conv = trilinear.register("full_conv", _Full(), "mix")
 """y_o(p) = Σ_s Σ_c W[o,c,s] Σ_t M_st(p) X[c,t](p). Paper, Eq. 2 and §3.3."""

@@ -64,7 +64,7 @@ def similarity_conv2d(
         blocks: ("channels", b) or ("filters", b): each of b consecutive groups of the input's
             channels, or of the kernels, has an M of its own, and `similarity` an axis of that
             length before its taps. Filters cost as much mixing as b convolutions.
-        backend: "auto", "eager" or "reference", see `neural_similarity.ops.declines`.
+        backend: "auto", "compiled", "eager" or "reference", see `neural_similarity.ops.declines`.
 
     Returns:
         y, in the memory format of `x`. Differentiable to every order, under `torch.func` as well.
@@ -139,7 +139,7 @@ def similarity_conv(
     """`similarity_conv2d` over `dims` dimensions."""
     _check_input(dims, x, weight, bias, groups)
     check_blocks(blocks, x.shape[-dims - 1], weight.shape[0], groups)
-    if reason := declines(backend, x):
+    if reason := declines(backend, x, weight[0, 0].numel()):
         raise ValueError(f"the {backend} backend declines this input: {reason}")
     if similarity.dim() <= 2 + (blocks is not None):
         _check_static(similarity, weight, blocks)
@@ -155,16 +155,14 @@ def similarity_conv(
     diagonal = _check_dynamic(similarity, x, frame, blocks)
     x, weight, similarity = _autocast(x, weight, similarity)
     x, similarity, groups = by_channels(x, similarity, blocks, groups)
-    operator = _operator(diagonal, backend)
+    geometry = (frame.stride, frame.padding, frame.dilation, groups)
     with without_autocast(x):
-        y = operator(x, weight, similarity, frame.stride, frame.padding, frame.dilation, groups)
+        if backend == "reference" or torch.compiler.is_exporting():
+            y = reference.similarity_conv(x, weight, similarity, *geometry)
+        else:
+            operator = diagonal_conv if diagonal else full_conv
+            y = operator(x, weight, similarity, *geometry, backend)
         return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * dims)
-
-
-def _operator(diagonal: bool, backend: str):
-    if backend == "reference" or torch.compiler.is_exporting():
-        return reference.similarity_conv
-    return diagonal_conv if diagonal else full_conv
 
 
 def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tensor, Window]:

@@ -6,40 +6,48 @@ operators; a pair of autograd functions joins them, because `torch.func` refuses
 `register_autograd` on custom operators (https://github.com/pytorch/pytorch/issues/168393).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import columns
+from neural_similarity.ops import columns, native
+from neural_similarity.ops.backend import chosen
 from neural_similarity.ops.window import Window
 
 _OPERANDS = (
     "Tensor x, Tensor weight, Tensor similarity, "
-    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str backend"
 )
 
 Operator = Callable[..., Any]
 
 
-def register(name: str, mixing: columns.Mixing) -> Operator:
+def register(name: str, arithmetic: columns.Arithmetic, kernel: str) -> Operator:
     """The differentiable function of a mixing, over two registered operators.
 
     It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
-    (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples) and groups, and
-    returns (n, o, *out).
+    (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups
+    and the backend, and returns (n, o, *out).
     """
-    return _differentiable(_register_forward(name, mixing), _register_backward(name, mixing))
+    mixings = {
+        "eager": columns.Plain(arithmetic, mirrors=kernel == "scale"),
+        "compiled": native.Compiled(kernel),
+    }
+    forward = _register_forward(name, mixings)
+    return _differentiable(forward, _register_backward(name, mixings))
 
 
-def _register_forward(name: str, mixing: columns.Mixing) -> Operator:
-    def forward(x, weight, similarity, stride, padding, dilation, groups):
+def _register_forward(name: str, mixings: Mapping[str, columns.Mixing]) -> Operator:
+    def forward(x, weight, similarity, stride, padding, dilation, groups, backend):
         window = _window(weight, stride, padding, dilation)
-        return columns.forward(mixing, x, weight, similarity, window, groups)
+        return columns.forward(
+            mixings[chosen(backend, x, window.taps)], x, weight, similarity, window, groups
+        )
 
-    def fake(x, weight, similarity, stride, padding, dilation, groups):
+    def fake(x, weight, similarity, stride, padding, dilation, groups, backend):
         output = _window(weight, stride, padding, dilation).output_size(x.shape[2:])
         return columns.like_convolution(x.new_empty(x.shape[0], *output, weight.shape[0]), x)
 
@@ -58,12 +66,21 @@ def _register_forward(name: str, mixing: columns.Mixing) -> Operator:
     return operator
 
 
-def _register_backward(name: str, mixing: columns.Mixing) -> Operator:
-    def backward(grad, x, weight, similarity, stride, padding, dilation, groups, needs):
+def _register_backward(name: str, mixings: Mapping[str, columns.Mixing]) -> Operator:
+    def backward(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         window = _window(weight, stride, padding, dilation)
-        return columns.backward(mixing, grad, x, weight, similarity, window, groups, needs)
+        return columns.backward(
+            mixings[chosen(backend, x, window.taps)],
+            grad,
+            x,
+            weight,
+            similarity,
+            window,
+            groups,
+            needs,
+        )
 
-    def fake(grad, x, weight, similarity, stride, padding, dilation, groups, needs):
+    def fake(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         return tuple(columns.empty_gradients((x, weight, similarity), needs))
 
     def vmap(info, in_dims, *arguments):
@@ -109,7 +126,7 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
             # Dynamo traces one autograd function only, and compiled backward passes need no second.
             derivative = backward_op if torch.compiler.is_compiling() else Backward.apply
             gradients = derivative(*grad_outputs, *ctx.saved_tensors, *ctx.geometry, needs)
-            return *_where(needs, gradients), None, None, None, None
+            return *_where(needs, gradients), None, None, None, None, None
 
     class Backward(Function):
         generate_vmap_rule = True
@@ -121,7 +138,7 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
         @staticmethod
         def setup_context(ctx, inputs, output):
             ctx.save_for_backward(*inputs[:4])
-            ctx.geometry, ctx.needs = inputs[4:8], inputs[8]
+            ctx.geometry, ctx.needs = inputs[4:9], inputs[9]
             ctx.set_materialize_grads(False)
 
         @staticmethod
@@ -139,7 +156,7 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
                     parts = Backward.apply(grad, *varied, *ctx.geometry, needs)
                     for j, part in enumerate(_where(needs, parts), start=1):
                         totals[j] = _sum(totals[j], part)
-            return *totals, None, None, None, None, None
+            return *totals, None, None, None, None, None, None
 
     return Forward.apply
 

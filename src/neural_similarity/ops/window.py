@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -33,13 +34,6 @@ class Window(NamedTuple):
             for size, k, s, p, d in zip(input_size, *self, strict=True)
         )
 
-    def pad(self, x: Tensor) -> Tensor:
-        """Zero-padded copy of `x` (n, c, *size) with channels last: (n, *padded, c)."""
-        sizes = [size + 2 * p for size, p in zip(x.shape[2:], self.padding, strict=True)]
-        padded = x.new_zeros(x.shape[0], *sizes, x.shape[1])
-        self.interior(padded).copy_(x.movedim(1, -1))
-        return padded
-
     def interior(self, padded: Tensor) -> Tensor:
         """View of `padded` (n, *padded, c) without its border."""
         for dim, p in enumerate(self.padding, start=1):
@@ -55,6 +49,18 @@ class Window(NamedTuple):
         ):
             view = view.unfold(dim, d * (k - 1) + 1, s)[..., ::d]
         return view.movedim(1 + dims, -1)
+
+    def tap_offsets(self, strides: Sequence[int]) -> list[int]:
+        """Distance in memory of every tap from the first, for an input of these strides."""
+        steps = [d * stride for d, stride in zip(self.dilation, strides, strict=True)]
+        taps = product(*map(range, self.kernel_size))
+        return [sum(i * step for i, step in zip(tap, steps, strict=True)) for tap in taps]
+
+    def rows(self, padded: Tensor, rows: slice) -> Tensor:
+        """View of what the output's `rows` along its first dimension see of `padded`."""
+        reach = self.dilation[0] * (self.kernel_size[0] - 1) + 1
+        size = (rows.stop - rows.start - 1) * self.stride[0] + reach
+        return padded.narrow(1, rows.start * self.stride[0], max(size, 0))
 
     def scatter_patches(self, padded: Tensor, patches: Tensor) -> None:
         """Add `patches` (n, *output, *kernel, c) onto `padded`, in place: `patches` transposed."""

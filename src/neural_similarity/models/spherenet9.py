@@ -1,0 +1,81 @@
+"""SphereNet-9, the hyperspherical network of Table 8 (App. B.2)."""
+
+from functools import partial
+
+from torch import nn
+
+from neural_similarity.models.building import (
+    Layers,
+    check_sizes,
+    padding,
+    sequential,
+    stages,
+    unit,
+)
+from neural_similarity.models.cnn9 import ATTENTIVE, SHRINK, WIDE, Variant, check_variant
+from neural_similarity.nn import SphereConv2d
+from neural_similarity.nn.text import Similarity
+from neural_similarity.ops.sphere import Angle
+
+
+def spherenet9(
+    num_classes: int,
+    *,
+    in_channels: int = 3,
+    image_size: int = 32,
+    width: float = 1,
+    similarity: Similarity | str | None = None,
+    variant: Variant = "paper",
+    self_attention: bool = False,
+    angle: Angle = "cosine",
+) -> nn.Sequential:
+    """CNN-9 of hyperspherical convolutions: 128, 192 and 256 filters.
+
+    [3×3, 128]×3, pool, [3×3, 192]×3, pool, [3×3, 256]×3, pool, FC 256, classifier. The nine
+    convolutions and the fully connected layer, a convolution over the whole map, are
+    `ns.SphereConv2d` without bias, behind each batch normalisation and ReLU; the classifier is
+    linear. Kernels start at He's initialisation. Images are padded as in `cnn9`.
+
+    The paper names the filters and "the CNN-9 architecture in [39]" only. The cosine, the fully
+    connected layer as a SphereConv and the places of the attention are those of the authors' code
+    (https://github.com/wy1iu/NSL, `nsl_global_ns`), which also adds 1e-4 times
+    `ns.orthogonality(model, unit=False)` to the loss instead of decaying the kernels, and trains
+    with Adam at 1e-3.
+
+    Args:
+        num_classes: Number of outputs.
+        in_channels: Channels of the images.
+        image_size: Height and width of the images, in pixels.
+        width: Factor on every number of channels.
+        similarity: None; hyperspherical convolutions have a similarity of their own.
+        variant: "released" has no normalisation and no ReLU behind the fully connected layer, and
+            no bias in the classifier.
+        self_attention: Put `ns.SelfAttention`, of hyperspherical 1×1 convolutions, behind the first
+            two pools.
+        angle: Function of the angle, see `ns.SphereConv2d`.
+
+    Shape:
+        (n, in_channels, image_size, image_size) to (n, num_classes).
+
+    Raises:
+        ValueError: an argument is out of range, or `similarity` is not None.
+    """
+    check_sizes(num_classes, in_channels, image_size)
+    check_variant(variant)
+    if similarity not in (None, "none"):
+        raise ValueError(f"`similarity` must be None in a SphereNet, got {similarity!r}")
+    convolution = partial(SphereConv2d, angle=angle)
+    channels, depths, hidden, attended = (ATTENTIVE if self_attention else WIDE).times(width)
+    whole = convolution(channels[-1], hidden, -(-image_size // SHRINK), bias=False)
+    layers = padding(image_size, SHRINK) | stages(in_channels, channels, depths, convolution)
+    layers |= _head(whole, num_classes, variant)
+    return sequential(layers, None, channels[:attended], convolution)
+
+
+def _head(whole: nn.Conv2d, num_classes: int, variant: Variant) -> Layers:
+    released = variant == "released"
+    return {
+        "fc": whole if released else unit(whole),
+        "flatten": nn.Flatten(),
+        "classifier": nn.Linear(whole.out_channels, num_classes, bias=not released),
+    }

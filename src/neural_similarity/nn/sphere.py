@@ -1,0 +1,203 @@
+"""Hyperspherical layers: responses to the angle between kernel and patch, not to their lengths."""
+
+from collections.abc import Iterable
+from math import log
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.nn.geometry import PaddingMode, convolution_geometry
+from neural_similarity.ops import sphere_conv2d
+from neural_similarity.ops.sphere import Angle, Normalize, check_options
+from neural_similarity.ops.window import promoted, without_autocast
+
+HeadNormalize = Literal["weight", "both"]
+
+
+class SphereConv2d(nn.Conv2d):
+    r"""`torch.nn.Conv2d` that responds to the angle θ between kernel and patch, $y = g(\theta)+b$.
+
+    g is in [-1, 1]: "cosine" cos θ; "linear" 1 - 2θ/π; "sigmoid" tanh((π/2 - θ)/(2k)) /
+    tanh(π/(4k)). See `ns.functional.sphere_conv2d` for the formula, with ε inside both norms, and
+    for gradients and precision. Deep Hyperspherical Learning (https://arxiv.org/abs/1711.03189).
+
+    The cosine is a dynamic diagonal similarity that is not learned: M = I/‖X‖ on the kernels
+    W/‖W‖. `weight` and `bias` are `torch.nn.Conv2d`'s own, so that its checkpoints load.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Kernels.
+        kernel_size: Taps along each dimension.
+        stride: Step of the window.
+        padding: Amount on both sides, "same" or "valid".
+        dilation: Distance between taps.
+        groups: Channel groups; the patch norm is each group's own.
+        bias: Whether to add one to g(θ).
+        padding_mode: "zeros", "reflect", "replicate" or "circular".
+        device: Of the parameters.
+        dtype: Of the parameters.
+        angle: g.
+        k: Width of the sigmoid, positive.
+        learn_k: Learn k, one number, as k = exp(`log_k`), which is positive for every `log_k`.
+        normalize: "both", or "input" to divide by the patch norm alone (cosine only).
+        eps: Added to the squared norms, positive.
+
+    Shape:
+        (n, c, height, width) or (c, height, width) to (n, o, h, w) or (o, h, w).
+
+    Raises:
+        ValueError: an option is unknown or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] | str = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        angle: Angle = "cosine",
+        k: float = 0.3,
+        learn_k: bool = False,
+        normalize: Normalize = "both",
+        eps: float = 1e-4,
+    ):
+        check_options(angle, normalize, k, eps)
+        if learn_k and angle != "sigmoid":
+            raise ValueError(f'`learn_k` needs `angle` "sigmoid", got {angle!r}')
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            padding_mode, device, dtype,
+        )  # fmt: skip
+        self.angle: Angle = angle
+        self.normalize: Normalize = normalize
+        self.eps = eps
+        self.fixed_k = k
+        start = torch.tensor(log(k), device=device, dtype=dtype) if learn_k else None
+        self.log_k = None if start is None else nn.Parameter(start)
+
+    @property
+    def k(self) -> float | Tensor:
+        """Width of the sigmoid."""
+        return self.fixed_k if self.log_k is None else promoted(self.log_k).exp()
+
+    def forward(self, input: Float[Tensor, "*n c height width"]) -> Float[Tensor, "*n o h w"]:
+        """g of the angle between every kernel and every patch of `input`."""
+        x, padding = convolution_geometry(self).pad(input)
+        return sphere_conv2d(
+            x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups,
+            angle=self.angle, k=self.k, normalize=self.normalize, eps=self.eps,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The convolution's own, and the options that differ from the usual."""
+        text = f"{super().extra_repr()}, angle={self.angle}"
+        if self.angle == "sigmoid":
+            text += f", k={self.fixed_k if self.log_k is None else 'learned'}"
+        return text if self.normalize == "both" else f"{text}, normalize={self.normalize}"
+
+
+class SphereLinear(nn.Linear):
+    r"""Classifier without bias whose class vectors have unit length: weight-normalised softmax.
+
+    $$\text{logit}_j = s\,\frac{w_j^\top x}{\sqrt{\|w_j\|^2 + \varepsilon}}$$
+
+    so that a class is chosen by its angle to x alone. With `normalize="both"` x is divided by
+    √(‖x‖² + ε) as well: logits are s times cosines, and a softmax over classes needs s well
+    above 1. Deep Hyperspherical Learning (https://arxiv.org/abs/1711.03189).
+
+    Args:
+        in_features: Size of x.
+        num_classes: Number of logits.
+        normalize: "weight", or "both" for x as well.
+        scale: s, positive.
+        eps: Added to the squared norms, positive.
+        device: Of the parameters.
+        dtype: Of the parameters.
+
+    Shape:
+        (*n, in_features) to (*n, num_classes).
+
+    Raises:
+        ValueError: `normalize` is unknown, or `scale` or `eps` is not positive.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        normalize: HeadNormalize = "weight",
+        scale: float = 1.0,
+        eps: float = 1e-4,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        if normalize not in get_args(HeadNormalize):
+            raise ValueError(f'`normalize` must be "weight" or "both", got {normalize!r}')
+        if not (scale > 0 and eps > 0):
+            raise ValueError(f"`scale` and `eps` must be positive, got {scale}, {eps}")
+        super().__init__(in_features, num_classes, False, device, dtype)
+        self.normalize: HeadNormalize = normalize
+        self.scale = scale
+        self.eps = eps
+
+    def forward(self, input: Float[Tensor, "*n in_features"]) -> Float[Tensor, "*n num_classes"]:
+        """The logits."""
+        x = input if self.normalize == "weight" else self._unit(input)
+        return self.scale * F.linear(x, self._unit(self.weight))
+
+    def _unit(self, vectors: Tensor) -> Tensor:
+        energy = promoted(vectors).square().sum(-1, keepdim=True)
+        return vectors * (energy + self.eps).rsqrt().to(vectors.dtype)
+
+    def extra_repr(self) -> str:
+        """Sizes and options."""
+        return f"{super().extra_repr()}, normalize={self.normalize}, scale={self.scale}"
+
+
+def orthogonality(
+    layers: nn.Module | Iterable[nn.Module], *, unit: bool = True
+) -> Float[Tensor, ""]:
+    r"""How far the kernels of the hyperspherical convolutions are from orthogonal; a penalty.
+
+    $$\sum_{\text{layers}} \big\|\hat W \hat W^\top - I\big\|_F^2, \qquad \hat w = w / \|w\|$$
+
+    with one kernel, of C·K numbers, a row of W; kernels of different groups see different channels
+    and are orthogonal as they are. In float32 at least. Adding it to the loss keeps kernels at
+    different angles. Deep Hyperspherical Learning; its released code
+    (https://github.com/wy1iu/SphereNet) adds 1e-4 times the penalty with `unit=False`.
+
+    Args:
+        layers: A network, or some modules; every `SphereConv2d` in them counts once.
+        unit: Compare kernels by direction alone; False takes W as it is, which pulls the lengths
+            towards 1 as well.
+
+    Raises:
+        ValueError: there is no `SphereConv2d` in `layers`.
+    """
+    roots = [layers] if isinstance(layers, nn.Module) else layers
+    modules = {module: None for root in roots for module in root.modules()}
+    penalties = [_gram_error(m, unit) for m in modules if isinstance(m, SphereConv2d)]
+    if not penalties:
+        raise ValueError("`layers` must hold an ns.SphereConv2d, got none")
+    return torch.stack(penalties).sum()
+
+
+def _gram_error(layer: SphereConv2d, unit: bool) -> Tensor:
+    with without_autocast(layer.weight):
+        kernels = promoted(layer.weight).flatten(1)
+        kernels = F.normalize(kernels, dim=1) if unit else kernels
+        kernels = kernels.unflatten(0, (layer.groups, -1))
+        identity = torch.eye(kernels.shape[1], dtype=kernels.dtype, device=kernels.device)
+        return (kernels @ kernels.mT - identity).square().sum()

@@ -1,0 +1,449 @@
+"""Global similarity: a matrix over the positions of a map, learned, predicted, or attention."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn import functional as F
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import neural_similarity as ns
+from neural_similarity.functional import global_attention, global_similarity
+
+SIZE = (3, 4)
+POSITIONS = 12
+STRUCTURES = [
+    ns.Diagonal(),
+    ns.Diagonal(residual=False),
+    ns.Full(),
+    ns.Full(residual=False),
+    ns.Symmetric(),
+    ns.PositiveSemidefinite(),
+    ns.Masked(ns.Full()),
+    ns.Sparse(keep=POSITIONS),
+    ns.Select(),
+    ns.Unshared(ns.Diagonal(), channels="each"),
+    ns.Unshared(ns.Full(), channels=2),
+    ns.Unstructured(),
+]
+NAMES = ["static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"]
+structures = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+named = pytest.mark.parametrize("similarity", NAMES)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 4, *SIZE, dtype=torch.float64)
+
+
+def trained(layer):
+    """The layer moved well away from the identity."""
+    for name, parameter in layer.named_parameters():
+        if name.endswith(("raw", "gain")):
+            nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def attention(channels=4, *arguments, **options):
+    return trained(ns.SelfAttention(channels, *arguments, **options).double())
+
+
+@structures
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_static_starts_as_the_identity(structure, dtype):
+    layer = ns.GlobalSimilarity(4, SIZE, ns.Static(structure), dtype=dtype)
+    x = torch.randn(3, 4, *SIZE, dtype=dtype)
+    assert torch.equal(layer(x), x)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("similarity", NAMES[2:])
+def test_dynamic_starts_as_the_identity(similarity, mode, x):
+    layer = ns.GlobalSimilarity(4, SIZE, similarity).double().train(mode)
+    assert torch.equal(layer(x), x)
+
+
+def test_diagonal_and_a_convolution_are_a_spatial_mask_and_a_convolution(x):
+    """App. B: a Hadamard product with the mask that M_G induces, then the plain convolution."""
+    conv = nn.Conv2d(4, 3, 3, padding=1).double()
+    layer = trained(ns.GlobalSimilarity(4, SIZE)).double()
+    assert layer.similarity.raw.shape == (POSITIONS,)
+    mask = 1 + layer.similarity.raw.view(1, 1, *SIZE)
+    assert_close(conv(layer(x)), F.conv2d(x * mask, conv.weight, conv.bias, padding=1))
+
+
+@structures
+def test_static_is_its_matrix_on_the_flattened_map(structure, x):
+    layer = trained(ns.GlobalSimilarity(4, SIZE, ns.Static(structure))).double()
+    m = layer.similarity.full_matrix()
+    if not isinstance(structure, ns.Unstructured):
+        blocks = m if m.dim() == 3 else m[None]
+        assert blocks.shape[1:] == (POSITIONS, POSITIONS)
+        # Eq. 9: c blocks, one for every channel, all the same where they are shared.
+        m = torch.block_diag(*blocks.repeat_interleave(4 // len(blocks), 0))
+    expected = (m @ x.flatten(1).T).T.view(x.shape)
+    assert_close(layer(x), expected)
+
+
+def test_full_is_indexed_by_output_then_input_position(x):
+    layer = ns.GlobalSimilarity(4, SIZE, "static-full").double()
+    layer.similarity.raw.data.view(POSITIONS, POSITIONS)[1, 6] = 2.0
+    expected = x.clone()
+    expected[..., 0, 1] += 2 * x[..., 1, 2]
+    assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
+def test_predicted_blocks_of_channels(structure, x):
+    spec = ns.Dynamic(ns.Unshared(structure, channels=2))
+    layer = trained(ns.GlobalSimilarity(4, SIZE, spec)).double()
+    m = layer.matrix(x)
+    halves = zip(x.split(2, 1), m.unbind(1), strict=True)
+    expected = torch.cat([global_similarity(half, each) for half, each in halves], 1)
+    assert_close(layer(x), expected)
+    assert_close(layer(x[0]), expected[0])
+
+
+@pytest.mark.parametrize("similarity", NAMES[2:])
+def test_dynamic_is_one_matrix_an_image(similarity, x):
+    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity)).double()
+    matrices = layer.matrix(x)
+    for image, m, y in zip(x, matrices, layer(x), strict=True):
+        m = m[..., 0, 0]
+        m = torch.diag(m) if m.dim() == 1 else m
+        assert_close(y, (image.flatten(1) @ m.T).view(image.shape))
+    assert not torch.allclose(matrices[0], matrices[1])
+
+
+def test_a_window_as_large_as_the_map(x):
+    """One output position: W M_G X is the convolution with a similarity of the same M."""
+    layer = trained(ns.GlobalSimilarity(4, SIZE, "static-full")).double()
+    weight = torch.randn(7, 4, *SIZE, dtype=torch.float64)
+    expected = ns.functional.similarity_conv2d(x, weight, layer.matrix(x))
+    assert_close(F.conv2d(layer(x), weight), expected)
+
+
+def test_on_a_single_position_global_and_local_agree():
+    """App. B: they are the same where the map has one position only."""
+    layer = trained(ns.GlobalSimilarity(4, (1, 1), "static-full")).double()
+    local = ns.Conv2d(4, 3, 1, similarity="static-full").double()
+    local.similarity.raw.data.copy_(layer.similarity.raw)
+    x = torch.randn(2, 4, 1, 1, dtype=torch.float64)
+    assert_close(F.conv2d(layer(x), local.weight, local.bias), local(x))
+
+
+@named
+def test_unbatched_empty_and_channels_last(similarity, x):
+    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity)).double()
+    assert_close(layer(x[0]), layer(x)[0])
+    assert layer(x[:0]).shape == (0, 4, *SIZE)
+    assert_close(layer(x.to(memory_format=torch.channels_last)), layer(x))
+    m = layer.matrix(x)
+    if m.dim() > 2:
+        assert_close(global_similarity(x[0], m[0]), layer(x)[0])
+
+
+@named
+def test_m_stays_in_float32_under_autocast(similarity):
+    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity))
+    x = torch.randn(3, 4, *SIZE)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.matrix(x).dtype == torch.float32
+        y = layer(x.bfloat16())
+        assert layer(x).dtype == torch.float32
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_low_precision_rounds_the_map_once(kind):
+    """Near the identity a bf16 M, or a bf16 product, would be off by more."""
+    shape = (POSITIONS,) if kind == "diagonal" else (POSITIONS, POSITIONS)
+    identity = torch.ones(shape) if kind == "diagonal" else torch.eye(POSITIONS)
+    m = identity + 0.01 * torch.randn(shape)
+    x = torch.randn(20, 5, *SIZE).bfloat16()
+    truth = global_similarity(x.double(), m.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        y = global_similarity(x, m)
+    assert_close(y.double(), truth, rtol=2**-8, atol=1e-6)
+    coarse = m.bfloat16()
+    truth = global_similarity(x.double(), coarse.double())
+    assert_close(global_similarity(x, coarse).double(), truth, rtol=2**-8, atol=1e-6)
+
+
+def test_gradients(x):
+    m = torch.randn(POSITIONS, POSITIONS, dtype=torch.float64, requires_grad=True)
+    small = x[:1, :2].clone().requires_grad_()
+    assert gradcheck(global_similarity, (small, m))
+    assert gradgradcheck(global_similarity, (small, m[0].detach().requires_grad_()))
+
+
+@named
+def test_copies_of_global_similarity(similarity):
+    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity))
+    x = torch.randn(3, 4, *SIZE)
+    for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(clone(x), layer(x))
+    on_meta = ns.GlobalSimilarity(4, SIZE, similarity, device="meta")
+    assert {p.device.type for p in on_meta.parameters()} == {"meta"}
+    assert "4, (3, 4)" in repr(layer)
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "none"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_is_the_softmax_of_two_convolutions(normalize, fused, x):
+    layer = attention(inner_channels=2, normalize=normalize, fused=fused)
+    kernels = [m.weight[..., 0, 0] for m in (layer.query, layer.key, layer.value)]
+    g1, g2, values = (kernel @ x.flatten(2) for kernel in kernels)
+    m = torch.einsum("ncp,ncq->npq", g1, g2)
+    if normalize == "softmax":
+        m = m.exp() / m.exp().sum(2, keepdim=True)
+    assert_close(layer.matrix(x), m)
+    expected = x + layer.gain * torch.einsum("npq,ncq->ncp", m, values).view(x.shape)
+    assert_close(layer(x), expected)
+    assert_close(layer(x[1]), layer(x)[1])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_is_torchs_multihead_attention_of_one_head(fused, x):
+    """Which divides by the root of the channels, so that its query is larger by as much."""
+    layer = attention(inner_channels=4, fused=fused)
+    theirs = nn.MultiheadAttention(4, 1, bias=False, batch_first=True).double()
+    kernels = [m.weight.detach()[..., 0, 0] for m in (layer.query, layer.key, layer.value)]
+    theirs.in_proj_weight.data.copy_(torch.cat([kernels[0] * 4**0.5, *kernels[1:]]))
+    theirs.out_proj.weight.data.copy_(torch.eye(4))
+    tokens = x.flatten(2).mT
+    attended, weights = theirs(tokens, tokens, tokens)
+    assert_close(layer(x), x + layer.gain * attended.mT.reshape(x.shape))
+    assert_close(layer.matrix(x), weights)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("normalize", ["softmax", "none"])
+def test_narrow_values_have_an_output_convolution(fused, normalize, x):
+    layer = attention(4, 2, 3, fused=fused, normalize=normalize)
+    assert layer.output.weight.shape == (4, 3, 1, 1)
+    attended = global_attention(layer.query(x), layer.key(x), layer.value(x), normalize=normalize)
+    assert_close(layer(x), x + layer.gain * F.conv2d(attended, layer.output.weight))
+
+
+def test_attention_starts_as_the_identity_and_learns():
+    layer = ns.SelfAttention(4)
+    x = torch.randn(3, 4, *SIZE)
+    assert torch.equal(layer(x), x)
+    layer(x).square().sum().backward()
+    assert layer.gain.grad != 0
+
+
+def test_channels_of_the_attention_by_default():
+    assert ns.SelfAttention(64).query.weight.shape == (8, 64, 1, 1)
+    small = ns.SelfAttention(4)
+    assert small.key.weight.shape == (1, 4, 1, 1)
+    assert isinstance(small.output, nn.Identity)
+    assert not any(name.endswith("bias") for name in small.state_dict())
+
+
+class Products(TorchDispatchMode):
+    """The shapes of the matrix products that are taken."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        if func is torch.ops.aten.bmm.default:
+            self.shapes.append(tuple(result.shape))
+        return result
+
+
+@pytest.mark.parametrize(("size", "makes_matrix"), [((11, 13), False), ((2, 3), True)])
+def test_without_softmax_the_cheaper_order_is_taken(size, makes_matrix):
+    query, key = torch.randn(2, 3, 7, *size, dtype=torch.float64).unbind()
+    value = torch.randn(3, 9, *size, dtype=torch.float64)
+    with Products() as products:
+        y = global_attention(query, key, value, normalize="none")
+    q, k, v = (t.flatten(2) for t in (query, key, value))
+    assert_close(y.flatten(2), ((q.mT @ k) @ v.mT).mT)
+    assert_close(y.flatten(2), (q.mT @ (k @ v.mT)).mT)
+    positions = size[0] * size[1]
+    middle = (3, positions, positions) if makes_matrix else (3, 9, 7)
+    assert products.shapes == [middle, (3, 9, positions)]
+
+
+def test_the_unfused_form_can_be_differentiated_twice():
+    tensors = [torch.randn(1, c, 2, 2, dtype=torch.float64) for c in (2, 2, 3)]
+    tensors = [t.requires_grad_() for t in tensors]
+    for normalize in ("softmax", "none"):
+
+        def attend(*operands, normalize=normalize):
+            return global_attention(*operands, normalize=normalize, fused=False)
+
+        assert gradcheck(attend, tensors)
+        assert gradgradcheck(attend, tensors)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_layer_hands_on_which_form_to_take(fused):
+    """On a CPU torch's fused kernel takes heads of one width, and has no second derivative."""
+    layer = attention(8, 8, fused=fused)
+    x = torch.randn(2, 8, *SIZE, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x).pow(3).sum(), x, create_graph=True)
+    if fused:
+        with pytest.raises(RuntimeError, match=r"derivative for .* is not implemented"):
+            gradient.sum().backward()
+    else:
+        gradient.sum().backward()
+        assert layer.query.weight.grad.any()
+
+
+def test_fused_and_unfused_have_the_same_gradients():
+    gradients = []
+    for fused in (True, False):
+        torch.manual_seed(1)
+        layer = attention(8, fused=fused)
+        x = torch.randn(2, 8, *SIZE, dtype=torch.float64).requires_grad_()
+        loss = layer(x).pow(3).sum()
+        gradients.append(torch.autograd.grad(loss, [x, *layer.parameters()]))
+    assert_close(*gradients)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_under_autocast(fused):
+    layer = trained(ns.SelfAttention(16, fused=fused))
+    x = torch.randn(2, 16, *SIZE)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert_close(y.float(), layer(x), atol=0.1, rtol=0.05)
+
+
+def test_attention_of_hyperspherical_convolutions(x):
+    layer = attention(4, convolution=ns.SphereConv2d)
+    assert {type(m) for m in (layer.query, layer.key, layer.value)} == {ns.SphereConv2d}
+    assert layer.matrix(x).sum(2).sub(1).abs().max() < 1e-12
+    for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(clone(x), layer(x))
+    on_meta = ns.SelfAttention(4, convolution=ns.SphereConv2d, device="meta")
+    assert {p.device.type for p in on_meta.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("make", ["static-full", "dynamic-diagonal", "softmax", "none"])
+def test_exports(make):
+    maker = {"softmax": ns.SelfAttention, "none": ns.SelfAttention}.get(make)
+    layer = maker(4, normalize=make) if maker else ns.GlobalSimilarity(4, SIZE, make)
+    layer = trained(layer).eval()
+    x = torch.randn(5, 4, *SIZE)
+    dim = torch.export.Dim
+    sizes = {0: dim("n", min=2)}
+    if make == "softmax":
+        sizes |= {2: dim("height", min=2), 3: dim("width", min=2)}
+    program = torch.export.export(layer, (torch.randn(3, 4, *SIZE),), dynamic_shapes=(sizes,))
+    assert_close(program.module()(x), layer(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ["static-full", "dynamic-diagonal", "softmax", "none"])
+def test_compiles_without_a_graph_break(make):
+    maker = {"softmax": ns.SelfAttention, "none": ns.SelfAttention}.get(make)
+    layer = maker(4, normalize=make) if maker else ns.GlobalSimilarity(4, SIZE, make)
+    layer = trained(layer)
+    x = torch.randn(5, 4, *SIZE)
+    assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
+
+
+def whole_network():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        ns.SelfAttention(8),
+        ns.GlobalSimilarity(8, SIZE, "static-full"),
+        ns.GlobalSimilarity(8, SIZE, "dynamic-diagonal"),
+        nn.Conv2d(8, 4, 3, padding=1),
+    )
+
+
+def test_global_similarities_are_grouped_frozen_and_skipped_as_similarities():
+    network = whole_network()
+    groups = {g["name"]: g["params"] for g in ns.parameter_groups(network, weight_decay=0.1)}
+    assert {id(p) for p in groups["similarities"]} == {id(network[3].similarity.raw)}
+    gains = network[2].gain, network[4].similarity.gain
+    assert {id(p) for p in groups["undecayed"]} == {id(p) for p in gains}
+    ns.freeze_backbone(network)
+    assert [{p.requires_grad for p in layer.parameters()} for layer in network] == [
+        {False}, {False}, {True}, {True}, {True}, {False},
+    ]  # fmt: skip
+    plan = ns.plan(network, "static-full")
+    assert {name for name, reason in plan.items() if reason is None} == {"0", "5"}
+    assert plan["2.query"] == plan["4.similarity.predictor.last"] == "is part of a similarity"
+    x = torch.randn(2, 3, *SIZE)
+    converted = ns.convert(network, "static-full")
+    assert ns.max_difference(converted, network, x) == 0
+    assert ns.max_difference(ns.fold(converted), network, x) == 0
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4, 3), (2, 5, 3, 4), (3, 4), (1, 2, 4, 3, 4), (5, 3, 4)])
+def test_maps_of_another_size_are_refused(shape):
+    with pytest.raises(ValueError, match=r"`input` must be a map \(4, 3, 4\), batched or not, got"):
+        ns.GlobalSimilarity(4, SIZE)(torch.zeros(shape))
+
+
+def attend(query, key, value, **options):
+    return global_attention(torch.zeros(query), torch.zeros(key), torch.zeros(value), **options)
+
+
+MAP = (2, 5, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ns.GlobalSimilarity(4, SIZE, 3), "`similarity` must be a name or spec .* got 3"),
+        (lambda: ns.GlobalSimilarity(4, SIZE, "none"), "must be a name or spec .* got 'none'"),
+        (lambda: ns.GlobalSimilarity(4, SIZE, "static-ful"), "nearest: static-full"),
+        (lambda: ns.GlobalSimilarity(0, SIZE), r"`channels` and .* at least 1, got 0, \(3, 4\)"),
+        (lambda: ns.GlobalSimilarity(4, (3, 0)), r"at least 1, got 4, \(3, 0\)"),
+        (lambda: ns.GlobalSimilarity(4, (3, 4, 5)), r"at least 1, got 4, \(3, 4, 5\)"),
+        (lambda: ns.SelfAttention(5, normalize="sum"), "`normalize` must be .* got 'sum'"),
+        (lambda: ns.SelfAttention(0), "`channels`, .* must be at least 1, got 0, 1, 0"),
+        (lambda: ns.SelfAttention(5, 0), "`channels`, .* must be at least 1, got 5, 0, 5"),
+        (lambda: ns.SelfAttention(5, 2, 0), "`channels`, .* must be at least 1, got 5, 2, 0"),
+        (lambda: attend(MAP, MAP, MAP, normalize="max"), "`normalize` must be .* got 'max'"),
+        (lambda: attend(MAP, (2, 4, 3, 4), MAP), r"`query`, `key` and `value` must be \(n, d"),
+        (lambda: attend(MAP, MAP, (2, 5, 4, 3)), r"got \(2, 5, 3, 4\), .*, \(2, 5, 4, 3\)"),
+        (lambda: attend(MAP, MAP, (1, 5, 3, 4)), r"got \(2, 5, 3, 4\), .*, \(1, 5, 3, 4\)"),
+        (lambda: attend(*[MAP[1:]] * 3), r"must be .* got \(5, 3, 4\), \(5, 3, 4\)"),
+        (
+            lambda: global_similarity(torch.zeros(MAP), torch.zeros(11)),
+            r"`similarity` must be one of \(12,\), \(2, 12, 1, 1\), .*, \(60, 60\) .* got \(11,\)",
+        ),
+        (
+            lambda: global_similarity(torch.zeros(MAP), torch.zeros(2, 12)),
+            r"`similarity` must be one of .*, \(2, 12, 12, 1, 1\), .* for a map .* got \(2, 12\)",
+        ),
+        (
+            lambda: ns.GlobalSimilarity(4, SIZE, ns.Static(ns.Unshared(ns.Full(), filters=2))),
+            '`blocks` of a global similarity must be of "channels", got "filters"',
+        ),
+        (
+            lambda: global_similarity(torch.zeros(MAP), torch.zeros(2, 12), blocks=("channels", 2)),
+            "`blocks` must divide the 5 channels, got 2",
+        ),
+        (
+            lambda: global_similarity(torch.zeros(MAP), torch.zeros(2, 12), blocks=("channels", 5)),
+            r"`similarity` must be one of \(5, 12\), \(2, 5, 12, 1, 1\), .* got \(2, 12\)",
+        ),
+        (
+            lambda: global_similarity(torch.zeros(3, 4), torch.zeros(12)),
+            r"`x` must be \(n, c, h, w\) or \(c, h, w\), got \(3, 4\)",
+        ),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,139 @@
+"""SphereNet-9 and the wide CNN-9 of Table 8, with and without self-attention."""
+
+from math import prod
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import neural_similarity as ns
+from neural_similarity import models
+
+WIDE = [models.cnn9_wide, models.spherenet9]
+wide = pytest.mark.parametrize("make", WIDE, ids=lambda make: make.__name__)
+FILTERS = [128] * 3 + [192] * 3 + [256] * 3
+
+
+def kernels(model):
+    return [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.weight[0, 0].numel() == 9]
+
+
+@wide
+@pytest.mark.parametrize("self_attention", [False, True])
+def test_filters_and_the_kind_of_convolutions(make, self_attention):
+    model = make(10, self_attention=self_attention)
+    assert [layer.out_channels for layer in kernels(model)] == FILTERS
+    kind = ns.SphereConv2d if make is models.spherenet9 else ns.Conv2d
+    assert {type(layer) for layer in kernels(model)} == {kind}
+    fc = next(p for name, p in model.named_parameters() if name.startswith("fc."))
+    assert (fc.shape[0], prod(fc.shape[1:])) == (256, 256 * 4 * 4)
+    assert model.classifier.weight.shape == (10, 256)
+
+
+def test_the_two_networks_of_table_8_have_the_same_parameters():
+    sizes = [sorted(p.numel() for p in make(10).parameters()) for make in WIDE]
+    assert sizes[0] == sizes[1]
+
+
+@wide
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_self_attention_starts_as_the_network_without(make, variant):
+    networks = []
+    for self_attention in (False, True):
+        torch.manual_seed(5)
+        options = {"width": 0.1, "variant": variant, "self_attention": self_attention}
+        networks.append(make(10, **options).double())
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    assert ns.max_difference(*networks, x) == 0
+    plain, attended = (network.state_dict() for network in networks)
+    extra = attended.keys() - plain.keys()
+    assert extra
+    assert all(name.startswith(("attention1.", "attention2.")) for name in extra)
+
+
+@wide
+def test_self_attention_stands_behind_the_first_two_pools(make):
+    model = make(10, width=0.25, self_attention=True)
+    names = [name for name, _ in model.named_children()]
+    for stage in (1, 2):
+        at = names.index(f"pool{stage}")
+        assert names[at + 1] == f"attention{stage}"
+    kind = ns.SphereConv2d if make is models.spherenet9 else nn.Conv2d
+    assert type(model.attention1.query) is kind
+    assert model.attention2.query.weight.shape == (6, 48, 1, 1)
+    assert "attention3" not in names
+
+
+def test_a_spherenet_is_its_layers():
+    """Recomputed with the functions: SphereConv, normalisation, ReLU, pools, classifier."""
+    model = models.spherenet9(10, width=0.05, angle="linear").double().eval()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    y = x
+    for stage in (1, 2, 3):
+        for layer in (1, 2, 3):
+            conv, norm, _ = model.get_submodule(f"conv{stage}_{layer}")
+            y = ns.functional.sphere_conv2d(y, conv.weight, padding=1, angle="linear")
+            y = F.relu(norm(y))
+        y = F.max_pool2d(y, 2)
+    fc, norm, _ = model.fc
+    y = F.relu(norm(ns.functional.sphere_conv2d(y, fc.weight, angle="linear"))).flatten(1)
+    torch.testing.assert_close(
+        model(x), F.linear(y, model.classifier.weight, model.classifier.bias)
+    )
+
+
+def test_the_released_spherenet_ends_plainly():
+    model = models.spherenet9(10, width=0.05, variant="released")
+    assert type(model.fc) is ns.SphereConv2d
+    assert model.classifier.bias is None
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_kernels_start_at_hes_initialisation():
+    model = models.spherenet9(10, self_attention=True)
+    weight = model.conv3_2[0].weight
+    assert weight.std().item() == pytest.approx((2 / (256 * 9)) ** 0.5, rel=0.02)
+    weight = model.attention2.value.weight
+    assert weight.std().item() == pytest.approx((2 / 192) ** 0.5, rel=0.02)
+
+
+@wide
+@pytest.mark.parametrize("size", [20, 32])
+def test_a_step_of_training_reaches_every_parameter(make, size):
+    model = make(3, in_channels=1, image_size=size, width=0.05, self_attention=True)
+    for name in ("attention1", "attention2"):
+        nn.init.ones_(model.get_submodule(name).gain)
+    loss = F.cross_entropy(model(torch.randn(4, 1, size, size)), torch.arange(4) % 3)
+    loss.backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("similarity", ["static-diagonal", "dynamic-diagonal"])
+def test_the_wide_network_takes_a_similarity(similarity):
+    model = models.cnn9_wide(10, width=0.05, similarity=similarity, self_attention=True)
+    assert all(layer.similarity is not None for layer in kernels(model) if type(layer) is ns.Conv2d)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["cnn9_wide", "spherenet9"])
+def test_the_four_rows_of_table_8_have_names(name):
+    options = {"width": 0.05, "similarity": None, "variant": "paper"}
+    plain, attended = (models.build(n, 10, **options) for n in (name, f"{name}_attention"))
+    assert not [m for m in plain.modules() if isinstance(m, ns.SelfAttention)]
+    assert len([m for m in attended.modules() if isinstance(m, ns.SelfAttention)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"similarity": "static-full"}, "`similarity` must be None in a SphereNet, got 'static-"),
+        ({"angle": "sine"}, "`angle` must be one of cosine, linear, sigmoid, got 'sine'"),
+        ({"variant": "tf"}, "`variant` must be one of paper, released, got 'tf'"),
+        ({"num_classes": 0}, "`num_classes` must be at least 1, got 0"),
+        ({"width": -1}, "`width` must be positive, got -1"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        models.spherenet9(**{"num_classes": 10, **options})

@@ -1,0 +1,199 @@
+"""The compiled loops compute what the plain ones do."""
+
+import ctypes
+
+import pytest
+import torch
+from problems import KINDS, PROBLEMS, Problem, ids
+from torch.testing import assert_close
+
+from neural_similarity.functional import (
+    similarity_conv1d,
+    similarity_conv2d,
+    similarity_conv3d,
+)
+from neural_similarity.ops import declines, native
+
+both_kinds = pytest.mark.parametrize("kind", KINDS)
+X = torch.zeros(1, 2, 4, 4)
+
+
+@pytest.fixture(autouse=True)
+def _compiled(request):
+    reason = declines("compiled", X, 9)
+    if reason and "without" not in request.node.name:
+        pytest.skip(reason)
+
+
+def gradients(f, operands, outgoing, dtype, backend):
+    """Output and gradients of `f` with x and weight in `dtype`."""
+    x, weight, m = operands
+    copies = [x.to(dtype), weight.to(dtype), m.float() if dtype != torch.float64 else m]
+    copies = [t.detach().clone().requires_grad_() for t in copies]
+    y = f(*copies, backend=backend)
+    return [y, *torch.autograd.grad(y, copies, outgoing.to(dtype))]
+
+
+def compare(f, operands, dtype=torch.float32):
+    """Errors at most twice those of the eager form, or of float32's rounding."""
+    y = f(*operands)
+    outgoing = torch.randn_like(y)
+    truth = gradients(f, operands, outgoing, torch.float64, "reference")
+    eager = gradients(f, operands, outgoing, dtype, "eager")
+    ours = gradients(f, operands, outgoing, dtype, "compiled")
+    for name, a, e, t in zip(("y", "x", "weight", "m"), ours, eager, truth, strict=True):
+        assert a.dtype == e.dtype
+        limit = 2 * (e - t).abs().max() if t.numel() else 0
+        scale = t.abs().max() if t.numel() else 0
+        assert not t.numel() or (a - t).abs().max() <= max(limit, 1e-5 * scale), name
+        assert a.stride() == e.stride(), name
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
+@both_kinds
+def test_forward_and_gradients(problem, kind):
+    operands = (*problem.operands(), problem.similarity(kind))
+
+    def f(*operands, backend="reference"):
+        return similarity_conv2d(*operands, None, *problem.geometry, backend=backend)
+
+    compare(f, operands)
+
+
+@pytest.mark.parametrize("channels", [(32, 16), (64, 8), (50, 3), (16, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@both_kinds
+def test_widths_and_precisions(channels, dtype, kind):
+    problem = Problem("wide", channels=channels, size=(5, 6))
+    operands = (*problem.operands(), 1 + 0.3 * problem.similarity(kind))
+
+    def f(*operands, backend="reference"):
+        return similarity_conv2d(*operands, None, *problem.geometry, backend=backend)
+
+    compare(f, operands, dtype)
+
+
+@pytest.mark.parametrize(
+    ("f", "size", "kernel"),
+    [(similarity_conv1d, (9,), (4,)), (similarity_conv3d, (3, 5, 4), (2, 1, 3))],
+)
+@both_kinds
+def test_other_dimensions(f, size, kernel, kind):
+    x, weight = torch.randn(2, 4, *size).double(), torch.randn(6, 2, *kernel).double()
+    output = [s - k + 1 for s, k in zip(size, kernel, strict=True)]
+    taps = weight[0, 0].numel()
+    m = torch.randn(2, *[taps] * (1 + (kind == "full")), *output).double()
+
+    def grouped(*operands, backend="reference"):
+        return f(*operands, groups=2, backend=backend)
+
+    compare(grouped, (x, weight, m))
+
+
+@both_kinds
+def test_blocks_of_channels(kind):
+    problem = Problem("blocks", channels=(8, 6), groups=2)
+    m = torch.stack([problem.similarity(kind) for _ in range(4)], 1)
+
+    def f(*operands, backend="reference"):
+        return similarity_conv2d(
+            *operands, None, *problem.geometry, blocks=("channels", 4), backend=backend
+        )
+
+    compare(f, (*problem.operands(), m))
+
+
+@pytest.mark.parametrize("backend", ["compiled", "eager"])
+@pytest.mark.parametrize("stride", [1, 2])
+@both_kinds
+def test_large_images_are_taken_by_rows(backend, stride, kind, monkeypatch):
+    problem = Problem("rows", stride=(stride, 1), dilation=(2, 1), size=(13, 9), batch=3)
+    operands = (*problem.operands(torch.float32), problem.similarity(kind, torch.float32))
+
+    def f(*operands, backend="reference"):
+        return similarity_conv2d(*operands, None, *problem.geometry, backend=backend)
+
+    outgoing = torch.randn_like(f(*operands))
+    whole = gradients(f, operands, outgoing, torch.float32, backend)
+    monkeypatch.setattr("neural_similarity.ops.columns.BLOCK_BYTES", 3 * 9 * 9 * 4 * 4)
+    found = gradients(f, operands, outgoing, torch.float32, backend)
+    assert_close(found, whole, rtol=1e-5, atol=1e-4)
+
+
+def test_threads_share_the_work(monkeypatch):
+    problem = Problem("threads", channels=(16, 8), batch=5)
+    operands = (*problem.operands(torch.float32), problem.similarity("full", torch.float32))
+
+    def f(*operands, backend="reference"):
+        return similarity_conv2d(*operands, None, *problem.geometry, backend=backend)
+
+    outgoing = torch.randn_like(f(*operands))
+    one = gradients(f, operands, outgoing, torch.float32, "compiled")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for a, b in zip(gradients(f, operands, outgoing, torch.float32, "compiled"), one, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_not_a_number_stays_one():
+    x = torch.full((1, 32, 3, 3), float("nan"), dtype=torch.bfloat16)
+    weight, m = torch.ones(1, 32, 1, 1, dtype=torch.bfloat16), torch.ones(1, 1, 3, 3)
+    assert similarity_conv2d(x, weight, m, backend="compiled").isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("x", "taps", "reason"),
+    [
+        (X.double(), 9, "float64, neither float32 nor bfloat16"),
+        (X.to("meta"), 9, "is on meta, not on the CPU"),
+        (X, 81, "has 81 taps, more than 64"),
+    ],
+)
+def test_it_says_why_it_declines(x, taps, reason):
+    assert reason in declines("compiled", x, taps)
+
+
+def test_a_refusal_names_the_backend_and_the_reason():
+    with pytest.raises(ValueError, match=r"the compiled backend declines .*float64, neither"):
+        similarity_conv2d(X.double(), X.double(), torch.ones(1, 16, 1, 1), backend="compiled")
+
+
+@pytest.fixture
+def fresh():
+    """The library is looked for again, before and after."""
+    native._library.cache_clear()
+    yield
+    native._library.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_a_compiler_eager_runs(monkeypatch):
+    monkeypatch.setattr(native.shutil, "which", lambda _: None)
+    assert declines("compiled", X, 9) == "there is no C compiler (cc, gcc or clang)"
+    weight, m = torch.randn(3, 2, 3, 3), torch.randn(1, 9, 4, 4)
+    y = similarity_conv2d(X, weight, m, padding=1)
+    assert_close(y, similarity_conv2d(X, weight, m, padding=1, backend="eager"))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(native, "_FLAGS", ("--no-such-option",))
+    assert "fails:" in declines("compiled", X, 9)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_second_process_finds_the_library(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
+    assert declines("compiled", X, 9) is None
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+    native._library.cache_clear()
+    monkeypatch.setattr(native, "_compile", None)
+    assert isinstance(native._library(), ctypes.CDLL)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_cache_that_cannot_be_written_is_replaced(monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setattr(native.Path, "home", lambda: blocked)
+    assert declines("compiled", X, 9) is None
