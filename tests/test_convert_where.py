@@ -173,3 +173,30 @@ def test_predictors_may_decay_by_a_rate_of_their_own(mixed):
     expected = {p for part in parts for p in part.predictor.parameters()}
     assert set(by_name["predictors"]["params"]) == expected
     assert set(by_name["undecayed"]["params"]) == {part.gain for part in parts}
+
+
+@pytest.mark.parametrize(
+    ("predictor", "message"),
+    [
+        (lambda g, n: nn.Conv2d(g.in_channels, n - 1, 3, g.stride, 1), r"layer '1': .*\(1, 9, "),
+        (lambda g, n: nn.Conv2d(g.in_channels, n, 3, 1, 1), r"layer '1': .* output \(1, 9, 4, 4\)"),
+        (lambda g, n: nn.Conv2d(g.in_channels + 1, n, 3), r"layer '1': .* channels"),
+    ],
+    ids=["outputs", "stride", "channels"],
+)
+def test_a_predictor_that_does_not_fit_is_refused_with_the_layers_name(predictor, message):
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, 2, 1), nn.Conv2d(4, 4, 3))
+    with pytest.raises(ValueError, match=message):
+        ns.convert(network, ns.Dynamic(ns.Diagonal(), predictor))
+
+
+def test_trying_a_predictor_changes_no_statistics():
+    def predictor(geometry, scalars):
+        convolution = nn.Conv2d(geometry.in_channels, scalars, 3, geometry.stride, 1)
+        return nn.Sequential(convolution, nn.BatchNorm2d(scalars))
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1)).train()
+    converted = ns.convert(network, ns.Dynamic(ns.Diagonal(), predictor))
+    norm = converted[0].similarity.predictor[1]
+    assert norm.training
+    assert norm.num_batches_tracked == 0

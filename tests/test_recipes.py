@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 import pytest
 
 from neural_similarity import models
-from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
+from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, SphereNet, Static
 from neural_similarity.recipes import DESCRIPTIONS, RECIPES, Recipe
 from neural_similarity.train.recipe import recipe_from_json, recipe_to_json, scaled
 
@@ -18,17 +18,19 @@ def count(name):
 
 def test_names_are_those_of_the_papers_table_and_the_quick_start():
     ours = ("cnn", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
-    assert set(RECIPES) == {"quickstart", *(f"cifar10-{name}" for name in ours)}
+    ours += ("static-dns-j", "dynamic-dns-j", "dynamic-dns-cnn", "dynamic-dns-shared")
+    sets = ("cifar10", "cifar100")
+    assert set(RECIPES) == {"quickstart", *(f"{data}-{name}" for data in sets for name in ours)}
     assert set(DESCRIPTIONS) == set(RECIPES)
     assert all("\n" not in text and len(text) < 80 for text in DESCRIPTIONS.values())
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("cifar10")])
-def test_cifar_recipes_differ_in_network_and_similarity_only(name):
+def test_cifar_recipes_differ_in_data_network_and_similarity_only(name):
     recipe = RECIPES[name]
-    same = replace(recipe, similarity=None, model="cnn9")
+    same = replace(recipe, similarity=None, model="cnn9", dataset="cifar10")
     assert same == RECIPES["cifar10-cnn"]
-    assert (recipe.dataset, recipe.validation) == ("cifar10", 0)
+    assert (recipe.dataset, recipe.validation) == (name.partition("-")[0], 0)
     assert (recipe.steps, recipe.drops, recipe.drop_factor) == (64_000, (34_000, 54_000), 0.1)
     assert (recipe.lr, recipe.momentum, recipe.batch_size) == (0.1, 0.9, 128)
     assert (recipe.crop, recipe.flip, recipe.weight_decay) == (4, True, 5e-4)
@@ -39,6 +41,13 @@ def test_similarities_are_those_of_the_names():
     assert RECIPES["cifar10-static-uns"].similarity == Static(Full())
     assert RECIPES["cifar10-dynamic-dns"].similarity == Dynamic(Diagonal())
     assert RECIPES["cifar10-dynamic-uns"].similarity == Dynamic(Full())
+    assert RECIPES["cifar10-static-dns-j"].similarity == Static(Masked(Diagonal()))
+    assert RECIPES["cifar10-dynamic-dns-j"].similarity == Dynamic(Masked(Diagonal()))
+    cnn, shared = (RECIPES[f"cifar10-dynamic-dns-{name}"].similarity for name in ("cnn", "shared"))
+    assert cnn == Dynamic(Diagonal(), predictor=CNN())
+    assert shared == Dynamic(Diagonal(), predictor=Shared())
+    for name in [name for name in RECIPES if name.startswith("cifar100")]:
+        assert RECIPES[name].similarity == RECIPES[name.replace("100", "10")].similarity
     assert isinstance(RECIPES["quickstart"].similarity, Dynamic)
     assert isinstance(RECIPES["quickstart"].similarity.structure, Diagonal)
 

@@ -1,3 +1,4 @@
+import base64
 import json
 from dataclasses import replace
 
@@ -11,7 +12,15 @@ import neural_similarity.train.session as session
 from neural_similarity import data
 from neural_similarity.data import Augment, Batches, Preprocess
 from neural_similarity.nn import format_similarity
-from neural_similarity.train import RunError, evaluate, load, read_run, train
+from neural_similarity.train import (
+    RunError,
+    evaluate,
+    load,
+    pack_correct,
+    read_run,
+    train,
+    unpack_correct,
+)
 from neural_similarity.train.checkpoint import checkpoints
 from neural_similarity.train.journal import read_lines
 
@@ -77,7 +86,7 @@ def test_run_folder_is_complete(tmp_path):
     assert summary["parameters"] == sum(p.numel() for p in run.build().parameters())
     assert set(summary) == {
         *("test_accuracy", "test_error_percent", "test_loss", "steps", "seconds", "device"),
-        *("images_per_second", "parameters", "precision", "command"),
+        *("images_per_second", "parameters", "precision", "command", "test_correct"),
     }
 
 
@@ -92,6 +101,19 @@ def test_loaded_network_scores_as_the_summary_says(tmp_path):
     assert scores.loss == pytest.approx(summary["test_loss"], rel=1e-5)
     assert scores.correct.dtype == torch.bool
     assert len(scores.correct) == 32
+    assert torch.equal(unpack_correct(summary["test_correct"]), scores.correct)
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 13])
+def test_packed_answers_survive_json(count):
+    correct = torch.rand(count) < 0.5
+    record = json.loads(json.dumps(pack_correct(correct)))
+    bits = "".join("01"[bit] for bit in correct.tolist()).ljust(-(-count // 8) * 8, "0")
+    by_hand = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))
+    assert base64.b64decode(record["packed"]) == by_hand
+    assert torch.equal(unpack_correct(record), correct)
+    with pytest.raises(ValueError, match=rf"`packed` must hold \d+ bytes for {count + 9} images"):
+        unpack_correct(record | {"images": count + 9})
 
 
 def test_same_seed_same_weights_other_seed_others(tmp_path):

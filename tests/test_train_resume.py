@@ -111,7 +111,10 @@ def run_and_kill(where, out):
     """Train in a process that sends itself SIGKILL at a step or while writing a checkpoint."""
     command = [sys.executable, "-c", PROGRAM, where, "train", *flags(INTERRUPTED, out)]
     tests = str(Path(__file__).parent)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": tests}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([tests, *sys.path]),
+    }
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == -signal.SIGKILL, result.stderr
 

@@ -87,8 +87,11 @@ def convert(
 
 def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
     try:
-        equip(layer, spec)
-    except ValueError as error:
+        similarity = equip(layer, spec).get_submodule("similarity")
+        for part in similarity.modules():
+            if isinstance(part, DynamicSimilarity):
+                part.probe()
+    except (ValueError, RuntimeError) as error:
         raise ValueError(f"layer {name!r}: {error}") from error
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from neural_similarity.cli import catalogue, runs, train
+from neural_similarity.cli import catalogue, paper, runs, train
 from neural_similarity.cli.parsing import UsageError, unknown
 from neural_similarity.train import Interrupted, RunError
 
@@ -14,6 +14,9 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "predict": (runs.predict, "name the classes of images"),
     "fold": (runs.fold, "fold static similarities into plain convolutions"),
     "inspect": (runs.inspect, "draw the similarities that a run learned"),
+    "reproduce": (paper.reproduce, "run what a table of the paper lacks"),
+    "table": (paper.table, "show a table of the paper beside our runs"),
+    "record": (paper.record, "write the records of finished runs"),
     "recipes": (catalogue.recipes, "list the named recipes"),
     "models": (catalogue.models, "list the networks, their parameters and multiplications"),
     "data": (catalogue.data, "download or verify a data set"),

@@ -20,7 +20,7 @@ from neural_similarity.nn.text import Similarity
 from neural_similarity.recipes import DESCRIPTIONS, RECIPES
 
 FOLDER = "folder"
-WIDTH = 120
+WIDTH = 132
 NUMBERS = ("steps", "classes", "parameters", "MACs")
 MODELS_DESCRIPTION = """List the networks with every similarity at their usual image sizes.
 

@@ -41,6 +41,7 @@ def parse(
     command: str,
     description: str,
     default: Options | None = None,
+    flags: bool = False,
 ) -> Options:
     """Fill the dataclass `options` from the command line, or exit with 2 and the nearest names.
 
@@ -50,7 +51,9 @@ def parse(
         command: name of the command.
         description: text of `--help`, examples included.
         default: values of the options that are not given.
+        flags: whether `--yes` alone is enough; else it takes a value, as a recipe's fields do.
     """
+    form = tyro.conf.FlagCreatePairsOff if flags else tyro.conf.FlagConversionOff
     try:
         parsed = tyro.cli(
             options,
@@ -59,7 +62,7 @@ def parse(
             default=default,
             description=description,
             registry=REGISTRY,
-            config=(tyro.conf.FlagConversionOff,),
+            config=(form,),
         )
         return cast(Options, parsed)
     except ValueError as error:

@@ -162,6 +162,30 @@ class DynamicSimilarity(nn.Module):
             )
         return raw
 
+    @torch.no_grad()
+    def probe(self) -> None:
+        """Predict once from zeros, in evaluation mode, to see that the predictor fits the layer.
+
+        Raises:
+            ValueError: it does not.
+        """
+        modes = {module: module.training for module in self.predictor.modules()}
+        x = next(self.parameters()).new_zeros(1, self.geometry.in_channels, *self._some_size())
+        try:
+            self.predictor.eval()
+            self._predicted(x)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+    def _some_size(self) -> list[int]:
+        """A small input size with several output positions along every dimension."""
+        frame = self.geometry
+        if not frame.spatial:
+            return list(frame.kernel_size)
+        windows = zip(frame.kernel_size, frame.stride, frame.dilation, strict=True)
+        return [d * (k - 1) + 1 + 2 * s for k, s, d in windows]
+
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution of x (n, c, *size) with M between `weight` and the patches."""
         m = self.matrix(x)

@@ -1,4 +1,4 @@
-"""CIFAR-10 as in the paper's table 4: one network and schedule, only the similarity varies.
+"""CIFAR-10 and CIFAR-100 as in the paper's tables 1 to 4: one network and schedule for all rows.
 
 Batch 128, momentum 0.9, 64,000 updates with the rate divided by ten after 34,000 and 54,000, crops
 from images padded by 4, flips: the defaults of `Recipe`. The whole training set is used.
@@ -6,12 +6,12 @@ from images padded by 4, flips: the defaults of `Recipe`. The whole training set
 
 from dataclasses import replace
 
-from neural_similarity.nn import Diagonal, Dynamic, Full, Static
+from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, Static
 from neural_similarity.train.recipe import Recipe
 
 BASE = Recipe()
 
-CIFAR = {
+CIFAR10 = {
     "cifar10-cnn": ("inner product: the plain CNN-9", BASE),
     "cifar10-cnn++": (
         "plain, deeper and wider than every NSN",
@@ -21,6 +21,10 @@ CIFAR = {
         "one learned diagonal matrix a layer",
         replace(BASE, similarity=Static(Diagonal())),
     ),
+    "cifar10-static-dns-j": (
+        "a learned diagonal matrix and kernel shape",
+        replace(BASE, similarity=Static(Masked(Diagonal()))),
+    ),
     "cifar10-static-uns": (
         "one learned full matrix a layer",
         replace(BASE, similarity=Static(Full())),
@@ -29,8 +33,27 @@ CIFAR = {
         "a diagonal matrix predicted at every position",
         replace(BASE, similarity=Dynamic(Diagonal())),
     ),
+    "cifar10-dynamic-dns-j": (
+        "a predicted diagonal matrix, a learned shape",
+        replace(BASE, similarity=Dynamic(Masked(Diagonal()))),
+    ),
+    "cifar10-dynamic-dns-cnn": (
+        "a diagonal matrix predicted by a bounded CNN",
+        replace(BASE, similarity=Dynamic(Diagonal(), predictor=CNN())),
+    ),
+    "cifar10-dynamic-dns-shared": (
+        "a diagonal matrix from one shared predictor",
+        replace(BASE, similarity=Dynamic(Diagonal(), predictor=Shared())),
+    ),
     "cifar10-dynamic-uns": (
         "a full matrix predicted at every position",
         replace(BASE, similarity=Dynamic(Full())),
     ),
 }
+
+CIFAR100 = {
+    name.replace("cifar10-", "cifar100-"): (text, replace(recipe, dataset="cifar100"))
+    for name, (text, recipe) in CIFAR10.items()
+}
+
+CIFAR = CIFAR10 | CIFAR100

@@ -9,8 +9,10 @@ from neural_similarity.train.runtime import Runtime as Runtime
 from neural_similarity.train.runtime import choose_runtime as choose_runtime
 from neural_similarity.train.scoring import Scores as Scores
 from neural_similarity.train.scoring import evaluate as evaluate
+from neural_similarity.train.scoring import pack_correct as pack_correct
 from neural_similarity.train.scoring import predict as predict
 from neural_similarity.train.scoring import score as score
+from neural_similarity.train.scoring import unpack_correct as unpack_correct
 from neural_similarity.train.session import PICTURED as PICTURED
 from neural_similarity.train.session import draw_similarities as draw_similarities
 from neural_similarity.train.session import load_data as load_data

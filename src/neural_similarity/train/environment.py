@@ -31,7 +31,8 @@ def describe_environment(runtime: Runtime) -> dict[str, Any]:
 
 def command_line() -> str:
     """The command that runs, as one would type it."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    name = Path(sys.argv[0]).name
+    return shlex.join(["nsim" if name in ("__main__.py", "-c") else name, *sys.argv[1:]])
 
 
 def device_name(device: torch.device) -> str:

@@ -17,6 +17,9 @@ POSITIVE = ("width", "steps", "lr", "drop_factor", "batch_size", "log_every", "e
 NOT_NEGATIVE = ("momentum", "weight_decay", "similarity_decay", "label_smoothing", "crop")
 NOT_NEGATIVE += ("validation", "threads", "seed", "checkpoint_every", "penalty")
 LONGEST_GAP = 300.0
+MACHINE = ("precision", "channels_last", "compile", "threads")
+MACHINE += ("checkpoint_seconds", "checkpoint_every")
+"""Fields that suit a run to a machine; whatever they are, it is a run of the same recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)

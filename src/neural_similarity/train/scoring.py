@@ -1,7 +1,10 @@
 """Scores of a network on a set of images."""
 
+import base64
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -65,3 +68,24 @@ def score(logits: Tensor, labels: Tensor) -> Scores:
 def evaluate(model: nn.Module, images: Images, preprocess: Preprocess, runtime: Runtime) -> Scores:
     """Scores of `model` on `images`, in evaluation mode."""
     return score(predict(model, images, preprocess, runtime), images.labels)
+
+
+def pack_correct(correct: Tensor) -> dict[str, Any]:
+    """Booleans (n,) as JSON: their number, and eight of them a byte in base64."""
+    packed = base64.b64encode(np.packbits(correct.numpy()).tobytes()).decode("ascii")
+    return {"images": len(correct), "packed": packed}
+
+
+def unpack_correct(record: dict[str, Any]) -> Tensor:
+    """The booleans (n,) that `pack_correct` described.
+
+    Raises:
+        ValueError: the bytes are not those of so many images.
+    """
+    images = record["images"]
+    packed = np.frombuffer(base64.b64decode(record["packed"], validate=True), np.uint8)
+    if len(packed) != -(-images // 8):
+        raise ValueError(
+            f"`packed` must hold {-(-images // 8)} bytes for {images} images, got {len(packed)}"
+        )
+    return torch.from_numpy(np.unpackbits(packed, count=images).astype(bool))

@@ -20,7 +20,7 @@ from neural_similarity.train.progress import show
 from neural_similarity.train.recipe import Recipe, scaled
 from neural_similarity.train.run import ENVIRONMENT, Run, create_run, load, read_run, require_new
 from neural_similarity.train.runtime import Runtime, choose_runtime, threads
-from neural_similarity.train.scoring import Scores, evaluate
+from neural_similarity.train.scoring import Scores, evaluate, pack_correct
 from neural_similarity.train.stopping import signals_noted
 
 PICTURED = 2
@@ -207,6 +207,7 @@ def _test_scores(scores: Scores) -> dict[str, Any]:
         "test_accuracy": scores.accuracy,
         "test_error_percent": scores.error_percent,
         "test_loss": scores.loss,
+        "test_correct": pack_correct(scores.correct),
     }
 
 

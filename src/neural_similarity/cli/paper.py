@@ -1,0 +1,246 @@
+"""`nsim reproduce`, `nsim table` and `nsim record`: the paper's tables from run records."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import tyro
+
+from neural_similarity import paper
+from neural_similarity import train as training
+from neural_similarity.cli.parsing import UsageError, parse, unknown
+from neural_similarity.paper import TABLES, Outcome, Plan, Task
+from neural_similarity.train.files import write_text
+from neural_similarity.train.progress import clock
+from neural_similarity.train.recipe import Recipe, scaled
+
+Item = TypeVar("Item")
+
+
+def _listed(
+    kind: Callable[[str], Item], metavar: str
+) -> tyro.constructors.PrimitiveConstructorSpec:
+    """A tuple in one word, its items between commas."""
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: tuple(kind(word) for word in words[0].split(",")),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda items: [",".join(map(str, items))],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """What both commands on a table take."""
+
+    table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
+    """1, 2, 3, 4, 5, 8, or resnet for the table of the authors' response."""
+    results: Path = Path("results")
+    """Folder of the run records."""
+
+    def __post_init__(self) -> None:
+        if self.table not in TABLES:
+            raise unknown("table", self.table, TABLES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(TableOptions):
+    """What `nsim reproduce` takes."""
+
+    budget: float = 1.0
+    """Factor on steps and drops, the same for all rows; below 1 a reduced schedule."""
+    seeds: Annotated[tuple[int, ...], _listed(int, "S,S,...")] = (1, 2, 3)
+    """Seeds of every row."""
+    only: Annotated[tuple[str, ...], _listed(str, "NAME,NAME,...")] = ()
+    """Recipes to run of those in the table; a name may hold *."""
+    jobs: int = 2
+    """Processes side by side, each of one thread."""
+    data: Path = Path("data")
+    """Folder of the data sets."""
+    runs: Path = Path("runs")
+    """Folder of the run folders, RECIPE-BUDGET-seedSEED, and of what they print."""
+    yes: bool = False
+    """Start without asking."""
+    dry_run: bool = False
+    """Show the plan only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Both raise here, where errors are those of usage.
+        scaled(Recipe(), self.budget)
+        paper.chosen(TABLES[self.table], self.only)
+        if self.jobs < 1:
+            raise ValueError(f"`jobs` must be at least 1, got {self.jobs}")
+        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"`seeds` must differ and not be negative, got {self.seeds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(TableOptions):
+    """What `nsim table` takes."""
+
+    budget: float | None = None
+    """Budget of the runs; the default is the one at which most rows have runs."""
+    out: Path | None = None
+    """Markdown file to write, a picture of the same name beside it; by default text is printed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.budget is not None:
+            scaled(Recipe(), self.budget)
+        if self.out is not None and self.out.suffix != ".md":
+            raise ValueError(f"`out` must end in .md, got {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """What `nsim record` takes."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
+    """Folders of finished runs."""
+    results: Path = Path("results")
+    """Folder of the run records."""
+    data: Path | None = None
+    """Folder of the data sets, should a run have to be scored again; by default the run's own."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+
+def reproduce(args: Sequence[str]) -> int:
+    """Run what a table lacks, after showing it; 0 if every run is recorded in the end."""
+    description = (
+        "Run the rows of a table of the paper that have no record yet, and record them. Finished "
+        "runs are never repeated, interrupted ones go on.\n\nexamples:\n"
+        "  nsim reproduce 4 --budget 0.125 --data data\n"
+        "  nsim reproduce 4 --only cifar10-dynamic-uns --seeds 1 --budget 0.125 --yes\n"
+        "  nsim reproduce 2 --dry-run"
+    )
+    options = parse(
+        ReproduceOptions, args, command="reproduce", description=description, flags=True
+    )
+    plan = paper.make_plan(
+        TABLES[options.table],
+        seeds=options.seeds,
+        budget=options.budget,
+        results=options.results,
+        runs=options.runs,
+        only=options.only,
+    )
+    _say(_describe(plan, options))
+    if options.dry_run or not plan.tasks:
+        return 0
+    if not (options.yes or _agreed()):
+        _say("Nothing was started.")
+        return 0
+    with paper.show(plan.tasks) as display:
+        outcome = paper.execute(
+            plan.tasks,
+            jobs=options.jobs,
+            results=options.results,
+            data_root=options.data,
+            display=display,
+        )
+    return _conclude(outcome, options)
+
+
+def table(args: Sequence[str]) -> int:
+    """Print a table with our runs, or write it as Markdown and as a picture."""
+    description = (
+        "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"
+        "  nsim table 4\n"
+        "  nsim table 4 --budget 0.125 --out docs/table-4.md"
+    )
+    options = parse(ShowOptions, args, command="table", description=description)
+    wanted, results = TABLES[options.table], options.results
+    budget = options.budget or paper.fullest_budget(wanted, results)
+    report = paper.make_report(wanted, budget=budget, results=results)
+    if options.out is None:
+        sys.stdout.write(paper.to_markdown(report))
+        return 0
+    picture = options.out.with_suffix(".png")
+    paper.draw(report, picture)
+    write_text(options.out, paper.to_markdown(report, picture.name))
+    _say(f"{options.out}\n{picture}")
+    return 0
+
+
+def record(args: Sequence[str]) -> int:
+    """Write the records of finished runs."""
+    description = (
+        "Write the records of finished runs. Runs with overridden fields have none; a run from "
+        "before summaries told which test images were right is scored again.\n\nexample:\n"
+        "  nsim record runs/cifar10-cnn-seed1"
+    )
+    options = parse(RecordOptions, args, command="record", description=description)
+    if not options.runs:
+        raise UsageError("nsim record needs at least one run folder")
+    for path in options.runs:
+        run = training.read_run(path)
+        written = paper.write_record(
+            run, options.results, data_root=options.data, device=options.device
+        )
+        _say(str(written))
+    return 0
+
+
+def _describe(plan: Plan, options: ReproduceOptions) -> str:
+    """The plan as text."""
+    title = f"{TABLES[options.table].title}, budget {options.budget:g}"
+    lines = [f"{title}: {len(plan.tasks)} to run, {plan.recorded} recorded"]
+    lines += [_line(task) for task in plan.tasks]
+    if plan.without_recipe:
+        lines.append(f"no recipe yet, left out: {', '.join(plan.without_recipe)}")
+    if plan.tasks:
+        lines.append(_duration(plan, options.jobs))
+    else:
+        lines.append(f"nsim table {options.table} --budget {options.budget:g} shows what there is")
+    return "\n".join(lines)
+
+
+def _line(task: Task) -> str:
+    time = "unknown" if task.seconds is None else clock(task.seconds)
+    states = {
+        "new": f"{task.steps:,} steps",
+        "interrupted": f"goes on from step {task.done:,} of {task.steps:,}",
+        "finished": "is finished, to be recorded",
+    }
+    return f"  {task.title:<36}  {states[task.state]:<36}  {time:>9}"
+
+
+def _duration(plan: Plan, jobs: int) -> str:
+    seconds, unknown = paper.makespan(plan.tasks, jobs)
+    if unknown == len(plan.tasks):
+        return f"time: unknown, {jobs} at a time (no record of these recipes on such a machine)"
+    more = f", and {unknown} of unknown time" if unknown else ""
+    return f"time: about {clock(seconds)}, {jobs} at a time{more}"
+
+
+def _agreed() -> bool:
+    """The answer of whoever sits before the terminal; without one there is nobody to ask."""
+    if not sys.stdin.isatty():
+        return True
+    sys.stderr.write("Start? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:
+    """Say what came of it and how to go on; the exit code."""
+    _say(f"{len(outcome.recorded)} recorded, {len(outcome.failed)} failed")
+    for title, reason in outcome.failed.items():
+        sys.stderr.write(f"nsim: {title}: {reason}\n")
+    if outcome.stopped is not None:
+        sys.stderr.write("nsim: stopped, all is saved; the same command goes on\n")
+        return 128 + outcome.stopped
+    if outcome.failed:
+        sys.stderr.write(f"nsim: what failed printed more into {options.runs}/*.log\n")
+        return 1
+    _say(f"nsim table {options.table} --budget {options.budget:g} shows the table")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,18 @@
+"""The paper's tables from run records, and the runs that they lack."""
+
+from neural_similarity.paper.display import show as show
+from neural_similarity.paper.execution import Outcome as Outcome
+from neural_similarity.paper.execution import execute as execute
+from neural_similarity.paper.markdown import to_markdown as to_markdown
+from neural_similarity.paper.picture import draw as draw
+from neural_similarity.paper.plan import Plan as Plan
+from neural_similarity.paper.plan import Task as Task
+from neural_similarity.paper.plan import chosen as chosen
+from neural_similarity.paper.plan import make_plan as make_plan
+from neural_similarity.paper.plan import makespan as makespan
+from neural_similarity.paper.recording import write_record as write_record
+from neural_similarity.paper.records import Record as Record
+from neural_similarity.paper.records import read_records as read_records
+from neural_similarity.paper.report import fullest_budget as fullest_budget
+from neural_similarity.paper.report import make_report as make_report
+from neural_similarity.paper.tables import TABLES as TABLES

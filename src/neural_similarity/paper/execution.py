@@ -1,0 +1,212 @@
+"""Running what a plan lists: processes of one thread, side by side, each a plain `nsim train`."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from neural_similarity.paper.plan import THREADS, Task
+from neural_similarity.paper.recording import write_record
+from neural_similarity.train import RunError, read_run
+from neural_similarity.train.files import read_json
+from neural_similarity.train.journal import read_lines
+from neural_similarity.train.stopping import signals_noted
+
+PROGRAM = (sys.executable, "-m", "neural_similarity")
+POLL_SECONDS = 0.5
+# A second thread gains little beside a second process and stalls where cores are shared. The
+# allocator's settings keep pages that it would hand back to Linux and fetch again in every step.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": str(THREADS),
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**28),
+}
+
+
+class Process(Protocol):
+    """What is used of `subprocess.Popen`."""
+
+    def poll(self) -> int | None:
+        """The exit code of a process that has ended."""
+        ...
+
+    def send_signal(self, sig: int, /) -> None:
+        """Signal a process that has not."""
+        ...
+
+
+class Display(Protocol):
+    """Shows how far the runs are."""
+
+    def started(self, task: Task) -> None:
+        """Tell that a run has begun or goes on."""
+        ...
+
+    def measured(self, task: Task, record: dict[str, Any]) -> None:
+        """Tell a run's newest line of metrics."""
+        ...
+
+    def ended(self, task: Task, text: str) -> None:
+        """Tell how a run ended."""
+        ...
+
+
+@dataclass
+class Outcome:
+    """What came of a plan."""
+
+    recorded: list[Path] = field(default_factory=list)
+    """Records written."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """What went wrong, by the title of the task."""
+    stopped: int | None = None
+    """The signal that stopped it before all was done."""
+
+
+def execute(
+    tasks: Sequence[Task], *, jobs: int, results: Path, data_root: Path, display: Display
+) -> Outcome:
+    """Run the tasks, `jobs` at a time, and write the record of each when it is finished.
+
+    A run that fails is noted and the others go on. Ctrl-C or SIGTERM lets every running process
+    save a checkpoint, from which the next call goes on; a second one does not wait for them.
+
+    Args:
+        tasks: what to run, in this order.
+        jobs: number of processes side by side.
+        results: folder of the records.
+        data_root: folder of the data sets.
+        display: shows progress.
+    """
+    runner, waiting = _Runner(results, data_root, display), deque(tasks)
+    with signals_noted() as stop:
+        try:
+            while (waiting or runner.running) and runner.outcome.stopped is None:
+                while waiting and len(runner.running) < jobs:
+                    runner.begin(waiting.popleft())
+                time.sleep(POLL_SECONDS)
+                runner.collect()
+                runner.outcome.stopped = stop()
+        finally:
+            runner.stop()
+        while runner.running:
+            time.sleep(POLL_SECONDS)
+            runner.collect()
+    return runner.outcome
+
+
+class _Runner:
+    """The processes that run, and what came of those that have ended."""
+
+    def __init__(self, results: Path, data_root: Path, display: Display) -> None:
+        self.results, self.data_root, self.display = results, data_root, display
+        self.running: list[tuple[Task, Process]] = []
+        self.outcome = Outcome()
+
+    def begin(self, task: Task) -> None:
+        """Start the process of a task, or record a run that is finished already."""
+        try:
+            if task.record.exists():
+                self.display.ended(task, "recorded by another process")
+            elif task.folder.exists() and read_run(task.folder).summary.exists():
+                self.record(task)
+            else:
+                process = launch(train_command(task, self.data_root), log_file(task))
+                self.running.append((task, process))
+                self.display.started(task)
+        except (RunError, OSError) as error:
+            self.fail(task, str(error))
+
+    def collect(self) -> None:
+        """Show how far the processes are and deal with those that have ended."""
+        for task, process in list(self.running):
+            code = process.poll()
+            if lines := read_lines(task.folder / "metrics.jsonl"):
+                self.display.measured(task, lines[-1])
+            if code is None:
+                continue
+            self.running.remove((task, process))
+            if code == 0:
+                self.record(task)
+            elif self.outcome.stopped is None:
+                self.fail(task, last_line(log_file(task)) or f"exit code {code}")
+            else:
+                self.display.ended(task, "stopped")
+
+    def stop(self) -> None:
+        """Let every process that still runs save a checkpoint and end."""
+        for _, process in self.running:
+            process.send_signal(signal.SIGTERM)
+
+    def record(self, task: Task) -> None:
+        """Write the record of a finished run."""
+        try:
+            run = read_run(task.folder)
+            path = write_record(run, self.results, data_root=self.data_root)
+        except Exception as error:  # Whatever is wrong with one run, the others go on.
+            self.fail(task, str(error) or repr(error))
+        else:
+            self.outcome.recorded.append(path)
+            accuracy = read_json(run.summary)["test_accuracy"]
+            self.display.ended(task, f"test accuracy {100 * accuracy:.2f} %, {path}")
+
+    def fail(self, task: Task, reason: str) -> None:
+        """Note that a run came to nothing."""
+        self.outcome.failed[task.title] = reason
+        self.display.ended(task, f"failed: {reason}")
+
+
+def train_command(task: Task, data_root: Path) -> list[str]:
+    """The command that begins or continues a run."""
+    start, data = [*PROGRAM, "train"], ["--data", str(data_root)]
+    if task.folder.exists():
+        return [*start, "--resume", str(task.folder), *data]
+    settings = ["--budget", repr(task.budget), "--seed", str(task.seed)]
+    settings += ["--threads", str(THREADS), "--out", str(task.folder)]
+    return [*start, task.name, *settings, *data]
+
+
+def log_file(task: Task) -> Path:
+    """What a run prints goes beside its folder."""
+    return task.folder.with_name(f"{task.folder.name}.log")
+
+
+def launch(command: Sequence[str], log: Path) -> Process:
+    """Start a process that writes to `log` and is alone in doing so.
+
+    It has a session of its own, so that Ctrl-C reaches it only through `execute`.
+
+    Raises:
+        RunError: another process writes to `log`.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        try:
+            # The child inherits the lock with the file and holds it until it ends, even where it
+            # outlives this process.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process runs it already and writes to {log}") from None
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=os.environ | ENVIRONMENT,
+            start_new_session=True,
+        )
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something, without the name of the command."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return last.removeprefix("nsim: ")

@@ -1,0 +1,124 @@
+"""A report as Markdown."""
+
+from neural_similarity.paper.report import Line, PanelReport, Report
+from neural_similarity.paper.statistics import Interval
+from neural_similarity.train.progress import clock
+
+ARROW = {"error": "lower is better", "accuracy": "higher is better"}
+MINUS = "−"
+
+
+def to_markdown(report: Report, picture: str | None = None) -> str:
+    """The report as Markdown.
+
+    Args:
+        report: a table with its runs.
+        picture: name of the file with its picture, to be shown at the end.
+    """
+    parts = [f"# {report.table.title} ({report.schedule})"]
+    for panel in report.panels:
+        parts += [f"## {panel.panel.title}", _table(panel), _notes(panel)]
+    if report.others:
+        parts.append(f"Runs at other budgets: {', '.join(report.others)} (`--budget`).")
+    if picture:
+        parts.append(f"![{report.table.title}, {report.schedule}]({picture})")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def ours(line: Line) -> str:
+    """Mean and deviation, or why there are none."""
+    if not line.records:
+        return "not run" if line.row.has_recipe else "not run (no recipe yet)"
+    return f"{line.mean:.2f}" + ("" if line.deviation is None else f" ± {line.deviation:.2f}")
+
+
+def cost(line: Line) -> tuple[str, str, str]:
+    """Parameters, MACs of one image and training time."""
+    if not line.records:
+        return "", "", ""
+    summary = line.records[0].summary
+    parameters = f"{summary['parameters'] / 1e6:.2f} M"
+    return parameters, f"{summary['macs'] / 1e6:,.0f} M", clock(line.seconds)
+
+
+def interval(value: Interval) -> str:
+    """A difference with its interval."""
+    return f"{_signed(value.mean)} [{_signed(value.low)}, {_signed(value.high)}]"
+
+
+def _table(report: PanelReport) -> str:
+    metric, baseline = report.panel.metric, report.panel.baseline
+    head = ("network", "recipe", f"paper, {metric} %", f"ours, {metric} %", "n")
+    head += (f"to {baseline.label}, by seed", f"to {baseline.label}, by image")
+    head += ("parameters", "MACs", "time")
+    rows = [head, ("---",) * len(head), *(_row(line, report) for line in report.lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(line: Line, report: PanelReport) -> tuple[str, ...]:
+    row, n = line.row, len(line.records)
+    by_seed, by_image = _differences(line, report)
+    parameters, macs, time = cost(line)
+    if row.parameters is not None:
+        parameters = f"{parameters} (paper {row.parameters:.2f} M)".strip()
+    paper = _paper(line, report)
+    name = f"`{row.recipe}`"
+    return row.label, name, paper, ours(line), str(n), by_seed, by_image, parameters, macs, time
+
+
+def _paper(line: Line, report: PanelReport) -> str:
+    """The paper's number and its difference to the paper's baseline."""
+    row, baseline = line.row, report.panel.baseline
+    top5 = "" if row.top5 is None else f", top-5 {row.top5:.2f}"
+    change = "" if row == baseline else f" ({_signed(row.paper - baseline.paper)})"
+    return f"{row.paper:.2f}{change}{top5}"
+
+
+def _differences(line: Line, report: PanelReport) -> tuple[str, str]:
+    if line.row == report.panel.baseline or not line.records:
+        return "", ""
+    if line.by_image is None:
+        return "no common seed", "no common seed"
+    seeds = len(line.common)
+    by_seed = "" if line.by_seed is None else interval(line.by_seed)
+    by_image = interval(line.by_image)
+    if not by_seed:
+        by_image += f", by image alone ({seeds} seed{'s' if seeds > 1 else ''})"
+    return by_seed, by_image
+
+
+def _notes(report: PanelReport) -> str:
+    """How to read the panel, and what its runs ran on."""
+    if not report.records:
+        return ""
+    images = len(report.records[0].correct)
+    machines = sorted({_machine(record.environment) for record in report.records})
+    commits = sorted({_commit(record.code) for record in report.records})
+    return (
+        f"{ARROW[report.panel.metric].capitalize()}. ± is the sample standard deviation over n "
+        "seeds. Differences are in points to the baseline re-run with the same seeds and budget, "
+        "with 95 % intervals: by seed, Student's t over the common seeds' differences, from three "
+        f"seeds on; by image, over the {images:,} test images, each averaged over the common "
+        "seeds, which says nothing about other seeds. MACs are of one image, static similarities "
+        "folded. Time is the training time of a run, with others beside it: no benchmark.\n\n"
+        f"Run on {'; '.join(machines)}; code {', '.join(commits)}."
+    )
+
+
+def _machine(environment: dict) -> str:
+    device = environment["device"]
+    place = environment["cpu"] if device == "cpu" else device
+    threads = environment["threads"]
+    where = f"{place}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{where}, {environment['precision']}, torch {environment['torch']}"
+
+
+def _commit(code: dict) -> str:
+    commit = (code["commit"] or f"version {code['version']}")[:12]
+    return f"{commit} with local changes" if code["dirty"] else commit
+
+
+def _signed(number: float) -> str:
+    """Two decimals and a sign, with a minus as wide as the plus."""
+    text = f"{number:+.2f}"
+    return text.replace("-", MINUS) if float(text) else "0.00"

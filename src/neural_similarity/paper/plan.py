@@ -1,0 +1,200 @@
+"""Which runs a table lacks, in which order they go, and how long they take."""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from neural_similarity.paper.records import (
+    Record,
+    budget_name,
+    overridden,
+    read_record,
+    read_records,
+    record_path,
+)
+from neural_similarity.paper.tables import Table
+from neural_similarity.recipes import RECIPES
+from neural_similarity.train import Run, RunError, choose_runtime, read_run
+from neural_similarity.train.checkpoint import checkpoints
+from neural_similarity.train.environment import cpu_name, device_name
+from neural_similarity.train.journal import read_lines
+from neural_similarity.train.recipe import scaled
+
+State = Literal["new", "interrupted", "finished"]
+THREADS = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A run whose record is missing."""
+
+    name: str
+    """Name of the recipe."""
+    budget: float
+    """Share of its steps."""
+    seed: int
+    """Seed."""
+    folder: Path
+    """The run folder, there already unless `state` is "new"."""
+    record: Path
+    """The record to write."""
+    state: State
+    """Whether the run is to begin, to go on, or only to be recorded."""
+    steps: int
+    """Steps of the whole run."""
+    done: int
+    """Steps that the newest checkpoint has behind it."""
+    seconds: float | None
+    """Time that the remaining steps take by earlier runs of the recipe; None: not known."""
+
+    @property
+    def title(self) -> str:
+        """Recipe and seed."""
+        return f"{self.name} seed {self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be done for a table."""
+
+    tasks: tuple[Task, ...]
+    """Missing runs in the order in which they go."""
+    recorded: int
+    """Runs that have a record."""
+    without_recipe: tuple[str, ...]
+    """Names of rows that cannot be run yet."""
+
+
+def make_plan(
+    table: Table,
+    *,
+    seeds: Sequence[int],
+    budget: float,
+    results: Path,
+    runs: Path,
+    only: Sequence[str] = (),
+) -> Plan:
+    """The runs of a table that have no record: all rows of a seed, then those of the next.
+
+    Args:
+        table: a table of the paper.
+        seeds: seeds of every row.
+        budget: share of every recipe's steps.
+        results: folder of the records.
+        runs: folder of the run folders.
+        only: patterns such as "cifar10-*"; rows whose recipe matches none are left out.
+
+    Raises:
+        ValueError: a pattern matches no row, or a record cannot be used.
+        RunError: a run folder that would be used holds another run.
+    """
+    names = chosen(table, only)
+    ready = [name for name in names if name in RECIPES]
+    recorded = {name: read_records(results, name, budget) for name in ready}
+    missing = [(name, seed) for seed in seeds for name in ready if seed not in recorded[name]]
+    paces = {name: _pace(results, name) for name in dict(missing)}
+    tasks = (_task(name, budget, seed, (results, runs), paces[name]) for name, seed in missing)
+    return Plan(
+        tasks=tuple(tasks),
+        recorded=len(ready) * len(seeds) - len(missing),
+        without_recipe=tuple(name for name in names if name not in RECIPES),
+    )
+
+
+def chosen(table: Table, only: Sequence[str]) -> list[str]:
+    """The recipes of a table that match one of the patterns `only`; all if there is none.
+
+    Raises:
+        ValueError: a pattern matches no recipe.
+    """
+    names = list(dict.fromkeys(row.recipe for row in table.rows))
+    for pattern in only:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"`only` must match a recipe of the table ({', '.join(names)}), got {pattern!r}"
+            )
+    return [name for name in names if not only or any(fnmatchcase(name, p) for p in only)]
+
+
+def run_folder(runs: Path, name: str, budget: float, seed: int) -> Path:
+    """The folder in which a table's run takes place."""
+    return runs / f"{name}-{budget_name(budget)}-seed{seed}"
+
+
+def makespan(tasks: Iterable[Task], jobs: int) -> tuple[float, int]:
+    """Seconds until all tasks of known duration are done, `jobs` at a time; and the unknown ones.
+
+    Tasks begin in their order, each as soon as a place is free.
+    """
+    ends, unknown = [0.0] * jobs, 0
+    for task in tasks:
+        if task.seconds is None:
+            unknown += 1
+        else:
+            heapq.heapreplace(ends, ends[0] + task.seconds)
+    return max(ends), unknown
+
+
+def _task(
+    name: str, budget: float, seed: int, folders: tuple[Path, Path], pace: float | None
+) -> Task:
+    results, runs = folders
+    folder = run_folder(runs, name, budget, seed)
+    steps = scaled(RECIPES[name], budget).steps
+    state, done = "new", 0
+    if folder.exists():
+        run = _require_same(read_run(folder), name, budget, seed)
+        state = "finished" if run.summary.exists() else "interrupted"
+        done = steps if state == "finished" else _steps_saved(run)
+        pace = _own_pace(run) or pace
+    return Task(
+        name=name,
+        budget=budget,
+        seed=seed,
+        folder=folder,
+        record=record_path(results, name, budget, seed),
+        state=state,
+        steps=steps,
+        done=done,
+        seconds=pace and pace * (steps - done),
+    )
+
+
+def _require_same(run: Run, name: str, budget: float, seed: int) -> Run:
+    """Refuse a folder that holds another run than the one it is named after."""
+    same = (run.name, run.budget, run.recipe.seed) == (name, budget, seed)
+    changed = overridden(name, budget, run.recipe) if same else ["recipe, budget or seed"]
+    if changed:
+        raise RunError(
+            f"{run.path} holds another run than {name} with seed {seed} at budget {budget:g}: it "
+            f"differs in {', '.join(changed)}; move it away or name another folder with --runs"
+        )
+    return run
+
+
+def _steps_saved(run: Run) -> int:
+    saved = checkpoints(run.checkpoints)
+    return int(saved[-1].name.removeprefix("step-")) if saved else 0
+
+
+def _own_pace(run: Run) -> float | None:
+    """Seconds a step of an interrupted run."""
+    lines = [line for line in read_lines(run.metrics) if "seconds" in line]
+    return lines[-1]["seconds"] / lines[-1]["step"] if lines else None
+
+
+def _pace(results: Path, name: str) -> float | None:
+    """Seconds a step by the records of a recipe, at any budget, on a machine like this one."""
+    records = [read_record(path) for path in (results / name).glob("*/*.json")]
+    paces = [r.summary["seconds"] / r.summary["steps"] for r in records if _is_from_here(r)]
+    return median(paces) if paces else None
+
+
+def _is_from_here(record: Record) -> bool:
+    device = device_name(choose_runtime().device)
+    here = {"cpu": cpu_name(), "device": device, "threads": THREADS}
+    return all(record.environment[key] == value for key, value in here.items())

@@ -1,0 +1,141 @@
+"""From the folder of a finished run to its record."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from neural_similarity import train as training
+from neural_similarity.convert import fold
+from neural_similarity.models.counts import macs
+from neural_similarity.paper.records import overridden, record_path
+from neural_similarity.recipes import RECIPES
+from neural_similarity.train import Run, RunError
+from neural_similarity.train.files import read_json, write_text
+from neural_similarity.train.journal import read_lines
+from neural_similarity.train.recipe import MACHINE, recipe_to_json
+from neural_similarity.train.run import ENVIRONMENT
+from neural_similarity.train.runtime import threads
+
+DIRTY = "-dirty"
+
+
+def write_record(
+    run: Run, results: Path, *, data_root: Path | None = None, device: str = "auto"
+) -> Path:
+    """Write the record of a finished run; one that is there already is never overwritten.
+
+    A run of before summaries told which test images were right is scored again, as it was then.
+
+    Args:
+        run: a finished run.
+        results: folder of the records.
+        data_root: folder of the data sets for scoring again; None is the run's own.
+        device: device for scoring again.
+
+    Returns:
+        The record's file.
+
+    Raises:
+        RunError: the run is not finished, has overridden fields, is recorded already, or scores
+            differently now.
+    """
+    path = record_path(results, run.name, run.budget, run.recipe.seed)
+    _require_recordable(run, path)
+    summary = read_json(run.summary)
+    correct = summary.pop("test_correct", None) or _score_again(run, summary, data_root, device)
+    size = (run.channels, run.image_size, run.image_size)
+    summary["macs"] = macs(fold(run.build(), dynamic="keep"), *size)
+    summary["command"] = command(run)
+    environment = read_json(run.path / ENVIRONMENT)
+    content = {
+        "recipe": run.name,
+        "budget": run.budget,
+        "seed": run.recipe.seed,
+        "code": _code(environment),
+        "environment": _machine(environment),
+        "data": {"name": run.recipe.dataset, "digest": run.digest},
+        "config": recipe_to_json(run.recipe),
+        "summary": summary,
+        "metrics": read_lines(run.metrics),
+        "correct": correct,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, _layout(content))
+    return path
+
+
+def command(run: Run) -> str:
+    """The command that repeats a run with nothing overridden, from any folder of data sets."""
+    recipe, original = run.recipe, RECIPES[run.name]
+    words = ["nsim", "train", run.name]
+    words += ["--budget", f"{run.budget!r}", "--seed", f"{recipe.seed}"]
+    for field in MACHINE:
+        if getattr(recipe, field) != getattr(original, field):
+            words += [f"--{field.replace('_', '-')}", f"{getattr(recipe, field)}"]
+    return shlex.join(words)
+
+
+def _require_recordable(run: Run, path: Path) -> None:
+    if not run.summary.exists():
+        raise RunError(f"{run.path} is not finished; nsim train --resume {run.path} goes on")
+    if changed := overridden(run.name, run.budget, run.recipe):
+        raise RunError(
+            f"{run.path} is no run of {run.name} as it stands: it overrides {', '.join(changed)}; "
+            "only runs with another seed, budget or machine setting become records"
+        )
+    if path.exists():
+        raise RunError(f"{path} exists already; delete it to write it from {run.path}")
+
+
+def _score_again(
+    run: Run, summary: dict[str, Any], data_root: Path | None, device: str
+) -> dict[str, Any]:
+    """Which test images the last checkpoint gets right."""
+    dataset = training.load_data(run, data_root)
+    runtime = training.choose_runtime(device, summary["precision"], run.recipe.channels_last)
+    with threads(run.recipe.threads):
+        model = runtime.place(training.load(run))
+        scores = training.evaluate(model, dataset.test, run.preprocess, runtime)
+    if scores.accuracy != summary["test_accuracy"]:
+        raise RunError(
+            f"{run.path} scores {scores.accuracy} now and its summary says "
+            f"{summary['test_accuracy']}; record it on the kind of machine that trained it "
+            f"({summary['device']}, {summary['precision']})"
+        )
+    return training.pack_correct(scores.correct)
+
+
+def _code(environment: dict[str, Any]) -> dict[str, Any]:
+    """The code that began the run; dirty if any of its processes ran changed files."""
+    processes = [environment, *environment.get("resumed", [])]
+    return {
+        "version": environment["neural_similarity"],
+        "commit": environment["commit"] and environment["commit"].removesuffix(DIRTY),
+        "dirty": any((process["commit"] or "").endswith(DIRTY) for process in processes),
+    }
+
+
+def _machine(environment: dict[str, Any]) -> dict[str, Any]:
+    """The environment without what names folders of a machine: records are for everyone."""
+    kept = {key: value for key, value in environment.items() if key != "command"}
+    if "resumed" in kept:
+        kept["resumed"] = [_machine(process) for process in kept["resumed"]]
+    return kept
+
+
+def _layout(content: dict[str, Any]) -> str:
+    """JSON with an entry a line, so that records read and compare well in git."""
+    lines = (f"  {json.dumps(key)}: {_value(value)}" for key, value in content.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _value(value: Any) -> str:
+    if not value or not isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        entries = [f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()]
+    else:
+        entries = [json.dumps(entry) for entry in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n    " + ",\n    ".join(entries) + f"\n  {closing}"

@@ -1,0 +1,121 @@
+"""Run records, `results/<recipe>/<budget>/<seed>.json`: what the tables are built from."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from neural_similarity.recipes import RECIPES
+from neural_similarity.train import Recipe, unpack_correct
+from neural_similarity.train.files import read_json
+from neural_similarity.train.recipe import MACHINE, recipe_from_json, scaled
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Record:
+    """A finished run of a named recipe with nothing overridden."""
+
+    path: Path
+    """The file."""
+    name: str
+    """Name of the recipe."""
+    budget: float
+    """Share of the recipe's steps."""
+    recipe: Recipe
+    """Every setting, steps scaled already."""
+    code: dict[str, Any]
+    """Version, commit, and whether files differed from the commit."""
+    environment: dict[str, Any]
+    """Machine, versions, device and precision."""
+    digest: str
+    """Digest of the data set."""
+    summary: dict[str, Any]
+    """Test scores, parameters, MACs, steps, seconds, command."""
+    correct: Tensor
+    """Which test images were right; boolean (n,)."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.recipe.seed
+
+
+def record_path(results: Path, name: str, budget: float, seed: int) -> Path:
+    """Where the record of a run lies."""
+    return results / name / budget_name(budget) / f"{seed}.json"
+
+
+def budget_name(budget: float) -> str:
+    """The budget as a file name, exactly: 1, 0.125, 0.0625."""
+    return repr(float(budget)).removesuffix(".0")
+
+
+def overridden(name: str, budget: float, recipe: Recipe) -> list[str]:
+    """The fields in which `recipe` is not the named one at `budget`, whatever seed and machine.
+
+    Raises:
+        ValueError: no recipe has that name.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"`name` must be that of a recipe, got {name!r}")
+    original = scaled(RECIPES[name], budget)
+    names = (field.name for field in fields(Recipe) if field.name not in ("seed", *MACHINE))
+    return [field for field in names if getattr(recipe, field) != getattr(original, field)]
+
+
+def read_records(results: Path, name: str, budget: float) -> dict[int, Record]:
+    """The records of a recipe at a budget by seed, in the order of the seeds.
+
+    Raises:
+        ValueError: a file is damaged, lies in another record's place, or was made when the recipe
+            had other settings.
+    """
+    folder = record_path(results, name, budget, 0).parent
+    found = [read_record(path) for path in folder.glob("*.json")]
+    for record in found:
+        if record.path != record_path(results, record.name, record.budget, record.seed):
+            raise ValueError(
+                f"{record.path} holds the record of {record.name}, budget {record.budget:g}, "
+                f"seed {record.seed}; move it there or delete it"
+            )
+        if changed := overridden(name, budget, record.recipe):
+            raise ValueError(
+                f"{record.path} was made with other settings than {name} has now "
+                f"({', '.join(changed)}); delete it to have it run again"
+            )
+    return {record.seed: record for record in sorted(found, key=lambda record: record.seed)}
+
+
+def read_record(path: Path) -> Record:
+    """The record in a file.
+
+    Raises:
+        ValueError: it is none, or damaged.
+    """
+    try:
+        content = read_json(path)
+        record = Record(
+            path=path,
+            name=content["recipe"],
+            budget=content["budget"],
+            recipe=recipe_from_json(content["config"]),
+            code=content["code"],
+            environment=content["environment"],
+            digest=content["data"]["digest"],
+            summary=content["summary"],
+            correct=unpack_correct(content["correct"]),
+        )
+        right = record.correct.sum().item() / len(record.correct)
+        if right != record.summary["test_accuracy"]:
+            raise ValueError(f"its images say {right}, its summary {record.summary}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read as a run record: {error!r}") from error
+    return record
+
+
+def budgets(results: Path, names: Iterable[str]) -> list[str]:
+    """The budgets at which any of the recipes has records, as `budget_name` writes them."""
+    paths = (path for name in names for path in (results / name).glob("*/*.json"))
+    return sorted({path.parent.name for path in paths}, key=float, reverse=True)

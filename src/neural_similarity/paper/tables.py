@@ -1,0 +1,145 @@
+"""The paper's recognition tables as values: what each row is called, reports and is run by.
+
+Numbers: Liu et al., Neural Similarity Learning, tables 1 to 5 and 8, and table 2 of the authors'
+response ("resnet"). A row whose recipe is not in `recipes` yet is shown without runs; it comes to
+life by that name.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from neural_similarity.recipes import RECIPES
+
+Metric = Literal["error", "accuracy"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table."""
+
+    label: str
+    """As in the paper."""
+    recipe: str
+    """Name of its recipe."""
+    paper: float
+    """The paper's number, in percent."""
+    top5: float | None = None
+    """The paper's top-5 number, in percent."""
+    parameters: float | None = None
+    """The paper's number of parameters, in millions."""
+
+    @property
+    def has_recipe(self) -> bool:
+        """Whether the row can be run."""
+        return self.recipe in RECIPES
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows that are compared with each other; the first is the baseline."""
+
+    title: str
+    metric: Metric
+    rows: tuple[Row, ...]
+
+    @property
+    def baseline(self) -> Row:
+        """What the other rows are compared with."""
+        return self.rows[0]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of all panels."""
+        return tuple(row for panel in self.panels for row in panel.rows)
+
+
+CIFAR10_BASELINE = Row("CNN", "cifar10-cnn", 7.78)
+CIFAR10_DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns", 6.85)
+
+PREDICTORS = (
+    CIFAR10_BASELINE,
+    Row("dynamic DNS, CNN predictor", "cifar10-dynamic-dns-cnn", 7.04),
+    Row("dynamic DNS, SphereNet predictor", "cifar10-dynamic-dns", 6.85),
+)
+JOINT = (
+    CIFAR10_BASELINE,
+    Row("static DNS", "cifar10-static-dns", 7.15),
+    Row("static DNS (J)", "cifar10-static-dns-j", 6.92),
+    CIFAR10_DYNAMIC,
+    Row("dynamic DNS (J)", "cifar10-dynamic-dns-j", 6.64),
+)
+PARAMETRISATIONS = (
+    CIFAR10_BASELINE,
+    Row("dynamic DNS, shared predictor", "cifar10-dynamic-dns-shared", 7.20),
+    Row("dynamic DNS, disjoint predictors", "cifar10-dynamic-dns", 6.85),
+)
+CIFAR10 = (
+    CIFAR10_BASELINE,
+    Row("CNN++", "cifar10-cnn++", 7.29),
+    Row("static DNS", "cifar10-static-dns", 7.15),
+    Row("static UNS", "cifar10-static-uns", 7.38),
+    CIFAR10_DYNAMIC,
+    Row("dynamic UNS", "cifar10-dynamic-uns", 6.5),
+)
+CIFAR100 = (
+    Row("CNN", "cifar100-cnn", 28.95),
+    Row("CNN++", "cifar100-cnn++", 28.70),
+    Row("static DNS", "cifar100-static-dns", 28.35),
+    Row("static UNS", "cifar100-static-uns", 28.11),
+    Row("dynamic DNS", "cifar100-dynamic-dns", 27.81),
+    Row("dynamic UNS", "cifar100-dynamic-uns", 28.02),
+)
+IMAGENET = (
+    Row("CNN-10", "imagenet-cnn10", 42.72, top5=19.11, parameters=8.90),
+    Row("CNN-10++", "imagenet-cnn10++", 42.11, top5=18.98, parameters=9.71),
+    Row("dynamic DNS", "imagenet-cnn10-dynamic-dns", 40.61, top5=18.04, parameters=9.61),
+)
+SELF_ATTENTION = (
+    Row("CNN", "cifar10-wide-cnn", 90.86),
+    Row("CNN with self-attention", "cifar10-wide-cnn-attention", 90.69),
+    Row("SphereNet", "cifar10-spherenet", 91.31),
+    Row("SphereNet with self-attention", "cifar10-spherenet-attention", 91.76),
+)
+RESNET18 = (
+    Row("ResNet-18", "imagenet-resnet18", 31.69),
+    Row("static DNS", "imagenet-resnet18-static-dns", 30.12),
+    Row("dynamic DNS", "imagenet-resnet18-dynamic-dns", 29.68),
+)
+RESNET50 = (
+    Row("ResNet-50", "imagenet-resnet50", 24.77),
+    Row("static DNS", "imagenet-resnet50-static-dns", 23.91),
+    Row("dynamic DNS", "imagenet-resnet50-dynamic-dns", 23.45),
+)
+
+TABLES = {
+    "1": Table("Table 1: predictors", (Panel("CIFAR-10", "error", PREDICTORS),)),
+    "2": Table(
+        "Table 2: kernel shape and similarity learned jointly (J)",
+        (Panel("CIFAR-10", "error", JOINT),),
+    ),
+    "3": Table(
+        "Table 3: parametrisations of the predictor",
+        (Panel("CIFAR-10", "error", PARAMETRISATIONS),),
+    ),
+    "4": Table(
+        "Table 4: CIFAR-10 and CIFAR-100",
+        (Panel("CIFAR-10", "error", CIFAR10), Panel("CIFAR-100", "error", CIFAR100)),
+    ),
+    "5": Table("Table 5: CNN-10 on ImageNet", (Panel("ImageNet", "error", IMAGENET),)),
+    "8": Table(
+        "Table 8: SphereNet and self-attention", (Panel("CIFAR-10", "accuracy", SELF_ATTENTION),)
+    ),
+    "resnet": Table(
+        "Author response, table 2: ResNet on ImageNet",
+        (Panel("ResNet-18", "error", RESNET18), Panel("ResNet-50", "error", RESNET50)),
+    ),
+}
+"""The tables by the names that `nsim table` and `nsim reproduce` take."""

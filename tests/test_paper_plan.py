@@ -1,0 +1,89 @@
+"""What a table lacks, how long it takes, and what is shown of it."""
+
+import io
+import sys
+from dataclasses import replace
+
+import pytest
+from tiny_results import PLAIN, STATIC, plan_of, write_by_hand
+from tiny_results import tiny_table as tiny_table
+
+from neural_similarity.paper import makespan, plan, show
+from neural_similarity.paper.display import Lines
+
+pytestmark = pytest.mark.usefixtures("tiny_table")
+
+
+def test_plan_goes_seed_by_seed_and_leaves_out_what_is_recorded(tmp_path):
+    write_by_hand(tmp_path / "results", STATIC, 1, [1, 0])
+    write_by_hand(tmp_path / "results", STATIC, 2, [1, 0], budget=0.5)
+    found = plan_of(tmp_path)
+    assert [(task.name, task.seed) for task in found.tasks] == [(PLAIN, 1), (PLAIN, 2), (STATIC, 2)]
+    assert (found.recorded, found.without_recipe) == (1, ("tiny-later",))
+    assert {task.state for task in found.tasks} == {"new"}
+    assert found.tasks[0].folder == tmp_path / "runs" / "tiny-plain-1-seed1"
+    assert found.tasks[0].record == tmp_path / "results" / PLAIN / "1" / "1.json"
+
+
+def test_only_takes_patterns(tmp_path):
+    assert {task.name for task in plan_of(tmp_path, only=("*-static",)).tasks} == {STATIC}
+    names = {task.name for task in plan_of(tmp_path, only=(PLAIN, "tiny-s*")).tasks}
+    assert names == {PLAIN, STATIC}
+    with pytest.raises(ValueError, match=r"`only` must match .* \(tiny-plain, .*\), got 'tiny-x'"):
+        plan_of(tmp_path, only=("tiny-*", "tiny-x"))
+
+
+def test_time_is_that_of_earlier_runs_on_such_a_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "cpu_name", lambda: "A CPU")
+    monkeypatch.setattr(plan, "device_name", lambda _: "cpu")
+    for seed, seconds in ((8, 60), (9, 600), (10, 66)):
+        write_by_hand(tmp_path / "results", PLAIN, seed, [1, 0], seconds=seconds)
+    tasks = {task.name: task for task in plan_of(tmp_path, budget=0.5).tasks}
+    assert tasks[PLAIN].seconds == pytest.approx(66 / 6 * 3)
+    assert tasks[STATIC].seconds is None
+    monkeypatch.setattr(plan, "cpu_name", lambda: "Another CPU")
+    assert {task.seconds for task in plan_of(tmp_path).tasks} == {None}
+
+
+def test_makespan_by_hand(tmp_path):
+    task = plan_of(tmp_path).tasks[0]
+    tasks = [replace(task, seconds=seconds) for seconds in (4.0, 1.0, None, 2.0, 5.0)]
+    assert makespan(tasks, 1) == (12, 1)
+    assert makespan(tasks, 2) == (8, 1)  # 4, then nothing; 1, 2, 5
+    assert makespan(tasks, 9) == (5, 1)
+    assert makespan([], 2) == (0, 0)
+
+
+def test_lines_tell_every_tenth_once(tmp_path):
+    task = replace(plan_of(tmp_path).tasks[0], steps=1000, done=250)
+    stream = io.StringIO()
+    lines = Lines(3, stream)
+    lines.started(task)
+    for step in (260, 299, 300, 300, 650, 1000):
+        measured = {"loss": 2.0, "accuracy": 0.5, "images_per_second": 10.0}
+        lines.measured(task, {"step": step} | measured)
+    lines.measured(task, {"step": 900, "validation_loss": 1.0})
+    lines.ended(task, "done")
+    assert stream.getvalue().splitlines() == [
+        "tiny-plain seed 1: from step 250 of 1,000",
+        "tiny-plain seed 1: step 300/1,000  loss 2.000  accuracy 50.0 %  10 images/s",
+        "tiny-plain seed 1: step 650/1,000  loss 2.000  accuracy 50.0 %  10 images/s",
+        "tiny-plain seed 1: done (1 of 3)",
+    ]
+
+
+def test_a_terminal_gets_a_bar_for_all_runs_and_one_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    tasks = plan_of(tmp_path).tasks
+    with show(tasks) as display:
+        display.started(tasks[0])
+        display.measured(
+            tasks[0], {"step": 4, "loss": 2.0, "accuracy": 0.5} | {"images_per_second": 9}
+        )
+        every, one = display.bars.tasks
+        assert (every.completed, every.total) == (0, 4)
+        assert (one.description, one.completed, one.total) == ("tiny-plain seed 1", 4, 6)
+        assert one.fields["text"] == "loss 2.000  accuracy 50.0 %  9 images/s"
+        display.ended(tasks[0], "done")
+        display.ended(tasks[1], "recorded by another process")
+        assert [(bar.description, bar.completed) for bar in display.bars.tasks] == [("runs", 2)]

@@ -1,0 +1,70 @@
+"""A table of two tiny recipes, and records written by hand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_images import TINY, tiny_world
+
+from neural_similarity.nn import Diagonal, Static
+from neural_similarity.paper import TABLES, make_plan
+from neural_similarity.paper.records import record_path
+from neural_similarity.paper.tables import Panel, Row, Table
+from neural_similarity.recipes import RECIPES
+from neural_similarity.train import pack_correct
+from neural_similarity.train.recipe import recipe_to_json, scaled
+
+PLAIN, STATIC = "tiny-plain", "tiny-static"
+TINY_RECIPES = {
+    PLAIN: replace(TINY, similarity=None, checkpoint_every=2),
+    STATIC: replace(TINY, similarity=Static(Diagonal()), checkpoint_every=2),
+}
+ROWS = (Row("plain", PLAIN, 10.0), Row("static", STATIC, 9.0), Row("later", "tiny-later", 8.0))
+TINY_TABLE = Table("A tiny table", (Panel("Tiny", "error", ROWS),))
+
+
+@pytest.fixture
+def tiny_table(monkeypatch):
+    """The tiny data set, recipes and table "tiny", whose last row has no recipe."""
+    for name, recipe in TINY_RECIPES.items():
+        monkeypatch.setitem(RECIPES, name, recipe)
+    monkeypatch.setitem(TABLES, "tiny", TINY_TABLE)
+    with tiny_world():
+        yield
+
+
+def write_by_hand(results, name, seed, correct, /, *, budget=1.0, seconds=60.0, **changes):
+    """A record in which just the images `correct` are right; `changes` replace entries."""
+    right = sum(correct) / len(correct)
+    recipe = replace(scaled(RECIPES[name], budget), seed=seed)
+    content = {
+        "recipe": name,
+        "budget": budget,
+        "seed": seed,
+        "code": {"version": "0.1.0", "commit": "0123456789abcdef", "dirty": False},
+        "environment": {
+            **{"python": "3.11", "torch": "2.15", "platform": "Linux", "cpu": "A CPU"},
+            **{"threads": 1, "device": "cpu", "precision": "fp32"},
+        },
+        "data": {"name": recipe.dataset, "digest": "d"},
+        "config": recipe_to_json(recipe),
+        "summary": {
+            **{"test_accuracy": right, "test_error_percent": 100 * (1 - right), "test_loss": 1.0},
+            **{"parameters": 1_234_567, "macs": 67_000_000, "seconds": seconds},
+            **{"steps": recipe.steps, "command": f"nsim train {name}"},
+        },
+        "metrics": [],
+        "correct": pack_correct(torch.tensor(correct, dtype=torch.bool)),
+    }
+    path = record_path(results, name, budget, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content | changes))
+    return path
+
+
+def plan_of(folder, **changes):
+    """The plan of the tiny table below `folder`."""
+    options = {"seeds": (1, 2), "budget": 1.0}
+    options |= {"results": folder / "results", "runs": folder / "runs"}
+    return make_plan(TINY_TABLE, **options | changes)
