@@ -70,11 +70,12 @@ def test_sphere_net_of_angles(angle, k, size):
 
 @pytest.mark.parametrize("angle", ["cosine", "linear", "sigmoid"])
 def test_bounded_sphere_net(angle):
-    net = predictor_of(ns.SphereNet(hidden=5, normalize="both", angle=angle, bounded=True))
+    options = {"normalize": "both", "angle": angle, "k": 0.2, "eps": 1e-2}
+    net = predictor_of(ns.SphereNet(hidden=5, bounded=True, **options))
     assert net.last.bias is None
     x = input_of()
-    hidden = sphere(x, net.patch.weight, angle, **FRAME).relu()
-    assert_close(net(x), sphere(hidden, net.last.weight, angle, padding=1))
+    hidden = sphere(x, net.patch.weight, angle, 0.2, 1e-2, **FRAME).relu()
+    assert_close(net(x), sphere(hidden, net.last.weight, angle, 0.2, 1e-2, padding=1))
     net.last.weight.data *= 1e3
     assert net(1e3 * x).abs().max() <= 1
 
