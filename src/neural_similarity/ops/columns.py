@@ -10,7 +10,7 @@ grouped convolution, b blocks of channels that have an M of their own.
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,16 +44,22 @@ class Mixing(Protocol):
         padded: Tensor,
         m: Tensor,
         grad: Tensor,
-        columns: Tensor | None,
-        grad_padded: Tensor | None,
-        grad_m: Tensor | None,
+        wanted: "Wanted",
+        scratch: Tensor,
     ) -> None:
-        """Given the gradient of the columns: the columns, and gradients of the others.
-
-        `columns` and `grad_m`, shaped like M, are written, `grad_padded` is added to; what is None
-        is not wanted. `grad` may be overwritten.
-        """
+        """Fill what is wanted, given the gradient of the columns, which may be overwritten."""
         ...
+
+
+class Wanted(NamedTuple):
+    """What backward asks of a mixing; None is not wanted."""
+
+    columns: Tensor | None
+    """Written."""
+    padded: Tensor | None
+    """Gradient of the padded input, added to."""
+    m: Tensor | None
+    """Gradient of M, written."""
 
 
 class Arithmetic(Protocol):
@@ -111,7 +117,7 @@ def backward(
     grad_x, grad_m = empty_gradients((x, m), (needs_x, needs_m))
     grad_kernel = torch.zeros_like(kernel, dtype=_accumulator(kernel))
     blocks = _Blocks(x, window, output)
-    columns, grad_columns = blocks.buffers(2)
+    columns, grad_columns, scratch = blocks.buffers(3)
     for images in blocks.images():
         padded = blocks.padded(x[images])
         grad_padded = blocks.zeros(padded) if needs_x and not mirrored else None
@@ -123,15 +129,13 @@ def backward(
             if needs_m or grad_padded is not None:
                 _expand(outgoing, kernel, grad_columns[:size])
             grad_m_part = torch.empty_like(m_part) if needs_m else None
-            mixing.derive(
-                window,
-                window.rows(padded, rows),
-                m_part,
-                grad_columns[:size],
+            wanted = Wanted(
                 columns[:size] if needs_weight else None,
                 None if grad_padded is None else window.rows(grad_padded, rows),
                 grad_m_part,
             )
+            seen = window.rows(padded, rows)
+            mixing.derive(window, seen, m_part, grad_columns[:size], wanted, scratch[:size])
             if needs_weight:
                 grad_kernel += torch.bmm(outgoing.mT, _split(columns[:size], groups))
             if grad_m_part is not None:
@@ -333,16 +337,15 @@ class Plain:
         padded: Tensor,
         m: Tensor,
         grad: Tensor,
-        columns: Tensor | None,
-        grad_padded: Tensor | None,
-        grad_m: Tensor | None,
+        wanted: "Wanted",
+        scratch: Tensor,
     ) -> None:
         """`Mixing.derive`."""
-        patches, scratch = window.patches(padded), torch.empty_like(grad)
-        if columns is not None:
-            self.arithmetic.mix(patches, m, columns, scratch)
-        if grad_padded is not None:
+        patches = window.patches(padded)
+        if wanted.columns is not None:
+            self.arithmetic.mix(patches, m, wanted.columns, scratch)
+        if wanted.padded is not None:
             self.arithmetic.transpose(grad, m, scratch)
-            window.scatter_patches(grad_padded, scratch.view(patches.shape))
-        if grad_m is not None:
-            grad_m.copy_(self.arithmetic.gradient(grad, patches, scratch, m.shape[1]))
+            window.scatter_patches(wanted.padded, scratch.view(patches.shape))
+        if wanted.m is not None:
+            wanted.m.copy_(self.arithmetic.gradient(grad, patches, scratch, m.shape[1]))

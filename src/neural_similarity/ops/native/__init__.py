@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from neural_similarity.ops.columns import Wanted
 from neural_similarity.ops.window import Window
 
 MOST_TAPS = 64
@@ -44,12 +45,11 @@ class Compiled:
         padded: Tensor,
         m: Tensor,
         grad: Tensor,
-        columns: Tensor | None,
-        grad_padded: Tensor | None,
-        grad_m: Tensor | None,
+        wanted: Wanted,
+        scratch: Tensor,
     ) -> None:
         """`Mixing.derive`."""
-        _run(self.kernel, window, padded, m, columns, grad, grad_padded, grad_m)
+        _run(self.kernel, window, padded, m, wanted.columns, grad, wanted.padded, wanted.m)
 
 
 class _Frame(ctypes.Structure):
