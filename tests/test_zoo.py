@@ -13,7 +13,11 @@ STATIC = ["static-diagonal", "static-full"]
 NAMES = [*STATIC, "dynamic-diagonal", "dynamic-full"]
 named = pytest.mark.parametrize("similarity", NAMES)
 slow = pytest.mark.slow
-EXPORTED = ["torchvision/resnet18", "torchvision/mobilenet_v3_small", "timm/convnext_atto"]
+ONE_SIZE = {
+    "timm/mobilevit_xxs": "the plain network's own export fails at other sizes",
+    "timm/tf_efficientnet_b0": "the plain network's own export for any size takes over ten minutes",
+}
+"""Networks that are exported for any batch of one size."""
 SIZES = [(2, 64, 64), (3, 64, 64), (1, 96, 80), (3, 67, 45)]
 
 
@@ -142,13 +146,25 @@ def test_timm_folds_converted_networks(network, similarity):
     assert difference(answer(folded, x), expected) <= 1e-4
 
 
-def onnx_session(model):
-    """Runs the model's ONNX export, made for any batch and any size."""
+class Answer(nn.Module):
+    """A network whose output is one tensor."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        y = self.model(x)
+        return y["out"] if isinstance(y, dict) else y
+
+
+def onnx_session(model, any_size):
+    """Runs the model's ONNX export, made for any batch, and for any size or one."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     import onnxruntime
 
-    dynamic = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    dynamic = dict.fromkeys((0, 2, 3) if any_size else (0,), torch.export.Dim.DYNAMIC)
     example = images(*SIZES[0]).float()
     program = torch.onnx.export(
         model, (example,), dynamo=True, dynamic_shapes=(dynamic,), verbose=False
@@ -156,13 +172,15 @@ def onnx_session(model):
     return onnxruntime.InferenceSession(program.model_proto.SerializeToString())
 
 
-def check_onnx(model):
-    session = onnx_session(model.eval())
-    for size in SIZES:
+def check_onnx(model, any_size=True):
+    """The export answers as the model does, up to what rounding does to a deep random network."""
+    model = Answer(model).eval()
+    session = onnx_session(model, any_size)
+    for size in SIZES if any_size else SIZES[:2]:
         x = images(*size).float()
         (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         with torch.no_grad():
-            assert difference(torch.from_numpy(y), model(x)) <= 1e-4
+            assert difference(torch.from_numpy(y), model(x)) <= 1e-3
 
 
 def test_layers_run_in_onnx():
@@ -177,6 +195,12 @@ def test_layers_run_in_onnx():
 
 @slow
 @pytest.mark.parametrize("similarity", ["static-full", "dynamic-full"])
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", ZOO)
 def test_converted_networks_run_in_onnx(name, similarity):
-    check_onnx(perturbed(ns.convert(build(name).float(), similarity)))
+    check_onnx(perturbed(ns.convert(build(name).float(), similarity)), name not in ONE_SIZE)
+
+
+@slow
+def test_the_network_of_one_size_is_so_without_similarities():
+    with pytest.raises(Exception, match="reshape"):
+        check_onnx(build("timm/mobilevit_xxs").float())
