@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from neural_similarity.cli import catalogue, paper, runs, train
+from neural_similarity.cli import bench, catalogue, paper, runs, train
 from neural_similarity.cli.parsing import UsageError, unknown
 from neural_similarity.train import Interrupted, RunError
 
@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "reproduce": (paper.reproduce, "run what a table of the paper lacks"),
     "table": (paper.table, "show a table of the paper beside our runs"),
     "record": (paper.record, "write the records of finished runs"),
+    "bench": (bench.bench, "measure time and memory beside other implementations"),
     "recipes": (catalogue.recipes, "list the named recipes"),
     "models": (catalogue.models, "list the networks, their parameters and multiplications"),
     "data": (catalogue.data, "download or verify a data set"),

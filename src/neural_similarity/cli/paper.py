@@ -1,35 +1,20 @@
 """`nsim reproduce`, `nsim table` and `nsim record`: the paper's tables from run records."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import tyro
 
 from neural_similarity import paper
 from neural_similarity import train as training
-from neural_similarity.cli.parsing import UsageError, parse, unknown
+from neural_similarity.cli.parsing import UsageError, listed, parse, unknown
 from neural_similarity.paper import TABLES, Outcome, Plan, Task
 from neural_similarity.train.files import write_text
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import Recipe, scaled
-
-Item = TypeVar("Item")
-
-
-def _listed(
-    kind: Callable[[str], Item], metavar: str
-) -> tyro.constructors.PrimitiveConstructorSpec:
-    """A tuple in one word, its items between commas."""
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: tuple(kind(word) for word in words[0].split(",")),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda items: [",".join(map(str, items))],
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +37,9 @@ class ReproduceOptions(TableOptions):
 
     budget: float = 1.0
     """Factor on steps and drops, the same for all rows; below 1 a reduced schedule."""
-    seeds: Annotated[tuple[int, ...], _listed(int, "S,S,...")] = (1, 2, 3)
+    seeds: Annotated[tuple[int, ...], listed(int, "S,S,...")] = (1, 2, 3)
     """Seeds of every row."""
-    only: Annotated[tuple[str, ...], _listed(str, "NAME,NAME,...")] = ()
+    only: Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")] = ()
     """Recipes to run of those in the table; a name may hold *."""
     jobs: int = 2
     """Processes side by side, each of one thread."""

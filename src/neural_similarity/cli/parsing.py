@@ -2,7 +2,7 @@
 
 import difflib
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import tyro
@@ -11,6 +11,7 @@ from neural_similarity.nn import format_similarity, parse_similarity
 from neural_similarity.train import Recipe
 
 Options = TypeVar("Options")
+Item = TypeVar("Item")
 REGISTRY = tyro.constructors.ConstructorRegistry()
 SIMILARITY = typing.get_type_hints(Recipe)["similarity"]
 
@@ -67,6 +68,17 @@ def parse(
         return cast(Options, parsed)
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def listed(kind: Callable[[str], Item], metavar: str) -> tyro.constructors.PrimitiveConstructorSpec:
+    """A tuple in one word, its items between commas."""
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: tuple(kind(word) for word in words[0].split(",")),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda items: [",".join(map(str, items))],
+    )
 
 
 def unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:

@@ -107,7 +107,7 @@ def load_data(run: Run, data_root: str | Path | None = None) -> Dataset:
 
 def _complete(run: Run, dataset: Dataset, runtime: Runtime) -> None:
     training, validation = split(dataset, run.recipe)
-    batches = _batches(training, run, runtime)
+    batches = batches_of(training, run, runtime)
     job = Job(run.recipe, runtime, batches, run.preprocess, validation)
     state = start(run, runtime)
     if checkpoints(run.checkpoints):
@@ -142,13 +142,8 @@ def split(dataset: Dataset, recipe: Recipe) -> tuple[Images, Images | None]:
     return data.held_out(dataset.train, recipe.validation, recipe.seed)
 
 
-def _preprocess(recipe: Recipe, dataset: Dataset) -> Preprocess:
-    if recipe.inputs == "raw":
-        return Preprocess.raw(dataset.train.pixels.shape[1])
-    return Preprocess.fit(split(dataset, recipe)[0])
-
-
-def _batches(images: Images, run: Run, runtime: Runtime) -> Batches:
+def batches_of(images: Images, run: Run, runtime: Runtime) -> Batches:
+    """The batches of a run, functions of the recipe and the images."""
     recipe = run.recipe
     return Batches(
         images,
@@ -159,6 +154,12 @@ def _batches(images: Images, run: Run, runtime: Runtime) -> Batches:
         device=runtime.device,
         channels_last=runtime.channels_last,
     )
+
+
+def _preprocess(recipe: Recipe, dataset: Dataset) -> Preprocess:
+    if recipe.inputs == "raw":
+        return Preprocess.raw(dataset.train.pixels.shape[1])
+    return Preprocess.fit(split(dataset, recipe)[0])
 
 
 def _title(run: Run, runtime: Runtime) -> str:

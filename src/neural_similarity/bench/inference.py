@@ -1,0 +1,77 @@
+"""`nsim bench inference`: CNN-9 plain, static, folded and dynamic."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from neural_similarity.bench import oracle
+from neural_similarity.bench.case import DTYPES
+from neural_similarity.bench.comparison import Comparison, compare, forward
+from neural_similarity.bench.costs import macs, peak_bytes
+from neural_similarity.bench.networks import CHECKED, Setting
+from neural_similarity.bench.report import Row
+from neural_similarity.bench.subject import Placed, Subject
+from neural_similarity.bench.timing import Effort, Timing
+from neural_similarity.convert import fold
+from neural_similarity.train.runtime import threads
+
+PLAIN, FORWARD, FOLDED = "plain", "forward", "folded"
+
+
+def inference(
+    setting: Setting, similarities: Sequence[str], counts: Sequence[int], effort: Effort
+) -> list[Row]:
+    """Scores of CNN-9 in evaluation mode, plain and with similarities, static ones folded too."""
+    subjects = list(_subjects(setting, similarities))
+    images = setting.images(setting.batch)
+
+    def whole(subject: Subject) -> Subject:
+        return replace(subject, inputs=(images,))
+
+    def costs(subject: Subject, times: Mapping[str, Timing]) -> dict[str, float | None]:
+        return {
+            "images_per_second": setting.batch / times[FORWARD].seconds,
+            "peak_bytes": peak_bytes(forward(whole(subject)), images.device),
+            "macs": macs(subject.module, [images]) / setting.batch,
+        }
+
+    rows = []
+    for count in counts:
+        comparison = Comparison(
+            group=setting.group(count),
+            subjects=subjects,
+            grad=setting.check_grad,
+            dtype=DTYPES[setting.runtime.precision],
+            timed={FORWARD: lambda subject: forward(whole(subject))},
+            costs=costs,
+        )
+        with threads(count):
+            rows += compare(comparison, effort)
+    return rows
+
+
+def _subjects(setting: Setting, similarities: Sequence[str]) -> Iterator[Subject]:
+    plain = setting.network(None)
+    yield _subject(PLAIN, plain, plain, setting)
+    for name in similarities:
+        network = setting.network(name)
+        yield _subject(name, network, network, setting)
+        if name.startswith("static"):
+            yield _subject(f"{name}, {FOLDED}", fold(network), network, setting)
+
+
+def _subject(name: str, network: nn.Module, original: nn.Module, setting: Setting) -> Subject:
+    """A network whose scores must be those of `original`."""
+    twin = deepcopy(original).to(setting.runtime.device).double().eval().requires_grad_(False)
+
+    def expected(_: nn.Module, x: Tensor) -> Tensor:
+        return oracle.network(twin, x)
+
+    return Subject(
+        name=name,
+        module=Placed(network, setting.runtime).eval().requires_grad_(False),
+        inputs=(setting.images(CHECKED),),
+        oracle=expected,
+    )

@@ -1,0 +1,168 @@
+"""`nsim bench training`, second part: the loop of `nsim train` beside a bare one."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neural_similarity.bench.case import SEED
+from neural_similarity.bench.checking import problem, relative
+from neural_similarity.bench.networks import CHANNELS, CLASSES, SIZE, Setting
+from neural_similarity.bench.report import Row
+from neural_similarity.bench.subject import Placed
+from neural_similarity.bench.timing import Call, Effort, timing
+from neural_similarity.bench.training import STEP, update
+from neural_similarity.data import Images, Preprocess
+from neural_similarity.train.checkpoint import State
+from neural_similarity.train.journal import Journal
+from neural_similarity.train.loop import Job, fit
+from neural_similarity.train.recipe import Recipe
+from neural_similarity.train.run import Run
+from neural_similarity.train.runtime import Runtime, threads
+from neural_similarity.train.session import batches_of, start
+
+BARE, OURS = "bare loop", "nsim train"
+IMAGES = 4096
+"""Images to train on, or a batch where that is more."""
+BLOCK = 5
+"""Steps that are timed as one, ours with a line of the log: ten times as often as by default."""
+READY = 8
+"""Batches that the bare loop has ready."""
+CHECKED = 3
+"""Steps after which both loops must have come to the same weights."""
+
+
+def training_loops(setting: Setting, counts: Sequence[int], effort: Effort) -> list[Row]:
+    """Images per second of both loops on the plain CNN-9, a step of each by turns.
+
+    Ours cuts and mirrors images, counts and logs; the bare one has its batches ready and does
+    nothing but update.
+    """
+    rows = []
+    for count in counts:
+        group = {"what": "images through the loop"} | setting.group(count)
+        with threads(count), TemporaryDirectory() as folder:
+            race = _Race(setting, Path(folder))
+            error = race.error()
+            reason = problem({torch.float32: error})
+            times = {} if reason else race.run(effort.rounds)
+        for name in (BARE, OURS):
+            row = Row(group=group, name=name, baseline=name == BARE, error=error)
+            if reason:
+                rows.append(replace(row, problem=reason, wrong=True))
+                continue
+            measured = timing(times[name], times[BARE])
+            costs = {"images_per_second": setting.batch / measured.seconds}
+            rows.append(replace(row, times={STEP: measured}, costs=costs))
+    return rows
+
+
+class _Race:
+    """Both loops from the same start."""
+
+    def __init__(self, setting: Setting, folder: Path):
+        self.runtime = setting.runtime
+        images = _images(max(IMAGES, setting.batch))
+        recipe = Recipe(
+            width=setting.width,
+            batch_size=setting.batch,
+            drops=(),
+            log_every=BLOCK,
+            precision=setting.runtime.precision,
+        )
+        self.template = Run(
+            path=folder,
+            name="bench",
+            budget=1,
+            recipe=recipe,
+            data_root="",
+            digest="",
+            classes=images.classes,
+            channels=CHANNELS,
+            image_size=SIZE,
+            preprocess=Preprocess.fit(images),
+        )
+        self.batches = batches_of(images, self.template, self.runtime)
+
+    def error(self) -> float:
+        """How far the weights of both are apart after a few steps, in norms."""
+        bare = start(self.template, self.runtime)
+        step = self._bare(bare)
+        for _ in range(CHECKED):
+            step()
+        pairs = zip(self._fit(CHECKED, _Silent()), bare.model.parameters(), strict=True)
+        return max(relative(ours, theirs.double()) for ours, theirs in pairs)
+
+    def run(self, rounds: int) -> dict[str, dict[int, float]]:
+        """Seconds of a step by blocks of both loops; a first block is left out."""
+        turns = _Turns(self._bare(start(self.template, self.runtime)), self.runtime)
+        self._fit(BLOCK * (rounds + 1), turns)
+        return {
+            name: {
+                block: sum(seconds[block * BLOCK :][:BLOCK]) / BLOCK
+                for block in range(1, rounds + 1)
+            }
+            for name, seconds in turns.seconds.items()
+        }
+
+    def _bare(self, state: State) -> Call:
+        """A step of the bare loop."""
+        model = Placed(state.model, self.runtime).train()
+        batches = cycle([self.batches.at(step) for step in range(READY)])
+        return lambda: update(model, state.optimizer, next(batches))
+
+    def _fit(self, steps: int, progress: "_Silent") -> list[Tensor]:
+        """The weights after so many steps of ours."""
+        path = self.template.path / f"{steps}"
+        path.mkdir()
+        recipe = replace(self.template.recipe, steps=steps)
+        run = replace(self.template, path=path, recipe=recipe)
+        state = start(run, self.runtime)
+        job = Job(recipe, self.runtime, self.batches, run.preprocess, None)
+        fit(job, state, Journal(run, progress))
+        return list(state.model.parameters())
+
+
+class _Silent:
+    """Shows nothing."""
+
+    def stepped(self, step: int) -> None:
+        """Nothing."""
+
+    def measured(self, record: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+class _Turns(_Silent):
+    """Lets the bare loop take a step after each of ours, and times both."""
+
+    def __init__(self, bare: Call, runtime: Runtime):
+        self.bare, self.runtime = bare, runtime
+        self.seconds: dict[str, list[float]] = {BARE: [], OURS: []}
+        self.mark = time.perf_counter()
+
+    def stepped(self, step: int) -> None:  # noqa: ARG002
+        """Note ours, with what came before it since the last step; then a bare one."""
+        self._note(OURS)
+        self.bare()
+        self._note(BARE)
+
+    def _note(self, name: str) -> None:
+        self.runtime.synchronize()
+        now = time.perf_counter()
+        self.seconds[name].append(now - self.mark)
+        self.mark = now
+
+
+def _images(count: int) -> Images:
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (count, CHANNELS, SIZE, SIZE)
+    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    classes = tuple(map(str, range(CLASSES)))
+    return Images(pixels, torch.arange(count) % CLASSES, classes)

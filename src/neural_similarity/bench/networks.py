@@ -1,0 +1,66 @@
+"""CNN-9 with every similarity, to be trained or used."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity import models
+from neural_similarity.bench import oracle
+from neural_similarity.bench.case import SEED, seeded
+from neural_similarity.bench.subject import Placed, Subject, learn
+from neural_similarity.train.runtime import Runtime
+
+CLASSES, CHANNELS, SIZE = 10, 3, 32
+CHECKED = 16
+"""Images that networks are checked on: enough for the statistics of batch normalisation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where and at what size networks are measured."""
+
+    runtime: Runtime
+    """Device and precision; channels last."""
+    batch: int = 128
+    """Images."""
+    width: float = 1.0
+    """Factor on the number of filters."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"`batch` must be at least 1, got {self.batch}")
+
+    def group(self, threads: int) -> dict[str, str | int]:
+        """What the rows of a comparison have in common."""
+        return {"dtype": self.runtime.precision, "batch": self.batch, "threads": threads}
+
+    def images(self, count: int) -> Tensor:
+        """Random images, placed."""
+        generator = torch.Generator().manual_seed(SEED)
+        images = torch.randn(count, CHANNELS, SIZE, SIZE, generator=generator)
+        return self.runtime.place_images(images)
+
+    def network(self, similarity: str | None) -> nn.Module:
+        """CNN-9 whose similarities have left the identity."""
+        with seeded():
+            model = models.cnn9(CLASSES, width=self.width, similarity=similarity)
+            learn(model)
+        return model
+
+    def subject(self, name: str, similarity: str | None) -> Subject:
+        """A network as it is trained."""
+        return Subject(
+            name=name,
+            module=Placed(self.network(similarity), self.runtime),
+            inputs=(self.images(CHECKED),),
+            oracle=oracle.network,
+            separable=False,
+            smooth=False,
+        )
+
+    @property
+    def check_grad(self) -> Tensor:
+        """Gradient of the scores, for the check."""
+        generator = torch.Generator().manual_seed(SEED)
+        return torch.randn(CHECKED, CLASSES, generator=generator).to(self.runtime.device)

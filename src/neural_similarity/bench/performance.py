@@ -1,0 +1,120 @@
+"""docs/performance.md, written from what `nsim bench` saved."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from neural_similarity.bench.markdown import comparison, table
+from neural_similarity.bench.report import Report, Row, grouped, read, split, title
+from neural_similarity.bench.targets import TARGETS
+
+INTRODUCTION = """\
+# Performance
+
+`{command}` writes this page from the files in `{folder}/`; each section names the command that
+measured it. Every subject is checked before it is timed, outputs and all gradients against its
+definition in float64, and one that is wrong has no time (`error` is the norm of the difference
+over the norm). Everything is timed by turns: a ratio is the median over the rounds of the ratio to
+the baseline in the same round, [with a 95 % interval of that median]. Maps are channels last.
+Saved bytes are all that autograd keeps but parameters, the input included; peak memory is what
+forward and backward add to the process at most; MMACs count every multiplication of the forward
+pass for one image."""
+HEADINGS = {
+    "operators": "Operators",
+    "scaling": "Batch size, resolution, threads",
+    "training": "Training",
+    "inference": "Inference",
+}
+"""The sections in their order; another benchmark gets one here."""
+NOTES = {
+    "operators": """\
+3×3 convolutions of C to C channels. `ours, compiled` and the like are the dynamic operator by
+backend, given M; the TensorFlow form, unfold + matmul and `deform_conv2d` compute the same of the
+same M. A static M is folded into the kernel in every call. The layer adds its predictor.
+CondConv2d and ODConv2d are other functions, one kernel an image; CondConv2d is given its routing
+weights. Cells are ratios to `nn.Conv2d` of the same dtype and layout, forward, then forward and
+backward.""",
+    "scaling": "Our operators with the backend that `auto` takes. Flat lines are linear growth.",
+    "training": """\
+A step is forward, loss, backward and SGD on one batch of CNN-9, with a log for the loops. The bare
+loop has its batches ready and does nothing else; `nsim train` cuts, mirrors and counts images and
+writes its log ten times as often as by default. Its checkpoints, one every two minutes, are not in
+it.""",
+    "inference": "CNN-9 in evaluation mode, without autograd.",
+}
+
+
+def page(folder: Path, command: str) -> str:
+    """The page for the reports in a folder.
+
+    Args:
+        folder: Where `nsim bench` saved them; what is missing there is told as not measured.
+        command: What writes the page.
+    """
+    paths = {name: folder / f"{name}.json" for name in HEADINGS}
+    reports = {name: read(path) for name, path in paths.items() if path.exists()}
+    parts = [INTRODUCTION.format(command=command, folder=folder.name), _targets(reports)]
+    for name, report in reports.items():
+        parts.append(f"## {HEADINGS[name]}")
+        parts += _section(report, folder)
+    return "\n\n".join(parts) + "\n"
+
+
+def _targets(reports: Mapping[str, Report]) -> str:
+    """What was set out to reach, and which reports are doubtful."""
+    lines = [target.line(reports.get(target.bench)) for target in TARGETS]
+    doubts = [f"**{name}: {r.noise}.**" for name, r in reports.items() if r.noise]
+    rows = table(("target", "limit", "found, best to worst", ""), lines)
+    return "\n\n".join(["## Targets", *doubts, rows])
+
+
+def _section(report: Report, folder: Path) -> list[str]:
+    environment = report.environment
+    commit = (environment["commit"] or f"version {environment['neural_similarity']}")[:12]
+    dirty = " with local changes" if str(environment["commit"]).endswith("-dirty") else ""
+    others = "unknown" if report.others is None else f"{report.others:.2f} cores"
+    facts = f"`{environment['command']}` on {report.machine}; code {commit}{dirty}; "
+    facts += f"other processes: {others}; baselines' quartiles at most {report.spread:.1%} apart."
+    parts = [facts, NOTES[report.bench]]
+    if report.noise:
+        parts.append(f"**{report.noise}**")
+    if report.bench in ("operators", "scaling"):
+        parts += _pivots(report)
+    else:
+        for rows in grouped(report.rows):
+            parts += [f"### {title(rows[0].group)}", comparison(rows)]
+    return [*parts, f"![{report.bench}](../{folder.name}/{report.bench}.png)"]
+
+
+def _pivots(report: Report) -> list[str]:
+    """Ratios, then memory, of every dtype and similarity."""
+    parts = []
+    for words, rows in split(report.rows).items():
+        parts += [f"### {words}", _pivot(rows, _ratios), "Saved bytes a position; peak MiB."]
+        parts.append(_pivot(rows, _memory))
+    return parts
+
+
+def _pivot(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
+    """A line a name, a column a size."""
+    columns = grouped(rows)
+    head = ["", *(_size(group[0]) for group in columns)]
+    names = dict.fromkeys(row.name for row in rows)
+    by_name = [{row.name: cell(row) for row in group} for group in columns]
+    return table(head, ([name, *(cells.get(name, "") for cells in by_name)] for name in names))
+
+
+def _size(row: Row) -> str:
+    return "{channels}@{size}×{size}, {batch}".format(**row.group)
+
+
+def _ratios(row: Row) -> str:
+    if row.baseline:
+        return " / ".join(f"{1e3 * timing.seconds:.3g} ms" for timing in row.times.values())
+    return row.problem or " / ".join(f"{timing.ratio:.2f}" for timing in row.times.values())
+
+
+def _memory(row: Row) -> str:
+    saved, peak = row.costs.get("saved_bytes"), row.costs.get("peak_bytes")
+    if saved is None:
+        return ""
+    return f"{saved:,.0f}; " + ("unknown" if peak is None else f"{peak / 2**20:,.1f}")

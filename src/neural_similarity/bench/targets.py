@@ -1,0 +1,144 @@
+"""What the project set out to reach, beside what was found."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from neural_similarity.bench.picture import SWEEPS, nanoseconds, peak
+from neural_similarity.bench.report import Report, Row
+from neural_similarity.ops import BACKENDS
+
+FLOAT_BYTES = 4
+Values = Callable[[Report], Iterator[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A limit on what a benchmark finds."""
+
+    text: str
+    """What is limited."""
+    bench: str
+    """Which benchmark finds it."""
+    limit: float
+    """At most, or at least, this."""
+    values: Values
+    """All that was found of it; the worst counts."""
+    least: bool = False
+    """Whether more is better."""
+    unit: str = ""
+    """Of the numbers."""
+
+    def line(self, report: Report | None) -> tuple[str, str, str, str]:
+        """Text, limit, what was found and whether that is enough."""
+        sign = "≥" if self.least else "≤"
+        wanted = f"{sign} {self.limit:g}{self.unit}"
+        found = [] if report is None else list(self.values(report))
+        if not found:
+            return self.text, wanted, "", "not measured"
+        best, worst = (max, min) if self.least else (min, max)
+        reached = worst(found) >= self.limit if self.least else worst(found) <= self.limit
+        ends = dict.fromkeys(f"{value(found):.3g}{self.unit}" for value in (best, worst))
+        return self.text, wanted, " to ".join(ends), "reached" if reached else "**not reached**"
+
+
+def _saved(kind: str) -> Values:
+    def values(report: Report) -> Iterator[float]:
+        for row in report.rows:
+            ours = row.name.removeprefix("ours, ") in BACKENDS
+            wanted = {"similarity": kind, "channels": 32, "dtype": "fp32"}
+            if ours and wanted.items() <= row.group.items() and "saved_bytes" in row.costs:
+                yield row.costs["saved_bytes"] / FLOAT_BYTES
+
+    return values
+
+
+def _ratios(wanted: Callable[[str], bool]) -> Values:
+    def values(report: Report) -> Iterator[float]:
+        for row in report.rows:
+            if wanted(row.name):
+                yield from (timing.ratio for timing in row.times.values())
+
+    return values
+
+
+def _loop(report: Report) -> Iterator[float]:
+    """Images per second of ours in percent of the bare loop's."""
+    for ratio in _ratios(lambda name: name == "nsim train")(report):
+        yield 100 / ratio
+
+
+def _growth(value: Callable[[Row], float | None]) -> Values:
+    """How much more a position costs at one size than at the size before it."""
+
+    def values(report: Report) -> Iterator[float]:
+        lines: dict[tuple, list[tuple[int, float]]] = {}
+        for row in report.rows:
+            sweep = str(row.group["sweep"])
+            varied = SWEEPS[sweep]
+            line = (sweep, row.name, row.group["dtype"], row.group["threads"])
+            cost = value(row)
+            if cost is not None and not row.baseline:
+                lines.setdefault(line, []).append((int(row.group[varied]), cost))
+        for points in lines.values():
+            for (_, before), (_, after) in pairwise(sorted(points)):
+                yield after / before
+
+    return values
+
+
+TARGETS = (
+    Target(
+        text="saved for backward at C = O = 32, dynamic diagonal, fp32",
+        bench="operators",
+        limit=45,
+        unit=" floats/position",
+        values=_saved("diagonal"),
+    ),
+    Target(
+        text="the same, dynamic full",
+        bench="operators",
+        limit=120,
+        unit=" floats/position",
+        values=_saved("full"),
+    ),
+    Target(
+        text="training step of CNN-9, dynamic diagonal ÷ plain",
+        bench="training",
+        limit=4.2,
+        values=_ratios(lambda name: name == "dynamic-diagonal"),
+    ),
+    Target(
+        text="training step of CNN-9, static ÷ plain",
+        bench="training",
+        limit=1.05,
+        values=_ratios(lambda name: name.startswith("static")),
+    ),
+    Target(
+        text="images/s of `nsim train` in percent of a bare loop's, the same network",
+        bench="training",
+        limit=95,
+        unit=" %",
+        least=True,
+        values=_loop,
+    ),
+    Target(
+        text="inference of CNN-9, folded ÷ plain",
+        bench="inference",
+        limit=1.03,
+        values=_ratios(lambda name: name.endswith("folded")),
+    ),
+    Target(
+        text="time of a position at one size ÷ at the size before: linear, no cliff",
+        bench="scaling",
+        limit=1.5,
+        values=_growth(nanoseconds),
+    ),
+    Target(
+        text="peak memory of a position, likewise",
+        bench="scaling",
+        limit=1.5,
+        values=_growth(peak),
+    ),
+)
+"""Those of issue 4. How much growth is a cliff is our reading: half as much again."""

@@ -1,0 +1,135 @@
+"""Times of several things by turns, and how each compares with the first in the same round."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, comb
+from statistics import median, quantiles
+
+import torch
+
+LEAST_ROUNDS = 3
+"""Of what takes so long that it is left out of some."""
+SHORTEST = 5e-3
+"""Seconds; what is shorter is called several times in a row."""
+CONFIDENCE = 0.95
+
+Call = Callable[[], object]
+Clock = Callable[[Call, int], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How long to measure."""
+
+    rounds: int = 15
+    """In each round everything is timed once, starting with another one each time."""
+    seconds: float = 4.0
+    """What would take longer in all of the rounds takes part in fewer, at least three."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < LEAST_ROUNDS:
+            raise ValueError(f"`rounds` must be at least {LEAST_ROUNDS}, got {self.rounds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The time of a call, and its ratio to the baseline's in the same round."""
+
+    seconds: float
+    """Median over the rounds."""
+    spread: float
+    """Distance of the quartiles over the median."""
+    ratio: float
+    """Median of the ratios."""
+    low: float
+    """Lower end of the ratio's interval, see `interval`."""
+    high: float
+    """Upper end."""
+    rounds: int
+    """In how many rounds it was timed."""
+
+
+def measure(
+    calls: Mapping[str, Call], effort: Effort, clock: Clock | None = None
+) -> dict[str, Timing]:
+    """Time the calls by turns; the first of them is the baseline.
+
+    Args:
+        calls: What to time, by name.
+        effort: How long.
+        clock: Seconds of one call when it is called so many times; by default measured.
+    """
+    clock = clock or seconds_per_call
+    every, repeats = {}, {}
+    for name, call in calls.items():
+        clock(call, 1)  # First calls compile and allocate.
+        once = max(clock(call, 1), 1e-9)
+        every[name] = max(1, min(ceil(once * effort.rounds / effort.seconds), effort.rounds // 3))
+        repeats[name] = max(1, ceil(SHORTEST / once))
+    every[next(iter(calls))] = 1
+    times: dict[str, dict[int, float]] = {name: {} for name in calls}
+    for turn in range(effort.rounds):
+        for name in _rotated(list(calls), turn):
+            if turn % every[name] == 0:
+                times[name][turn] = clock(calls[name], repeats[name])
+    baseline = times[next(iter(calls))]
+    return {name: timing(own, baseline) for name, own in times.items()}
+
+
+def timing(own: Mapping[int, float], baseline: Mapping[int, float]) -> Timing:
+    """What the seconds of some rounds amount to, beside those of the baseline.
+
+    Args:
+        own: Seconds by round.
+        baseline: The baseline's, of these rounds at least.
+    """
+    seconds = list(own.values())
+    ratios = [value / baseline[turn] for turn, value in own.items()]
+    low, high = interval(ratios)
+    lower, middle, upper = quantiles(seconds, n=4, method="inclusive")
+    return Timing(
+        seconds=middle,
+        spread=(upper - lower) / middle,
+        ratio=median(ratios),
+        low=low,
+        high=high,
+        rounds=len(ratios),
+    )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """A 95 % interval of the median by the ranks of the values, whatever their distribution.
+
+    Between as many values from both ends as fewer heads of so many tosses have a chance of 2.5 %;
+    of five values or fewer, which give no such interval, the smallest and the largest.
+    """
+    ordered, n = sorted(values), len(values)
+    tail, rank = 0.0, 0
+    while rank < n // 2:
+        tail += comb(n, rank) / 2**n
+        if tail > (1 - CONFIDENCE) / 2:
+            break
+        rank += 1
+    outer = max(rank - 1, 0)
+    return ordered[outer], ordered[n - 1 - outer]
+
+
+def seconds_per_call(call: Call, repeats: int) -> float:
+    """Wall time of a call, the mean of so many in a row."""
+    _synchronize()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    _synchronize()
+    return (time.perf_counter() - began) / repeats
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _rotated(names: list[str], turn: int) -> list[str]:
+    shift = turn % len(names)
+    return names[shift:] + names[:shift]

@@ -1,0 +1,67 @@
+"""`nsim bench training`, first part: updates of CNN-9, plain and with similarities."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.bench.case import DTYPES
+from neural_similarity.bench.comparison import Comparison, compare
+from neural_similarity.bench.costs import macs, peak_bytes
+from neural_similarity.bench.networks import CLASSES, Setting
+from neural_similarity.bench.report import Row
+from neural_similarity.bench.subject import Subject
+from neural_similarity.bench.timing import Call, Effort, Timing
+from neural_similarity.convert import parameter_groups
+from neural_similarity.train.recipe import Recipe
+from neural_similarity.train.runtime import threads
+
+PLAIN, STEP = "plain", "step"
+Batch = tuple[Tensor, Tensor]
+
+
+def training_steps(
+    setting: Setting, similarities: Sequence[str], counts: Sequence[int], effort: Effort
+) -> list[Row]:
+    """Updates of CNN-9, plain and with similarities, on one batch: no data, no log."""
+    subjects = [setting.subject(PLAIN, None)]
+    subjects += [setting.subject(name, name) for name in similarities]
+    images = setting.images(setting.batch)
+    labels = torch.arange(setting.batch, device=images.device) % CLASSES
+
+    def call(subject: Subject) -> Call:
+        recipe = Recipe()
+        groups = parameter_groups(subject.module, weight_decay=recipe.weight_decay)
+        optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+        return lambda: update(subject.module, optimizer, (images, labels))
+
+    def costs(subject: Subject, times: Mapping[str, Timing]) -> dict[str, float | None]:
+        return {
+            "images_per_second": setting.batch / times[STEP].seconds,
+            "peak_bytes": peak_bytes(call(subject), images.device),
+            "macs": macs(subject.module, [images]) / setting.batch,
+        }
+
+    rows = []
+    for count in counts:
+        comparison = Comparison(
+            group={"what": "updates of CNN-9"} | setting.group(count),
+            subjects=subjects,
+            grad=setting.check_grad,
+            dtype=DTYPES[setting.runtime.precision],
+            timed={STEP: call},
+            costs=costs,
+        )
+        with threads(count):
+            rows += compare(comparison, effort)
+    return rows
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    """One step of gradient descent, and nothing else."""
+    images, labels = batch
+    loss = F.cross_entropy(model(images).float(), labels)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()

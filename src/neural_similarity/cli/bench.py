@@ -1,0 +1,335 @@
+"""`nsim bench`: time and memory beside other implementations, and the page of all of it."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+
+import torch
+
+from neural_similarity import bench as benchmarks
+from neural_similarity.bench import Case, Effort, Report, Row, Setting, Watch
+from neural_similarity.bench.case import Kind
+from neural_similarity.cli.parsing import listed, parse, unknown
+from neural_similarity.nn import SIMILARITIES
+from neural_similarity.train import Runtime, choose_runtime
+from neural_similarity.train.environment import describe_environment
+from neural_similarity.train.files import write_text
+from neural_similarity.train.runtime import Precision
+
+Chosen = TypeVar("Chosen")
+Numbers = Annotated[tuple[int, ...], listed(int, "N,N,...")]
+Names = Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")]
+QUICK_ROUNDS, QUICK_WIDTH, QUICK_BATCH = 3, 0.1, 2
+
+
+class Shape(NamedTuple):
+    """Of a map."""
+
+    channels: int
+    size: int
+
+    @staticmethod
+    def read(word: str) -> "Shape":
+        """The shape in a word such as 64x16."""
+        channels, _, size = word.partition("x")
+        if not (channels.isdecimal() and size.isdecimal()):
+            raise ValueError(f"`shapes` must be like 64x16, channels and size, got {word!r}")
+        return Shape(int(channels), int(size))
+
+    def __str__(self) -> str:
+        return f"{self.channels}x{self.size}"
+
+
+Shapes = Annotated[tuple[Shape, ...], listed(Shape.read, "CxS,CxS,...")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every benchmark takes."""
+
+    dtype: Literal["fp32", "bf16", "both"] = "both"
+    """Precision; ratios are to the baseline in the same."""
+    rounds: int = 15
+    """How often everything is timed, by turns."""
+    threads: Numbers = (0,)
+    """Numbers of CPU threads, each apart; 0 is torch's choice."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    out: Path = Path("benchmarks")
+    """Folder for what was found: NAME.json and NAME.png."""
+    quick: bool = False
+    """Try the command out in seconds, at sizes that say nothing."""
+
+    def __post_init__(self) -> None:
+        Effort(rounds=self.rounds)
+        if min(self.threads) < 0:
+            raise ValueError(f"`threads` must not be negative, got {self.threads}")
+
+    @property
+    def effort(self) -> Effort:
+        """How long to measure."""
+        return Effort(rounds=QUICK_ROUNDS if self.quick else self.rounds)
+
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of threads, torch's own for 0."""
+        return [count or torch.get_num_threads() for count in self.threads]
+
+    @property
+    def runtimes(self) -> list[Runtime]:
+        """Device and precision of every part."""
+        wanted = get_args(Precision)[::-1] if self.dtype == "both" else (self.dtype,)
+        return [choose_runtime(self.device, precision) for precision in wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorsOptions(Options):
+    """What `nsim bench operators` takes."""
+
+    batch: Numbers = (32, 128)
+    """Images at a time."""
+    shapes: Shapes = (Shape(32, 32), Shape(64, 16), Shape(128, 8))
+    """Channels and size of the maps."""
+    similarity: Literal["diagonal", "full", "both"] = "both"
+    """Kind of M."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingOptions(Options):
+    """What `nsim bench scaling` takes."""
+
+    dtype: Literal["fp32", "bf16", "both"] = "fp32"
+    """Precision."""
+    threads: Numbers = (1, 2)
+    """Numbers of CPU threads, each apart."""
+    rounds: int = 7
+    """How often everything is timed, by turns."""
+    batch: Numbers = (1, 4, 16, 64, 256)
+    """Images at a time, at the first of the sizes."""
+    size: Numbers = (32, 64, 112, 160, 224)
+    """Height and width, at the second of the batches."""
+    channels: int = 32
+    """Of input and output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(Options):
+    """What benchmarks of CNN-9 take."""
+
+    similarity: Names = ("static-diagonal", "static-full", "dynamic-diagonal")
+    """Named similarities, beside the plain network; dynamic-full takes minutes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.similarity:
+            if name not in SIMILARITIES or name == "none":
+                raise unknown("similarity", name, [name for name in SIMILARITIES if name != "none"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(NetworkOptions):
+    """What `nsim bench training` takes."""
+
+    batch: Numbers = (128,)
+    """Images an update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions(NetworkOptions):
+    """What `nsim bench inference` takes."""
+
+    batch: Numbers = (1, 128)
+    """Images at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """What `nsim bench page` takes."""
+
+    results: Path = Path("benchmarks")
+    """Folder of what the benchmarks saved."""
+    out: Path = Path("docs/performance.md")
+    """Markdown file to write."""
+
+
+def bench(args: Sequence[str]) -> int:
+    """Run one benchmark and return its exit code, 1 if a result is wrong."""
+    name, *rest = args or ["--help"]
+    if name in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    if name not in BENCHES:
+        raise unknown("benchmark", name, BENCHES)
+    return BENCHES[name][0](rest)
+
+
+def operators(args: Sequence[str]) -> int:
+    """Our operators beside other formulations and other operators."""
+    options = _parse(OperatorsOptions, args, "operators", "--batch 32 --shapes 64x16,128x8")
+    kinds = get_args(Kind) if options.similarity == "both" else (options.similarity,)
+    batches, shapes = options.batch, options.shapes
+    if options.quick:
+        batches, shapes = (QUICK_BATCH,), (Shape(8, 8),)
+    cases = [
+        _case(runtime, kind, batch, shape)
+        for runtime in options.runtimes
+        for kind in kinds
+        for shape in shapes
+        for batch in batches
+    ]
+    return _run(
+        "operators", options, lambda: benchmarks.operators(cases, options.counts, options.effort)
+    )
+
+
+def scaling(args: Sequence[str]) -> int:
+    """Our operators as batches and images grow, with one thread and more."""
+    options = _parse(ScalingOptions, args, "scaling", "--batch 1,2,4,8 --size 32,64 --threads 1")
+    batches, sizes, channels = options.batch, options.size, options.channels
+    if options.quick:
+        batches, sizes, channels = (1, 2), (8, 12), 4
+    fixed = batches[min(1, len(batches) - 1)]
+
+    def cases(points: Sequence[tuple[int, int]]) -> list[Case]:
+        return [
+            _case(runtime, "diagonal", batch, Shape(channels, size))
+            for runtime in options.runtimes
+            for batch, size in points
+        ]
+
+    sweeps = {
+        "by batch": cases([(batch, sizes[0]) for batch in batches]),
+        "by size": cases([(fixed, size) for size in sizes]),
+    }
+    return _run(
+        "scaling", options, lambda: benchmarks.scaling(sweeps, options.counts, options.effort)
+    )
+
+
+def training(args: Sequence[str]) -> int:
+    """Updates of CNN-9, and the loop of `nsim train` beside a bare one."""
+    options = _parse(TrainingOptions, args, "training", "--similarity dynamic-full --dtype bf16")
+
+    def rows() -> list[Row]:
+        found = []
+        for setting in _settings(options, options.batch):
+            found += benchmarks.training_steps(
+                setting, options.similarity, options.counts, options.effort
+            )
+            found += benchmarks.training_loops(setting, options.counts, options.effort)
+        return found
+
+    return _run("training", options, rows)
+
+
+def inference(args: Sequence[str]) -> int:
+    """CNN-9 in evaluation mode, plain, static, folded and dynamic."""
+    options = _parse(InferenceOptions, args, "inference", "--batch 1,16 --threads 1,2")
+
+    def rows() -> list[Row]:
+        found = []
+        for setting in _settings(options, options.batch):
+            found += benchmarks.inference(
+                setting, options.similarity, options.counts, options.effort
+            )
+        return found
+
+    return _run("inference", options, rows)
+
+
+def page(args: Sequence[str]) -> int:
+    """Write the page of what the benchmarks saved, beside the targets."""
+    options = _parse(PageOptions, args, "page", "--out docs/performance.md")
+    command = f"nsim bench page --results {options.results} --out {options.out}"
+    write_text(options.out, benchmarks.page(options.results, command))
+    _say(f"{options.out}\n")
+    return 0
+
+
+BENCHES: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "operators": (operators, "our operators beside other formulations and operators"),
+    "scaling": (scaling, "our operators as batches and images grow"),
+    "training": (training, "updates of CNN-9, and the training loop beside a bare one"),
+    "inference": (inference, "CNN-9 plain, static, folded and dynamic"),
+    "page": (page, "write docs/performance.md from what the others saved"),
+}
+"""The benchmarks by name; one of few-shot learning goes here."""
+
+
+def _run(name: str, options: Options, rows: Callable[[], list[Row]]) -> int:
+    """Measure, print, save and draw; the exit code."""
+    watch = Watch()
+    found = tuple(rows())
+    report = Report(
+        bench=name,
+        environment=_environment(options),
+        quick=options.quick,
+        others=watch.others(),
+        rows=found,
+    )
+    _say(benchmarks.to_markdown(report))
+    path, picture = benchmarks.write(report, options.out), options.out / f"{name}.png"
+    (benchmarks.draw_growth if name == "scaling" else benchmarks.draw_ratios)(report, picture)
+    _say(f"\n{path}\n{picture}\n")
+    if report.noise:
+        sys.stderr.write(f"nsim: do not rely on these times: {report.noise}\n")
+    for row in report.wrong:
+        sys.stderr.write(f"nsim: {row.name} is {row.problem}\n")
+    return 1 if report.wrong else 0
+
+
+def _environment(options: Options) -> dict[str, Any]:
+    runtime = choose_runtime(options.device, "fp32")
+    return describe_environment(runtime) | {"precision": options.dtype}
+
+
+def _case(runtime: Runtime, kind: Kind, batch: int, shape: Shape) -> Case:
+    return Case(
+        kind=kind,
+        dtype=runtime.precision,
+        batch=batch,
+        channels=shape.channels,
+        size=shape.size,
+        device=runtime.device,
+    )
+
+
+def _settings(options: Options, batches: Sequence[int]) -> list[Setting]:
+    if options.quick:
+        batches, width = (QUICK_BATCH,), QUICK_WIDTH
+    else:
+        width = 1.0
+    return [
+        Setting(runtime=runtime, batch=batch, width=width)
+        for runtime in options.runtimes
+        for batch in batches
+    ]
+
+
+def _parse(kind, args: Sequence[str], name: str, example: str):
+    """The options of a benchmark."""
+    description = (
+        f"{_sentence(name)}\n\nexamples:\n  nsim bench {name}\n  nsim bench {name} {example}"
+    )
+    return parse(kind, args, command=f"bench {name}", description=description, flags=True)
+
+
+def _sentence(name: str) -> str:
+    text = BENCHES[name][1]
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _help() -> str:
+    lines = [f"  {name:<10}{text}\n" for name, (_, text) in BENCHES.items()]
+    return (
+        "usage: nsim bench NAME ...\n\nMeasure time and memory beside other implementations, "
+        f"each checked first.\n\nbenchmarks:\n{''.join(lines)}\nexamples:\n"
+        "  nsim bench operators\n  nsim bench training --dtype bf16\n\n"
+        "`nsim bench NAME --help` describes a benchmark.\n"
+    )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
