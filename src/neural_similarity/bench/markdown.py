@@ -54,4 +54,4 @@ def _line(row: Row, times: Line, costs: Line) -> Line:
         timing = row.times.get(name)
         cells += ["", ""] if timing is None else [f"{1e3 * timing.seconds:,.2f}", ratio(timing)]
     cells += [COSTS[name][1](row.costs[name]) if name in row.costs else "" for name in costs]
-    return [*cells, "" if row.error is None else f"{row.error:.0e}"]
+    return [*cells, f"{row.error:.0e}" if row.error else "0"]

@@ -10,14 +10,19 @@ from neural_similarity.bench.targets import TARGETS
 INTRODUCTION = """\
 # Performance
 
-`{command}` writes this page from the files in `{folder}/`; each section names the command that
-measured it. Every subject is checked before it is timed, outputs and all gradients against its
-definition in float64, and one that is wrong has no time (`error` is the norm of the difference
-over the norm). Everything is timed by turns: a ratio is the median over the rounds of the ratio to
-the baseline in the same round, [with a 95 % interval of that median]. Maps are channels last.
-Saved bytes are all that autograd keeps but parameters, the input included; peak memory is what
-forward and backward add to the process at most; MMACs count every multiplication of the forward
-pass for one image."""
+`{command}` writes this page from what the
+benchmarks saved in `{folder}/`, where there are all times with their intervals; each section names
+the command that measured it.
+
+Everything is checked before it is timed, at the operands that it is timed with: outputs and all
+gradients against the definition in float64 (of whole networks, whose gradients rounding can
+change at will, outputs as timed, gradients in float64). What is wrong has no time. An error is the
+norm of the difference over the norm of what is expected.
+
+Everything is timed by turns. A ratio is the median over the rounds of the ratio to the baseline in
+the same round; in brackets is a 95 % interval of that median. Maps are channels last. Saved bytes
+are all that autograd keeps but parameters, the input included. Peak memory is what a call adds to
+the process at most. MMACs count every multiplication of the forward pass for one image."""
 HEADINGS = {
     "operators": "Operators",
     "scaling": "Batch size, resolution, threads",

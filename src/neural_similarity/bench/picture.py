@@ -48,6 +48,9 @@ def draw_growth(report: Report, path: Path) -> None:
         for axes, (label, value) in zip(grid[:, column], GROWING.items(), strict=True):
             _draw_lines(axes, rows, varied, value)
             axes.set(xlabel=varied, ylabel=label, xscale="log", yscale="log")
+            sizes = sorted({int(row.group[varied]) for row in rows})
+            axes.set_xticks(sizes, map(str, sizes), minor=False)
+            axes.set_xticks([], minor=True)
             axes.grid(alpha=0.3, which="both")
     if report.rows:
         grid[0, 0].legend(fontsize=7)

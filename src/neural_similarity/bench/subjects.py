@@ -135,5 +135,5 @@ def _fails(function: Callable[..., Tensor], given: Operands) -> str | None:
     try:
         function(given.x[:1, :, :1, :1], given.weight, given.dynamic[:1, :, :1, :1])
     except (ImportError, RuntimeError) as error:
-        return str(error).splitlines()[0]
+        return str(error).splitlines()[0].split(", ")[-1]  # Behind the place in its source.
     return None

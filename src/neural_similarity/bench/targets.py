@@ -77,8 +77,7 @@ def _growth(value: Callable[[Row], float | None]) -> Values:
             sweep = str(row.group["sweep"])
             varied = SWEEPS[sweep]
             line = (sweep, row.name, row.group["dtype"], row.group["threads"])
-            cost = value(row)
-            if cost is not None and not row.baseline:
+            if (cost := value(row)) and not row.baseline:
                 lines.setdefault(line, []).append((int(row.group[varied]), cost))
         for points in lines.values():
             for (_, before), (_, after) in pairwise(sorted(points)):

@@ -66,6 +66,10 @@ class Options:
         Effort(rounds=self.rounds)
         if min(self.threads) < 0:
             raise ValueError(f"`threads` must not be negative, got {self.threads}")
+        for name in ("batch", "size"):
+            values = getattr(self, name, (1,))
+            if min(values) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {values}")
 
     @property
     def effort(self) -> Effort:

@@ -1,0 +1,255 @@
+"""Reports as files, tables, pictures and as the page of docs, and the commands that make them."""
+
+import json
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+
+from neural_similarity import bench, cli
+from neural_similarity.bench import performance, read, to_markdown, write
+from neural_similarity.bench import subjects as catalogue
+from neural_similarity.bench.report import Report, Row, split
+from neural_similarity.bench.targets import TARGETS
+from neural_similarity.bench.timing import Timing
+
+operators = import_module("neural_similarity.bench.operators")
+QUICK = {
+    "operators": ("--dtype", "fp32"),
+    "scaling": ("--threads", "1"),
+    "training": ("--dtype", "fp32", "--similarity", "static-diagonal"),
+    "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
+}
+ENVIRONMENT = {
+    "neural_similarity": "0.1.0",
+    "commit": "0123456789abcdef",
+    "device": "cpu",
+    "cpu": "A CPU",
+    "torch": "2.15",
+    "command": "nsim bench by hand",
+}
+
+
+def at(seconds, ratio=1.0, reach=0.0, spread=0.01):
+    return Timing(
+        seconds=seconds, spread=spread, ratio=ratio, low=ratio - reach, high=ratio + reach, rounds=9
+    )
+
+
+def report(name, *rows, **changes):
+    found = Report(bench=name, environment=ENVIRONMENT, quick=False, others=0.02, rows=rows)
+    return replace(found, **changes)
+
+
+def operator(name, kind="diagonal", saved=None, **changes):
+    group = {"similarity": kind, "dtype": "fp32", "channels": 32, "size": 8, "batch": 2}
+    costs = {} if saved is None else {"saved_bytes": saved, "peak_bytes": 3 * 2**20, "macs": 2e6}
+    row = Row(group=group | {"threads": 2}, name=name, error=2e-7, costs=costs)
+    return replace(row, **changes)
+
+
+BASE = operator(
+    "nn.Conv2d", saved=128.0, baseline=True, times={"forward": at(0.001), "both": at(0.002)}
+)
+OURS = operator(
+    "ours, compiled",
+    saved=164.0,
+    times={"forward": at(0.0015, 1.5, 0.1), "both": at(0.004, 2.0, 0.25)},
+)
+WRONG = operator("rival", problem="wrong: error 1.0e+00", wrong=True, error=1.0)
+
+
+def cells(text, name):
+    line = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_files_give_back_what_was_written(tmp_path):
+    before = report("operators", BASE, OURS, WRONG, operator("absent", problem="not measured: no"))
+    path = write(before, tmp_path / "new")
+    assert path == tmp_path / "new" / "operators.json"
+    assert read(path) == before
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"rows": []}', '{"rows": [{"times": {"a": 1}}]}'])
+def test_damaged_files_are_named(content, tmp_path):
+    path = tmp_path / "operators.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"operators.json cannot be read as a benchmark's report"):
+        read(path)
+
+
+def test_table_by_hand():
+    text = to_markdown(report("operators", BASE, OURS, WRONG))
+    assert "### diagonal, fp32, channels 32, size 8, batch 2, threads 2" in text
+    assert cells(text, "nn.Conv2d")[1:] == ["1.00", "1", "2.00", "1", "128", "3.0", "2.00", "2e-07"]
+    ours = cells(text, "ours, compiled")
+    assert ours[1:5] == ["1.50", "1.50 [1.40, 1.60]", "4.00", "2.00 [1.75, 2.25]"]
+    assert cells(text, "rival")[1:] == ["wrong: error 1.0e+00", *[""] * 7]
+
+
+def test_doubtful_times_say_so():
+    quiet = report("operators", BASE, OURS)
+    assert quiet.noise is None
+    assert "not a measurement" in replace(quiet, quick=True).noise
+    assert "other processes kept 0.50 cores busy" in replace(quiet, others=0.5).noise
+    assert replace(quiet, others=None).noise is None
+    restless = replace(BASE, times={"forward": at(1.0, spread=0.3)})
+    noisy = report("operators", restless, OURS)
+    assert noisy.noise == "not quiet: a baseline's times have quartiles 30% apart"
+    assert to_markdown(noisy).startswith(f"**{noisy.noise}**")
+    # The baseline's times alone are to be steady; others may have caches to fill.
+    assert report("operators", BASE, replace(OURS, times={"f": at(1.0, spread=0.3)})).noise is None
+
+
+def test_rows_are_split_by_what_is_no_size():
+    full = operator("ours, compiled", kind="full")
+    larger = replace(BASE, group=BASE.group | {"batch": 8})
+    parts = split([BASE, OURS, full, larger])
+    assert list(parts) == ["diagonal, fp32, threads 2", "full, fp32, threads 2"]
+    assert parts["diagonal, fp32, threads 2"] == [BASE, OURS, larger]
+
+
+def network(what, name, ratio, **changes):
+    group = {"what": what, "dtype": "fp32", "batch": 128, "threads": 2}
+    return Row(group=group, name=name, times={"step": at(0.1 * ratio, ratio)}, **changes)
+
+
+def growing(name, value, by, milliseconds):
+    group = {"sweep": f"by {by}", "dtype": "fp32", "channels": 32, "size": 32, "batch": 4}
+    times = {"forward + backward": at(milliseconds / 1e3)}
+    costs = {"peak_bytes": 100.0 * value}
+    return Row(group=group | {"threads": 1, by: value}, name=name, times=times, costs=costs)
+
+
+def found(name, *rows):
+    """The lines of the targets that a report of these rows has something on."""
+    made = report(name, *rows)
+    lines = [target.line(made) for target in TARGETS if target.bench == name]
+    return [line for line in lines if line[3] != "not measured"]
+
+
+def test_saved_floats_against_their_targets():
+    eager = operator("ours, eager", saved=184.0)
+    others = [operator("TensorFlow form", saved=9e9), operator("ours, static diagonal", saved=9e9)]
+    (line,) = found("operators", BASE, OURS, eager, *others)
+    assert line[1:] == ("≤ 45 floats/position", "41 floats/position to 46 floats/position", NOT)
+    (line,) = found("operators", operator("ours, eager", kind="full", saved=452.0))
+    assert line[1:] == ("≤ 120 floats/position", "113 floats/position", "reached")
+
+
+NOT = "**not reached**"
+
+
+def test_training_against_its_targets():
+    rows = [
+        network("updates", name, ratio)
+        for name, ratio in (("plain", 1.0), ("static-full", 1.06), ("dynamic-diagonal", 4.1))
+    ]
+    rows += [network("loop", "bare loop", 1.0), network("loop", "nsim train", 1.25)]
+    lines = found("training", *rows)
+    assert [line[2:] for line in lines] == [("4.1", "reached"), ("1.06", NOT), ("80 %", NOT)]
+    (line,) = found("training", network("loop", "nsim train", 1.02))
+    assert line[1:] == ("≥ 95 %", "98 %", "reached")
+
+
+def test_inference_against_its_target():
+    rows = [network("", "static-full", 1.5), network("", "static-full, folded", 1.01)]
+    (line,) = found("inference", *rows)
+    assert line[2:] == ("1.01", "reached")
+
+
+def test_growth_is_from_one_size_to_the_next():
+    """4 times the batch in 4 and 8 times the time, 4 times the positions in 2 times."""
+    rows = [growing("ours", batch, "batch", ms) for batch, ms in ((16, 32), (1, 1), (4, 4))]
+    rows += [growing("ours", size, "size", ms) for size, ms in ((32, 2), (64, 4))]
+    time, memory = found("scaling", *rows)
+    assert time[2:] == ("0.5 to 2", NOT)
+    assert memory[3] == "reached"
+
+
+def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
+    write(report("operators", BASE, OURS, WRONG), tmp_path)
+    write(report("training", network("updates", "plain", 1.0, baseline=True), quick=True), tmp_path)
+    text = performance.page(tmp_path, "nsim bench page")
+    assert text.startswith("# Performance\n\n`nsim bench page` writes this page")
+    assert "`nsim bench by hand` on A CPU, torch 2.15; code 0123456789ab;" in text
+    assert "| 41 floats/position | reached |" in text
+    assert "not measured |\n" in text
+    assert "**training: a quick run to try the command out, not a measurement.**" in text
+    assert cells(text, "ours, compiled") == ["ours, compiled", "1.50 / 2.00"]
+    assert cells(text, "nn.Conv2d")[1] == "1 ms / 2 ms"
+    assert cells(text, "rival")[1] == "wrong: error 1.0e+00"
+    assert "| ours, compiled | 164; 3.0 |" in text
+    assert f"![operators](../{tmp_path.name}/operators.png)" in text
+    assert "## Inference" not in text
+
+
+def test_every_benchmark_has_a_section():
+    assert set(performance.HEADINGS) == set(performance.NOTES) == set(QUICK)
+    assert {target.bench for target in TARGETS} <= set(QUICK)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_commands_print_save_and_draw(name, tmp_path, capsys):
+    args = ["bench", name, "--quick", "--device", "cpu", "--out", str(tmp_path), *QUICK[name]]
+    assert cli.main(args) == 0
+    told = capsys.readouterr()
+    saved = read(tmp_path / f"{name}.json")
+    assert (saved.bench, saved.quick) == (name, True)
+    assert saved.rows
+    assert all(row.times for row in saved.rows)
+    assert told.out.startswith(to_markdown(saved))
+    assert "do not rely on these times: a quick run" in told.err
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    page = tmp_path / "page.md"
+    assert cli.main(["bench", "page", "--results", str(tmp_path), "--out", str(page)]) == 0
+    assert page.read_text().startswith("# Performance")
+    assert f"## {performance.HEADINGS[name]}" in page.read_text()
+
+
+def test_a_wrong_result_has_no_time_and_the_command_fails(tmp_path, capsys, monkeypatch):
+    planted = {"planted": lambda x, weight, m: (x + 0 * m.sum()) * weight.sum()}
+    monkeypatch.setitem(catalogue.FORMULATIONS, "diagonal", planted)
+    args = ["--quick", "--dtype", "fp32", "--similarity", "diagonal", "--out", str(tmp_path)]
+    assert cli.main(["bench", "operators", *args, "--device", "cpu"]) == 1
+    told = capsys.readouterr()
+    assert cells(told.out, "planted")[1].startswith("wrong: error ")
+    assert set(cells(told.out, "planted")[2:]) == {""}
+    assert "nsim: planted is wrong: error " in told.err
+    rows = json.loads((tmp_path / "operators.json").read_text())["rows"]
+    assert [row["times"] for row in rows if row["name"] == "planted"] == [{}]
+
+
+def test_rows_are_measured_with_their_threads(monkeypatch):
+    seen = []
+    monkeypatch.setattr(operators, "compare", lambda *_: seen.append(torch.get_num_threads()) or [])
+    case = bench.Case(kind="full", dtype="fp32", batch=1, channels=2, size=4)
+    bench.operators([case], [2, 1], bench.Effort())
+    bench.scaling({"by batch": [case]}, [1, 2], bench.Effort())
+    assert seen == [2, 1, 1, 2]
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["operator"], "no benchmark is named 'operator'; did you mean 'operators'?"),
+        (["operators", "--shapes", "32"], "`shapes` must be like 64x16"),
+        (["operators", "--rounds", "2"], "`rounds` must be at least 3, got 2"),
+        (["operators", "--threads", "-1"], "`threads` must not be negative, got (-1,)"),
+        (["operators", "--batch", "0"], "`batch` must be at least 1, got (0,)"),
+        (["training", "--similarity", "static"], "no similarity is named 'static'; did you mean"),
+        (["training", "--roundz", "3"], "--rounds"),
+    ],
+)
+def test_wrong_command_lines(args, message, capsys):
+    assert cli.main(["bench", *args]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", [*QUICK, "page"])
+def test_help_has_examples(name, capsys):
+    assert cli.main(["bench", name, "--help"]) == 0
+    assert f"nsim bench {name}" in capsys.readouterr().out
