@@ -136,12 +136,12 @@ def few(monkeypatch):
 
 
 @DTYPES
-@pytest.mark.parametrize("similarity", [None, "static-full", "dynamic-diagonal"])
+@pytest.mark.parametrize("similarity", ["plain", "static-full", "dynamic-diagonal"])
 @pytest.mark.usefixtures("few")
 def test_networks_are_right(dtype, similarity):
     setting = networks.Setting(runtime=choose_runtime("cpu", dtype), width=0.1)
     checker = Checker(setting.check_grad, replace(SMALL, dtype=dtype).torch_dtype)
-    assert problem(checker.errors(setting.subject("", similarity))) is None
+    assert problem(checker.errors(setting.subject(similarity))) is None
 
 
 def planted(change_x=None, change_weight=None, change_m=None):
@@ -215,7 +215,7 @@ def test_unknown_costs_are_left_out():
 def test_gradients_of_networks_are_compared_in_float64():
     """A gradient that is wrong by a thousandth is found, though bf16 itself errs by more."""
     setting = networks.Setting(runtime=choose_runtime("cpu", "bf16"), width=0.1)
-    subject = setting.subject("", "dynamic-diagonal")
+    subject = setting.subject("dynamic-diagonal")
     checker = Checker(setting.check_grad, torch.bfloat16)
 
     class Slightly(nn.Module):

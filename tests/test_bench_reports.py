@@ -172,7 +172,7 @@ def test_growth_is_from_one_size_to_the_next():
 def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
     write(report("operators", BASE, OURS, WRONG), tmp_path)
     write(report("training", network("updates", "plain", 1.0, baseline=True), quick=True), tmp_path)
-    text = performance.page(tmp_path, "nsim bench page")
+    text = performance.page(tmp_path, tmp_path.parent / "docs" / "page.md", "nsim bench page")
     assert text.startswith("# Performance\n\n`nsim bench page` writes this page")
     assert "`nsim bench by hand` on A CPU, torch 2.15; code 0123456789ab;" in text
     assert "| 41 floats/position | reached |" in text

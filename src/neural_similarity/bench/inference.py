@@ -10,14 +10,14 @@ from neural_similarity.bench import oracle
 from neural_similarity.bench.case import DTYPES
 from neural_similarity.bench.comparison import Comparison, compare, forward
 from neural_similarity.bench.costs import macs, peak_bytes
-from neural_similarity.bench.networks import CHECKED, Setting
+from neural_similarity.bench.networks import CHECKED, PLAIN, Setting
 from neural_similarity.bench.report import Row
 from neural_similarity.bench.subject import Placed, Subject
 from neural_similarity.bench.timing import Effort, Timing
 from neural_similarity.convert import fold
 from neural_similarity.train.runtime import threads
 
-PLAIN, FORWARD, FOLDED = "plain", "forward", "folded"
+FORWARD, FOLDED = "forward", "folded"
 
 
 def inference(

@@ -12,6 +12,7 @@ from neural_similarity.bench.subject import Placed, Subject, learn
 from neural_similarity.train.runtime import Runtime
 
 CLASSES, CHANNELS, SIZE = 10, 3, 32
+PLAIN = "plain"
 CHECKED = 16
 """Images that networks are checked on: enough for the statistics of batch normalisation."""
 
@@ -48,11 +49,11 @@ class Setting:
             learn(model)
         return model
 
-    def subject(self, name: str, similarity: str | None) -> Subject:
-        """A network as it is trained."""
+    def subject(self, name: str) -> Subject:
+        """The network of the similarity called `name`, or the plain one, as it is trained."""
         return Subject(
             name=name,
-            module=Placed(self.network(similarity), self.runtime),
+            module=Placed(self.network(None if name == PLAIN else name), self.runtime),
             inputs=(self.images(CHECKED),),
             oracle=oracle.network,
             separable=False,

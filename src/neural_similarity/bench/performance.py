@@ -1,5 +1,6 @@
 """docs/performance.md, written from what `nsim bench` saved."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -48,19 +49,22 @@ it.""",
 }
 
 
-def page(folder: Path, command: str) -> str:
+def page(folder: Path, path: Path, command: str) -> str:
     """The page for the reports in a folder.
 
     Args:
         folder: Where `nsim bench` saved them; what is missing there is told as not measured.
+        path: The page's own file, from which it shows the pictures in `folder`.
         command: What writes the page.
     """
-    paths = {name: folder / f"{name}.json" for name in HEADINGS}
-    reports = {name: read(path) for name, path in paths.items() if path.exists()}
+    files = {name: folder / f"{name}.json" for name in HEADINGS}
+    reports = {name: read(file) for name, file in files.items() if file.exists()}
     parts = [INTRODUCTION.format(command=command, folder=folder.name), _targets(reports)]
+    pictures = Path(os.path.relpath(folder, path.parent)).as_posix()
     for name, report in reports.items():
         parts.append(f"## {HEADINGS[name]}")
-        parts += _section(report, folder)
+        parts += _section(report)
+        parts.append(f"![{name}]({pictures}/{name}.png)")
     return "\n\n".join(parts) + "\n"
 
 
@@ -72,7 +76,7 @@ def _targets(reports: Mapping[str, Report]) -> str:
     return "\n\n".join(["## Targets", *doubts, rows])
 
 
-def _section(report: Report, folder: Path) -> list[str]:
+def _section(report: Report) -> list[str]:
     environment = report.environment
     commit = (environment["commit"] or f"version {environment['neural_similarity']}")[:12]
     dirty = " with local changes" if str(environment["commit"]).endswith("-dirty") else ""
@@ -87,7 +91,7 @@ def _section(report: Report, folder: Path) -> list[str]:
     else:
         for rows in grouped(report.rows):
             parts += [f"### {title(rows[0].group)}", comparison(rows)]
-    return [*parts, f"![{report.bench}](../{folder.name}/{report.bench}.png)"]
+    return parts
 
 
 def _pivots(report: Report) -> list[str]:

@@ -1,6 +1,7 @@
 """Whether the machine had nothing else to do while something was timed."""
 
 import os
+import time
 from pathlib import Path
 
 STATISTICS = Path("/proc/stat")
@@ -20,6 +21,13 @@ class Watch:
             return None
         busy, own, wall = (after - before for after, before in zip(now, self.began, strict=True))
         return max(0.0, busy - own) / wall if wall else None
+
+
+def others_now(seconds: float = 0.5) -> float | None:
+    """Cores that are busy with other processes for the next `seconds`; None where unknown."""
+    watch = Watch()
+    time.sleep(seconds)
+    return watch.others()
 
 
 def _readings() -> tuple[float, float, float] | None:

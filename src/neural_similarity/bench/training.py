@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from neural_similarity.bench.case import DTYPES
 from neural_similarity.bench.comparison import Comparison, compare
 from neural_similarity.bench.costs import macs, peak_bytes
-from neural_similarity.bench.networks import CLASSES, Setting
+from neural_similarity.bench.networks import CLASSES, PLAIN, Setting
 from neural_similarity.bench.report import Row
 from neural_similarity.bench.subject import Subject
 from neural_similarity.bench.timing import Call, Effort, Timing
@@ -17,7 +17,7 @@ from neural_similarity.convert import parameter_groups
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.runtime import threads
 
-PLAIN, STEP = "plain", "step"
+STEP = "step"
 Batch = tuple[Tensor, Tensor]
 
 
@@ -25,8 +25,6 @@ def training_steps(
     setting: Setting, similarities: Sequence[str], counts: Sequence[int], effort: Effort
 ) -> list[Row]:
     """Updates of CNN-9, plain and with similarities, on one batch: no data, no log."""
-    subjects = [setting.subject(PLAIN, None)]
-    subjects += [setting.subject(name, name) for name in similarities]
     images = setting.images(setting.batch)
     labels = torch.arange(setting.batch, device=images.device) % CLASSES
 
@@ -47,7 +45,7 @@ def training_steps(
     for count in counts:
         comparison = Comparison(
             group={"what": "updates of CNN-9"} | setting.group(count),
-            subjects=subjects,
+            subjects=[setting.subject(name) for name in (PLAIN, *similarities)],
             grad=setting.check_grad,
             dtype=DTYPES[setting.runtime.precision],
             timed={STEP: call},

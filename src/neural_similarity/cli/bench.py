@@ -4,13 +4,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 
 from neural_similarity import bench as benchmarks
 from neural_similarity.bench import Case, Effort, Report, Row, Setting, Watch
 from neural_similarity.bench.case import Kind
+from neural_similarity.bench.quiet import others_now
+from neural_similarity.bench.report import MOST_OTHERS
 from neural_similarity.cli.parsing import listed, parse, unknown
 from neural_similarity.nn import SIMILARITIES
 from neural_similarity.train import Runtime, choose_runtime
@@ -49,6 +51,7 @@ Shapes = Annotated[tuple[Shape, ...], listed(Shape.read, "CxS,CxS,...")]
 class Options:
     """What every benchmark takes."""
 
+    seconds: ClassVar[float] = Effort.seconds
     dtype: Literal["fp32", "bf16", "both"] = "both"
     """Precision; ratios are to the baseline in the same."""
     rounds: int = 15
@@ -74,7 +77,7 @@ class Options:
     @property
     def effort(self) -> Effort:
         """How long to measure."""
-        return Effort(rounds=QUICK_ROUNDS if self.quick else self.rounds)
+        return Effort(rounds=QUICK_ROUNDS if self.quick else self.rounds, seconds=self.seconds)
 
     @property
     def counts(self) -> list[int]:
@@ -122,6 +125,7 @@ class ScalingOptions(Options):
 class NetworkOptions(Options):
     """What benchmarks of CNN-9 take."""
 
+    seconds: ClassVar[float] = 15.0
     similarity: Names = ("static-diagonal", "static-full", "dynamic-diagonal")
     """Named similarities, beside the plain network; dynamic-full takes minutes."""
 
@@ -247,7 +251,7 @@ def page(args: Sequence[str]) -> int:
     """Write the page of what the benchmarks saved, beside the targets."""
     options = _parse(PageOptions, args, "page", "--out docs/performance.md")
     command = f"nsim bench page --results {options.results} --out {options.out}"
-    write_text(options.out, benchmarks.page(options.results, command))
+    write_text(options.out, benchmarks.page(options.results, options.out, command))
     _say(f"{options.out}\n")
     return 0
 
@@ -264,6 +268,8 @@ BENCHES: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 
 def _run(name: str, options: Options, rows: Callable[[], list[Row]]) -> int:
     """Measure, print, save and draw; the exit code."""
+    if not options.quick and (others_now() or 0.0) > MOST_OTHERS:
+        sys.stderr.write("nsim: the machine is not quiet: other processes are at work\n")
     watch = Watch()
     found = tuple(rows())
     report = Report(
