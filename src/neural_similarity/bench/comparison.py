@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,14 +48,8 @@ def compare(comparison: Comparison, effort: Effort) -> list[Row]:
     for subject in right:
         times = timings[subject.name]
         costs = comparison.costs(subject, times).items()
-        rows[subject.name] = Row(
-            group=comparison.group,
-            name=subject.name,
-            baseline=subject.name == baseline,
-            error=rows[subject.name].error,
-            times=times,
-            costs={name: value for name, value in costs if value is not None},
-        )
+        known = {name: value for name, value in costs if value is not None}
+        rows[subject.name] = replace(rows[subject.name], times=times, costs=known)
     return list(rows.values())
 
 

@@ -24,7 +24,7 @@ class Effort:
 
     rounds: int = 15
     """In each round everything is timed once, starting with another one each time."""
-    seconds: float = 4.0
+    seconds: float = 3.0
     """What would take longer in all of the rounds takes part in fewer, at least three."""
 
     def __post_init__(self) -> None:

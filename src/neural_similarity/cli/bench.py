@@ -95,6 +95,8 @@ class Options:
 class OperatorsOptions(Options):
     """What `nsim bench operators` takes."""
 
+    rounds: int = 9
+    """How often everything is timed, by turns."""
     batch: Numbers = (32, 128)
     """Images at a time."""
     shapes: Shapes = (Shape(32, 32), Shape(64, 16), Shape(128, 8))
