@@ -203,7 +203,7 @@ def test_commands_print_save_and_draw(name, tmp_path, capsys):
     assert told.out.startswith(to_markdown(saved))
     assert "do not rely on these times: a quick run" in told.err
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    page = tmp_path / "page.md"
+    page = tmp_path / "docs" / "page.md"
     assert cli.main(["bench", "page", "--results", str(tmp_path), "--out", str(page)]) == 0
     assert page.read_text().startswith("# Performance")
     assert f"## {performance.HEADINGS[name]}" in page.read_text()
