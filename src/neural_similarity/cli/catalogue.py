@@ -118,7 +118,7 @@ def data(args: Sequence[str]) -> int:
         with _download_bar() as progress:
             path = datasets.download(options.name, options.data, progress=progress)
     dataset = datasets.load(options.name, root=options.data)
-    channels, height, width = dataset.train.pixels.shape[1:]
+    channels, height, width = dataset.train.shape
     sys.stdout.write(
         f"{dataset.name} in {path}: {len(dataset.train):,} training and {len(dataset.test):,} test "
         f"images of {channels}x{height}x{width}, {len(dataset.train.classes)} classes\n"

@@ -149,7 +149,7 @@ def inspect(args: Sequence[str]) -> int:
     dataset = training.load_data(run, options.data)
     runtime = training.choose_runtime(options.device, "fp32")
     model = runtime.place(training.load(run, options.checkpoint))
-    pixels = dataset.train.pixels[: training.PICTURED]
+    pixels = dataset.train.head(training.PICTURED)
     if options.images:
         pixels = torch.stack([_read_image(path, run) for path in options.images])
     paths = training.draw_similarities(run, model, pixels, options.out or run.plots)
@@ -170,9 +170,11 @@ def _read_image(path: Path, run: Run) -> Tensor:
 
 
 def _describe(scores: Scores) -> str:
+    top5 = scores.top5_error_percent
     return (
         f"accuracy {100 * scores.accuracy:.2f} %, error {scores.error_percent:.2f} %, "
-        f"loss {scores.loss:.4f}"
+        + ("" if top5 is None else f"top-5 error {top5:.2f} %, ")
+        + f"loss {scores.loss:.4f}"
     )
 
 

@@ -92,5 +92,5 @@ def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
                 continue
             if entry.is_dir():
                 yield from _walk(entry.path, f"{prefix}{entry.name}/")
-            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+            elif Path(entry.name).suffix.lower() in SUFFIXES:
                 yield prefix + entry.name, entry.stat().st_size

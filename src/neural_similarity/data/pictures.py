@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 AREAS, ASPECTS, ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10
-"""Of random windows: share of the image, width over height, and draws before the centre is taken."""
+"""Of random windows: share of the image, width by height, and draws until the centre is taken."""
 CENTRE = 224 / 256
 """Share of the shorter side that the central window of a test image has."""
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

@@ -53,7 +53,8 @@ def load(
         return imagenet.load_imagenet(Path(root), image_size, workers)
     if image_size is not None:
         raise ValueError(
-            f'`image_size` is for the data sets "folder" and "imagenet", got {image_size} for {name}'
+            f"`image_size` is for the data sets {' and '.join(IN_PLACE)}, got {image_size} "
+            f"for {name}"
         )
     return _LOADERS[name](Path(root))
 
