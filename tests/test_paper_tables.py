@@ -43,7 +43,7 @@ def markdown_of(results, budget=1.0):
         ("4", [7.78, 7.29, 7.15, 7.38, 6.85, 6.5, 28.95, 28.70, 28.35, 28.11, 27.81, 28.02]),
         ("5", [42.72, 42.11, 40.61]),
         ("8", [90.86, 90.69, 91.31, 91.76]),
-        ("resnet", [31.69, 30.12, 29.68, 24.77, 23.91, 23.45]),
+        ("response", [31.69, 30.12, 29.68, 24.77, 23.91, 23.45]),
     ],
 )
 def test_the_papers_numbers(table, numbers):
@@ -82,7 +82,7 @@ def test_row_by_hand(tmp_path):
     # Images right more often than the baseline's: 1/3, 1/3, 0, 1/3, 0 of 3 seeds; s = 0.1826.
     assert row[6] == "−20.00 [−36.00, −4.00]"
     assert row[7:] == ["1.23 M", "67 M", "2:00"]
-    assert cells(text, "later")[3:5] == ["not run (no recipe yet)", "0"]
+    assert cells(text, "later")[3:5] == ["not run (no recipe)", "0"]
 
 
 def test_one_seed_is_by_image_alone_and_says_so(tmp_path):

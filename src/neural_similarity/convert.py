@@ -348,7 +348,7 @@ def parameter_groups(
         elif isinstance(module, DynamicSimilarity):
             groups["predictors"] |= dict.fromkeys(module.predictor.parameters())
         elif isinstance(module, SphereConv2d):
-            groups["spheres"][module.weight] = None
+            groups["spheres"][cast(nn.Parameter, module.weight)] = None
         if (own := _undecayed(module)) is not None:
             groups["undecayed"][own] = None
     apart = {parameter for group in groups.values() for parameter in group}

@@ -12,14 +12,13 @@ import tyro
 
 from neural_similarity import data as datasets
 from neural_similarity import models as networks
-from neural_similarity.cli.parsing import parse, unknown
+from neural_similarity.cli.parsing import UsageError, parse, unknown
 from neural_similarity.convert import fold
 from neural_similarity.models import counts
 from neural_similarity.nn import SIMILARITIES, parse_similarity
 from neural_similarity.nn.text import Similarity
-from neural_similarity.recipes import DESCRIPTIONS, RECIPES
+from neural_similarity.recipes import GROUPS
 
-FOLDER = "folder"
 WIDTH = 132
 NUMBERS = ("steps", "classes", "parameters", "MACs")
 MODELS_DESCRIPTION = """List the networks with every similarity at their usual image sizes.
@@ -59,18 +58,24 @@ class DataOptions:
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """Data set."""
     data: Path = Path("data")
-    """Folder of the data sets."""
+    """Folder of the data sets; of imagenet and folder the data set itself."""
+    source: Path | None = None
+    """Folder of images/ and lists *.csv, as Mini-ImageNet is passed around, to make an imagenet of
+    in --data: 100 images of every class in val, the others in train."""
 
 
 def recipes(args: Sequence[str]) -> int:
     """Print the named recipes as a table."""
     description = "List the named recipes.\n\nexample:\n  nsim recipes"
     parse(RecipesOptions, args, command="recipes", description=description)
-    rows = [
-        (name, r.dataset, r.model, _kind(r.similarity), f"{r.steps:,}", DESCRIPTIONS[name])
-        for name, r in RECIPES.items()
-    ]
     columns = ("name", "data", "model", "similarity", "steps", "description")
+    rows = []
+    for group, members in GROUPS.items():
+        rows += [(), (group,)] if rows else [(group,)]
+        rows += [
+            (f"  {name}", r.dataset, r.model, _kind(r.similarity), f"{r.steps:,}", text)
+            for name, (text, r) in members.items()
+        ]
     _print_table(columns, rows, wraps="description")
     return 0
 
@@ -108,13 +113,18 @@ def data(args: Sequence[str]) -> int:
     """Download or verify a data set and print its sizes."""
     description = (
         "Download a data set, or verify the one that is there, and print its sizes."
-        "\n\nexample:\n  nsim data cifar10 --data data"
+        "\n\nexamples:\n  nsim data cifar10 --data data\n  nsim data imagenet --data ILSVRC2012\n"
+        "  nsim data imagenet --source data/mini-imagenet --data data/mini-imagenet-100"
     )
     options = parse(DataOptions, args, command="data", description=description)
     if options.name not in datasets.NAMES:
         raise unknown("data set", options.name, datasets.NAMES)
     path = options.data
-    if options.name != FOLDER:
+    if options.source is not None:
+        if options.name != "imagenet":
+            raise UsageError(f"--source makes an imagenet, got {options.name}")
+        datasets.lay_out(options.source, path)
+    if options.name not in datasets.IN_PLACE:
         with _download_bar() as progress:
             path = datasets.download(options.name, options.data, progress=progress)
     dataset = datasets.load(options.name, root=options.data)

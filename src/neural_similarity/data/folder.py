@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from neural_similarity.data.images import Dataset, Images, split_off
+from neural_similarity.data.images import Dataset, Images, ImageSet, split_off
 from neural_similarity.data.listing import Listing, check_classes, list_images
 from neural_similarity.data.pictures import Header, read_header, read_pixels
 
@@ -78,6 +78,6 @@ def _read(part: Listing, mode: str, size: tuple[int, int]) -> Images:
     return Images(torch.from_numpy(pixels), torch.tensor(part.labels), part.classes)
 
 
-def _hold_out(images: Images) -> tuple[Images, Images]:
+def _hold_out(images: Images) -> tuple[ImageSet, ImageSet]:
     sizes = torch.bincount(images.labels).tolist()
     return split_off(images, [max(1, size // SHARE) for size in sizes], seed=0)

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -65,7 +64,6 @@ class Images:
 
 
 ImageSet = Images | ImageFiles
-SomeImages = TypeVar("SomeImages", Images, ImageFiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +86,7 @@ class Dataset:
         return digest.hexdigest()
 
 
-def held_out(images: SomeImages, count: int, seed: int) -> tuple[SomeImages, SomeImages]:
+def held_out(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet]:
     """Split `count` images off for validation, the same number of every class.
 
     Where the classes do not divide `count`, the first classes give one image more. Both parts keep
@@ -111,9 +109,7 @@ def held_out(images: SomeImages, count: int, seed: int) -> tuple[SomeImages, Som
     return split_off(images, [each + (c < extra) for c in range(len(images.classes))], seed)
 
 
-def split_off(
-    images: SomeImages, counts: Sequence[int], seed: int
-) -> tuple[SomeImages, SomeImages]:
+def split_off(images: ImageSet, counts: Sequence[int], seed: int) -> tuple[ImageSet, ImageSet]:
     """Split `counts[c]` images of every class c off; see :func:`held_out`."""
     random = generator("held out", seed)
     chosen = torch.zeros(len(images), dtype=torch.bool)

@@ -35,7 +35,7 @@ def sequential(
     layers: Layers,
     similarity: Similarity | str | None,
     attended: Sequence[int] = (),
-    convolution: Convolution = nn.Conv2d,
+    convolution: Callable[..., nn.Conv2d] = nn.Conv2d,
 ) -> nn.Sequential:
     """The network of these layers, at He's initialisation, with similarities.
 
@@ -61,7 +61,7 @@ def _start(network: nn.Module) -> None:
 
 
 def _attending(
-    network: nn.Sequential, attended: Sequence[int], convolution: Convolution
+    network: nn.Sequential, attended: Sequence[int], convolution: Callable[..., nn.Conv2d]
 ) -> nn.Sequential:
     channels = {f"pool{stage}": c for stage, c in enumerate(attended, start=1)}
     layers = OrderedDict[str, nn.Module]()

@@ -5,6 +5,8 @@ Each takes the arguments of a plain convolution without groups, and so the place
 kernel that all images share.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -78,15 +80,14 @@ class CondConv2d(_PerImage):
     $$y = \Big(\sum_e \alpha_e W_e\Big) * x, \qquad \alpha = \sigma(R\,\bar x + r)$$
 
     with $\bar x$ the channels' averages over the positions. Yang et al., CondConv
-    (https://arxiv.org/abs/1904.04971), which takes 4 to 16 kernels. Arguments: see `Rival`.
+    (https://arxiv.org/abs/1904.04971), of 4 to 16 kernels `experts`.
+    Other arguments: see `Rival`.
     """
 
-    experts = 4
-
-    def __init__(self, *args: int, **options: int):
+    def __init__(self, *args: Any, experts: int = 4, **options: Any):
         super().__init__(*args, **options)
-        self.weight = nn.Parameter(torch.empty(self.experts, *self.kernel_shape))
-        self.routing = nn.Linear(self.in_channels, self.experts)
+        self.weight = nn.Parameter(torch.empty(experts, *self.kernel_shape))
+        self.routing = nn.Linear(self.in_channels, experts)
         self.start()
 
     def start(self) -> None:
@@ -108,17 +109,14 @@ class DynamicFilter2d(_PerImage):
 
     with $\bar x$ the channels' averages over the positions and G as large as `hidden` kernels. De
     Brabandere et al., Dynamic Filter Networks (https://arxiv.org/abs/1605.09673), with the smallest
-    generator, as that of one layer of 128 to 128 channels makes 147,456 numbers. Arguments: see
-    `Rival`.
+    generator, as that of one layer of 128 to 128 channels makes 147,456 numbers. Other arguments:
+    see `Rival`.
     """
 
-    hidden = 4
-
-    def __init__(self, *args: int, **options: int):
+    def __init__(self, *args: Any, hidden: int = 4, **options: Any):
         super().__init__(*args, **options)
-        size = torch.Size(self.kernel_shape).numel()
-        self.hide = nn.Linear(self.in_channels, self.hidden)
-        self.generate = nn.Linear(self.hidden, size)
+        self.hide = nn.Linear(self.in_channels, hidden)
+        self.generate = nn.Linear(hidden, torch.Size(self.kernel_shape).numel())
         self.start()
 
     def start(self) -> None:
@@ -126,7 +124,7 @@ class DynamicFilter2d(_PerImage):
         nn.init.kaiming_normal_(self.hide.weight, nonlinearity="relu")
         nn.init.zeros_(self.hide.bias)
         std = (2 / (self.in_channels * self.kernel_size**2)) ** 0.5
-        nn.init.normal_(self.generate.weight, std=std / self.hidden**0.5)
+        nn.init.normal_(self.generate.weight, std=std / self.hide.out_features**0.5)
         nn.init.normal_(self.generate.bias, std=std)
 
     def kernels(self, averages: Tensor) -> Tensor:
@@ -146,7 +144,7 @@ class DeformableConv2d(Rival):
     `Rival`.
     """
 
-    def __init__(self, *args: int, **options: int):
+    def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.weight = nn.Parameter(torch.empty(self.kernel_shape))
         taps = self.kernel_size**2
@@ -158,8 +156,8 @@ class DeformableConv2d(Rival):
     def start(self) -> None:
         """He's initialisation of the kernel; no offsets and m = 1."""
         nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
-        nn.init.zeros_(self.predict.weight)
-        nn.init.zeros_(self.predict.bias)
+        for parameter in self.predict.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, height, width) to (n, o, h, w)."""

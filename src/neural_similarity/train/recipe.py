@@ -44,7 +44,7 @@ class Recipe:
     """Network, one of those that `nsim models` lists."""
     variant: Literal["paper", "released"] = "paper"
     """Layers as the paper's text describes them, or as the authors' released code builds CNN-9.
-    For `nsim train` the whole recipe follows: released takes RECIPE@released."""
+    On the command line `--variant released` means the whole recipe RECIPE@released."""
     width: float = 1.0
     """Factor on the number of filters."""
     similarity: Similarity | None = None
