@@ -231,8 +231,8 @@ def test_command_writes_markdown_and_picture(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["7"], "no table is named '7'; there are 1, 2, 3, 4, 5, 8, resnet"),
-        (["resnt"], "no table is named 'resnt'; did you mean 'resnet'?"),
+        (["7"], "no table is named '7'; there are 1, 2, 3, 4, 5, 8, response, "),
+        (["respnse"], "no table is named 'respnse'; did you mean 'response'?"),
         (["4", "--out", "table.txt"], "`out` must end in .md, got table.txt"),
         (["4", "--budget", "0"], "`budget` must be above 0, got 0.0"),
         ([], "TABLE"),

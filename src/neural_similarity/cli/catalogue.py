@@ -19,7 +19,7 @@ from neural_similarity.nn import SIMILARITIES, parse_similarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.recipes import GROUPS
 
-WIDTH = 132
+WIDTH = 140
 NUMBERS = ("steps", "classes", "parameters", "MACs")
 MODELS_DESCRIPTION = """List the networks with every similarity at their usual image sizes.
 
@@ -65,18 +65,16 @@ class DataOptions:
 
 
 def recipes(args: Sequence[str]) -> int:
-    """Print the named recipes as a table."""
+    """Print the named recipes, a table for every group."""
     description = "List the named recipes.\n\nexample:\n  nsim recipes"
     parse(RecipesOptions, args, command="recipes", description=description)
     columns = ("name", "data", "model", "similarity", "steps", "description")
-    rows = []
     for group, members in GROUPS.items():
-        rows += [(), (group,)] if rows else [(group,)]
-        rows += [
-            (f"  {name}", r.dataset, r.model, _kind(r.similarity), f"{r.steps:,}", text)
+        rows = [
+            (name, r.dataset, r.model, _kind(r.similarity), f"{r.steps:,}", text)
             for name, (text, r) in members.items()
         ]
-    _print_table(columns, rows, wraps="description")
+        _print_table(columns, rows, wraps="description", title=group)
     return 0
 
 
@@ -143,12 +141,18 @@ def _kind(similarity: Similarity | None) -> str:
     return f"{type(similarity).__name__}-{type(similarity.structure).__name__}".lower()
 
 
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wraps: str) -> None:
+def _print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    wraps: str,
+    title: str | None = None,
+) -> None:
     """One line a row, but for the column that `wraps`."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None)
+    table = Table(box=None, title=title, title_justify="left")
     for column in columns:
         justify = "right" if column in NUMBERS else "left"
         table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)

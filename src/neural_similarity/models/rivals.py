@@ -195,7 +195,7 @@ def deformable_conv2d(
         patches = patches.view(n, channels, taps, *mask.shape[2:]) * promoted(mask)[:, None]
     columns = patches.to(x.dtype).flatten(1, 2).flatten(2)  # (n, c * taps, h * w)
     y = torch.matmul(weight.flatten(1), columns)
-    return y.view(n, -1, *mask.shape[2:])
+    return y.view(n, len(weight), *mask.shape[2:])
 
 
 def _taps(out: torch.Size, size: int, stride: int, padding: int, like: Tensor) -> Tensor:
