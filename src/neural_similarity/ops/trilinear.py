@@ -7,7 +7,7 @@ operators; a pair of autograd functions joins them, because `torch.func` refuses
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,27 +25,43 @@ _OPERANDS = (
 Operator = Callable[..., Any]
 
 
-def register(name: str, arithmetic: columns.Arithmetic, kernel: str) -> Operator:
+class Implementation(Protocol):
+    """One way to compute an operator, for x (n, c, *size) and M (n, b, *taps, *out)."""
+
+    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+        """y (n, o, *out), in the memory format of x."""
+        ...
+
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        m: Tensor,
+        window: Window,
+        groups: int,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of x, weight and m; an empty tensor for each that `needs` leaves out."""
+        ...
+
+
+def register(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operator:
     """The differentiable function of a mixing, over two registered operators.
 
     It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
     (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups
     and the backend, and returns (n, o, *out).
     """
-    mixings = {
-        "eager": columns.Plain(arithmetic, mirrors=kernel == "scale"),
-        "compiled": native.Compiled(kernel),
-    }
-    forward = _register_forward(name, mixings)
-    return _differentiable(forward, _register_backward(name, mixings))
+    ways = {"eager": columns.Eager(arithmetic), "compiled": native.Compiled(full=full)}
+    return _differentiable(_register_forward(name, ways), _register_backward(name, ways))
 
 
-def _register_forward(name: str, mixings: Mapping[str, columns.Mixing]) -> Operator:
+def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator:
     def forward(x, weight, similarity, stride, padding, dilation, groups, backend):
         window = _window(weight, stride, padding, dilation)
-        return columns.forward(
-            mixings[chosen(backend, x, window.taps)], x, weight, similarity, window, groups
-        )
+        way = ways[chosen(backend, x, window.taps, groups)]
+        return way.forward(x, weight, similarity, window, groups)
 
     def fake(x, weight, similarity, stride, padding, dilation, groups, backend):
         output = _window(weight, stride, padding, dilation).output_size(x.shape[2:])
@@ -66,19 +82,11 @@ def _register_forward(name: str, mixings: Mapping[str, columns.Mixing]) -> Opera
     return operator
 
 
-def _register_backward(name: str, mixings: Mapping[str, columns.Mixing]) -> Operator:
+def _register_backward(name: str, ways: Mapping[str, Implementation]) -> Operator:
     def backward(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         window = _window(weight, stride, padding, dilation)
-        return columns.backward(
-            mixings[chosen(backend, x, window.taps)],
-            grad,
-            x,
-            weight,
-            similarity,
-            window,
-            groups,
-            needs,
-        )
+        way = ways[chosen(backend, x, window.taps, groups)]
+        return way.backward(grad, x, weight, similarity, window, groups, needs)
 
     def fake(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         return tuple(columns.empty_gradients((x, weight, similarity), needs))

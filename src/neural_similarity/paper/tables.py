@@ -148,8 +148,9 @@ ABLATIONS = (
         "Input and targets of the plain CNN",
         "error",
         (
-            Row("normalised, exact", "cifar10-cnn"),
+            Row("normalised pixels, mirrored border, exact targets", "cifar10-cnn"),
             Row("raw pixels", "cifar10-cnn-raw"),
+            Row("zeros around the crops", "cifar10-cnn-zero"),
             Row("targets smoothed by 0.01", "cifar10-cnn-smooth"),
         ),
     ),

@@ -2,7 +2,8 @@
 
 Tables 1 to 4 have one network and schedule for all rows: batch 128, momentum 0.9, 64,000 updates
 with the rate divided by ten after 34,000 and 54,000, crops from images padded by 4, flips: the
-defaults of `Recipe`. The whole training set is used. Table 8 is in `table8`.
+defaults of `Recipe`. The whole training set is used. The paper does not say what images are padded
+with; as in the released code it is their mirrored border. Table 8 is in `table8`.
 """
 
 from dataclasses import replace
@@ -11,7 +12,7 @@ from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, S
 from neural_similarity.recipes.table8 import CIFAR10 as TABLE_8
 from neural_similarity.train.recipe import Recipe
 
-BASE = Recipe()
+BASE = Recipe(padding="symmetric")
 
 CIFAR10 = {
     "cifar10-cnn": ("inner product: the plain CNN-9", BASE),

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
 from neural_similarity.nn.predictor import Predictor
+from neural_similarity.recipes.cifar import BASE
 from neural_similarity.recipes.released import SMALL
 from neural_similarity.train.recipe import Recipe
-
-BASE = Recipe()
 
 
 def _dns(predictor: Predictor) -> Recipe:
@@ -36,6 +35,7 @@ ABLATIONS = {
         replace(BASE, similarity=Dynamic(Full(residual=False), init="released")),
     ),
     "cifar10-cnn-raw": ("pixels 0 to 255", replace(BASE, inputs="raw")),
+    "cifar10-cnn-zero": ("zeros around the crops", replace(BASE, padding="zero")),
     "cifar10-cnn-smooth": ("targets smoothed by 0.01", replace(BASE, label_smoothing=0.01)),
 }
 
