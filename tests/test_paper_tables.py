@@ -69,6 +69,29 @@ def test_every_row_of_tables_1_to_4_has_its_recipe_on_the_panels_data():
                 assert RECIPES[row.recipe].dataset == panel.title.lower().replace("-", "")
 
 
+def test_top_5_errors_are_shown_where_every_run_has_one(tmp_path):
+    for seed, top5 in ((1, 12.0), (2, 16.0)):
+        path = write_by_hand(tmp_path, PLAIN, seed, [1, 1, 0, 0])
+        content = json.loads(path.read_text())
+        content["summary"]["test_top5_error_percent"] = top5
+        path.write_text(json.dumps(content))
+    assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00, top-5 14.00 ± 2.83"
+    write_by_hand(tmp_path, PLAIN, 3, [1, 1, 0, 0])
+    assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00"
+
+
+@pytest.mark.parametrize("name", ["ablations", "predictors", "controls", "rivals", "8-cifar100"])
+def test_studies_have_no_numbers_of_the_paper(tmp_path, name):
+    baseline, other = TABLES[name].panels[0].rows[:2]
+    write_by_hand(tmp_path, baseline.recipe, 1, [1, 0])
+    write_by_hand(tmp_path, other.recipe, 1, [1, 1])
+    report = make_report(TABLES[name], budget=1, results=tmp_path)
+    text = to_markdown(report)
+    assert cells(text, baseline.label)[2:5] == ["", "50.00", "1"]
+    assert cells(text, other.label)[3] in ("0.00", "100.00")
+    draw(report, tmp_path / "table.png")
+
+
 def test_row_by_hand(tmp_path):
     """Errors 40, 60, 20 % and 20, 20, 20 %: differences -20, -40, 0."""
     for seed, right in enumerate(([1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 0]), 1):

@@ -333,8 +333,8 @@ def parameter_groups(
     """Trainable parameters in groups for an optimiser, by how they decay.
 
     "weights": kernels, biases and normalisation, by `weight_decay`. "predictors": those of dynamic
-    M, by `predictor_decay`; "spheres": hyperspherical kernels, by `sphere_decay`; both by default
-    as weights. "similarities": static M by `similarity_decay`, towards the identity where the
+    M, by `predictor_decay`, by default as weights. "spheres": hyperspherical kernels, if there is a
+    `sphere_decay`. "similarities": static M by `similarity_decay`, towards the identity where the
     structure has a residual and towards zero where not.
     "undecayed": the gains of dynamic M, the masks of kernel shapes, and the learned k of
     hyperspherical convolutions. Empty groups are left out.
@@ -347,7 +347,7 @@ def parameter_groups(
             groups["similarities"][module.raw] = None
         elif isinstance(module, DynamicSimilarity):
             groups["predictors"] |= dict.fromkeys(module.predictor.parameters())
-        elif isinstance(module, SphereConv2d):
+        elif isinstance(module, SphereConv2d) and sphere_decay is not None:
             groups["spheres"][cast(nn.Parameter, module.weight)] = None
         if (own := _undecayed(module)) is not None:
             groups["undecayed"][own] = None
@@ -356,7 +356,7 @@ def parameter_groups(
     decays = {
         "weights": weight_decay,
         "predictors": weight_decay if predictor_decay is None else predictor_decay,
-        "spheres": weight_decay if sphere_decay is None else sphere_decay,
+        "spheres": sphere_decay,
         "similarities": similarity_decay,
         "undecayed": 0.0,
     }

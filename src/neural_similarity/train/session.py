@@ -150,7 +150,7 @@ def start(run: Run, runtime: Runtime) -> State:
         model,
         weight_decay=recipe.weight_decay,
         similarity_decay=recipe.similarity_decay,
-        sphere_decay=0.0 if recipe.orthogonality else recipe.weight_decay,
+        sphere_decay=0.0 if recipe.orthogonality else None,
     )
     optimizer = make_optimizer(recipe, groups)
     totals = torch.zeros(3, dtype=torch.float64, device=runtime.device)
