@@ -33,5 +33,5 @@ def chosen(backend: str, x: Tensor, taps: int, groups: int) -> str:
     """The backend that "auto" means; others as they are."""
     if backend != "auto":
         return backend
-    narrow = x.shape[1] // groups < NARROW
+    narrow = groups > 1 and x.shape[1] // groups < NARROW
     return "eager" if narrow or declines("compiled", x, taps) else "compiled"

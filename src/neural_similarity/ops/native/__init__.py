@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
+from math import prod
 from pathlib import Path
 
 import torch
@@ -167,6 +168,32 @@ def declines(x: Tensor, taps: int) -> str | None:
     if taps > MOST_TAPS:
         return f"the kernel has {taps} taps, more than {MOST_TAPS}"
     return None if isinstance(_library(), ctypes.CDLL) else str(_library())
+
+
+def dot(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+    """`positionwise.dot`."""
+    operands = [_last(x), _last(y), None if gate is None else _last(gate)]
+    d = x.new_empty(x.shape[0], 1, *x.shape[2:], dtype=torch.float32)
+    _by_position("dot", x, *operands, d)
+    return d
+
+
+def scale(d: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
+    """`positionwise.scale`."""
+    z = torch.empty_like(x)
+    target = _last(z)
+    _by_position(
+        "scale", x, d.contiguous(), _last(x), None if gate is None else _last(gate), target
+    )
+    _fill(z, target.movedim(-1, 1))
+    return z
+
+
+def _by_position(name: str, x: Tensor, *operands: Tensor | None) -> None:
+    positions = x.shape[0] * prod(x.shape[2:])
+    sizes = map(_Count, (positions, x.shape[1], torch.get_num_threads()))
+    function = getattr(_library(), f"{name}_{_TYPES[x.dtype]}")
+    function(*sizes, *(_pointer(tensor, 0) for tensor in operands))
 
 
 def _last(maps: Tensor) -> Tensor:
