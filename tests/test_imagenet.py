@@ -1,6 +1,8 @@
 """ImageNet's layout: listing, decoding, batches from files."""
 
 import json
+import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from neural_similarity import data
-from neural_similarity.data import FileBatches, Preprocess, imagenet
+from neural_similarity.data import FileBatches, Preprocess, file_batches, image_files, imagenet
 from neural_similarity.data.decoding import in_order
 from neural_similarity.data.pictures import random_window, read_centre, read_random_window
 from neural_similarity.data.seeding import generator
@@ -238,10 +240,35 @@ def test_a_folder_that_cannot_be_written_is_listed_every_time(tmp_path, monkeypa
     assert not (tmp_path / imagenet.CACHE).exists()
 
 
-def test_work_is_done_in_order_and_ahead():
-    assert list(in_order(lambda i: torch.tensor(i * i), range(7), workers=2)) == [
-        torch.tensor(i * i) for i in range(7)
-    ]
+def square(number):
+    return torch.tensor(number * number)
+
+
+def process(_):
+    return os.getpid()
+
+
+def test_work_is_done_in_order_by_other_processes():
+    assert list(in_order(square, range(7), workers=2)) == [square(i) for i in range(7)]
+    assert next(in_order(process, range(3), workers=1)) != os.getpid()
+    assert next(in_order(process, range(3), workers=0)) == os.getpid()
+
+
+def test_what_goes_to_other_processes_can_be_pickled(root, monkeypatch):
+    """Python 3.14 starts them anew, and so do other systems."""
+    sent = []
+    monkeypatch.setattr(image_files, "in_order", lambda work, *_, **__: sent.append(work))
+    monkeypatch.setattr(
+        file_batches, "in_order", lambda work, steps, **_: sent.append(work) or map(work, steps)
+    )
+    load(root).test.chunks(4)
+    batches(root).at(3)
+    chunk, batch = pickle.loads(pickle.dumps(sent))
+    assert torch.equal(chunk(4), load(root).test.centres(range(4, 8)))
+    monkeypatch.undo()
+    pixels, labels = batch(3)
+    assert torch.equal(pixels.float(), batches(root).at(3)[0])
+    assert torch.equal(labels, batches(root).at(3)[1])
 
 
 def lists(root, names, each=5):

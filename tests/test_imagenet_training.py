@@ -12,6 +12,8 @@ import torch
 from tiny_imagenet import CLASSES, make_imagenet
 
 from neural_similarity import cli, visualize
+from neural_similarity.cli import runs
+from neural_similarity.data.pictures import read_centre
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 from neural_similarity.paper import write_record
 from neural_similarity.recipes import RECIPES
@@ -136,6 +138,16 @@ def test_evaluate_and_inspect_read_the_files_again(reference, monkeypatch, capsy
     monkeypatch.setattr(visualize, "draw", lambda _, inputs, __: drawn.append(inputs) or [])
     assert cli.main(["inspect", str(reference.path), "--device", "cpu"]) == 0
     assert [inputs.shape for inputs in drawn] == [(2, 3, 32, 32)]
+
+
+def test_predict_cuts_the_centre_out_as_scoring_does(root, reference, monkeypatch):
+    seen = []
+    answer = torch.ones(1, 12)
+    monkeypatch.setattr(runs.training, "predict", lambda _, x, *__: seen.append(x) or answer)
+    path = root / "val" / CLASSES[0] / f"{CLASSES[0]}_1.JPEG"
+    assert cli.main(["predict", str(reference.path), str(path), "--device", "cpu"]) == 0
+    expected = torch.tensor(read_centre(path, 32)).permute(2, 0, 1)[None]
+    assert torch.equal(seen[0], expected)
 
 
 @pytest.mark.parametrize("name", ["imagenet-cnn10++", "imagenet-resnet18-static-dns"])

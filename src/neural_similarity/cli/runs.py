@@ -15,6 +15,7 @@ from torch import Tensor
 from neural_similarity import train as training
 from neural_similarity.cli.parsing import UsageError, parse
 from neural_similarity.convert import fold as fold_network
+from neural_similarity.data.pictures import read_centre
 from neural_similarity.train import Run, Scores
 from neural_similarity.train.files import new_file
 
@@ -162,6 +163,8 @@ def inspect(args: Sequence[str]) -> int:
 
 def _read_image(path: Path, run: Run) -> Tensor:
     """Pixels (channels, height, width) as the run's network takes them."""
+    if run.recipe.dataset == "imagenet":
+        return torch.tensor(read_centre(path, run.image_size)).permute(2, 0, 1)
     with Image.open(path) as image:
         converted = image.convert("L" if run.channels == 1 else "RGB")
     resized = converted.resize((run.image_size, run.image_size), Image.Resampling.BILINEAR)

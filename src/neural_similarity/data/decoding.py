@@ -18,8 +18,8 @@ def in_order(
     """`work` of every position, done ahead by processes, in the order of the positions.
 
     Args:
-        work: makes tensors; must be the same in every process, so its random numbers are to be
-            functions of the position.
+        work: makes tensors. It must be the same in every process, so its random numbers are to be
+            functions of the position, and one that `pickle` can send.
         positions: may be endless.
         workers: number of processes, at most one a core; 0 works in this process.
         pinned: put tensors where a GPU fetches them without waiting.
@@ -27,7 +27,7 @@ def in_order(
     Raises:
         ValueError: `work` did, for this position.
     """
-    workers = min(workers, len(os.sched_getaffinity(0)))
+    workers = min(workers, _cores())
     loader = DataLoader(
         _Guarded(work),
         batch_size=None,
@@ -42,6 +42,13 @@ def in_order(
         if isinstance(result, str):
             raise ValueError(result)
         yield result
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class _Guarded(Dataset[Any]):

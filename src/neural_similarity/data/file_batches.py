@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +11,22 @@ from neural_similarity.data.batches import Order
 from neural_similarity.data.decoding import in_order
 from neural_similarity.data.image_files import ImageFiles
 from neural_similarity.data.preprocess import Preprocess, standardise
+
+
+@dataclass(frozen=True, eq=False)
+class _Decoder:
+    """Pixels, uint8, and labels of a step; goes to other processes, so it holds nothing else."""
+
+    images: ImageFiles
+    order: Order
+    seed: int
+    flip: bool
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        epoch, chosen = self.order.at(step)
+        indices = chosen.tolist()
+        pixels = self.images.windows(indices, seed=self.seed, epoch=epoch, flip=self.flip)
+        return pixels, self.images.labels[chosen]
 
 
 class FileBatches:
@@ -43,10 +60,8 @@ class FileBatches:
         device: torch.device | str = "cpu",
         channels_last: bool = True,
     ) -> None:
-        self._order = Order(len(images), batch_size, seed)
+        self._decode = _Decoder(images, Order(len(images), batch_size, seed), seed, flip)
         preprocess.check(torch.empty(0, *images.shape, dtype=torch.uint8))
-        self._images = images
-        self._flip, self._seed = flip, seed
         self._device = torch.device(device)
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self._scale, self._shift = preprocess.affine(device)
@@ -55,7 +70,7 @@ class FileBatches:
     @property
     def steps_per_epoch(self) -> int:
         """Batches of an epoch."""
-        return self._order.steps_per_epoch
+        return self._decode.order.steps_per_epoch
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
@@ -73,11 +88,5 @@ class FileBatches:
     def _from(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of all steps from `step` on, pixels as uint8."""
         pinned = self._device.type == "cuda"
-        workers = self._images.workers
+        workers = self._decode.images.workers
         return in_order(self._decode, itertools.count(step), workers=workers, pinned=pinned)
-
-    def _decode(self, step: int) -> tuple[Tensor, Tensor]:
-        epoch, chosen = self._order.at(step)
-        indices = chosen.tolist()
-        pixels = self._images.windows(indices, seed=self._seed, epoch=epoch, flip=self._flip)
-        return pixels, self._images.labels[chosen]

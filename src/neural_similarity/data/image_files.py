@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,11 +73,11 @@ class ImageFiles:
 
     def chunks(self, size: int) -> Iterator[Tensor]:
         """Central pixels of all images, uint8 (size, c, h, w), the last chunk maybe smaller."""
-
-        def decode(start: int) -> Tensor:
-            return self.centres(range(start, min(start + size, len(self))))
-
+        decode = partial(self._chunk, size=size)
         return in_order(decode, range(0, len(self), size), workers=self.workers)
+
+    def _chunk(self, start: int, size: int) -> Tensor:
+        return self.centres(range(start, min(start + size, len(self))))
 
     def centres(self, indices: Sequence[int]) -> Tensor:
         """Central pixels of some images, uint8 (m, c, h, w), see `read_centre`."""
