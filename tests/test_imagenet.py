@@ -124,6 +124,8 @@ def test_half_of_the_images_are_mirrored(root):
     same = [torch.equal(a, b) for a, b in zip(plain, flipped, strict=True)]
     assert all(a != b for a, b in zip(mirrored, same, strict=True))
     assert 12 < sum(mirrored) < 36
+    other = files.windows(range(48), seed=2, epoch=0, flip=False)
+    assert not any(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
 
 
 def test_preprocessing_is_the_usual_one(root):
