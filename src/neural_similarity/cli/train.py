@@ -71,7 +71,7 @@ def train(args: Sequence[str]) -> int:
 def _in_variant(name: str, args: Sequence[str]) -> str:
     """The recipe that a name and `--variant`, which stands for many fields, mean together."""
     words = [word for arg in args for word in arg.split("=", 1)]
-    if "--variant" not in words[:-1]:
+    if "--resume" in words or "--variant" not in words[:-1]:
         return name
     try:
         return in_variant(name, words[words.index("--variant") + 1])
