@@ -76,7 +76,7 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
         (["train", "--precision", "bf61"], "bf16"),
         (["train", "--budget", "0", "--out", "never"], "`budget` must be above 0, got 0.0"),
         (["train", "--resume", "run", "--lr", "1"], "--lr cannot be given with --resume"),
-        (["train", "--resume=run", "--variant", "released"], "--variant cannot be given with --res"),
+        (["train", "--resume=run", "--variant", "released"], "--variant cannot be given with"),
         (["train", "quickstart", "--resume=run"], "quickstart cannot be given with --resume"),
         (["evaluate"], "RUN"),
         (["predict", "run"], "at least one image"),
