@@ -13,5 +13,7 @@ def test_unknown_name(name, nearest):
 
 
 def test_image_size_is_for_folders():
-    with pytest.raises(ValueError, match='for the data set "folder", got 32 for embedded'):
+    with pytest.raises(
+        ValueError, match="for the data sets folder and imagenet, got 32 for embedded"
+    ):
         load("embedded", image_size=32)

@@ -103,7 +103,7 @@ def test_everything_is_run_recorded_and_never_repeated(tmp_path, launched, capsy
     assert reproduce(tmp_path, "--seeds", "1,2") == 0
     told = capsys.readouterr()
     assert "A tiny table, budget 1: 4 to run, 0 recorded" in told.out
-    assert "no recipe yet, left out: tiny-later" in told.out
+    assert "no recipe, left out: tiny-later" in told.out
     assert "4 recorded, 0 failed" in told.out
     assert "tiny-static seed 2: test accuracy" in told.err
     names = itertools.product((PLAIN, STATIC), ("1.json", "2.json"))
@@ -316,7 +316,7 @@ def test_yes_asks_nobody(tmp_path, launched, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["9"], "no table is named '9'; there are 1, 2, 3, 4, 5, 8, resnet"),
+        (["9"], "no table is named '9'; there are 1, 2, 3, 4, 5, 8, response, "),
         (["4", "--seeds", "1,x"], "--seeds"),
         (["4", "--seeds", "1,1"], "`seeds` must differ and not be negative, got (1, 1)"),
         (["4", "--seeds=-1"], "`seeds` must differ and not be negative, got (-1,)"),

@@ -43,7 +43,7 @@ def markdown_of(results, budget=1.0):
         ("4", [7.78, 7.29, 7.15, 7.38, 6.85, 6.5, 28.95, 28.70, 28.35, 28.11, 27.81, 28.02]),
         ("5", [42.72, 42.11, 40.61]),
         ("8", [90.86, 90.69, 91.31, 91.76]),
-        ("resnet", [31.69, 30.12, 29.68, 24.77, 23.91, 23.45]),
+        ("response", [31.69, 30.12, 29.68, 24.77, 23.91, 23.45]),
     ],
 )
 def test_the_papers_numbers(table, numbers):
@@ -69,6 +69,29 @@ def test_every_row_of_tables_1_to_4_has_its_recipe_on_the_panels_data():
                 assert RECIPES[row.recipe].dataset == panel.title.lower().replace("-", "")
 
 
+def test_top_5_errors_are_shown_where_every_run_has_one(tmp_path):
+    for seed, top5 in ((1, 12.0), (2, 16.0)):
+        path = write_by_hand(tmp_path, PLAIN, seed, [1, 1, 0, 0])
+        content = json.loads(path.read_text())
+        content["summary"]["test_top5_error_percent"] = top5
+        path.write_text(json.dumps(content))
+    assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00, top-5 14.00 ± 2.83"
+    write_by_hand(tmp_path, PLAIN, 3, [1, 1, 0, 0])
+    assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00"
+
+
+@pytest.mark.parametrize("name", ["ablations", "predictors", "controls", "rivals", "8-cifar100"])
+def test_studies_have_no_numbers_of_the_paper(tmp_path, name):
+    baseline, other = TABLES[name].panels[0].rows[:2]
+    write_by_hand(tmp_path, baseline.recipe, 1, [1, 0])
+    write_by_hand(tmp_path, other.recipe, 1, [1, 1])
+    report = make_report(TABLES[name], budget=1, results=tmp_path)
+    text = to_markdown(report)
+    assert cells(text, baseline.label)[2:5] == ["", "50.00", "1"]
+    assert cells(text, other.label)[3] in ("0.00", "100.00")
+    draw(report, tmp_path / "table.png")
+
+
 def test_row_by_hand(tmp_path):
     """Errors 40, 60, 20 % and 20, 20, 20 %: differences -20, -40, 0."""
     for seed, right in enumerate(([1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 0]), 1):
@@ -82,7 +105,7 @@ def test_row_by_hand(tmp_path):
     # Images right more often than the baseline's: 1/3, 1/3, 0, 1/3, 0 of 3 seeds; s = 0.1826.
     assert row[6] == "−20.00 [−36.00, −4.00]"
     assert row[7:] == ["1.23 M", "67 M", "2:00"]
-    assert cells(text, "later")[3:5] == ["not run (no recipe yet)", "0"]
+    assert cells(text, "later")[3:5] == ["not run (no recipe)", "0"]
 
 
 def test_one_seed_is_by_image_alone_and_says_so(tmp_path):
@@ -231,8 +254,8 @@ def test_command_writes_markdown_and_picture(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["7"], "no table is named '7'; there are 1, 2, 3, 4, 5, 8, resnet"),
-        (["resnt"], "no table is named 'resnt'; did you mean 'resnet'?"),
+        (["7"], "no table is named '7'; there are 1, 2, 3, 4, 5, 8, response, "),
+        (["respnse"], "no table is named 'respnse'; did you mean 'response'?"),
         (["4", "--out", "table.txt"], "`out` must end in .md, got table.txt"),
         (["4", "--budget", "0"], "`budget` must be above 0, got 0.0"),
         ([], "TABLE"),

@@ -2,11 +2,20 @@ import json
 from dataclasses import fields, replace
 
 import pytest
+import torch
 
 from neural_similarity import models
+from neural_similarity.models import counts
 from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, SphereNet, Static
-from neural_similarity.recipes import DESCRIPTIONS, RECIPES, Recipe
+from neural_similarity.paper import TABLES
+from neural_similarity.recipes import DESCRIPTIONS, GROUPS, RECIPES, Recipe
+from neural_similarity.recipes.cifar import CIFAR
+from neural_similarity.recipes.imagenet import IMAGENET
+from neural_similarity.recipes.released import RELEASED
+from neural_similarity.recipes.studies import ABLATIONS, CHEAPER, CONTROLS, RIVALS
 from neural_similarity.train.recipe import recipe_from_json, recipe_to_json, scaled
+
+TABLE_8 = ("wide-cnn", "wide-cnn-attention", "spherenet", "spherenet-attention")
 
 
 def count(name):
@@ -18,14 +27,21 @@ def count(name):
 
 def test_names_are_those_of_the_papers_table_and_the_quick_start():
     ours = ("cnn", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
-    ours += ("static-dns-j", "dynamic-dns-j", "dynamic-dns-cnn", "dynamic-dns-shared")
+    ours += ("static-dns-j", "dynamic-dns-j", "dynamic-dns-cnn", "dynamic-dns-shared", *TABLE_8)
     sets = ("cifar10", "cifar100")
-    assert set(RECIPES) == {"quickstart", *(f"{data}-{name}" for data in sets for name in ours)}
+    nets = ("resnet18", "resnet50")
+    imagenet = [f"{net}{kind}" for net in nets for kind in ("", "-static-dns", "-dynamic-dns")]
+    imagenet += ["cnn10", "cnn10++", "cnn10-dynamic-dns"]
+    names = {"quickstart", *(f"{data}-{name}" for data in sets for name in ours)}
+    names |= {f"imagenet-{name}" for name in imagenet}
+    studies = ABLATIONS.keys() | CHEAPER.keys() | CONTROLS.keys() | RIVALS.keys()
+    assert set(RECIPES) == names | studies | RELEASED.keys()
     assert set(DESCRIPTIONS) == set(RECIPES)
+    assert len(RECIPES) == sum(map(len, GROUPS.values()))
     assert all("\n" not in text and len(text) < 80 for text in DESCRIPTIONS.values())
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("cifar10")])
+@pytest.mark.parametrize("name", [name for name in CIFAR if not name.endswith(TABLE_8)])
 def test_cifar_recipes_differ_in_data_network_and_similarity_only(name):
     recipe = RECIPES[name]
     same = replace(recipe, similarity=None, model="cnn9", dataset="cifar10")
@@ -34,6 +50,67 @@ def test_cifar_recipes_differ_in_data_network_and_similarity_only(name):
     assert (recipe.steps, recipe.drops, recipe.drop_factor) == (64_000, (34_000, 54_000), 0.1)
     assert (recipe.lr, recipe.momentum, recipe.batch_size) == (0.1, 0.9, 128)
     assert (recipe.crop, recipe.flip, recipe.weight_decay) == (4, True, 5e-4)
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_table_8_is_mildly_augmented_and_trained_by_adam(data):
+    plain, attentive, sphere, both = (RECIPES[f"{data}-{name}"] for name in TABLE_8)
+    assert (plain.optimizer, plain.lr, plain.crop, plain.flip) == ("adam", 1e-3, 0, True)
+    assert (plain.steps, plain.drops) == (64_000, (34_000, 54_000))
+    assert replace(attentive, model="cnn9_wide") == plain
+    assert replace(sphere, model="cnn9_wide", orthogonality=0.0) == plain
+    assert replace(both, model="spherenet9") == sphere
+    assert sphere.orthogonality == 1e-4
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_imagenet_recipes_have_the_papers_schedule(name):
+    recipe = RECIPES[name]
+    assert (recipe.steps, recipe.drops) == (600_000, (200_000, 375_000, 550_000))
+    assert (recipe.lr, recipe.momentum, recipe.batch_size) == (0.1, 0.9, 128)
+    assert (recipe.dataset, recipe.image_size, recipe.crop) == ("imagenet", None, 0)
+    assert recipe.weight_decay == (1e-4 if "resnet" in name else 5e-4)
+    kinds = {"static-dns": Static(Diagonal()), "dynamic-dns": Dynamic(Diagonal())}
+    kind = next((kind for kind in kinds if name.endswith(kind)), None)
+    assert recipe.similarity == (kinds[kind] if kind else None)
+    nets = {"cnn10++": "cnn10_plus", "cnn10": "cnn10", "resnet18": "resnet18"}
+    assert recipe.model == next((nets[net] for net in nets if net in name), "resnet50")
+
+
+def test_table_5_has_the_papers_parameters():
+    for row in TABLES["5"].rows:
+        recipe = RECIPES[row.recipe]
+        with torch.device("meta"):
+            model = models.build(recipe.model, 1000, similarity=recipe.similarity)
+        assert counts.parameters(model) / 1e6 == pytest.approx(row.parameters, abs=0.011)
+
+
+def test_every_row_of_every_table_has_its_recipe():
+    assert not [row for table in TABLES.values() for row in table.rows if not row.has_recipe]
+    assert {row.recipe for row in TABLES["1-cifar100"].rows} <= CIFAR.keys()
+    assert {row.paper for row in TABLES["8-cifar100"].rows} == {None}
+
+
+@pytest.mark.parametrize(
+    "name", [name for group in (ABLATIONS, CHEAPER, CONTROLS, RIVALS) for name in group]
+)
+def test_studies_differ_from_the_papers_recipe_in_one_thing(name):
+    recipe = RECIPES[name]
+    usual = RECIPES["cifar10-cnn"]
+    changed = {f.name for f in fields(Recipe) if getattr(recipe, f.name) != getattr(usual, f.name)}
+    assert len(changed) == 1
+    assert changed <= {"similarity", "inputs", "label_smoothing", "padding", "width", "model"}
+
+
+def test_the_control_has_as_many_multiplications_as_dynamic_dns():
+    def macs(name):
+        recipe = RECIPES[name]
+        options = {"similarity": recipe.similarity, "width": recipe.width}
+        with torch.device("meta"):
+            return counts.macs(models.build(recipe.model, 10, **options), 3, 32, 32)
+
+    ratio = macs("cifar10-cnn-macs") / macs("cifar10-dynamic-dns")
+    assert ratio == pytest.approx(0.997, abs=5e-4)
 
 
 def test_similarities_are_those_of_the_names():
@@ -46,15 +123,15 @@ def test_similarities_are_those_of_the_names():
     cnn, shared = (RECIPES[f"cifar10-dynamic-dns-{name}"].similarity for name in ("cnn", "shared"))
     assert cnn == Dynamic(Diagonal(), predictor=CNN())
     assert shared == Dynamic(Diagonal(), predictor=Shared())
-    for name in [name for name in RECIPES if name.startswith("cifar100")]:
+    for name in [name for name in CIFAR if name.startswith("cifar100")]:
         assert RECIPES[name].similarity == RECIPES[name.replace("100", "10")].similarity
     assert isinstance(RECIPES["quickstart"].similarity, Dynamic)
     assert isinstance(RECIPES["quickstart"].similarity.structure, Diagonal)
 
 
 def test_cnn_plus_plus_has_more_parameters_than_every_other_network():
-    counts = {name: count(name) for name in RECIPES}
-    assert max(counts, key=lambda name: counts[name]) == "cifar10-cnn++"
+    sizes = {name: count(name) for name in CIFAR if not name.endswith(TABLE_8)}
+    assert max(sizes, key=lambda name: sizes[name]) == "cifar10-cnn++"
 
 
 @pytest.mark.parametrize("name", RECIPES)

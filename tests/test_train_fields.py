@@ -7,13 +7,15 @@ import pytest
 import torch
 from tiny_images import TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
+from torch import nn
 
 from neural_similarity import data, models
 from neural_similarity.data import Augment, Batches
-from neural_similarity.nn import Diagonal, Full, Static
+from neural_similarity.nn import Diagonal, Dynamic, Full, SphereConv2d, SphereNet, Static
 from neural_similarity.train import Recipe, choose_runtime, load, session, train
 from neural_similarity.train.checkpoint import checkpoints
 from neural_similarity.train.journal import Journal, read_lines
+from neural_similarity.train.loop import cross_entropy
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -28,10 +30,14 @@ WEIGHTS = {
     "lr": 0.05,
     "drops": (2,),
     "drop_factor": 0.5,
+    "optimizer": "adam",
     "momentum": 0.5,
     "batch_size": 4,
     "weight_decay": 0.1,
     "label_smoothing": 0.2,
+    "probability_floor": 0.1,
+    "norm_momentum": 0.5,
+    "norm_eps": 0.1,
     "crop": 2,
     "flip": False,
     "padding": "symmetric",
@@ -43,7 +49,7 @@ WEIGHTS = {
 ELSEWHERE = {
     *("dataset", "image_size", "similarity_decay", "channels_last", "compile", "threads"),
     *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every"),
-    *("penalty", "penalty_measure"),
+    *("penalty", "penalty_measure", "orthogonality", "workers"),
 }
 
 
@@ -100,9 +106,64 @@ def test_the_penalty_is_added_to_the_loss(tmp_path, measure, start, moves):
         torch.testing.assert_close(states[1][name], value + pulled, msg=name)
 
 
+def test_hyperspherical_kernels_are_held_orthogonal_in_place_of_their_decay(tmp_path):
+    changes = {"model": "spherenet9", "similarity": None, "steps": 1, "drops": (), "log_every": 1}
+    plain = replace(TINY, **changes, weight_decay=0.25)
+    losses = []
+    for i, recipe in enumerate((plain, replace(plain, orthogonality=0.5))):
+        run = train(recipe, out=tmp_path / str(i), device="cpu")
+        losses.append(read_lines(run.metrics)[0]["loss"])
+        groups = session.start(run, choose_runtime("cpu")).optimizer.param_groups
+        decays = {group["name"]: group["weight_decay"] for group in groups}
+        assert decays == {"weights": 0.25} | ({"spheres": 0.0} if recipe.orthogonality else {})
+    kernels = [
+        layer.weight.flatten(1) for layer in run.build().modules() if type(layer) is SphereConv2d
+    ]
+    assert len(kernels) == 10
+    by_hand = sum((w @ w.T - torch.eye(len(w))).square().sum().item() for w in kernels)
+    assert losses[1] - losses[0] == pytest.approx(0.5 * by_hand, rel=1e-5)
+
+
+def test_adam_takes_the_momentum(tmp_path):
+    run = train(replace(TINY, optimizer="adam", momentum=0.8), out=tmp_path / "run", device="cpu")
+    optimizer = session.start(run, choose_runtime("cpu")).optimizer
+    assert type(optimizer) is torch.optim.Adam
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.999)}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_with_a_floor_by_hand(smoothing):
+    logits, y = torch.randn(5, 4, dtype=torch.double), torch.tensor([0, 3, 1, 1, 2])
+    targets = (1 - smoothing) * torch.eye(4).double()[y] + smoothing / 4
+    p = logits.exp() / logits.exp().sum(1, keepdim=True)
+    for floor in (0.0, 1e-4, 0.3):
+        expected = -(targets * (p + floor).log()).sum(1).mean()
+        torch.testing.assert_close(cross_entropy(logits, y, smoothing, floor), expected)
+
+
+def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
+    predictor = SphereNet(hidden=4, batch_norm=True, batch_norm_eps=0.3)
+    changes = {"norm_momentum": 0.25, "norm_eps": 0.125}
+    recipe = replace(TINY, similarity=Dynamic(Diagonal(), predictor=predictor), **changes)
+    model = load(train(recipe, out=tmp_path / "run", device="cpu"))
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert {norm.momentum for norm in norms} == {0.25}
+    assert [norm.eps for norm in norms].count(0.3) == 2 * 9
+    assert [norm.eps for norm in norms].count(0.125) == 10
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"orthogonality": 1.0},
+            "`orthogonality` is one of spherenet9, .* must be 0 for cnn9, got 1.0",
+        ),
+        ({"model": "spherenet9"}, "`similarity` must be none for spherenet9, got Dynamic"),
+        ({"model": "cnn9_condconv"}, "`similarity` must be none for cnn9_condconv, got Dyn"),
+        ({"dataset": "imagenet"}, "`crop` must be 0 for imagenet, whose windows .*, got 1"),
+        ({"norm_eps": 0.0}, "`norm_eps` must be above 0, got 0.0"),
+        ({"workers": -1}, "`workers` must not be negative, got -1"),
         ({"penalty": -1.0}, "`penalty` must not be negative, got -1.0"),
         ({"penalty": 0.1}, "`penalty` is one of static similarities .*, got 0.1 for Dynamic"),
         (
@@ -111,7 +172,7 @@ def test_the_penalty_is_added_to_the_loss(tmp_path, measure, start, moves):
         ),
     ],
 )
-def test_penalties_are_validated(changes, message):
+def test_settings_that_do_not_go_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(TINY, **changes)
 
@@ -145,9 +206,9 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
         return make_dataset()
 
     monkeypatch.setattr(data, "load", loading)
-    recipe = replace(TINY, dataset="folder", image_size=8)
+    recipe = replace(TINY, dataset="folder", image_size=8, workers=3)
     train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
-    assert asked == [(("folder",), {"root": "there", "image_size": 8})]
+    assert asked == [(("folder",), {"root": "there", "image_size": 8, "workers": 3})]
 
 
 def test_batches_have_the_recipes_numbers(tmp_path, monkeypatch):

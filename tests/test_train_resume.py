@@ -100,7 +100,7 @@ def flags(recipe, out):
     return [
         *("cifar10-dynamic-dns", "--dataset", "embedded"),
         *("--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))"),
-        *("--width", "0.1", "--batch-size", "8", "--crop", "1"),
+        *("--width", "0.1", "--batch-size", "8", "--crop", "1", "--padding", "zero"),
         *("--precision", "fp32", "--steps", str(recipe.steps), "--drops", "6", "11"),
         *("--log-every", "4", "--checkpoint-every", "3", "--validation", "16"),
         *("--evaluate-every", "5", "--out", str(out), "--device", "cpu"),

@@ -209,7 +209,7 @@ def _similarities(model: nn.Module) -> list[nn.Module]:
 
 def _identity_start(similarity: Similarity | str) -> Similarity:
     spec = required_similarity(similarity)
-    if isinstance(spec, Dynamic) and spec.init != "identity":
+    if spec.init != "identity":
         raise ValueError(f"`similarity` must start at the identity to be converted to, got {spec}")
     return spec
 
@@ -328,23 +328,27 @@ def parameter_groups(
     weight_decay: float,
     similarity_decay: float = 0.0,
     predictor_decay: float | None = None,
+    sphere_decay: float | None = None,
 ) -> list[dict[str, Any]]:
     """Trainable parameters in groups for an optimiser, by how they decay.
 
     "weights": kernels, biases and normalisation, by `weight_decay`. "predictors": those of dynamic
-    M, by `predictor_decay`, by default as weights. "similarities": static M by `similarity_decay`,
-    towards the identity where the structure has a residual and towards zero where not.
+    M, by `predictor_decay`, by default as weights. "spheres": hyperspherical kernels, if there is a
+    `sphere_decay`. "similarities": static M by `similarity_decay`, towards the identity where the
+    structure has a residual and towards zero where not.
     "undecayed": the gains of dynamic M, the masks of kernel shapes, and the learned k of
     hyperspherical convolutions. Empty groups are left out.
     """
     groups: dict[str, dict[nn.Parameter, None]] = {
-        name: {} for name in ("undecayed", "similarities", "predictors", "weights")
+        name: {} for name in ("undecayed", "similarities", "predictors", "spheres", "weights")
     }
     for module in model.modules():
         if isinstance(module, StaticSimilarity):
             groups["similarities"][module.raw] = None
         elif isinstance(module, DynamicSimilarity):
             groups["predictors"] |= dict.fromkeys(module.predictor.parameters())
+        elif isinstance(module, SphereConv2d) and sphere_decay is not None:
+            groups["spheres"][cast(nn.Parameter, module.weight)] = None
         if (own := _undecayed(module)) is not None:
             groups["undecayed"][own] = None
     apart = {parameter for group in groups.values() for parameter in group}
@@ -352,6 +356,7 @@ def parameter_groups(
     decays = {
         "weights": weight_decay,
         "predictors": weight_decay if predictor_decay is None else predictor_decay,
+        "spheres": sphere_decay,
         "similarities": similarity_decay,
         "undecayed": 0.0,
     }

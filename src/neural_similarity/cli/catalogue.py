@@ -12,15 +12,14 @@ import tyro
 
 from neural_similarity import data as datasets
 from neural_similarity import models as networks
-from neural_similarity.cli.parsing import parse, unknown
+from neural_similarity.cli.parsing import UsageError, parse, unknown
 from neural_similarity.convert import fold
 from neural_similarity.models import counts
 from neural_similarity.nn import SIMILARITIES, parse_similarity
 from neural_similarity.nn.text import Similarity
-from neural_similarity.recipes import DESCRIPTIONS, RECIPES
+from neural_similarity.recipes import GROUPS
 
-FOLDER = "folder"
-WIDTH = 132
+WIDTH = 140
 NUMBERS = ("steps", "classes", "parameters", "MACs")
 MODELS_DESCRIPTION = """List the networks with every similarity at their usual image sizes.
 
@@ -59,19 +58,23 @@ class DataOptions:
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """Data set."""
     data: Path = Path("data")
-    """Folder of the data sets."""
+    """Folder of the data sets; of imagenet and folder the data set itself."""
+    source: Path | None = None
+    """Folder of images/ and lists *.csv, as Mini-ImageNet is passed around, to make an imagenet of
+    in --data: 100 images of every class in val, the others in train."""
 
 
 def recipes(args: Sequence[str]) -> int:
-    """Print the named recipes as a table."""
+    """Print the named recipes, a table for every group."""
     description = "List the named recipes.\n\nexample:\n  nsim recipes"
     parse(RecipesOptions, args, command="recipes", description=description)
-    rows = [
-        (name, r.dataset, r.model, _kind(r.similarity), f"{r.steps:,}", DESCRIPTIONS[name])
-        for name, r in RECIPES.items()
-    ]
     columns = ("name", "data", "model", "similarity", "steps", "description")
-    _print_table(columns, rows, wraps="description")
+    for group, members in GROUPS.items():
+        rows = [
+            (name, r.dataset, r.model, _kind(r.similarity), f"{r.steps:,}", text)
+            for name, (text, r) in members.items()
+        ]
+        _print_table(columns, rows, wraps="description", title=group)
     return 0
 
 
@@ -108,17 +111,22 @@ def data(args: Sequence[str]) -> int:
     """Download or verify a data set and print its sizes."""
     description = (
         "Download a data set, or verify the one that is there, and print its sizes."
-        "\n\nexample:\n  nsim data cifar10 --data data"
+        "\n\nexamples:\n  nsim data cifar10 --data data\n  nsim data imagenet --data ILSVRC2012\n"
+        "  nsim data imagenet --source data/mini-imagenet --data data/mini-imagenet-100"
     )
     options = parse(DataOptions, args, command="data", description=description)
     if options.name not in datasets.NAMES:
         raise unknown("data set", options.name, datasets.NAMES)
     path = options.data
-    if options.name != FOLDER:
+    if options.source is not None:
+        if options.name != "imagenet":
+            raise UsageError(f"--source makes an imagenet, got {options.name}")
+        datasets.lay_out(options.source, path)
+    if options.name not in datasets.IN_PLACE:
         with _download_bar() as progress:
             path = datasets.download(options.name, options.data, progress=progress)
     dataset = datasets.load(options.name, root=options.data)
-    channels, height, width = dataset.train.pixels.shape[1:]
+    channels, height, width = dataset.train.shape
     sys.stdout.write(
         f"{dataset.name} in {path}: {len(dataset.train):,} training and {len(dataset.test):,} test "
         f"images of {channels}x{height}x{width}, {len(dataset.train.classes)} classes\n"
@@ -133,12 +141,18 @@ def _kind(similarity: Similarity | None) -> str:
     return f"{type(similarity).__name__}-{type(similarity.structure).__name__}".lower()
 
 
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, wraps: str) -> None:
+def _print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    wraps: str,
+    title: str | None = None,
+) -> None:
     """One line a row, but for the column that `wraps`."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None)
+    table = Table(box=None, title=title, title_justify="left")
     for column in columns:
         justify = "right" if column in NUMBERS else "left"
         table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)

@@ -4,14 +4,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from neural_similarity import paper
 from neural_similarity import train as training
 from neural_similarity.cli.parsing import UsageError, listed, parse, unknown
-from neural_similarity.paper import TABLES, Outcome, Plan, Task
+from neural_similarity.paper import TABLES, Outcome, Plan, Table, Task
 from neural_similarity.train.files import write_text
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import Recipe, scaled
@@ -22,13 +22,26 @@ class TableOptions:
     """What both commands on a table take."""
 
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
-    """1, 2, 3, 4, 5, 8, or resnet for the table of the authors' response."""
+    """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
+    predictors, controls and rivals; 1-cifar100 and so on for rows on CIFAR-100."""
+    variant: Literal["paper", "released"] = "paper"
+    """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
     results: Path = Path("results")
     """Folder of the run records."""
 
     def __post_init__(self) -> None:
         if self.table not in TABLES:
             raise unknown("table", self.table, TABLES)
+
+    @property
+    def wanted(self) -> Table:
+        """The table in the variant."""
+        return paper.in_variant(TABLES[self.table], self.variant)
+
+    @property
+    def words(self) -> str:
+        """What names both on a command line."""
+        return self.table + ("" if self.variant == "paper" else f" --variant {self.variant}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +69,7 @@ class ReproduceOptions(TableOptions):
         super().__post_init__()
         # Both raise here, where errors are those of usage.
         scaled(Recipe(), self.budget)
-        paper.chosen(TABLES[self.table], self.only)
+        paper.chosen(self.wanted, self.only)
         if self.jobs < 1:
             raise ValueError(f"`jobs` must be at least 1, got {self.jobs}")
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
@@ -107,7 +120,7 @@ def reproduce(args: Sequence[str]) -> int:
         ReproduceOptions, args, command="reproduce", description=description, flags=True
     )
     plan = paper.make_plan(
-        TABLES[options.table],
+        options.wanted,
         seeds=options.seeds,
         budget=options.budget,
         results=options.results,
@@ -139,7 +152,7 @@ def table(args: Sequence[str]) -> int:
         "  nsim table 4 --budget 0.125 --out docs/table-4.md"
     )
     options = parse(ShowOptions, args, command="table", description=description)
-    wanted, results = TABLES[options.table], options.results
+    wanted, results = options.wanted, options.results
     budget = options.budget or paper.fullest_budget(wanted, results)
     report = paper.make_report(wanted, budget=budget, results=results)
     if options.out is None:
@@ -173,15 +186,15 @@ def record(args: Sequence[str]) -> int:
 
 def _describe(plan: Plan, options: ReproduceOptions) -> str:
     """The plan as text."""
-    title = f"{TABLES[options.table].title}, budget {options.budget:g}"
+    title = f"{options.wanted.title}, budget {options.budget:g}"
     lines = [f"{title}: {len(plan.tasks)} to run, {plan.recorded} recorded"]
     lines += [_line(task) for task in plan.tasks]
     if plan.without_recipe:
-        lines.append(f"no recipe yet, left out: {', '.join(plan.without_recipe)}")
+        lines.append(f"no recipe, left out: {', '.join(plan.without_recipe)}")
     if plan.tasks:
         lines.append(_duration(plan, options.jobs))
     else:
-        lines.append(f"nsim table {options.table} --budget {options.budget:g} shows what there is")
+        lines.append(f"nsim table {options.words} --budget {options.budget:g} shows what there is")
     return "\n".join(lines)
 
 
@@ -223,7 +236,7 @@ def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:
     if outcome.failed:
         sys.stderr.write(f"nsim: what failed printed more into {options.runs}/*.log\n")
         return 1
-    _say(f"nsim table {options.table} --budget {options.budget:g} shows the table")
+    _say(f"nsim table {options.words} --budget {options.budget:g} shows the table")
     return 0
 
 

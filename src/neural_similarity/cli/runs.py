@@ -15,6 +15,7 @@ from torch import Tensor
 from neural_similarity import train as training
 from neural_similarity.cli.parsing import UsageError, parse
 from neural_similarity.convert import fold as fold_network
+from neural_similarity.data.pictures import read_centre
 from neural_similarity.train import Run, Scores
 from neural_similarity.train.files import new_file
 
@@ -149,7 +150,7 @@ def inspect(args: Sequence[str]) -> int:
     dataset = training.load_data(run, options.data)
     runtime = training.choose_runtime(options.device, "fp32")
     model = runtime.place(training.load(run, options.checkpoint))
-    pixels = dataset.train.pixels[: training.PICTURED]
+    pixels = dataset.train.head(training.PICTURED)
     if options.images:
         pixels = torch.stack([_read_image(path, run) for path in options.images])
     paths = training.draw_similarities(run, model, pixels, options.out or run.plots)
@@ -162,6 +163,8 @@ def inspect(args: Sequence[str]) -> int:
 
 def _read_image(path: Path, run: Run) -> Tensor:
     """Pixels (channels, height, width) as the run's network takes them."""
+    if run.recipe.dataset == "imagenet":
+        return torch.tensor(read_centre(path, run.image_size)).permute(2, 0, 1)
     with Image.open(path) as image:
         converted = image.convert("L" if run.channels == 1 else "RGB")
     resized = converted.resize((run.image_size, run.image_size), Image.Resampling.BILINEAR)
@@ -170,9 +173,11 @@ def _read_image(path: Path, run: Run) -> Tensor:
 
 
 def _describe(scores: Scores) -> str:
+    top5 = scores.top5_error_percent
     return (
         f"accuracy {100 * scores.accuracy:.2f} %, error {scores.error_percent:.2f} %, "
-        f"loss {scores.loss:.4f}"
+        + ("" if top5 is None else f"top-5 error {top5:.2f} %, ")
+        + f"loss {scores.loss:.4f}"
     )
 
 

@@ -10,7 +10,7 @@ import tyro
 
 from neural_similarity import train as training
 from neural_similarity.cli.parsing import UsageError, parse, unknown
-from neural_similarity.recipes import RECIPES
+from neural_similarity.recipes import RECIPES, in_variant
 from neural_similarity.train import Recipe, Run
 from neural_similarity.train.files import read_json
 from neural_similarity.train.progress import clock
@@ -24,6 +24,8 @@ examples:
   nsim train                                     the quick start
   nsim train cifar10-static-dns --data data --seed 1
   nsim train cifar10-cnn --budget 0.125 --validation 5000
+  nsim train cifar10-dynamic-dns --variant released --data data
+  nsim train imagenet-resnet18-dynamic-dns --data ILSVRC2012
   nsim train --similarity "Static(Diagonal())" --out runs/diagonal
   nsim train --resume runs/quickstart-seed0      continue exactly"""
 
@@ -54,15 +56,27 @@ def train(args: Sequence[str]) -> int:
     name, rest = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
     if name is not None and name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
-    default = TrainOptions(recipe=RECIPES[name or DEFAULT])
+    chosen = _in_variant(name or DEFAULT, rest)
+    default = TrainOptions(recipe=RECIPES[chosen])
     options = parse(TrainOptions, rest, command="train", description=DESCRIPTION, default=default)
     if options.resume is None:
-        run = _start(name or DEFAULT, options)
+        run = _start(chosen, options)
     else:
         _require_no_settings(name, rest)
         run = _resume(options.resume, options)
     _report(run)
     return 0
+
+
+def _in_variant(name: str, args: Sequence[str]) -> str:
+    """The recipe that a name and `--variant`, which stands for many fields, mean together."""
+    words = [word for arg in args for word in arg.split("=", 1)]
+    if "--resume" in words or "--variant" not in words[:-1]:
+        return name
+    try:
+        return in_variant(name, words[words.index("--variant") + 1])
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _start(name: str, options: TrainOptions) -> Run:

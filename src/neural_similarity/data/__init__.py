@@ -1,11 +1,16 @@
-"""Small data sets as tensors, and batches of them that depend on the seed and the step alone."""
+"""Data sets, and batches of them that depend on the seed and the step alone."""
 
 from neural_similarity.data.augment import Augment as Augment
 from neural_similarity.data.batches import Batches as Batches
 from neural_similarity.data.download import download as download
+from neural_similarity.data.file_batches import FileBatches as FileBatches
+from neural_similarity.data.image_files import ImageFiles as ImageFiles
 from neural_similarity.data.images import Dataset as Dataset
 from neural_similarity.data.images import Images as Images
+from neural_similarity.data.images import ImageSet as ImageSet
 from neural_similarity.data.images import held_out as held_out
+from neural_similarity.data.layout import lay_out as lay_out
 from neural_similarity.data.preprocess import Preprocess as Preprocess
+from neural_similarity.data.registry import IN_PLACE as IN_PLACE
 from neural_similarity.data.registry import NAMES as NAMES
 from neural_similarity.data.registry import load as load

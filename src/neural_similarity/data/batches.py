@@ -11,6 +11,48 @@ from neural_similarity.data.seeding import generator
 NOTHING = Augment(crop=0, flip=False)
 
 
+class Order:
+    """Which images make the batch of a step: a permutation of all for every epoch.
+
+    The last, incomplete batch of an epoch is dropped.
+
+    Args:
+        count: number of images.
+        batch_size: images in a batch.
+        seed: of the permutations.
+
+    Raises:
+        ValueError: there are fewer images than a batch has.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        if not 1 <= batch_size <= count:
+            raise ValueError(
+                "`batch_size` must be at least 1 and at most the number of images, got a batch of "
+                f"{batch_size} from {count} images"
+            )
+        self.steps_per_epoch = count // batch_size
+        self._count, self._batch_size, self._seed = count, batch_size, seed
+        self._epoch, self._permutation = 0, self._permuted(0)
+
+    def at(self, step: int) -> tuple[int, Tensor]:
+        """The epoch of a step, and the indices (b,) of its images, on the CPU.
+
+        Raises:
+            ValueError: `step` is negative.
+        """
+        if step < 0:
+            raise ValueError(f"`step` must not be negative, got {step}")
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._permutation = epoch, self._permuted(epoch)
+        return epoch, self._permutation[position * self._batch_size :][: self._batch_size]
+
+    def _permuted(self, epoch: int) -> Tensor:
+        random = generator("order", self._seed, epoch)
+        return torch.randperm(self._count, generator=random)
+
+
 class Batches:
     """Shuffled, augmented, standardised batches of a set that lies on `device` as a whole.
 
@@ -42,20 +84,18 @@ class Batches:
         device: torch.device | str = "cpu",
         channels_last: bool = True,
     ) -> None:
-        if not 1 <= batch_size <= len(images):
-            raise ValueError(
-                "`batch_size` must be at least 1 and at most the number of images, got a batch of "
-                f"{batch_size} from {len(images)} images"
-            )
+        self._order = Order(len(images), batch_size, seed)
         preprocess.check(images.pixels)
-        self.steps_per_epoch = len(images) // batch_size
-        self._batch_size = batch_size
         self._seed = seed
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self._windows = Windows(images.pixels, augment or NOTHING, device)
         self._labels = images.labels.to(device)
         self._scale, self._shift = preprocess.affine(device)
-        self._epoch, self._order = 0, self._permutation(0)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch."""
+        return self._order.steps_per_epoch
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
@@ -63,22 +103,9 @@ class Batches:
         Raises:
             ValueError: `step` is negative.
         """
-        if step < 0:
-            raise ValueError(f"`step` must not be negative, got {step}")
-        chosen = self._chosen(step)
+        _, chosen = self._order.at(step)
         corners = self._windows.draw(chosen, generator("crops", self._seed, step))
         # One transfer for both: each costs more than its few hundred bytes.
         chosen, corners = torch.stack([chosen, corners]).to(self._labels.device)
         pixels = self._windows.take(corners).contiguous(memory_format=self._format)
         return standardise(pixels, self._scale, self._shift), self._labels[chosen]
-
-    def _chosen(self, step: int) -> Tensor:
-        """Indices (b,) of the images of one step, on the CPU."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._permutation(epoch)
-        return self._order[position * self._batch_size :][: self._batch_size]
-
-    def _permutation(self, epoch: int) -> Tensor:
-        random = generator("order", self._seed, epoch)
-        return torch.randperm(len(self._labels), generator=random)

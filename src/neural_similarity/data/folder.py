@@ -1,14 +1,14 @@
 """Data sets that are folders of images, one folder for every class."""
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from neural_similarity.data.images import Dataset, Images, split_off
-from neural_similarity.data.pictures import SUFFIXES, Header, read_header, read_pixels
+from neural_similarity.data.images import Dataset, Images, ImageSet, split_off
+from neural_similarity.data.listing import Listing, check_classes, list_images
+from neural_similarity.data.pictures import Header, read_header, read_pixels
 
 NAME = "folder"
 TEST_PARTS = ("test", "val", "validation")
@@ -34,9 +34,9 @@ def load_folder(root: Path, image_size: int | None = None) -> Dataset:
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"`image_size` must be at least 1, got {image_size}")
-    parts = [_list(folder) for folder in _part_folders(root)]
+    parts = [list_images(folder) for folder in _part_folders(root)]
     if len(parts) == 2:
-        _check_classes(*parts)
+        check_classes(*parts)
     headers = [read_header(path) for part in parts for path in part.paths]
     mode = "L" if all(header.mode == "L" for header in headers) else "RGB"
     size = (image_size, image_size) if image_size else _common_size(headers)
@@ -44,16 +44,6 @@ def load_folder(root: Path, image_size: int | None = None) -> Dataset:
     if len(images) == 2:
         return Dataset(NAME, *images)
     return Dataset(NAME, *_hold_out(images[0]))
-
-
-@dataclass(frozen=True)
-class _Listing:
-    """The files of one part, class by class."""
-
-    folder: Path
-    classes: tuple[str, ...]
-    paths: tuple[Path, ...]
-    labels: tuple[int, ...]
 
 
 def _part_folders(root: Path) -> list[Path]:
@@ -65,40 +55,6 @@ def _part_folders(root: Path) -> list[Path]:
     if tests and not train.is_dir():
         raise ValueError(f"`root` must hold train/ beside {tests[0].name}/, got {root} without it")
     return [train, *tests[:1]] if train.is_dir() else [root]
-
-
-def _list(folder: Path) -> _Listing:
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and _is_visible(path))
-    if not classes:
-        raise ValueError(f"{folder} must hold one folder for every class, got none")
-    members = [_images_in(path) for path in classes]
-    return _Listing(
-        folder,
-        tuple(path.name for path in classes),
-        tuple(path for paths in members for path in paths),
-        tuple(label for label, paths in enumerate(members) for _ in paths),
-    )
-
-
-def _images_in(folder: Path) -> list[Path]:
-    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and _is_visible(p))
-    if not paths:
-        raise ValueError(f"{folder} must hold images ({' '.join(sorted(SUFFIXES))}), got none")
-    return paths
-
-
-def _is_visible(path: Path) -> bool:
-    return not path.name.startswith(".")
-
-
-def _check_classes(train: _Listing, test: _Listing) -> None:
-    for here, there in ((train, test), (test, train)):
-        for name in here.classes:
-            if name not in there.classes:
-                raise ValueError(
-                    f"both parts must have the same classes, got {name!r} in {here.folder} and "
-                    f"not in {there.folder}"
-                )
 
 
 def _common_size(headers: list[Header]) -> tuple[int, int]:
@@ -113,14 +69,15 @@ def _common_size(headers: list[Header]) -> tuple[int, int]:
     return size
 
 
-def _read(part: _Listing, mode: str, size: tuple[int, int]) -> Images:
+def _read(part: Listing, mode: str, size: tuple[int, int]) -> Images:
     width, height = size
-    pixels = np.empty((len(part.paths), 1 if mode == "L" else 3, height, width), np.uint8)
-    for target, path in zip(pixels, part.paths, strict=True):
+    paths = part.paths
+    pixels = np.empty((len(paths), 1 if mode == "L" else 3, height, width), np.uint8)
+    for target, path in zip(pixels, paths, strict=True):
         target[:] = read_pixels(path, mode, size)
     return Images(torch.from_numpy(pixels), torch.tensor(part.labels), part.classes)
 
 
-def _hold_out(images: Images) -> tuple[Images, Images]:
+def _hold_out(images: Images) -> tuple[ImageSet, ImageSet]:
     sizes = torch.bincount(images.labels).tolist()
     return split_off(images, [max(1, size // SHARE) for size in sizes], seed=0)

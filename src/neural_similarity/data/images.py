@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from neural_similarity.data.image_files import ImageFiles
 from neural_similarity.data.seeding import generator
 
 
@@ -41,27 +42,51 @@ class Images:
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         return Images(self.pixels[chosen], self.labels[chosen], self.classes)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        channels, height, width = self.pixels.shape[1:]
+        return channels, height, width
+
+    def head(self, count: int) -> Tensor:
+        """Pixels of the first images, uint8 (count, c, h, w)."""
+        return self.pixels[:count]
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """Pixels of all images, uint8 (size, c, h, w), the last chunk maybe smaller."""
+        return iter(self.pixels.split(size))
+
+    def feed(self, digest: "hashlib._Hash") -> None:
+        """Add pixels, labels and classes to a digest."""
+        digest.update(json.dumps([list(self.pixels.shape), list(self.classes)]).encode())
+        digest.update(self.pixels.cpu().numpy().data)
+        digest.update(self.labels.cpu().contiguous().numpy().data)
+
+
+ImageSet = Images | ImageFiles
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A named data set: what to train on, and what to score once."""
 
     name: str
-    train: Images
-    test: Images
+    train: ImageSet
+    test: ImageSet
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the pixels, labels and classes of both parts, as 64 hex digits."""
+        """SHA-256 over the pixels, labels and classes of both parts, as 64 hex digits.
+
+        Of images in files it covers names and sizes in place of pixels.
+        """
         digest = hashlib.sha256()
         for part in (self.train, self.test):
-            digest.update(json.dumps([list(part.pixels.shape), list(part.classes)]).encode())
-            digest.update(part.pixels.cpu().numpy().data)
-            digest.update(part.labels.cpu().contiguous().numpy().data)
+            part.feed(digest)
         return digest.hexdigest()
 
 
-def held_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:
+def held_out(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet]:
     """Split `count` images off for validation, the same number of every class.
 
     Where the classes do not divide `count`, the first classes give one image more. Both parts keep
@@ -84,7 +109,7 @@ def held_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:
     return split_off(images, [each + (c < extra) for c in range(len(images.classes))], seed)
 
 
-def split_off(images: Images, counts: Sequence[int], seed: int) -> tuple[Images, Images]:
+def split_off(images: ImageSet, counts: Sequence[int], seed: int) -> tuple[ImageSet, ImageSet]:
     """Split `counts[c]` images of every class c off; see :func:`held_out`."""
     random = generator("held out", seed)
     chosen = torch.zeros(len(images), dtype=torch.bool)

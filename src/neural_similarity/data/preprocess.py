@@ -6,7 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from neural_similarity.data.images import Images
+from neural_similarity.data.image_files import ImageFiles
+from neural_similarity.data.images import ImageSet
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and deviation that torchvision's networks are trained with."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,16 @@ class Preprocess:
             )
 
     @classmethod
-    def fit(cls, images: Images) -> "Preprocess":
+    def fit(cls, images: ImageSet) -> "Preprocess":
         """The mean and the (population) standard deviation of every channel of `images`.
+
+        Images in files are not read for that: they get the usual numbers of ImageNet.
 
         Raises:
             ValueError: there are no images, or all values of a channel are equal.
         """
+        if isinstance(images, ImageFiles):
+            return cls(*IMAGENET)
         moments = [_moments(images.pixels[:, c]) for c in range(images.pixels.shape[1])]
         for channel, (_, std) in enumerate(moments):
             if not std > 0:

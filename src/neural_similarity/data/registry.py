@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from neural_similarity.data import cifar, embedded, fashion_mnist, folder
+from neural_similarity.data import cifar, embedded, fashion_mnist, folder, imagenet
 from neural_similarity.data.images import Dataset
 
 _LOADERS: dict[str, Callable[[Path], Dataset]] = {
@@ -20,22 +20,28 @@ _FINDERS: dict[str, Callable[[Path], Path]] = {
     "cifar10": partial(cifar.find_cifar, cifar.CIFAR10),
     "cifar100": partial(cifar.find_cifar, cifar.CIFAR100),
 }
-NAMES = (*_LOADERS, folder.NAME)
+IN_PLACE = (folder.NAME, imagenet.NAME)
+"""Those whose `root` is the data set itself, a folder of the user's."""
+NAMES = (*_LOADERS, *IN_PLACE)
 
 
-def load(name: str, root: str | Path = "data", *, image_size: int | None = None) -> Dataset:
-    """Load a data set into memory as a whole.
+def load(
+    name: str, root: str | Path = "data", *, image_size: int | None = None, workers: int = 0
+) -> Dataset:
+    """Load a data set into memory as a whole; "imagenet" stays in its files.
 
     Args:
-        name: "embedded" (comes with the package), "fashion-mnist", "cifar10", "cifar100", or
-            "folder" (`root` itself, a folder of class folders).
+        name: "embedded" (comes with the package), "fashion-mnist", "cifar10", "cifar100", "folder"
+            (`root` itself, a folder of class folders), or "imagenet" (`root` itself, a folder of
+            train/CLASS and val/CLASS).
         root: folder of the data sets.
         image_size: height and width that the images of a folder are resized to.
+        workers: processes that decode "imagenet".
 
     Raises:
         FileNotFoundError: a file is missing; the error says how to get it.
         ValueError: there is no such data set, a file is damaged, or `image_size` is given for
-            another data set than "folder".
+            another data set than "folder" and "imagenet".
     """
     if name not in NAMES:
         nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0)[0]
@@ -43,11 +49,16 @@ def load(name: str, root: str | Path = "data", *, image_size: int | None = None)
         raise ValueError(f"`name` must be one of {known}, got {name!r}; did you mean {nearest!r}?")
     if name == folder.NAME:
         return folder.load_folder(Path(root), image_size)
+    if name == imagenet.NAME:
+        return imagenet.load_imagenet(Path(root), image_size, workers)
     if image_size is not None:
-        raise ValueError(f'`image_size` is for the data set "folder", got {image_size} for {name}')
+        raise ValueError(
+            f"`image_size` is for the data sets {' and '.join(IN_PLACE)}, got {image_size} "
+            f"for {name}"
+        )
     return _LOADERS[name](Path(root))
 
 
 def find(name: str, root: Path) -> Path:
-    """The folder that holds the files of a data set that is not a "folder"."""
+    """The folder that holds the files of a data set that is not the user's."""
     return _FINDERS[name](root)

@@ -1,4 +1,4 @@
-"""Functions that build networks; all but SphereNets take any `similarity=`.
+"""Functions that build networks; all but SphereNets and rivals take any `similarity=`.
 
 Each is a `torch.nn.Sequential` whose last layer is the classifier, so that `network[:-1]` is the
 embedding, of the same parameters (but for the "released" CNN-9, which ends in its scores).
@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from neural_similarity.models.building import set_norms as set_norms
 from neural_similarity.models.cnn9 import cnn9 as cnn9
 from neural_similarity.models.cnn9 import cnn9_plus as cnn9_plus
 from neural_similarity.models.cnn9 import cnn9_wide as cnn9_wide
@@ -20,6 +21,7 @@ from neural_similarity.models.cnn10 import cnn10_plus as cnn10_plus
 from neural_similarity.models.convnet4 import convnet4 as convnet4
 from neural_similarity.models.resnet import resnet18 as resnet18
 from neural_similarity.models.resnet import resnet50 as resnet50
+from neural_similarity.models.rivals import CondConv2d, DeformableConv2d, DynamicFilter2d
 from neural_similarity.models.spherenet9 import spherenet9 as spherenet9
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -27,6 +29,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn9_plus": cnn9_plus,
     "cnn9_wide": cnn9_wide,
     "cnn9_wide_attention": partial(cnn9_wide, self_attention=True),
+    "cnn9_condconv": partial(cnn9, convolution=CondConv2d),
+    "cnn9_dynamic_filter": partial(cnn9, convolution=DynamicFilter2d),
+    "cnn9_deformable": partial(cnn9, convolution=DeformableConv2d),
     "spherenet9": spherenet9,
     "spherenet9_attention": partial(spherenet9, self_attention=True),
     "cnn10": cnn10,
@@ -36,8 +41,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": resnet50,
 }
 """The networks by name."""
-WITHOUT_SIMILARITY = frozenset({"spherenet9", "spherenet9_attention"})
-"""Those whose layers have a similarity of their own: their `similarity` is None."""
+SPHERENETS = frozenset({"spherenet9", "spherenet9_attention"})
+"""Those of hyperspherical convolutions."""
+RIVALS = frozenset({"cnn9_condconv", "cnn9_dynamic_filter", "cnn9_deformable"})
+"""Those of other layers whose kernel depends on the image."""
+WITHOUT_SIMILARITY = SPHERENETS | RIVALS
+"""Those whose layers have a similarity of their own, or do without: their `similarity` is None."""
 
 
 CIFAR_CLASSES = 10

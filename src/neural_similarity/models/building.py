@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from torch import nn
 
-from neural_similarity.nn import Conv2d, Dynamic, SelfAttention, sharing
+from neural_similarity.models.rivals import Rival
+from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
 from neural_similarity.nn.layer import resolve
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity
 
 Layers = dict[str, nn.Module]
-Convolution = Callable[..., nn.Conv2d]
+Convolution = Callable[..., nn.Conv2d] | type[Rival]
 
 
 class Sizes(NamedTuple):
@@ -34,7 +35,7 @@ def sequential(
     layers: Layers,
     similarity: Similarity | str | None,
     attended: Sequence[int] = (),
-    convolution: Convolution = nn.Conv2d,
+    convolution: Callable[..., nn.Conv2d] = nn.Conv2d,
 ) -> nn.Sequential:
     """The network of these layers, at He's initialisation, with similarities.
 
@@ -50,14 +51,17 @@ def sequential(
 
 
 def _start(network: nn.Module) -> None:
-    """He's initialisation of kernels."""
+    """He's initialisation of kernels; layers whose kernel depends on the image know their own."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    for layer in network.modules():
+        if isinstance(layer, Rival):
+            layer.start()
 
 
 def _attending(
-    network: nn.Sequential, attended: Sequence[int], convolution: Convolution
+    network: nn.Sequential, attended: Sequence[int], convolution: Callable[..., nn.Conv2d]
 ) -> nn.Sequential:
     channels = {f"pool{stage}": c for stage, c in enumerate(attended, start=1)}
     layers = OrderedDict[str, nn.Module]()
@@ -86,7 +90,21 @@ def _predicts_too_much(spec: Similarity | nn.Module | None, layer: Conv2d) -> bo
     return isinstance(spec, Dynamic) and predicted_scalars(spec, layer.geometry()) > MOST_SCALARS
 
 
-def unit(conv: nn.Conv2d) -> nn.Sequential:
+def set_norms(network: nn.Module, *, momentum: float, eps: float) -> nn.Module:
+    """Set how fast batch normalisation keeps its statistics, and its eps outside of predictors.
+
+    Predictors state their own eps, on which their start depends.
+    """
+    dynamic = [module for module in network.modules() if isinstance(module, DynamicSimilarity)]
+    inside = {part for similarity in dynamic for part in similarity.predictor.modules()}
+    for layer in network.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.momentum = momentum
+            layer.eps = layer.eps if layer in inside else eps
+    return network
+
+
+def unit(conv: nn.Conv2d | Rival) -> nn.Sequential:
     """A convolution, batch normalisation, ReLU."""
     return nn.Sequential(conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU(inplace=True))
 
@@ -131,6 +149,12 @@ def scaled(channels: Sequence[int], width: float) -> list[int]:
     if not width > 0:
         raise ValueError(f"`width` must be positive, got {width}")
     return [max(1, round(c * width)) for c in channels]
+
+
+def check_no_similarity(similarity: Similarity | str | None, network: str) -> None:
+    """Refuse a similarity in a network whose layers have one, or a changing kernel, already."""
+    if similarity not in (None, "none"):
+        raise ValueError(f"`similarity` must be None in {network}, got {similarity!r}")
 
 
 def check_sizes(num_classes: int, in_channels: int, image_size: int, *, smallest: int = 1) -> None:

@@ -5,7 +5,9 @@ from typing import Literal, get_args
 from torch import nn
 
 from neural_similarity.models.building import (
+    Convolution,
     Sizes,
+    check_no_similarity,
     check_sizes,
     fully_connected,
     padding,
@@ -13,6 +15,7 @@ from neural_similarity.models.building import (
     stages,
     unit,
 )
+from neural_similarity.nn import Conv2d
 from neural_similarity.nn.text import Similarity
 
 Variant = Literal["paper", "released"]
@@ -33,6 +36,7 @@ def cnn9(
     width: float = 1,
     similarity: Similarity | str | None = None,
     variant: Variant = "paper",
+    convolution: Convolution = Conv2d,
 ) -> nn.Sequential:
     """CNN-9: [3×3, 32]×3, pool, [3×3, 64]×3, pool, [3×3, 128]×3, pool, classifier.
 
@@ -49,6 +53,8 @@ def cnn9(
         variant: "paper" (Table 7) ends in a fully connected layer of 256 and the classifier;
             "released" (the authors' code) has a plain 3×3 root convolution before the nine and
             ends in one convolution over the whole map to the classes.
+        convolution: Makes the nine convolutions; another than `ns.Conv2d`, such as those of
+            `models.rivals`, takes no similarity.
 
     Shape:
         (n, in_channels, image_size, image_size) to (n, num_classes).
@@ -56,7 +62,10 @@ def cnn9(
     Raises:
         ValueError: an argument is out of range.
     """
-    return _cnn(_CNN9.times(width), num_classes, in_channels, image_size, similarity, variant)
+    if convolution is not Conv2d:
+        check_no_similarity(similarity, f"a network of {convolution}")
+    sizes = _CNN9.times(width)
+    return _cnn(sizes, num_classes, in_channels, image_size, similarity, variant, convolution)
 
 
 def cnn9_plus(
@@ -121,6 +130,7 @@ def _cnn(
     image_size: int,
     similarity: Similarity | str | None,
     variant: Variant,
+    convolution: Convolution = Conv2d,
 ) -> nn.Sequential:
     check_sizes(num_classes, in_channels, image_size)
     check_variant(variant)
@@ -129,10 +139,10 @@ def _cnn(
     layers = padding(image_size, SHRINK)
     if variant == "released":
         root = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False)
-        layers |= {"root": unit(root)} | stages(channels[0], channels, sizes.depths)
+        layers |= {"root": unit(root)} | stages(channels[0], channels, sizes.depths, convolution)
         score = nn.Conv2d(channels[-1], num_classes, size, bias=False)
         layers |= {"classifier": score, "flatten": nn.Flatten()}
     else:
-        layers |= stages(in_channels, channels, sizes.depths)
+        layers |= stages(in_channels, channels, sizes.depths, convolution)
         layers |= fully_connected(channels[-1] * size**2, sizes.hidden, num_classes)
     return sequential(layers, similarity, channels[: sizes.attended])

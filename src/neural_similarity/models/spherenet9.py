@@ -6,6 +6,7 @@ from torch import nn
 
 from neural_similarity.models.building import (
     Layers,
+    check_no_similarity,
     check_sizes,
     padding,
     sequential,
@@ -62,8 +63,7 @@ def spherenet9(
     """
     check_sizes(num_classes, in_channels, image_size)
     check_variant(variant)
-    if similarity not in (None, "none"):
-        raise ValueError(f"`similarity` must be None in a SphereNet, got {similarity!r}")
+    check_no_similarity(similarity, "a SphereNet")
     convolution = partial(SphereConv2d, angle=angle)
     channels, depths, hidden, attended = (ATTENTIVE if self_attention else WIDE).times(width)
     whole = convolution(channels[-1], hidden, -(-image_size // SHRINK), bias=False)

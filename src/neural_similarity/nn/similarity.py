@@ -24,9 +24,24 @@ class Static(Spec):
     """One M for all positions, learned by back-propagation, starting at I. Paper, §3.2.
 
     It folds into the kernel, W' = W M, so that inference is a plain convolution's.
+
+    Attributes:
+        structure: Maps the learned numbers to M.
+        init: "identity", as far as M can be that. "released" starts a diagonal M of a 2-d kernel as
+            the authors' code does: at eye(kh, kw) flattened, so that of 3×3 taps only the three on
+            the kernel's own diagonal start at 1 and six start at 0, where I has nine ones.
+
+    Raises:
+        ValueError: `init` is unknown, or "released" for another structure than `Diagonal`.
     """
 
     structure: Structure = field(default_factory=Diagonal)
+    init: Init = "identity"
+
+    def __post_init__(self):
+        _check_init(self.init)
+        if self.init == "released" and not isinstance(self.structure, Diagonal):
+            raise ValueError(f'`init` "released" is one of Diagonal, got {self.structure!r}')
 
     def build(self, geometry: Geometry) -> "StaticSimilarity":
         """The module of a layer of this geometry."""
@@ -57,10 +72,7 @@ class Dynamic(Spec):
     init: Init = "identity"
 
     def __post_init__(self):
-        if self.init not in get_args(Init):
-            raise ValueError(
-                f"`init` must be one of {', '.join(get_args(Init))}, got {self.init!r}"
-            )
+        _check_init(self.init)
         if not self.structure.dynamic:
             raise ValueError(f"`structure` must not be static only, got {self.structure!r}")
         if self.init == "identity" and not self.structure.zero_is_identity:
@@ -72,6 +84,11 @@ class Dynamic(Spec):
     def build(self, geometry: Geometry) -> "DynamicSimilarity":
         """The module of a layer of this geometry."""
         return DynamicSimilarity(self, geometry)
+
+
+def _check_init(init: str) -> None:
+    if init not in get_args(Init):
+        raise ValueError(f"`init` must be one of {', '.join(get_args(Init))}, got {init!r}")
 
 
 SIMILARITIES: dict[str, Static | Dynamic | None] = {
@@ -102,7 +119,10 @@ class StaticSimilarity(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
-        self.raw = nn.Parameter(self.structure.initial())
+        raw = self.structure.initial()
+        if spec.init == "released":
+            raw = raw + _released_start(geometry) - 1
+        self.raw = nn.Parameter(raw)
 
     def matrix(self) -> Tensor:
         """M: (K,) diagonal or (K, K), with an axis of blocks first where there are; float32."""
@@ -126,6 +146,15 @@ class StaticSimilarity(nn.Module):
     def extra_repr(self) -> str:
         """The spec."""
         return repr(self.spec)
+
+
+def _released_start(geometry: Geometry) -> Tensor:
+    """The diagonal of M in the authors' code, which takes eye(3) for the identity of nine taps."""
+    if len(geometry.kernel_size) != 2:
+        raise ValueError(
+            f'`init` "released" needs a kernel of two dimensions, got {geometry.kernel_size}'
+        )
+    return torch.eye(*geometry.kernel_size).flatten()
 
 
 class DynamicSimilarity(nn.Module):

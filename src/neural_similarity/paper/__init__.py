@@ -16,3 +16,5 @@ from neural_similarity.paper.records import read_records as read_records
 from neural_similarity.paper.report import fullest_budget as fullest_budget
 from neural_similarity.paper.report import make_report as make_report
 from neural_similarity.paper.tables import TABLES as TABLES
+from neural_similarity.paper.tables import Table as Table
+from neural_similarity.paper.tables import in_variant as in_variant

@@ -2,6 +2,7 @@
 
 from neural_similarity.paper.report import Line, PanelReport, Report
 from neural_similarity.paper.statistics import Interval
+from neural_similarity.paper.tables import Row
 from neural_similarity.train.progress import clock
 
 ARROW = {"error": "lower is better", "accuracy": "higher is better"}
@@ -28,8 +29,14 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
 def ours(line: Line) -> str:
     """Mean and deviation, or why there are none."""
     if not line.records:
-        return "not run" if line.row.has_recipe else "not run (no recipe yet)"
-    return f"{line.mean:.2f}" + ("" if line.deviation is None else f" ± {line.deviation:.2f}")
+        return "not run" if line.row.has_recipe else "not run (no recipe)"
+    top5 = "" if line.top5 is None else f", top-5 {spread(*line.top5)}"
+    return spread(line.mean, line.deviation) + top5
+
+
+def spread(mean: float, deviation: float | None) -> str:
+    """A mean and its deviation, where there is one."""
+    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
 def cost(line: Line) -> tuple[str, str, str]:
@@ -69,9 +76,18 @@ def _row(line: Line, report: PanelReport) -> tuple[str, ...]:
 def _paper(line: Line, report: PanelReport) -> str:
     """The paper's number and its difference to the paper's baseline."""
     row, baseline = line.row, report.panel.baseline
+    if row.paper is None:
+        return ""
     top5 = "" if row.top5 is None else f", top-5 {row.top5:.2f}"
-    change = "" if row == baseline else f" ({_signed(row.paper - baseline.paper)})"
-    return f"{row.paper:.2f}{change}{top5}"
+    change = paper_change(row, baseline)
+    return f"{row.paper:.2f}" + ("" if change is None else f" ({_signed(change)})") + top5
+
+
+def paper_change(row: Row, baseline: Row) -> float | None:
+    """The paper's difference between a row and its baseline; None where it has none."""
+    if row == baseline or row.paper is None or baseline.paper is None:
+        return None
+    return row.paper - baseline.paper
 
 
 def _differences(line: Line, report: PanelReport) -> tuple[str, str]:

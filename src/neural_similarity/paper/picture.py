@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.paper.markdown import ARROW, cost, interval, ours
+from neural_similarity.paper.markdown import ARROW, cost, interval, ours, paper_change
 from neural_similarity.paper.report import Line, PanelReport, Report
 from neural_similarity.paper.statistics import Interval
 
@@ -41,7 +41,11 @@ def draw(report: Report, path: Path) -> None:
 
 def _draw_values(axes: Any, report: PanelReport) -> None:
     rows = range(len(report.lines))
-    axes.plot([line.row.paper for line in report.lines], rows, "D", c=PAPER, label="paper")
+    known = [(y, line.row.paper) for y, line in zip(rows, report.lines, strict=True)]
+    known = [(y, paper) for y, paper in known if paper is not None]
+    if known:
+        ys, numbers = zip(*known, strict=True)
+        axes.plot(numbers, ys, "D", c=PAPER, label="paper")
     run = [(y, line) for y, line in zip(rows, report.lines, strict=True) if line.records]
     if run:
         ys, lines = zip(*run, strict=True)
@@ -60,8 +64,8 @@ def _draw_differences(axes: Any, report: PanelReport) -> None:
     baseline = report.panel.baseline
     axes.axvline(0, c="black", lw=0.8)
     for y, line in enumerate(report.lines):
-        if line.row != baseline:
-            axes.plot(line.row.paper - baseline.paper, y, "D", c=PAPER)
+        if (change := paper_change(line.row, baseline)) is not None:
+            axes.plot(change, y, "D", c=PAPER)
         _draw_interval(axes, y - SHIFT, line.by_seed, SEED, "by seed")
         _draw_interval(axes, y + SHIFT, line.by_image, IMAGE, "by test image")
     axes.yaxis.tick_right()
@@ -86,11 +90,12 @@ def _difference_label(line: Line) -> str:
 
 def _label(line: Line) -> str:
     """Name, numbers and costs of a row."""
+    paper = "" if line.row.paper is None else f", paper {line.row.paper:.2f}"
     if not line.records:
-        return f"{line.row.label}\n{ours(line)}, paper {line.row.paper:.2f}"
+        return f"{line.row.label}\n{ours(line)}{paper}"
     parameters, macs, time = cost(line)
     n = len(line.records)
     return (
-        f"{line.row.label}: {ours(line)} (n={n}), paper {line.row.paper:.2f}\n"
+        f"{line.row.label}: {ours(line)} (n={n}){paper}\n"
         f"{parameters} parameters, {macs} MACs, {time}"
     )

@@ -18,6 +18,7 @@ from neural_similarity.paper.records import (
 )
 from neural_similarity.paper.tables import Table
 from neural_similarity.recipes import RECIPES
+from neural_similarity.recipes.released import SUFFIX
 from neural_similarity.train import Run, RunError, choose_runtime, read_run
 from neural_similarity.train.checkpoint import checkpoints
 from neural_similarity.train.environment import cpu_name, device_name
@@ -66,7 +67,7 @@ class Plan:
     recorded: int
     """Runs that have a record."""
     without_recipe: tuple[str, ...]
-    """Names of rows that cannot be run yet."""
+    """Names of rows that cannot be run."""
 
 
 def make_plan(
@@ -188,9 +189,14 @@ def _own_pace(run: Run) -> float | None:
 
 
 def _pace(results: Path, name: str) -> float | None:
-    """Seconds a step by the records of a recipe, at any budget, on a machine like this one."""
+    """Seconds a step by the records of a recipe, at any budget, on a machine like this one.
+
+    A released variant without records is taken to be as fast as the recipe that it is one of.
+    """
     records = [read_record(path) for path in (results / name).glob("*/*.json")]
     paces = [r.summary["seconds"] / r.summary["steps"] for r in records if _is_from_here(r)]
+    if not paces and name.endswith(SUFFIX):
+        return _pace(results, name.removesuffix(SUFFIX))
     return median(paces) if paces else None
 
 

@@ -53,6 +53,13 @@ class Line:
         return mean_and_deviation(self.values)[1]
 
     @property
+    def top5(self) -> tuple[float, float | None] | None:
+        """Mean and deviation of the top-5 error in percent; None where a run has none."""
+        found = [record.summary.get("test_top5_error_percent") for record in self.records]
+        errors = [error for error in found if error is not None]
+        return mean_and_deviation(errors) if errors and len(errors) == len(found) else None
+
+    @property
     def seconds(self) -> float:
         """Mean training time."""
         return mean_and_deviation([record.summary["seconds"] for record in self.records])[0]

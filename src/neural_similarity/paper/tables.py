@@ -1,14 +1,15 @@
 """The paper's recognition tables as values: what each row is called, reports and is run by.
 
 Numbers: Liu et al., Neural Similarity Learning, tables 1 to 5 and 8, and table 2 of the authors'
-response ("resnet"). A row whose recipe is not in `recipes` yet is shown without runs; it comes to
-life by that name.
+response. A row whose recipe is not in `recipes` is shown without runs; it comes to life by that
+name. Studies that the paper does not have are tables without its numbers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from neural_similarity.recipes import RECIPES
+from neural_similarity.recipes.released import SUFFIX
 
 Metric = Literal["error", "accuracy"]
 
@@ -21,7 +22,7 @@ class Row:
     """As in the paper."""
     recipe: str
     """Name of its recipe."""
-    paper: float
+    paper: float | None = None
     """The paper's number, in percent."""
     top5: float | None = None
     """The paper's top-5 number, in percent."""
@@ -119,6 +120,87 @@ RESNET50 = (
     Row("dynamic DNS", "imagenet-resnet50-dynamic-dns", 23.45),
 )
 
+ABLATIONS = (
+    Panel(
+        "Start of static DNS",
+        "error",
+        (Row("at I", "cifar10-static-dns"), Row("at eye(3) flattened", "cifar10-static-dns-eye")),
+    ),
+    Panel(
+        "Predictor of dynamic DNS",
+        "error",
+        (
+            Row("patches normalised, gated", "cifar10-dynamic-dns"),
+            Row("batch normalisation, small start, eps 1e-3", "cifar10-dynamic-dns-norm"),
+            Row("the same with eps 1e-5", "cifar10-dynamic-dns-norm-1e-5"),
+            Row("patches and kernels normalised", "cifar10-dynamic-dns-both"),
+        ),
+    ),
+    Panel(
+        "Identity in dynamic UNS",
+        "error",
+        (
+            Row("added", "cifar10-dynamic-uns"),
+            Row("not added", "cifar10-dynamic-uns-no-identity"),
+        ),
+    ),
+    Panel(
+        "Input and targets of the plain CNN",
+        "error",
+        (
+            Row("normalised pixels, mirrored border, exact targets", "cifar10-cnn"),
+            Row("raw pixels", "cifar10-cnn-raw"),
+            Row("zeros around the crops", "cifar10-cnn-zero"),
+            Row("targets smoothed by 0.01", "cifar10-cnn-smooth"),
+        ),
+    ),
+)
+DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns")
+CHEAPER = (
+    DYNAMIC,
+    Row("half the hidden units", "cifar10-dynamic-dns-half-width"),
+    Row("half the resolution", "cifar10-dynamic-dns-half-resolution"),
+    Row("second layer 1×1", "cifar10-dynamic-dns-1x1"),
+    Row("shared", "cifar10-dynamic-dns-shared"),
+    Row("one M an image", "cifar10-dynamic-dns-per-image"),
+)
+CONTROLS = (
+    DYNAMIC,
+    Row("CNN", "cifar10-cnn"),
+    Row("CNN of as many MACs", "cifar10-cnn-macs"),
+    Row("CNN about as slow", "cifar10-cnn-time"),
+)
+RIVALS = (
+    Row("CNN", "cifar10-cnn"),
+    DYNAMIC,
+    Row("dynamic DNS, one M an image", "cifar10-dynamic-dns-per-image"),
+    Row("CondConv, 4 kernels", "cifar10-condconv"),
+    Row("dynamic filter network", "cifar10-dynamic-filter"),
+    Row("modulated deformable convolution", "cifar10-deformable"),
+)
+
+
+def on_cifar100(table: Table) -> Table:
+    """The rows of a table on CIFAR-100, for which the paper has no numbers."""
+    rows = tuple(Row(row.label, row.recipe.replace("cifar10-", "cifar100-")) for row in table.rows)
+    panel = Panel("CIFAR-100", table.panels[0].metric, rows)
+    return Table(f"{table.title}, on CIFAR-100", (panel,))
+
+
+def in_variant(table: Table, variant: str) -> Table:
+    """The table with the runs of the recipes' variant, "paper" (as it is) or "released"."""
+    if variant == "paper":
+        return table
+    panels = (
+        replace(
+            panel,
+            rows=tuple(replace(row, recipe=row.recipe + SUFFIX) for row in panel.rows),
+        )
+        for panel in table.panels
+    )
+    return Table(f"{table.title}, as the released code trains", tuple(panels))
+
+
 TABLES = {
     "1": Table("Table 1: predictors", (Panel("CIFAR-10", "error", PREDICTORS),)),
     "2": Table(
@@ -137,9 +219,18 @@ TABLES = {
     "8": Table(
         "Table 8: SphereNet and self-attention", (Panel("CIFAR-10", "accuracy", SELF_ATTENTION),)
     ),
-    "resnet": Table(
+    "response": Table(
         "Author response, table 2: ResNet on ImageNet",
         (Panel("ResNet-18", "error", RESNET18), Panel("ResNet-50", "error", RESNET50)),
     ),
+    "ablations": Table("Ablations: where paper and released code differ", ABLATIONS),
+    "predictors": Table("Cheaper predictors", (Panel("CIFAR-10", "error", CHEAPER),)),
+    "controls": Table(
+        "Controls: plain networks of equal cost", (Panel("CIFAR-10", "error", CONTROLS),)
+    ),
+    "rivals": Table(
+        "Rivals: other kernels that depend on the image", (Panel("CIFAR-10", "error", RIVALS),)
+    ),
 }
+TABLES |= {f"{name}-cifar100": on_cifar100(TABLES[name]) for name in ("1", "2", "3", "8")}
 """The tables by the names that `nsim table` and `nsim reproduce` take."""

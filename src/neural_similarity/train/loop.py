@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.convert import penalty
-from neural_similarity.data import Batches, Images, Preprocess
+from neural_similarity.data import Batches, FileBatches, ImageSet, Preprocess
+from neural_similarity.nn import orthogonality
 from neural_similarity.train.checkpoint import RunError, State
 from neural_similarity.train.journal import Journal
 from neural_similarity.train.recipe import Recipe
@@ -25,9 +26,9 @@ class Job:
 
     recipe: Recipe
     runtime: Runtime
-    batches: Batches
+    batches: Batches | FileBatches
     preprocess: Preprocess
-    validation: Images | None
+    validation: ImageSet | None
 
 
 def fit(
@@ -86,11 +87,21 @@ def fit(
 
 
 def _loss(recipe: Recipe, model: nn.Module, logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy, and the penalty of static similarities."""
-    loss = F.cross_entropy(logits, y, label_smoothing=recipe.label_smoothing)
+    """Cross-entropy, and the penalties of static similarities and hyperspherical kernels."""
+    loss = cross_entropy(logits, y, recipe.label_smoothing, recipe.probability_floor)
     if recipe.penalty:
         loss = loss + recipe.penalty * penalty(model, recipe.penalty_measure)
+    if recipe.orthogonality:
+        loss = loss + recipe.orthogonality * orthogonality(model, unit=False)
     return loss
+
+
+def cross_entropy(logits: Tensor, y: Tensor, smoothing: float, floor: float) -> Tensor:
+    r"""$-\sum_j t_j \log(p_j + \text{floor})$, the mean over a batch, for smoothed targets t."""
+    if not floor:
+        return F.cross_entropy(logits, y, label_smoothing=smoothing)
+    logs = (logits.softmax(1) + floor).log()
+    return F.nll_loss(logs, y) * (1 - smoothing) - smoothing * logs.mean()
 
 
 def _tally(loss: Tensor, logits: Tensor, y: Tensor) -> Tensor:

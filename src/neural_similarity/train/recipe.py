@@ -8,16 +8,18 @@ from typing import Any, Literal
 
 from neural_similarity.convert import MEASURES
 from neural_similarity.data import NAMES
-from neural_similarity.models import MODELS, options
+from neural_similarity.models import MODELS, SPHERENETS, WITHOUT_SIMILARITY, options
 from neural_similarity.nn import Static, format_similarity, parse_similarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.train.schedule import scaled_steps
 
 POSITIVE = ("width", "steps", "lr", "drop_factor", "batch_size", "log_every", "evaluate_every")
+POSITIVE += ("norm_eps",)
 NOT_NEGATIVE = ("momentum", "weight_decay", "similarity_decay", "label_smoothing", "crop")
-NOT_NEGATIVE += ("validation", "threads", "seed", "checkpoint_every", "penalty")
+NOT_NEGATIVE += ("validation", "threads", "workers", "seed", "checkpoint_every", "penalty")
+NOT_NEGATIVE += ("orthogonality", "probability_floor", "norm_momentum")
 LONGEST_GAP = 300.0
-MACHINE = ("precision", "channels_last", "compile", "threads")
+MACHINE = ("precision", "channels_last", "compile", "threads", "workers")
 MACHINE += ("checkpoint_seconds", "checkpoint_every")
 """Fields that suit a run to a machine; whatever they are, it is a run of the same recipe."""
 
@@ -30,9 +32,10 @@ class Recipe:
     """
 
     dataset: str = "cifar10"
-    """Data set: embedded, fashion-mnist, cifar10, cifar100, or folder (one folder a class)."""
+    """Data set: embedded, fashion-mnist, cifar10, cifar100, folder (one folder a class), or
+    imagenet (train/CLASS and val/CLASS, decoded while training)."""
     image_size: int | None = None
-    """Height and width that the images of a folder are resized to."""
+    """Height and width that the images of a folder, or of imagenet (224), are resized to."""
     inputs: Literal["normalized", "raw"] = "normalized"
     """Pixels reach the network normalised by channel, or raw (0 to 255) as in the released code."""
     validation: int = 0
@@ -40,7 +43,8 @@ class Recipe:
     model: str = "cnn9"
     """Network, one of those that `nsim models` lists."""
     variant: Literal["paper", "released"] = "paper"
-    """Layers as the paper's text describes them, or as the authors' released code builds CNN-9."""
+    """Layers as the paper's text describes them, or as the authors' released code builds CNN-9.
+    On the command line `--variant released` means the whole recipe RECIPE@released."""
     width: float = 1.0
     """Factor on the number of filters."""
     similarity: Similarity | None = None
@@ -53,8 +57,10 @@ class Recipe:
     """Steps at which the learning rate is multiplied by `drop_factor`."""
     drop_factor: float = 0.1
     """Factor of a drop."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Gradient descent with momentum, or Adam; both add the decay to the gradient."""
     momentum: float = 0.9
-    """Momentum of the gradient descent."""
+    """Momentum of the gradient descent, β1 of Adam."""
     batch_size: int = 128
     """Images an update."""
     weight_decay: float = 5e-4
@@ -65,10 +71,20 @@ class Recipe:
     """Factor on the penalty of static similarities, which is added to the loss."""
     penalty_measure: str = "l1"
     """What it sums over the matrices: l1 (soft sparsity), nuclear (low rank) or deviation."""
+    orthogonality: float = 0.0
+    """Factor on ‖W Wᵀ - I‖² of hyperspherical kernels, which do not decay then; released 1e-4."""
     label_smoothing: float = 0.0
     """Share of the target spread over all classes; the released code takes 0.01."""
+    probability_floor: float = 0.0
+    """Added to the probabilities before their logarithm; the released code takes 1e-4."""
+    norm_momentum: float = 0.1
+    """Share of a batch in the running statistics of normalisation; the released code takes 0.001,
+    a decay of 0.999, and needs thousands of steps for it."""
+    norm_eps: float = 1e-5
+    """Added to the variance in normalisation, predictors' apart; the released code takes 1e-3."""
     crop: int = 4
-    """Pixels of padding before the random crop; 0 crops nothing."""
+    """Pixels of padding before the random crop; 0 crops nothing. It must be 0 for imagenet, whose
+    random windows are resized."""
     flip: bool = True
     """Mirror half of the images."""
     padding: Literal["zero", "symmetric"] = "zero"
@@ -82,6 +98,8 @@ class Recipe:
     threads: int = 0
     """CPU threads; 0 leaves torch's choice. Other processes on the same cores slow more than one
     thread down out of all proportion, since threads that wait for each other keep spinning."""
+    workers: int = 4
+    """Processes that decode the files of imagenet, at most one a core; 0: none but this one."""
     seed: int = 0
     """Seed of the first weights, of the held-out images, and of batches, crops and flips."""
     log_every: int = 50
@@ -105,6 +123,17 @@ class Recipe:
         for name in NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}")
+        if self.similarity is not None and self.model in WITHOUT_SIMILARITY:
+            raise ValueError(f"`similarity` must be none for {self.model}, got {self.similarity!r}")
+        if self.orthogonality and self.model not in SPHERENETS:
+            raise ValueError(
+                f"`orthogonality` is one of {', '.join(sorted(SPHERENETS))} and must be 0 for "
+                f"{self.model}, got {self.orthogonality}"
+            )
+        if self.crop and self.dataset == "imagenet":
+            raise ValueError(
+                f"`crop` must be 0 for imagenet, whose windows are resized, got {self.crop}"
+            )
         if self.penalty and not isinstance(self.similarity, Static):
             raise ValueError(
                 "`penalty` is one of static similarities and must be 0 for others, "

@@ -84,13 +84,14 @@ class Run:
         if "variant" in models.options(recipe.model):
             options["variant"] = recipe.variant
         torch.manual_seed(recipe.seed)
-        return models.build(
+        model = models.build(
             recipe.model,
             len(self.classes),
             in_channels=self.channels,
             image_size=self.image_size,
             **options | overrides,
         )
+        return models.set_norms(model, momentum=recipe.norm_momentum, eps=recipe.norm_eps)
 
 
 def require_new(path: Path) -> None:

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.data import Images, Preprocess
+from neural_similarity.data import ImageSet, Preprocess
 from neural_similarity.train.runtime import Runtime
 
 BATCH_SIZE = 100
 """Activations of larger batches exceed what malloc reuses: every layer would touch new pages."""
+
+FEW_CLASSES = 10
+"""With more classes than this the first five count, too."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Scores:
     """Mean cross-entropy, without label smoothing."""
     correct: Tensor
     """Whether each image's first class is its label; boolean, on the CPU."""
+    correct5: Tensor | None = None
+    """The same of its first five classes; None where there are no more than ten."""
 
     @property
     def accuracy(self) -> float:
@@ -33,12 +38,17 @@ class Scores:
     @property
     def error_percent(self) -> float:
         """Share of wrong images in percent, as the paper's tables have it."""
-        return 100 * (~self.correct).sum().item() / len(self.correct)
+        return _percent(~self.correct)
+
+    @property
+    def top5_error_percent(self) -> float | None:
+        """Share of images whose label is none of the first five classes, in percent."""
+        return None if self.correct5 is None else _percent(~self.correct5)
 
 
 @torch.no_grad()
 def predict(
-    model: nn.Module, images: Images | Tensor, preprocess: Preprocess, runtime: Runtime
+    model: nn.Module, images: ImageSet | Tensor, preprocess: Preprocess, runtime: Runtime
 ) -> Tensor:
     """Float32 logits on the CPU, in evaluation mode; the model's mode is as before afterwards.
 
@@ -48,11 +58,12 @@ def predict(
         preprocess: what turns pixels into the network's input.
         runtime: device and precision.
     """
-    pixels = images if isinstance(images, Tensor) else images.pixels
+    whole = isinstance(images, Tensor)
+    chunks = images.split(BATCH_SIZE) if whole else images.chunks(BATCH_SIZE)
     training = model.training
     model.eval()
     logits = []
-    for batch in pixels.split(BATCH_SIZE):
+    for batch in chunks:
         with runtime.autocast():
             logits.append(model(runtime.place_images(preprocess(batch))).float().cpu())
     model.train(training)
@@ -62,12 +73,21 @@ def predict(
 def score(logits: Tensor, labels: Tensor) -> Scores:
     """Scores of `logits` against `labels`."""
     labels = labels.cpu()
-    return Scores(F.cross_entropy(logits, labels).item(), logits.argmax(1) == labels)
+    correct5 = None
+    if logits.shape[1] > FEW_CLASSES:
+        correct5 = (logits.topk(5).indices == labels[:, None]).any(1)
+    return Scores(F.cross_entropy(logits, labels).item(), logits.argmax(1) == labels, correct5)
 
 
-def evaluate(model: nn.Module, images: Images, preprocess: Preprocess, runtime: Runtime) -> Scores:
+def evaluate(
+    model: nn.Module, images: ImageSet, preprocess: Preprocess, runtime: Runtime
+) -> Scores:
     """Scores of `model` on `images`, in evaluation mode."""
     return score(predict(model, images, preprocess, runtime), images.labels)
+
+
+def _percent(chosen: Tensor) -> float:
+    return 100 * chosen.sum().item() / len(chosen)
 
 
 def pack_correct(correct: Tensor) -> dict[str, Any]:

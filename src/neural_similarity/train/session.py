@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 from neural_similarity import data, visualize
 from neural_similarity.convert import parameter_groups
-from neural_similarity.data import Augment, Batches, Dataset, Images, Preprocess
+from neural_similarity.data import (
+    Augment,
+    Batches,
+    Dataset,
+    FileBatches,
+    ImageFiles,
+    ImageSet,
+    Preprocess,
+)
 from neural_similarity.train.checkpoint import RunError, State, checkpoints, newest, restore
 from neural_similarity.train.environment import command_line, describe_environment, device_name
 from neural_similarity.train.files import read_json, write_json
@@ -53,8 +61,8 @@ def train(
     runtime = choose_runtime(device, recipe.precision, recipe.channels_last)
     path = Path(out) if out is not None else Path("runs") / f"{name}-seed{recipe.seed}"
     require_new(path)
-    dataset = data.load(recipe.dataset, root=data_root, image_size=recipe.image_size)
-    channels, image_size = dataset.train.pixels.shape[1:3]
+    dataset = _load(recipe, data_root)
+    channels, image_size, _ = dataset.train.shape
     run = Run(
         path=path,
         name=name,
@@ -96,7 +104,7 @@ def resume(path: str | Path, *, data_root: str | Path | None = None, device: str
 def load_data(run: Run, data_root: str | Path | None = None) -> Dataset:
     """The data set of a run, which must not have changed since."""
     root = run.data_root if data_root is None else data_root
-    dataset = data.load(run.recipe.dataset, root=root, image_size=run.recipe.image_size)
+    dataset = _load(run.recipe, root)
     if dataset.digest != run.digest:
         raise RunError(
             f"the data set {run.recipe.dataset} in {root} is not the one that {run.path} was "
@@ -105,7 +113,18 @@ def load_data(run: Run, data_root: str | Path | None = None) -> Dataset:
     return dataset
 
 
+def _load(recipe: Recipe, root: str | Path) -> Dataset:
+    return data.load(
+        recipe.dataset, root=root, image_size=recipe.image_size, workers=recipe.workers
+    )
+
+
 def _complete(run: Run, dataset: Dataset, runtime: Runtime) -> None:
+    _finish(run, _trained(run, dataset, runtime), dataset, runtime)
+
+
+def _trained(run: Run, dataset: Dataset, runtime: Runtime) -> State:
+    """The state behind the last step; what made the batches is gone when it is returned."""
     training, validation = split(dataset, run.recipe)
     batches = batches_of(training, run, runtime)
     job = Job(run.recipe, runtime, batches, run.preprocess, validation)
@@ -120,7 +139,7 @@ def _complete(run: Run, dataset: Dataset, runtime: Runtime) -> None:
         signals_noted() as stop,
     ):
         fit(job, state, Journal(run, progress), stop)
-    _finish(run, state, dataset, runtime)
+    return state
 
 
 def start(run: Run, runtime: Runtime) -> State:
@@ -128,38 +147,49 @@ def start(run: Run, runtime: Runtime) -> State:
     recipe = run.recipe
     model = runtime.place(run.build())
     groups = parameter_groups(
-        model, weight_decay=recipe.weight_decay, similarity_decay=recipe.similarity_decay
+        model,
+        weight_decay=recipe.weight_decay,
+        similarity_decay=recipe.similarity_decay,
+        sphere_decay=0.0 if recipe.orthogonality else None,
     )
-    optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+    optimizer = make_optimizer(recipe, groups)
     totals = torch.zeros(3, dtype=torch.float64, device=runtime.device)
     return State(model, optimizer, totals)
 
 
-def split(dataset: Dataset, recipe: Recipe) -> tuple[Images, Images | None]:
+def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The recipe's optimiser of some groups of parameters."""
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999))
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+
+
+def split(dataset: Dataset, recipe: Recipe) -> tuple[ImageSet, ImageSet | None]:
     """The images to train on and those held out for choosing, both of the training set."""
     if not recipe.validation:
         return dataset.train, None
     return data.held_out(dataset.train, recipe.validation, recipe.seed)
 
 
-def batches_of(images: Images, run: Run, runtime: Runtime) -> Batches:
-    """The batches of a run, functions of the recipe and the images."""
-    recipe = run.recipe
-    return Batches(
-        images,
-        recipe.batch_size,
-        preprocess=run.preprocess,
-        augment=Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding),
-        seed=recipe.seed,
-        device=runtime.device,
-        channels_last=runtime.channels_last,
-    )
-
-
 def _preprocess(recipe: Recipe, dataset: Dataset) -> Preprocess:
     if recipe.inputs == "raw":
-        return Preprocess.raw(dataset.train.pixels.shape[1])
+        return Preprocess.raw(dataset.train.shape[0])
     return Preprocess.fit(split(dataset, recipe)[0])
+
+
+def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBatches:
+    """The batches of a run, functions of the recipe and the images."""
+    recipe = run.recipe
+    options: dict[str, Any] = {
+        "preprocess": run.preprocess,
+        "seed": recipe.seed,
+        "device": runtime.device,
+        "channels_last": runtime.channels_last,
+    }
+    if isinstance(images, ImageFiles):
+        return FileBatches(images, recipe.batch_size, flip=recipe.flip, **options)
+    augment = Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding)
+    return Batches(images, recipe.batch_size, augment=augment, **options)
 
 
 def _title(run: Run, runtime: Runtime) -> str:
@@ -185,7 +215,7 @@ def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
 def _finish(run: Run, state: State, dataset: Dataset, runtime: Runtime) -> None:
     """Draw the pictures, score the test set once and write the summary, which ends the run."""
     draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
-    draw_similarities(run, state.model, dataset.train.pixels[:PICTURED], run.plots)
+    draw_similarities(run, state.model, dataset.train.head(PICTURED), run.plots)
     images = run.recipe.steps * run.recipe.batch_size
     summary = _test_scores(evaluate(state.model, dataset.test, run.preprocess, runtime)) | {
         "steps": state.step,
@@ -204,9 +234,11 @@ def _finish(run: Run, state: State, dataset: Dataset, runtime: Runtime) -> None:
 
 
 def _test_scores(scores: Scores) -> dict[str, Any]:
+    top5 = scores.top5_error_percent
     return {
         "test_accuracy": scores.accuracy,
         "test_error_percent": scores.error_percent,
+        **({} if top5 is None else {"test_top5_error_percent": top5}),
         "test_loss": scores.loss,
         "test_correct": pack_correct(scores.correct),
     }

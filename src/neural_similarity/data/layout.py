@@ -1,0 +1,72 @@
+"""Putting images that lists assign to classes into ImageNet's layout."""
+
+import csv
+import os
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+from neural_similarity.data.imagenet import PARTS
+
+
+def lay_out(source: Path, root: Path, held_out: int = 100) -> Path:
+    """Make `root`/train/CLASS and `root`/val/CLASS of images that are listed by class.
+
+    `source` is Mini-ImageNet as it is passed around (Ravi and Larochelle,
+    https://openreview.net/forum?id=rJY0-Kcll): images/ and lists *.csv of `filename,label`, all of
+    which are taken, whatever classes they were meant for: 100 classes of 500 + 100 images for
+    classification. Files are linked where the disk can, and copied elsewhere.
+
+    Args:
+        source: folder of images/ and the lists.
+        root: folder to make.
+        held_out: images of every class, the last ones by name, that go into val.
+
+    Returns:
+        `root`.
+
+    Raises:
+        FileNotFoundError: there is no list, or an image that a list names is missing.
+        FileExistsError: `root` holds one of the parts already.
+        ValueError: a class has no more than `held_out` images.
+    """
+    members = _read_lists(source)
+    for name, files in members.items():
+        if len(files) <= held_out:
+            raise ValueError(
+                f"`held_out` must be below the images of every class, got {held_out} of "
+                f"{len(files)} of the class {name!r}"
+            )
+    for part in PARTS:
+        if (root / part).exists():
+            raise FileExistsError(f"{root / part} is there already; name another folder")
+    for name, files in members.items():
+        ordered = sorted(files)
+        for part, chosen in zip(PARTS, (ordered[:-held_out], ordered[-held_out:]), strict=True):
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for file in chosen:
+                _link(source / "images" / file, folder / Path(file).name)
+    return root
+
+
+def _read_lists(source: Path) -> dict[str, list[str]]:
+    """The files of every class by all lists."""
+    lists = sorted(source.glob("*.csv"))
+    if not lists:
+        raise FileNotFoundError(f"{source} must hold images/ and lists *.csv of filename,label")
+    members = defaultdict(list)
+    for path in lists:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                members[row["label"]].append(row["filename"])
+    return members
+
+
+def _link(source: Path, target: Path) -> None:
+    if not source.is_file():
+        raise FileNotFoundError(f"{source} is missing, which a list names")
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

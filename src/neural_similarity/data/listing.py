@@ -1,0 +1,96 @@
+"""Which image files a folder of class folders holds."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from neural_similarity.data.pictures import SUFFIXES
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The image files of one part of a data set, class by class."""
+
+    folder: Path
+    """The folder of the class folders."""
+    classes: tuple[str, ...]
+    """Names of the class folders, sorted."""
+    names: tuple[tuple[str, ...], ...]
+    """Of every class, the files below its folder, sorted, with / between folders."""
+    sizes: tuple[tuple[int, ...], ...]
+    """Their bytes."""
+
+    @property
+    def labels(self) -> list[int]:
+        """The class of every file."""
+        return [label for label, names in enumerate(self.names) for _ in names]
+
+    @property
+    def files(self) -> list[str]:
+        """Every file below `folder`."""
+        by_class = zip(self.classes, self.names, strict=True)
+        return [f"{name}/{file}" for name, files in by_class for file in files]
+
+    @property
+    def paths(self) -> list[Path]:
+        """Every file."""
+        return [self.folder / file for file in self.files]
+
+
+def list_images(folder: Path) -> Listing:
+    """List the images of the class folders in `folder`; names that begin with a dot are left out.
+
+    Raises:
+        ValueError: there is no class folder, or one holds no image.
+    """
+    classes = class_folders(folder)
+    members = [_images_in(path) for path in classes]
+    return Listing(
+        folder,
+        tuple(path.name for path in classes),
+        tuple(tuple(files) for files in members),
+        tuple(tuple(files.values()) for files in members),
+    )
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """The folders in `folder`, sorted.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    if not found:
+        raise ValueError(f"{folder} must hold one folder for every class, got none")
+    return found
+
+
+def check_classes(train: Listing, test: Listing) -> None:
+    """Raise a `ValueError` naming a class that only one of two parts has."""
+    for here, there in ((train, test), (test, train)):
+        for name in here.classes:
+            if name not in there.classes:
+                raise ValueError(
+                    f"both parts must have the same classes, got {name!r} in {here.folder} and "
+                    f"not in {there.folder}"
+                )
+
+
+def _images_in(folder: Path) -> dict[str, int]:
+    """Bytes of every image below `folder`, sorted by name."""
+    found = sorted(_walk(str(folder), ""), key=lambda file: file[0].split("/"))
+    if not found:
+        raise ValueError(f"{folder} must hold images ({' '.join(sorted(SUFFIXES))}), got none")
+    return dict(found)
+
+
+def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _walk(entry.path, f"{prefix}{entry.name}/")
+            elif Path(entry.name).suffix.lower() in SUFFIXES:
+                yield prefix + entry.name, entry.stat().st_size

@@ -1,0 +1,77 @@
+"""What the paper leaves open, on CIFAR-10: ablations, cheaper predictors, controls and rivals."""
+
+from dataclasses import replace
+
+from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
+from neural_similarity.nn.predictor import Predictor
+from neural_similarity.recipes.cifar import BASE
+from neural_similarity.recipes.released import SMALL
+from neural_similarity.train.recipe import Recipe
+
+
+def _dns(predictor: Predictor) -> Recipe:
+    return replace(BASE, similarity=Dynamic(Diagonal(), predictor=predictor))
+
+
+def _normed(eps: float) -> Recipe:
+    """The released predictor's normalisation with another eps."""
+    predictor = SphereNet(batch_norm=True, batch_norm_eps=eps, scales=SMALL)
+    return replace(BASE, similarity=Dynamic(Diagonal(), predictor=predictor, init="released"))
+
+
+ABLATIONS = {
+    "cifar10-static-dns-eye": (
+        "M starts at eye(3) flattened, as in the released code",
+        replace(BASE, similarity=Static(Diagonal(), init="released")),
+    ),
+    "cifar10-dynamic-dns-norm": ("normalised, small predictor, eps 1e-3", _normed(1e-3)),
+    "cifar10-dynamic-dns-norm-1e-5": ("the same with PyTorch's eps 1e-5", _normed(1e-5)),
+    "cifar10-dynamic-dns-both": (
+        "predictor bounded, patches and kernels normalised",
+        _dns(SphereNet(normalize="both", bounded=True)),
+    ),
+    "cifar10-dynamic-uns-no-identity": (
+        "the prediction is M, as in App. A",
+        replace(BASE, similarity=Dynamic(Full(residual=False), init="released")),
+    ),
+    "cifar10-cnn-raw": ("pixels 0 to 255", replace(BASE, inputs="raw")),
+    "cifar10-cnn-zero": ("zeros around the crops", replace(BASE, padding="zero")),
+    "cifar10-cnn-smooth": ("targets smoothed by 0.01", replace(BASE, label_smoothing=0.01)),
+}
+
+CHEAPER = {
+    "cifar10-dynamic-dns-half-width": ("32 hidden units", _dns(SphereNet(hidden=32))),
+    "cifar10-dynamic-dns-half-resolution": (
+        "M at every second row and column, interpolated",
+        _dns(SphereNet(resolution=2)),
+    ),
+    "cifar10-dynamic-dns-1x1": ("the second layer 1×1", _dns(SphereNet(last_kernel_size=1))),
+}
+
+# Factors on the filters: with MACS the plain network has 0.997 of the multiplications of dynamic
+# DNS (`models.counts.macs`); with SLOW about the processor time of its training step: 0.90 of it
+# with 2.5, 1.11 with 2.75 (128 images, bf16, one thread of a CPU with AMX, alternating steps).
+MACS, SLOW = 1.5625, 2.625
+CONTROLS = {
+    "cifar10-cnn-macs": (
+        "plain, with as many multiplications as dynamic DNS",
+        replace(BASE, width=MACS),
+    ),
+    "cifar10-cnn-time": ("plain, about as slow as dynamic DNS on a CPU", replace(BASE, width=SLOW)),
+}
+
+RIVALS = {
+    "cifar10-dynamic-dns-per-image": (
+        "one diagonal matrix an image",
+        _dns(SphereNet(per_image=True)),
+    ),
+    "cifar10-condconv": ("every image mixes 4 kernels", replace(BASE, model="cnn9_condconv")),
+    "cifar10-dynamic-filter": (
+        "every image's kernel is generated",
+        replace(BASE, model="cnn9_dynamic_filter"),
+    ),
+    "cifar10-deformable": (
+        "modulated deformable convolutions",
+        replace(BASE, model="cnn9_deformable"),
+    ),
+}
