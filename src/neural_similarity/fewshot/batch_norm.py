@@ -4,10 +4,10 @@ In torch's layers the training flag decides, so that a network adapted to a task
 statistics that it never had (in evaluation mode) or lets queries see each other (in training mode).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar, get_args
+from typing import TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from neural_similarity.fewshot.method import Method, Statistics
 from neural_similarity.ops.window import promoted
 
 Network = TypeVar("Network", bound=nn.Module)
-Parameters = Mapping[str, Tensor]
+Parameters = dict[str, Tensor]
 
 _SUPPORT: ContextVar[int | None] = ContextVar("_SUPPORT", default=None)
 
@@ -137,13 +137,13 @@ def _check(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
 
 
 def _set(layer: _BatchNorm, statistics: Statistics | None) -> None:
-    kinds = {explicit: kind for kind, explicit in _EXPLICIT.items()}
+    kinds: dict[type, type[_BatchNorm]] = {explicit: kind for kind, explicit in _EXPLICIT.items()}
     if statistics is None:
         layer.__class__ = kinds.get(type(layer), type(layer))
         layer.__dict__.pop("statistics", None)
         return
     layer.__class__ = _EXPLICIT.get(type(layer), type(layer))
-    layer.statistics = statistics  # pyright: ignore[reportAttributeAccessIssue]
+    cast(_Explicit, layer).statistics = statistics
 
 
 def statistics_of(model: nn.Module) -> Statistics | None:
@@ -152,7 +152,7 @@ def statistics_of(model: nn.Module) -> Statistics | None:
     Raises:
         ValueError: its layers use different ones.
     """
-    found = {m.statistics for m in model.modules() if isinstance(m, _Explicit)}
+    found: set[Statistics] = {m.statistics for m in model.modules() if isinstance(m, _Explicit)}
     if len(found) > 1:
         raise ValueError(f"`model` must have layers of one `statistics`, got {sorted(found)}")
     return next(iter(found), None)

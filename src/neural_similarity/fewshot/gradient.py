@@ -156,7 +156,7 @@ class GradientBased(Method):
     def loss(self, episode: Episode) -> Tensor:
         """Mean cross-entropy of the queries after the phases, differentiable through them."""
         self._check_ways(episode.ways)
-        return self._loss(*episode, _first_order if self.first_order else _second_order)
+        return self._loss(episode, _first_order if self.first_order else _second_order)
 
     def losses(self, episodes: Episode, chunk_size: int | None = None) -> Tensor:
         """`loss` of several tasks at once by `torch.func.vmap`: (tasks,).
@@ -166,14 +166,13 @@ class GradientBased(Method):
         """
         gradient = _transformed_first_order if self.first_order else _transformed
 
-        def loss(*task: Tensor) -> Tensor:
-            return self._loss(*task, gradient)
+        def loss(support: Tensor, labels: Tensor, query: Tensor, targets: Tensor) -> Tensor:
+            return self._loss(Episode(support, labels, query, targets), gradient)
 
         return vmap(loss, chunk_size=chunk_size, randomness="different")(*episodes)
 
-    def _loss(
-        self, support: Tensor, labels: Tensor, query: Tensor, targets: Tensor, gradient: Gradient
-    ) -> Tensor:
+    def _loss(self, episode: Episode, gradient: Gradient) -> Tensor:
+        support, labels, query, targets = episode
         values: Values = dict(self.named_parameters())
         values = self._descend(values, support, labels, self.phases, gradient)
         return F.cross_entropy(embed_queries(self, support, query, values), targets)
