@@ -88,7 +88,7 @@ class BatchNorm2d(_Explicit, nn.BatchNorm2d):
     """
 
 
-_EXPLICIT: dict[type[nn.Module], type[_Explicit]] = {
+_EXPLICIT: dict[type[_BatchNorm], type[_Explicit]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
 }
@@ -137,7 +137,9 @@ def _check(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
 
 
 def _set(layer: _BatchNorm, statistics: Statistics | None) -> None:
-    kinds: dict[type, type[_BatchNorm]] = {explicit: kind for kind, explicit in _EXPLICIT.items()}
+    kinds: dict[type[_BatchNorm], type[_BatchNorm]] = {
+        explicit: kind for kind, explicit in _EXPLICIT.items()
+    }
     if statistics is None:
         layer.__class__ = kinds.get(type(layer), type(layer))
         layer.__dict__.pop("statistics", None)
