@@ -52,7 +52,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return content if content.get("version") == VERSION else {}
+    return content if content.get("version") == VERSION and "content" in content else {}
 
 
 def _decode(

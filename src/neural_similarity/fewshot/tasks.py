@@ -142,14 +142,18 @@ class TaskList:
     @property
     def digest(self) -> str:
         """SHA-256 of everything in the list, as 64 hex digits."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+        facts = [VERSION, self.data, self.part, dataclasses.asdict(self.sizes), self.seed]
+        digest = hashlib.sha256(json.dumps(facts).encode())
+        for positions in (self.draw.support, self.draw.query):
+            digest.update(_raw(positions))
+        return digest.hexdigest()
 
     def check(self, data: str, part: str, images: Images, where: object = "`tasks`") -> None:
         """Refuse the images of other data than the list was drawn from; errors name `where`."""
         if self.data != data or self.part != part:
             raise ValueError(
-                f"{where} must be of the data at hand, {part} of the digest {data[:12]}, got a list "
-                f"made for {self.part} of {self.data[:12]}"
+                f"{where} must be of the data at hand, {part} of {data[:12]}, got a list made for "
+                f"{self.part} of {self.data[:12]}"
             )
         if max(self.draw.support.max(), self.draw.query.max()) >= len(images):
             raise ValueError(f"{where} must name images below {len(images):,}")
@@ -236,8 +240,11 @@ def read_tasks(path: Path) -> TaskList:
 
 
 def _pack(positions: Tensor) -> str:
-    raw = positions.numpy().astype("<u4").tobytes()
-    return base64.b64encode(zlib.compress(raw, 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(_raw(positions), 9)).decode("ascii")
+
+
+def _raw(positions: Tensor) -> bytes:
+    return positions.numpy().astype("<u4").tobytes()
 
 
 def _unpack(text: str, shape: tuple[int, int]) -> Tensor:
