@@ -68,10 +68,10 @@ def _part_folders(root: Path) -> list[Path]:
 
 
 def _list(folder: Path) -> _Listing:
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and _is_visible(path))
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and is_visible(path))
     if not classes:
         raise ValueError(f"{folder} must hold one folder for every class, got none")
-    members = [_images_in(path) for path in classes]
+    members = [images_in(path) for path in classes]
     return _Listing(
         folder,
         tuple(path.name for path in classes),
@@ -80,14 +80,20 @@ def _list(folder: Path) -> _Listing:
     )
 
 
-def _images_in(folder: Path) -> list[Path]:
-    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and _is_visible(p))
+def images_in(folder: Path) -> list[Path]:
+    """The image files of a class, by name.
+
+    Raises:
+        ValueError: there are none.
+    """
+    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and is_visible(p))
     if not paths:
         raise ValueError(f"{folder} must hold images ({' '.join(sorted(SUFFIXES))}), got none")
     return paths
 
 
-def _is_visible(path: Path) -> bool:
+def is_visible(path: Path) -> bool:
+    """Whether a file or folder is not hidden."""
     return not path.name.startswith(".")
 
 

@@ -15,6 +15,7 @@ from neural_similarity.train.environment import command_line, describe_environme
 from neural_similarity.train.files import read_json, write_json
 from neural_similarity.train.journal import Journal, cut_back, read_lines
 from neural_similarity.train.loop import Job, fit
+from neural_similarity.train.objective import Classification, Objective
 from neural_similarity.train.plots import draw_learning_curves
 from neural_similarity.train.progress import show
 from neural_similarity.train.recipe import Recipe, scaled
@@ -107,8 +108,18 @@ def load_data(run: Run, data_root: str | Path | None = None) -> Dataset:
 
 def _complete(run: Run, dataset: Dataset, runtime: Runtime) -> None:
     training, validation = split(dataset, run.recipe)
-    batches = _batches(training, run, runtime)
-    job = Job(run.recipe, runtime, batches, run.preprocess, validation)
+    batches = make_batches(training, run, runtime)
+    objective = Classification(run.recipe, runtime, batches, run.preprocess, validation)
+    state = fit_run(run, runtime, objective)
+    _finish(run, state, dataset, runtime)
+
+
+def fit_run(run: Run, runtime: Runtime, objective: Objective) -> State:
+    """Train `run` by `objective` from its newest checkpoint, or from the start, to its last step.
+
+    Returns:
+        The state after the last step.
+    """
     state = start(run, runtime)
     if checkpoints(run.checkpoints):
         restore(newest(run.checkpoints), state)
@@ -119,8 +130,8 @@ def _complete(run: Run, dataset: Dataset, runtime: Runtime) -> None:
         show(_title(run, runtime), run.recipe.steps, state.step) as progress,
         signals_noted() as stop,
     ):
-        fit(job, state, Journal(run, progress), stop)
-    _finish(run, state, dataset, runtime)
+        fit(Job(run.recipe, runtime, objective), state, Journal(run, progress), stop)
+    return state
 
 
 def start(run: Run, runtime: Runtime) -> State:
@@ -130,7 +141,10 @@ def start(run: Run, runtime: Runtime) -> State:
     groups = parameter_groups(
         model, weight_decay=recipe.weight_decay, similarity_decay=recipe.similarity_decay
     )
-    optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+    if recipe.optimizer == "adam":
+        optimizer = torch.optim.Adam(groups, lr=recipe.lr)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
     totals = torch.zeros(3, dtype=torch.float64, device=runtime.device)
     return State(model, optimizer, totals)
 
@@ -148,7 +162,8 @@ def _preprocess(recipe: Recipe, dataset: Dataset) -> Preprocess:
     return Preprocess.fit(split(dataset, recipe)[0])
 
 
-def _batches(images: Images, run: Run, runtime: Runtime) -> Batches:
+def make_batches(images: Images, run: Run, runtime: Runtime) -> Batches:
+    """The batches of `images` that a run trains on."""
     recipe = run.recipe
     return Batches(
         images,
