@@ -25,6 +25,7 @@ def network(outputs=6):
     for module in built.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.3)
             nn.init.normal_(module.running_mean, std=0.3)
     return built
 

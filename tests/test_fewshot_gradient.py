@@ -233,6 +233,15 @@ def test_adaptation_frees_the_graph_of_every_step():
     assert trained[1] > 3 * trained[0]
 
 
+def test_steps_of_the_head_embed_the_support_set_once():
+    task, calls = episode(), []
+    for make in (lambda: anil(network("none"), WAYS), lambda: meta_learned(network(), WAYS)):
+        method = make()
+        method.backbone[0].register_forward_hook(lambda *_: calls.append(1))
+        method.loss(task)
+    assert len(calls) == (1 + 1) + (5 + 1 + 1)
+
+
 def test_more_steps_at_test():
     torch.manual_seed(0)
     method, task = maml(network("none"), WAYS, steps=1, test_steps=4, rate=0.1), episode()
