@@ -40,6 +40,7 @@ def train(
     data_root: str | Path = "data",
     device: str = "auto",
     progress: Progress | None = None,
+    scaled_by: float | None = None,
 ) -> FewShotRun:
     """Train `recipe` into a new run folder; test classes are not looked at.
 
@@ -51,11 +52,13 @@ def train(
         data_root: folder of the data sets.
         device: "auto", "cpu" or "cuda".
         progress: told how many images are decoded, where that has to be done.
+        scaled_by: the budget of a recipe whose steps are scaled already.
 
     Returns:
         The finished run.
     """
     recipe = scaled(recipe, budget)
+    budget = budget if scaled_by is None else scaled_by
     runtime = choose_runtime(device, recipe.precision, recipe.channels_last)
     path = Path(out) if out is not None else default_path(name, recipe)
     require_new(path, FewShotRun.COMMAND)
