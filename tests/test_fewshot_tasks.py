@@ -107,7 +107,7 @@ def test_too_few_classes_or_images(images):
         Sampler(images, TaskSizes(ways=6, shots=1, queries=1))
     with pytest.raises(ValueError, match=r"5 \+ 8 images for shots and queries, got 12 .* 'c0'"):
         Sampler(images, TaskSizes(ways=2, shots=5, queries=8))
-    fewer = images.subset((images.labels != 3).nonzero().flatten().tolist() + [36, 37])
+    fewer = images.subset([*(images.labels != 3).nonzero().flatten().tolist(), 36, 37])
     with pytest.raises(ValueError, match=r"got 2 of the class 'c3'"):
         Sampler(fewer, SIZES)
     with pytest.raises(ValueError, match="`count` must be at least 2 tasks"):
