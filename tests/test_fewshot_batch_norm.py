@@ -12,12 +12,11 @@ from torch.testing import assert_close
 from neural_similarity import models
 from neural_similarity.fewshot.batch_norm import (
     BatchNorm2d,
-    embed_queries,
-    embed_task,
     set_statistics,
     statistics_of,
     support_first,
 )
+from neural_similarity.fewshot.embedding import embed_queries, embed_task
 
 DOUBLE = {"dtype": torch.float64}
 

@@ -11,7 +11,6 @@ from typing import TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -19,7 +18,6 @@ from neural_similarity.fewshot.method import Method, Statistics
 from neural_similarity.ops.window import promoted
 
 Network = TypeVar("Network", bound=nn.Module)
-Parameters = dict[str, Tensor]
 
 _SUPPORT: ContextVar[int | None] = ContextVar("_SUPPORT", default=None)
 
@@ -88,7 +86,7 @@ class BatchNorm2d(_Explicit, nn.BatchNorm2d):
     """
 
 
-_EXPLICIT: dict[type[nn.Module], type[_Explicit]] = {
+_EXPLICIT: dict[type[_BatchNorm], type[_Explicit]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
 }
@@ -137,7 +135,9 @@ def _check(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
 
 
 def _set(layer: _BatchNorm, statistics: Statistics | None) -> None:
-    kinds: dict[type, type[_BatchNorm]] = {explicit: kind for kind, explicit in _EXPLICIT.items()}
+    kinds: dict[type[_BatchNorm], type[_BatchNorm]] = {
+        explicit: kind for kind, explicit in _EXPLICIT.items()
+    }
     if statistics is None:
         layer.__class__ = kinds.get(type(layer), type(layer))
         layer.__dict__.pop("statistics", None)
@@ -156,36 +156,6 @@ def statistics_of(model: nn.Module) -> Statistics | None:
     if len(found) > 1:
         raise ValueError(f"`model` must have layers of one `statistics`, got {sorted(found)}")
     return next(iter(found), None)
-
-
-def embed_task(
-    network: nn.Module, support: Tensor, query: Tensor, parameters: Parameters | None = None
-) -> tuple[Tensor, Tensor]:
-    """What `network` makes of a support set and of queries, normalised by its statistics.
-
-    With the statistics of the support, both go through the network in one batch.
-
-    Args:
-        network: Any module of one input.
-        support: Its input for the support set, (n, ...).
-        query: Its input for the queries, (q, ...).
-        parameters: Tensors by name in place of the network's own.
-    """
-    if statistics_of(network) != "support":
-        parts = (functional_call(network, parameters or {}, (x,)) for x in (support, query))
-        return next(parts), next(parts)
-    with support_first(len(support)):
-        both = functional_call(network, parameters or {}, (torch.cat([support, query]),))
-    return both[: len(support)], both[len(support) :]
-
-
-def embed_queries(
-    network: nn.Module, support: Tensor, query: Tensor, parameters: Parameters | None = None
-) -> Tensor:
-    """The second part of `embed_task`, without the first where it is not needed for it."""
-    if statistics_of(network) == "support":
-        return embed_task(network, support, query, parameters)[1]
-    return functional_call(network, parameters or {}, (query,))
 
 
 def _support_count(rows: int) -> int:

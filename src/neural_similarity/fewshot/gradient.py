@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from neural_similarity.fewshot.batch_norm import embed_queries, set_statistics, support_first
+from neural_similarity.fewshot.batch_norm import set_statistics, support_first
+from neural_similarity.fewshot.embedding import embed_queries, embedding
 from neural_similarity.fewshot.episode import Episode
 from neural_similarity.fewshot.method import Method, Predict
 from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
+from neural_similarity.ops.window import promoted
 
 Group = Literal["all", "head", "similarity", "predictor"]
 """Parameters by name: all; the classifier; static M and the gains of dynamic ones; predictors."""
@@ -150,13 +152,14 @@ class GradientBased(Method):
         self._check_ways(ways)
         values = {name: p.detach() for name, p in self.named_parameters()}
         with torch.enable_grad():
-            values = self._descend(values, support, labels, self.test_phases, _first_order)
+            values = self._descend(values, support, labels, self.test_phases, constant_gradient)
         return lambda query: embed_queries(self, support, query, values)
 
     def loss(self, episode: Episode) -> Tensor:
         """Mean cross-entropy of the queries after the phases, differentiable through them."""
         self._check_ways(episode.ways)
-        return self._loss(episode, _first_order if self.first_order else _second_order)
+        gradient = constant_gradient if self.first_order else differentiable_gradient
+        return self._loss(episode, gradient)
 
     def losses(self, episodes: Episode, chunk_size: int | None = None) -> Tensor:
         """`loss` of several tasks at once by `torch.func.vmap`: (tasks,).
@@ -164,7 +167,7 @@ class GradientBased(Method):
         The tasks' tensors are stacked along a new first dimension. Saves time where tasks are too
         small for the device; memory grows with the tasks at once, `chunk_size`, by default all.
         """
-        gradient = _transformed_first_order if self.first_order else _transformed
+        gradient = _transformed_constant if self.first_order else _transformed
 
         def loss(support: Tensor, labels: Tensor, query: Tensor, targets: Tensor) -> Tensor:
             return self._loss(Episode(support, labels, query, targets), gradient)
@@ -213,28 +216,13 @@ class GradientBased(Method):
         own = {f"backbone.{name}": name for name, _ in self.backbone.named_parameters()}
         inside = {own[name]: value for name, value in values.items() if name in own}
         with support_first(len(support)):
-            return functional_call(self.backbone, inside, (support,)).flatten(1)
+            return promoted(functional_call(self.backbone, inside, (support,)).flatten(1))
 
     def _check_ways(self, ways: int) -> None:
         if ways != self.head.out_features:
             raise ValueError(
                 f"`ways` must be {self.head.out_features}, for which the head was made, got {ways}"
             )
-
-
-def embedding(network: nn.Sequential) -> tuple[nn.Sequential, int]:
-    """A network without its linear classifier, and how many features that has.
-
-    Raises:
-        ValueError: it does not end in a linear layer.
-    """
-    classifier = network[-1] if isinstance(network, nn.Sequential) and len(network) else None
-    if not isinstance(classifier, nn.Linear):
-        raise ValueError(
-            "`network` must be a torch.nn.Sequential that ends in a torch.nn.Linear, got a "
-            f"{type(network).__name__} that ends in a {type(classifier or network).__name__}"
-        )
-    return network[:-1], classifier.in_features
 
 
 def maml(
@@ -317,7 +305,7 @@ def meta_learned(
     return GradientBased(network, ways, phases, trained=trained, first_order=first_order)
 
 
-def _second_order(loss: Loss, fast: Values) -> Values:
+def differentiable_gradient(loss: Loss, fast: Values) -> Values:
     """The gradient, which depends on the parameters in turn."""
     leaves = [v if v.requires_grad else v.detach().requires_grad_() for v in fast.values()]
     value = loss(dict(zip(fast, leaves, strict=True)))
@@ -325,7 +313,7 @@ def _second_order(loss: Loss, fast: Values) -> Values:
     return dict(zip(fast, changes, strict=True))
 
 
-def _first_order(loss: Loss, fast: Values) -> Values:
+def constant_gradient(loss: Loss, fast: Values) -> Values:
     """The gradient as a constant; its graph is gone."""
     leaves = [value.detach().requires_grad_() for value in fast.values()]
     changes = torch.autograd.grad(loss(dict(zip(fast, leaves, strict=True))), leaves)
@@ -333,11 +321,11 @@ def _first_order(loss: Loss, fast: Values) -> Values:
 
 
 def _transformed(loss: Loss, fast: Values) -> Values:
-    """`_second_order` as `torch.func` wants it under vmap."""
+    """`differentiable_gradient` as `torch.func` wants it under vmap."""
     return grad(loss)(fast)
 
 
-def _transformed_first_order(loss: Loss, fast: Values) -> Values:
+def _transformed_constant(loss: Loss, fast: Values) -> Values:
     return {name: change.detach() for name, change in grad(loss)(fast).items()}
 
 
