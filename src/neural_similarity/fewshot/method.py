@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from neural_similarity.fewshot.episode import Episode
+from neural_similarity.ops.window import promoted
 
 Predict = Callable[[Tensor], Tensor]
 """Query images, or features where the embedding is fixed, to logits (q, ways)."""
@@ -26,10 +27,13 @@ class Method(nn.Module):
     """Whether a task leaves the embedding as it is."""
     statistics: Statistics = "running"
     """What batch normalisation uses at test; only "transductive" lets queries see each other."""
+    at_once: int = 1
+    """How many tasks an evaluator hands to `adapt` together, along a new first dimension of
+    support and queries; above 1 where `adapt` takes such."""
 
     def embed(self, images: Tensor) -> Tensor:
-        """Features (n, d) of preprocessed images (n, c, h, w)."""
-        return self.backbone(images).flatten(1)
+        """Features (n, d), float32 or wider, of preprocessed images (n, c, h, w)."""
+        return promoted(self.backbone(images).flatten(1))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """What predicts queries (q, ...) as logits (q, ways), learned from a support set.

@@ -114,13 +114,21 @@ def _complete(run: Run, dataset: Dataset, runtime: Runtime) -> None:
     _finish(run, state, dataset, runtime)
 
 
-def fit_run(run: Run, runtime: Runtime, objective: Objective) -> State:
+def fit_run(
+    run: Run, runtime: Runtime, objective: Objective, model: nn.Module | None = None
+) -> State:
     """Train `run` by `objective` from its newest checkpoint, or from the start, to its last step.
+
+    Args:
+        run: what to train.
+        runtime: device and precision.
+        objective: what is minimised.
+        model: where to start from if there is no checkpoint; None is a fresh network.
 
     Returns:
         The state after the last step.
     """
-    state = start(run, runtime)
+    state = start(run, runtime, model)
     if checkpoints(run.checkpoints):
         restore(newest(run.checkpoints), state)
     cut_back(run.metrics, state.step)
@@ -134,10 +142,10 @@ def fit_run(run: Run, runtime: Runtime, objective: Objective) -> State:
     return state
 
 
-def start(run: Run, runtime: Runtime) -> State:
+def start(run: Run, runtime: Runtime, model: nn.Module | None = None) -> State:
     """The state before the first step: model and optimiser, functions of the recipe."""
     recipe = run.recipe
-    model = runtime.place(run.build())
+    model = runtime.place(run.build() if model is None else model)
     groups = parameter_groups(
         model, weight_decay=recipe.weight_decay, similarity_decay=recipe.similarity_decay
     )
