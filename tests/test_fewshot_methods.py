@@ -407,6 +407,7 @@ class Moving(Method):
 
     def __init__(self):
         super().__init__()
+        self.named = []
         self.weight = nn.Parameter(torch.eye(3)[:, :1].clone())  # copies of views are not kept
 
     def adapt(self, support, _labels, _ways):
@@ -414,13 +415,20 @@ class Moving(Method):
             F.linear(support.flatten(1)[:, :1], self.weight)
         with torch.no_grad():
             self.weight.copy_(torch.eye(3)[:, 1:2])
-        return lambda query: F.linear(query.flatten(1)[:, :1].abs() + 1, self.weight)
+
+        def predict(query):
+            logits = F.linear(query.flatten(1)[:, :1].abs() + 1, self.weight)
+            self.named.append(logits.argmax(1).unique().item())
+            return logits
+
+        return predict
 
 
 def test_autocast_keeps_no_copies_of_what_changes(tested):
     options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
-    found = evaluate(Moving(), **tested, **options)
-    assert found.tolist() == [4] * 6  # the queries of class 1
+    method = Moving()
+    evaluate(method, **tested, **options)
+    assert method.named == [1] * 6
 
 
 def test_an_abstract_method_says_nothing():

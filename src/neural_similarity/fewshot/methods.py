@@ -7,12 +7,16 @@ from functools import partial
 
 from torch import nn
 
-from neural_similarity.fewshot.gradient import anil, embedding, maml, meta_learned
+from neural_similarity.fewshot.embedding import embedding
+from neural_similarity.fewshot.gradient import anil, maml, meta_learned
 from neural_similarity.fewshot.heads import CosineFineTuning, FineTuning
+from neural_similarity.fewshot.kshot import DiscriminativeKShot
+from neural_similarity.fewshot.leo import Leo
 from neural_similarity.fewshot.method import Method
 from neural_similarity.fewshot.metric import FullContext, MatchingNet, NearestNeighbour, ProtoNet
 from neural_similarity.fewshot.relation import RelationNet
 from neural_similarity.fewshot.static import StaticTuning
+from neural_similarity.fewshot.tadam import Tadam
 
 MAPS_OF = ("conv1_1", "pool1", "conv2_1", "pool2", "conv3_1", "conv4_1")
 """The layers of CNN-4 that RelationNet keeps: the last two pools go, so that maps stay large."""
@@ -67,6 +71,7 @@ METHODS: dict[str, Kind] = {
     ),
     "nearest-neighbour": Kind(lambda network, _: NearestNeighbour(network[:-1]), episodic=False),
     "static-nsn": Kind(static_tuning, episodic=False),
+    "k-shot": Kind(lambda network, _: DiscriminativeKShot(network), episodic=False),
     "matching": Kind(partial(matching_net, context=False), episodic=True),
     "matching-fce": Kind(partial(matching_net, context=True), episodic=True),
     "proto": Kind(lambda network, _: ProtoNet(network[:-1]), episodic=True),
@@ -75,6 +80,8 @@ METHODS: dict[str, Kind] = {
     "maml-first-order": Kind(partial(maml, first_order=True), episodic=True),
     "anil": Kind(anil, episodic=True),
     "meta-nsn": Kind(meta_learned, episodic=True),
+    "tadam": Kind(lambda network, _: Tadam(network), episodic=True),
+    "leo": Kind(lambda network, _: Leo(network), episodic=True),
 }
 """Fine-tuning of a network with dynamic similarity is the paper's dynamic NSN; "meta-nsn" is its
 meta-learned static NSN where the similarity is static."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
-from neural_similarity.fewshot.gradient import embedding
+from neural_similarity.fewshot.embedding import embedding
 from neural_similarity.fewshot.heads import CosineLinear
 from neural_similarity.fewshot.method import Method
 from neural_similarity.fewshot.methods import METHODS

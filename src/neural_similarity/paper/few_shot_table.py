@@ -50,7 +50,7 @@ PANELS: dict[str, tuple[FewShotRow, ...]] = {
         FewShotRow("dynamic NSN", "mini-dynamic", "fine-tuning", 71.26, 0.65),
     ),
     "deeper": (
-        FewShotRow("discriminative k-shot (ResNet-34)", "mini-k-shot", "k-shot", 73.90, 0.30),
+        FewShotRow("discriminative k-shot (ResNet-34)", "mini-resnet12", "k-shot", 73.90, 0.30),
         FewShotRow("TADAM (ResNet-12)", "mini-tadam", "tadam", 76.7, 0.3),
         FewShotRow("LEO (WRN-28-10)", "mini-leo", "leo", 77.59, 0.12),
         FewShotRow("dynamic NSN (CNN-9)", "mini-dynamic-cnn9", "fine-tuning", 77.44, 0.63),

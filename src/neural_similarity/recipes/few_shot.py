@@ -35,6 +35,8 @@ NAMING = {
     "mini-cnn4-cosine": ("backbone of Baseline++", replace(BASE, method="baseline++")),
     "mini-dynamic": ("dynamic NSN", replace(BASE, similarity=DYNAMIC)),
     "mini-cnn9": ("CNN-9, the control of the deeper dynamic NSN", replace(BASE, model="cnn9")),
+    "mini-resnet12": ("ResNet-12, where TADAM starts", replace(BASE, model="resnet12")),
+    "mini-wrn28": ("WRN-28-10, where LEO starts", replace(BASE, model="wrn28_10")),
     "mini-dynamic-cnn9": ("dynamic NSN on CNN-9", replace(BASE, model="cnn9", similarity=DYNAMIC)),
 }
 # Trained by tasks, those of 5 shots; each has a sister of 1 shot.
@@ -58,6 +60,14 @@ BY_TASKS = {
     "mini-maml-static": ("MAML, static similarity", replace(MAML, similarity=STATIC)),
     "mini-maml-dynamic": ("MAML, dynamic similarity", replace(MAML, similarity=DYNAMIC)),
     "mini-anil": ("ANIL: MAML of the head alone", replace(MAML, method="anil")),
+    "mini-tadam": (
+        "TADAM on ResNet-12; --start RUN of mini-resnet12",
+        replace(TASKS, method="tadam", model="resnet12"),
+    ),
+    "mini-leo": (
+        "LEO on WRN-28-10; --start RUN of mini-wrn28",
+        replace(TASKS, method="leo", model="wrn28_10"),
+    ),
     "mini-meta-static": (
         "meta-learned static NSN; --start RUN of mini-cnn4",
         replace(MAML, method="meta-nsn", similarity=STATIC),
