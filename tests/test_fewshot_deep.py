@@ -265,6 +265,19 @@ def test_tadam_leaves_the_normalisation_of_predictors_alone():
     assert [c.scale.project.out_features for c in method.conditions] == [4, 8]
 
 
+def test_autocast_leaves_what_follows_the_embedding_in_full_precision():
+    method, drawn = leo().float().eval(), task()
+    support, query = (x.float() for x in features(leo(), drawn))
+    logits = method.adapt(support, drawn.support_labels, WAYS)(query)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(method.adapt(support, drawn.support_labels, WAYS)(query), logits)
+        loss = method.loss(drawn._replace(support=drawn.support.float(), query=drawn.query.float()))
+    assert loss.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        predict = tadam().float().adapt(drawn.support.float(), drawn.support_labels, WAYS)
+        assert predict(drawn.query.float()).dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -120,24 +120,33 @@ class Leo(Method):
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`, on features."""
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.autocast(support.device.type, enabled=False):
             codes = self.codes(support, labels, ways).mean.detach()
             weight = self._descend(codes, support, labels, constant_gradient)[1].detach()
-        return lambda query: query @ weight.mT
+
+        def predict(query: Tensor) -> Tensor:
+            with torch.autocast(query.device.type, enabled=False):
+                return query @ weight.mT
+
+        return predict
 
     def loss(self, episode: Episode) -> Tensor:
         """Cross-entropy of the queries and the penalties; of a task of images."""
         with torch.no_grad():
             both = self.embed(torch.cat([episode.support, episode.query]))
         support, query = both.split([len(episode.support), len(episode.query)])
-        codes = self.codes(support, episode.support_labels, episode.ways)
+        with torch.autocast(both.device.type, enabled=False):
+            return self._loss(episode._replace(support=support, query=query))
+
+    def _loss(self, episode: Episode) -> Tensor:
+        """That of a task of features."""
+        support, labels, query, targets = episode
+        codes = self.codes(support, labels, episode.ways)
         start = codes.sample(self.training)
-        end, weight = self._descend(start, support, episode.support_labels, differentiable_gradient)
-        loss = F.cross_entropy(self._logits(query, weight), episode.query_labels)
-        moved = F.mse_loss(start, end.detach())
-        return (
-            loss + self.latent.kl * codes.divergence() + self.latent.encoder * moved + self.decay()
-        )
+        end, weight = self._descend(start, support, labels, differentiable_gradient)
+        loss = F.cross_entropy(self._logits(query, weight), targets)
+        loss = loss + self.latent.kl * codes.divergence() + self.decay()
+        return loss + self.latent.encoder * F.mse_loss(start, end.detach())
 
     def codes(self, support: Tensor, labels: Tensor, ways: int) -> _Normal:
         """The distribution of the latent numbers (ways, size) of each class."""

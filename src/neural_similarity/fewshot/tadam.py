@@ -74,8 +74,9 @@ class Tadam(Method):
         def predict(query: Tensor) -> Tensor:
             parts = embed_task(self.backbone, support, query, parameters)
             images, queries = (promoted(part.flatten(1)) for part in parts)
-            apart = queries[:, None] - members @ images
-            return -self.log_scale.exp() * apart.square().sum(-1)
+            with torch.autocast(query.device.type, enabled=False):
+                apart = queries[:, None] - members @ images
+                return -self.log_scale.exp() * apart.square().sum(-1)
 
         return predict
 
@@ -89,13 +90,15 @@ class Tadam(Method):
     def _for_task(self, support: Tensor, members: Tensor) -> dict[str, Tensor]:
         """Weight and bias of every normalisation for the task of a support set."""
         with support_first(len(support)):
-            task = (members @ self.embed(support)).mean(0)
+            images = self.embed(support)
         parameters: dict[str, Tensor] = {}
         norms = _conditioned(self.backbone).items()
-        for (name, norm), condition in zip(norms, self.conditions, strict=True):
-            scale, shift = condition(task)
-            parameters[f"{name}.weight"] = norm.weight * scale
-            parameters[f"{name}.bias"] = norm.bias * scale + shift
+        with torch.autocast(images.device.type, enabled=False):
+            task = members.mean(0) @ images
+            for (name, norm), condition in zip(norms, self.conditions, strict=True):
+                scale, shift = condition(task)
+                parameters[f"{name}.weight"] = norm.weight * scale
+                parameters[f"{name}.bias"] = norm.bias * scale + shift
         return parameters
 
 
