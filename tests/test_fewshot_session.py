@@ -325,6 +325,10 @@ def test_help(capsys):
     assert cli.main(["fewshot"]) == 0
     assert "evaluate a run on tasks" in capsys.readouterr().out
     assert cli.main(["fewshot", "evaluate", "--help"]) == 0
+    capsys.readouterr()
+    assert cli.main(["fewshot", "recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(FEW_SHOT_RECIPES)
 
 
 def test_validation_classes_are_not_those_of_the_test():

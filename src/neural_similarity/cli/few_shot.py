@@ -25,7 +25,7 @@ from neural_similarity.fewshot.tasks import (
     read_tasks,
     write_tasks,
 )
-from neural_similarity.recipes import FEW_SHOT_RECIPES
+from neural_similarity.recipes import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.train import RunError, choose_runtime, read_run
 from neural_similarity.train.files import read_json
 from neural_similarity.train.progress import clock
@@ -118,8 +118,13 @@ class RecordOptions:
     """Folder of the records."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecipesOptions:
+    """What `nsim fewshot recipes` takes: nothing."""
+
+
 def fewshot(args: Sequence[str]) -> int:
-    """Run one of the three commands."""
+    """Run one of the commands."""
     name, *rest = args or ["--help"]
     if name in ("-h", "--help"):
         lines = [f"  {name:<10}{text}\n" for name, (_, text) in COMMANDS.items()]
@@ -212,10 +217,20 @@ def record(args: Sequence[str]) -> int:
     return 0
 
 
+def recipes(args: Sequence[str]) -> int:
+    """Print the recipes, a line each."""
+    parse(RecipesOptions, args, command="fewshot recipes", description="List the recipes.")
+    width = max(map(len, FEW_SHOT)) + 2
+    for name, (text, recipe) in FEW_SHOT.items():
+        _say(f"{name:<{width}}{recipe.method:<18}{recipe.steps:>7,} steps  {text}")
+    return 0
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a network or a method, continue or retrain a run"),
     "evaluate": (evaluate, "evaluate a run on tasks of classes that it never saw"),
     "record": (record, "write the records of evaluated runs"),
+    "recipes": (recipes, "list the recipes"),
 }
 
 

@@ -50,7 +50,7 @@ class FewShotRecipe(Recipe):
     steps: int = 30_000
     """Updates."""
     optimizer: Literal["sgd", "adam"] = "adam"
-    """Stochastic gradient descent with momentum, or Adam."""
+    """Gradient descent with momentum, or Adam; both add the decay to the gradient."""
     lr: float = 1e-3
     """Learning rate before the first drop."""
     drops: tuple[int, ...] = ()

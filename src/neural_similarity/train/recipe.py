@@ -60,9 +60,9 @@ class Recipe:
     drop_factor: float = 0.1
     """Factor of a drop."""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """Stochastic gradient descent with momentum, or Adam."""
+    """Gradient descent with momentum, or Adam; both add the decay to the gradient."""
     momentum: float = 0.9
-    """Momentum of the gradient descent; Adam has its own."""
+    """Momentum of the gradient descent, β1 of Adam."""
     batch_size: int = 128
     """Images an update."""
     weight_decay: float = 5e-4

@@ -149,12 +149,16 @@ def start(run: Run, runtime: Runtime, model: nn.Module | None = None) -> State:
     groups = parameter_groups(
         model, weight_decay=recipe.weight_decay, similarity_decay=recipe.similarity_decay
     )
-    if recipe.optimizer == "adam":
-        optimizer = torch.optim.Adam(groups, lr=recipe.lr)
-    else:
-        optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+    optimizer = make_optimizer(recipe, groups)
     totals = torch.zeros(3, dtype=torch.float64, device=runtime.device)
     return State(model, optimizer, totals)
+
+
+def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The recipe's optimiser of some groups of parameters."""
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999))
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
 
 
 def split(dataset: Dataset, recipe: Recipe) -> tuple[Images, Images | None]:
