@@ -400,6 +400,16 @@ def _normalised(plain, support, query):
     return query
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_evaluated_in_bf16(tested, name):
+    method = METHODS[name].build(network(similarity="static-diagonal"), 3)
+    for part in method.modules():
+        if hasattr(part, "tuning"):
+            part.tuning = SHORT
+    options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
+    assert evaluate(method, **tested, **options).shape == (6,)
+
+
 class Moving(Method):
     """Names class 0 until its weight has changed, and then class 1."""
 

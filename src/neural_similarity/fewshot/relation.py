@@ -42,8 +42,8 @@ class RelationNet(Metric):
         )
 
     def embed(self, images: Tensor) -> Tensor:
-        """Maps (n, channels, h, w)."""
-        return self.backbone(images)
+        """Maps (n, channels, h, w), float32 or wider."""
+        return promoted(self.backbone(images))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt` on maps; support and queries may be of many tasks."""
