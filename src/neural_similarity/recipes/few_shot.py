@@ -23,8 +23,16 @@ PROTO = replace(
     evaluate_every=500,
 )
 RELATION = replace(TASKS, method="relation")
+# Second derivatives are a quarter faster in torch's own memory layout.
 MAML = replace(
-    TASKS, method="maml", meta_batch=4, precision="fp32", steps=15_000, crop=0, flip=False
+    TASKS,
+    method="maml",
+    meta_batch=4,
+    steps=15_000,
+    precision="fp32",
+    channels_last=False,
+    crop=0,
+    flip=False,
 )
 STATIC, DYNAMIC = Static(Diagonal()), Dynamic(Diagonal())
 
@@ -91,7 +99,7 @@ QUICKSTART = {
             dataset="embedded",
             width=0.5,
             similarity=Dynamic(Diagonal(), predictor=SphereNet(hidden=16)),
-            steps=300,
+            steps=200,
             lr=3e-3,
             batch_size=32,
             crop=1,
