@@ -8,6 +8,8 @@ from neural_similarity.ops import native
 
 Backend = Literal["auto", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
+NARROW = 4
+"""Groups of fewer channels, depthwise kernels above all, are faster in the eager form."""
 
 
 def declines(backend: str, x: Tensor, taps: int) -> str | None:
@@ -27,8 +29,9 @@ def declines(backend: str, x: Tensor, taps: int) -> str | None:
     return native.declines(x, taps) if backend == "compiled" else None
 
 
-def chosen(backend: str, x: Tensor, taps: int) -> str:
+def chosen(backend: str, x: Tensor, taps: int, groups: int) -> str:
     """The backend that "auto" means; others as they are."""
     if backend != "auto":
         return backend
-    return "eager" if declines("compiled", x, taps) else "compiled"
+    narrow = groups > 1 and x.shape[1] // groups < NARROW
+    return "eager" if narrow or declines("compiled", x, taps) else "compiled"

@@ -6,15 +6,16 @@ operators; a pair of autograd functions joins them, because `torch.func` refuses
 `register_autograd` on custom operators (https://github.com/pytorch/pytorch/issues/168393).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import columns, native
+from neural_similarity.ops import columns, native, registration
 from neural_similarity.ops.backend import chosen
+from neural_similarity.ops.registration import Operator, batched
 from neural_similarity.ops.window import Window
 
 _OPERANDS = (
@@ -22,30 +23,44 @@ _OPERANDS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str backend"
 )
 
-Operator = Callable[..., Any]
+
+class Implementation(Protocol):
+    """One way to compute an operator, for x (n, c, *size) and M (n, b, *taps, *out)."""
+
+    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+        """y (n, o, *out), in the memory format of x."""
+        ...
+
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        m: Tensor,
+        window: Window,
+        groups: int,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of x, weight and m; an empty tensor for each that `needs` leaves out."""
+        ...
 
 
-def register(name: str, arithmetic: columns.Arithmetic, kernel: str) -> Operator:
+def register(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operator:
     """The differentiable function of a mixing, over two registered operators.
 
     It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
     (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups
     and the backend, and returns (n, o, *out).
     """
-    mixings = {
-        "eager": columns.Plain(arithmetic, mirrors=kernel == "scale"),
-        "compiled": native.Compiled(kernel),
-    }
-    forward = _register_forward(name, mixings)
-    return _differentiable(forward, _register_backward(name, mixings))
+    ways = {"eager": columns.Eager(arithmetic), "compiled": native.Compiled(full=full)}
+    return _differentiable(_register_forward(name, ways), _register_backward(name, ways))
 
 
-def _register_forward(name: str, mixings: Mapping[str, columns.Mixing]) -> Operator:
+def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator:
     def forward(x, weight, similarity, stride, padding, dilation, groups, backend):
         window = _window(weight, stride, padding, dilation)
-        return columns.forward(
-            mixings[chosen(backend, x, window.taps)], x, weight, similarity, window, groups
-        )
+        way = ways[chosen(backend, x, window.taps, groups)]
+        return way.forward(x, weight, similarity, window, groups)
 
     def fake(x, weight, similarity, stride, padding, dilation, groups, backend):
         output = _window(weight, stride, padding, dilation).output_size(x.shape[2:])
@@ -55,30 +70,22 @@ def _register_forward(name: str, mixings: Mapping[str, columns.Mixing]) -> Opera
         operands, geometry = arguments[:3], arguments[3:]
         if in_dims[1] is None:  # one kernel: the examples are one larger batch
             x, similarity = (
-                _batched(operands[i], in_dims[i], info.batch_size).flatten(0, 1) for i in (0, 2)
+                batched(operands[i], in_dims[i], info.batch_size).flatten(0, 1) for i in (0, 2)
             )
             y = operator(x, operands[1], similarity, *geometry)
             return y.unflatten(0, (info.batch_size, -1)), 0
         examples = _examples(operands, in_dims, info.batch_size)
         return torch.stack([operator(*example, *geometry) for example in examples]), 0
 
-    operator = _register(name, f"({_OPERANDS}) -> Tensor", forward, fake, vmap)
+    operator = registration.register(name, f"({_OPERANDS}) -> Tensor", forward, fake, vmap)
     return operator
 
 
-def _register_backward(name: str, mixings: Mapping[str, columns.Mixing]) -> Operator:
+def _register_backward(name: str, ways: Mapping[str, Implementation]) -> Operator:
     def backward(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         window = _window(weight, stride, padding, dilation)
-        return columns.backward(
-            mixings[chosen(backend, x, window.taps)],
-            grad,
-            x,
-            weight,
-            similarity,
-            window,
-            groups,
-            needs,
-        )
+        way = ways[chosen(backend, x, window.taps, groups)]
+        return way.backward(grad, x, weight, similarity, window, groups, needs)
 
     def fake(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         return tuple(columns.empty_gradients((x, weight, similarity), needs))
@@ -90,21 +97,8 @@ def _register_backward(name: str, mixings: Mapping[str, columns.Mixing]) -> Oper
         return tuple(torch.stack(parts) for parts in zip(*gradients, strict=True)), (0, 0, 0)
 
     schema = f"(Tensor grad, {_OPERANDS}, bool[] needs) -> (Tensor, Tensor, Tensor)"
-    operator = _register(f"{name}_backward", schema, backward, fake, vmap)
+    operator = registration.register(f"{name}_backward", schema, backward, fake, vmap)
     return operator
-
-
-def _register(name: str, schema: str, body: Operator, fake: Operator, vmap: Operator) -> Operator:
-    """An operator of every device.
-
-    Not by `torch.library.custom_op`: its wrapper imports the compiler, seconds long, at first use.
-    """
-    qualified = f"neural_similarity::{name}"
-    torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(qualified, "default", body)
-    torch.library.register_fake(qualified, fake)
-    torch.library.register_vmap(qualified, vmap)
-    return getattr(torch.ops.neural_similarity, name).default
 
 
 def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
@@ -165,18 +159,13 @@ def _window(weight: Tensor, *geometry: Sequence[int]) -> Window:
     return Window(tuple(weight.shape[2:]), *map(tuple, geometry))
 
 
-def _batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """`tensor` with the vmapped dimension first, repeated where it had none."""
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-
-
 def _examples(
     operands: Sequence[Tensor], in_dims: Sequence[int | None], size: int
 ) -> list[tuple[Tensor, ...]]:
     """The operands of every vmapped example."""
     dims = in_dims[: len(operands)]
-    batched = [_batched(t, dim, size) for t, dim in zip(operands, dims, strict=True)]
-    return list(zip(*batched, strict=True))
+    together = [batched(t, dim, size) for t, dim in zip(operands, dims, strict=True)]
+    return list(zip(*together, strict=True))
 
 
 def _where(needs: Sequence[bool], gradients: Sequence[Tensor]) -> list[Tensor | None]:
