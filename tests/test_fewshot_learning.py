@@ -14,6 +14,7 @@ from neural_similarity.fewshot.leo import Leo
 from neural_similarity.fewshot.tadam import Tadam
 
 CHANCE = 1 / 5
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +35,16 @@ def improvement(method, **options):
 FEW = {"steps": 2, "test_steps": 2, "rate": 0.1}
 
 
-@pytest.mark.parametrize(("make", "steps"), [(maml, 150), (anil, 300)])
+@pytest.mark.parametrize(("make", "steps"), [(maml, 120), pytest.param(anil, 300, marks=SLOW)])
 def test_a_start_for_gradient_descent_is_learned(make, steps):
     before, after = improvement(make(textures.network(), 5, **FEW), steps=steps)
     assert before < 0.3
-    assert after > 0.5
+    assert after > 0.45
 
 
 @pytest.mark.parametrize(
     ("similarity", "steps"),
-    [("static-diagonal", 100), pytest.param("dynamic-diagonal", 40, marks=pytest.mark.slow)],
+    [("static-diagonal", 100), pytest.param("dynamic-diagonal", 40, marks=SLOW)],
 )
 def test_meta_learning_the_similarity_alone_repairs_one_that_was_disturbed(
     classifier, similarity, steps
@@ -75,7 +76,7 @@ def test_the_prior_of_the_base_classes_recognises_new_ones(classifier):
 
 def test_leo_learns_to_decode_classifiers(classifier):
     method = Leo(copy.deepcopy(classifier))
-    before, after = improvement(method, steps=200)
+    before, after = improvement(method, steps=120)
     assert after > before + 0.1
     assert after > 0.7
 
