@@ -67,6 +67,8 @@ def test_every_part_trains(name, similarity):
         ("cnn10", 9, 1),
         ("cnn10_plus", 11, 1),
         ("convnet4", 4, 0),
+        ("resnet12", 12, 4),
+        ("wrn28_10", 25, 3),
         ("resnet18", 17, 3),
         ("resnet50", 17, 36),
     ],
@@ -78,7 +80,7 @@ def test_placement(name, similarity, placed, plain):
         id(m) for c in network.modules() if with_similarity(c) for m in c.similarity.modules()
     }
     layers = [m for m in network.modules() if isinstance(m, nn.Conv2d) and id(m) not in inside]
-    stem = similarity == "dynamic-full" and name.startswith("resnet")
+    stem = similarity == "dynamic-full" and name in ("resnet18", "resnet50")
     assert sum(with_similarity(layer) for layer in layers) == placed - stem
     assert sum(not with_similarity(layer) for layer in layers) == plain + stem
     taps = {layer.kernel_size for layer in layers if not with_similarity(layer)}
@@ -149,6 +151,21 @@ def by_hand(network, x, stages, *, root=False):
 def test_plain_networks_compute_what_the_paper_draws(name, stages, root):
     network, x = small(name, image_size=64), images(size=64)
     assert_close(network(x), by_hand(network, x, stages, root=root))
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "expected"),
+    [
+        # The embedding of MetaOptNet's ResNet-12, and pytorchcv's `wrn28_10_cifar10`.
+        ("resnet12", 64, 12_424_320 + 64 * 640 + 64),
+        ("wrn28_10", 10, 36_479_194),
+    ],
+)
+def test_counts_are_the_published_ones(name, classes, expected):
+    with torch.device("meta"):
+        network = models.build(name, classes)
+    assert counts.parameters(network) == expected
+    assert network[-1].in_features == 640
 
 
 def test_cnn10_has_the_papers_parameters():

@@ -87,6 +87,15 @@ def test_optimizer_has_the_recipes_numbers(tmp_path):
     assert not any(group["nesterov"] for group in optimizer.param_groups)
 
 
+def test_adam_is_adam(tmp_path):
+    recipe = replace(TINY, optimizer="adam", lr=0.01, weight_decay=0.0, steps=1, drops=())
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    assert type(session.start(run, choose_runtime("cpu")).optimizer) is torch.optim.Adam
+    before, after = (dict(model.named_parameters()) for model in (run.build(), load(run)))
+    moved = (after["classifier.weight"] - before["classifier.weight"]).detach().abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-2, atol=0)
+
+
 @pytest.mark.parametrize(
     ("measure", "start", "moves"), [("l1", 9, True), ("nuclear", 9, True), ("deviation", 0, False)]
 )

@@ -22,6 +22,7 @@ from neural_similarity.data import Images, Preprocess
 from neural_similarity.train.checkpoint import State
 from neural_similarity.train.journal import Journal
 from neural_similarity.train.loop import Job, fit
+from neural_similarity.train.objective import Classification
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.run import Run
 from neural_similarity.train.runtime import Runtime, threads
@@ -124,8 +125,8 @@ class _Race:
         recipe = replace(self.template.recipe, steps=steps)
         run = replace(self.template, path=path, recipe=recipe)
         state = start(run, self.runtime)
-        job = Job(recipe, self.runtime, self.batches, run.preprocess, None)
-        fit(job, state, Journal(run, progress))
+        objective = Classification(recipe, self.runtime, self.batches, run.preprocess)
+        fit(Job(recipe, self.runtime, objective), state, Journal(run, progress))
         return list(state.model.parameters())
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from neural_similarity.cli import bench, catalogue, paper, runs, train
+from neural_similarity.cli import bench, catalogue, few_shot, paper, runs, train
 from neural_similarity.cli.parsing import UsageError, unknown
 from neural_similarity.train import Interrupted, RunError
 
@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "predict": (runs.predict, "name the classes of images"),
     "fold": (runs.fold, "fold static similarities into plain convolutions"),
     "inspect": (runs.inspect, "draw the similarities that a run learned"),
+    "fewshot": (few_shot.fewshot, "few-shot learning: train, evaluate and record"),
     "reproduce": (paper.reproduce, "run what a table of the paper lacks"),
     "table": (paper.table, "show a table of the paper beside our runs"),
     "record": (paper.record, "write the records of finished runs"),
@@ -27,6 +28,7 @@ EXAMPLES = """\
   nsim train cifar10-dynamic-dns --data data --seed 1
   nsim train --resume runs/cifar10-dynamic-dns-seed1
   nsim predict runs/quickstart-seed0 shoe.png
+  nsim fewshot train                                  few-shot learning in a minute
 """
 
 

@@ -16,6 +16,9 @@ from neural_similarity.train.files import write_text
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import Recipe, scaled
 
+FEW_SHOT = "6"
+"""The table of few-shot learning, whose runs are evaluated on tasks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
@@ -23,15 +26,19 @@ class TableOptions:
 
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
-    predictors, controls and rivals; 1-cifar100 and so on for rows on CIFAR-100."""
+    predictors, controls and rivals; 1-cifar100 and so on for rows on CIFAR-100; 6 can be shown."""
     variant: Literal["paper", "released"] = "paper"
     """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
     results: Path = Path("results")
     """Folder of the run records."""
 
     def __post_init__(self) -> None:
-        if self.table not in TABLES:
-            raise unknown("table", self.table, TABLES)
+        if self.table not in self.names():
+            raise unknown("table", self.table, self.names())
+
+    def names(self) -> tuple[str, ...]:
+        """The tables that the command knows."""
+        return tuple(TABLES)
 
     @property
     def wanted(self) -> Table:
@@ -84,6 +91,10 @@ class ShowOptions(TableOptions):
     """Budget of the runs; the default is the one at which most rows have runs."""
     out: Path | None = None
     """Markdown file to write, a picture of the same name beside it; by default text is printed."""
+
+    def names(self) -> tuple[str, ...]:
+        """Those of recognition and that of few-shot learning."""
+        return *TABLES, FEW_SHOT
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,6 +163,8 @@ def table(args: Sequence[str]) -> int:
         "  nsim table 4 --budget 0.125 --out docs/table-4.md"
     )
     options = parse(ShowOptions, args, command="table", description=description)
+    if options.table == FEW_SHOT:
+        return _show_few_shot(options)
     wanted, results = options.wanted, options.results
     budget = options.budget or paper.fullest_budget(wanted, results)
     report = paper.make_report(wanted, budget=budget, results=results)
@@ -162,6 +175,17 @@ def table(args: Sequence[str]) -> int:
     paper.draw(report, picture)
     write_text(options.out, paper.to_markdown(report, picture.name))
     _say(f"{options.out}\n{picture}")
+    return 0
+
+
+def _show_few_shot(options: ShowOptions) -> int:
+    """Print Table 6 or write it."""
+    text = paper.few_shot_markdown(options.results, options.budget or 1.0)
+    if options.out is None:
+        sys.stdout.write(text)
+        return 0
+    write_text(options.out, text)
+    _say(str(options.out))
     return 0
 
 

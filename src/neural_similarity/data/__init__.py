@@ -2,6 +2,7 @@
 
 from neural_similarity.data.augment import Augment as Augment
 from neural_similarity.data.batches import Batches as Batches
+from neural_similarity.data.class_split import ClassSplit as ClassSplit
 from neural_similarity.data.download import download as download
 from neural_similarity.data.file_batches import FileBatches as FileBatches
 from neural_similarity.data.image_files import ImageFiles as ImageFiles
@@ -14,3 +15,5 @@ from neural_similarity.data.preprocess import Preprocess as Preprocess
 from neural_similarity.data.registry import IN_PLACE as IN_PLACE
 from neural_similarity.data.registry import NAMES as NAMES
 from neural_similarity.data.registry import load as load
+from neural_similarity.data.splits import SPLIT_NAMES as SPLIT_NAMES
+from neural_similarity.data.splits import load_split as load_split

@@ -31,7 +31,7 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 def read_pickled(path: Path, count: int, *, labels: str) -> Records:
     """Read `count` images of a pickled dictionary that has their labels under the key `labels`."""
-    content = _unpickle(path)
+    content = unpickle(path)
     pixels, found = content.get("data"), content.get(labels)
     if (
         not isinstance(pixels, np.ndarray)
@@ -47,7 +47,7 @@ def read_pickled(path: Path, count: int, *, labels: str) -> Records:
 
 def read_pickled_names(path: Path, *, key: str) -> tuple[str, ...]:
     """Read the list of names under `key` of a pickled dictionary."""
-    names = _unpickle(path).get(key)
+    names = unpickle(path).get(key)
     if not _is_list_of(names, str):
         raise ValueError(f"{path} must hold {key!r}, a list of names, got {type(names)}")
     return tuple(names)
@@ -57,7 +57,12 @@ def _is_list_of(value: Any, kind: type[T]) -> TypeGuard[list[T]]:
     return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
-def _unpickle(path: Path) -> dict[str, Any]:
+def unpickle(path: Path) -> dict[str, Any]:
+    """The dictionary of a pickle that names arrays and plain values only.
+
+    Raises:
+        ValueError: it names anything else, which could run code, or is damaged.
+    """
     content = read_bytes(path)
     try:
         value = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()

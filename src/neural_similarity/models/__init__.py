@@ -21,8 +21,10 @@ from neural_similarity.models.cnn10 import cnn10_plus as cnn10_plus
 from neural_similarity.models.convnet4 import convnet4 as convnet4
 from neural_similarity.models.resnet import resnet18 as resnet18
 from neural_similarity.models.resnet import resnet50 as resnet50
+from neural_similarity.models.resnet12 import resnet12 as resnet12
 from neural_similarity.models.rivals import CondConv2d, DeformableConv2d, DynamicFilter2d
 from neural_similarity.models.spherenet9 import spherenet9 as spherenet9
+from neural_similarity.models.wide_resnet import wrn28_10 as wrn28_10
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn9": cnn9,
@@ -37,6 +39,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn10": cnn10,
     "cnn10_plus": cnn10_plus,
     "convnet4": convnet4,
+    "resnet12": resnet12,
+    "wrn28_10": wrn28_10,
     "resnet18": resnet18,
     "resnet50": resnet50,
 }

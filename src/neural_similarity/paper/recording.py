@@ -52,8 +52,8 @@ def write_record(
         "recipe": run.name,
         "budget": run.budget,
         "seed": run.recipe.seed,
-        "code": _code(environment),
-        "environment": _machine(environment),
+        "code": code_of(environment),
+        "environment": machine_of(environment),
         "data": {"name": run.recipe.dataset, "digest": run.digest},
         "config": recipe_to_json(run.recipe),
         "summary": summary,
@@ -61,7 +61,7 @@ def write_record(
         "correct": correct,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, _layout(content))
+    write_text(path, layout(content))
     return path
 
 
@@ -106,7 +106,7 @@ def _score_again(
     return training.pack_correct(scores.correct)
 
 
-def _code(environment: dict[str, Any]) -> dict[str, Any]:
+def code_of(environment: dict[str, Any]) -> dict[str, Any]:
     """The code that began the run; dirty if any of its processes ran changed files."""
     processes = [environment, *environment.get("resumed", [])]
     return {
@@ -116,15 +116,15 @@ def _code(environment: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _machine(environment: dict[str, Any]) -> dict[str, Any]:
+def machine_of(environment: dict[str, Any]) -> dict[str, Any]:
     """The environment without what names folders of a machine: records are for everyone."""
     kept = {key: value for key, value in environment.items() if key != "command"}
     if "resumed" in kept:
-        kept["resumed"] = [_machine(process) for process in kept["resumed"]]
+        kept["resumed"] = [machine_of(process) for process in kept["resumed"]]
     return kept
 
 
-def _layout(content: dict[str, Any]) -> str:
+def layout(content: dict[str, Any]) -> str:
     """JSON with an entry a line, so that records read and compare well in git."""
     lines = (f"  {json.dumps(key)}: {_value(value)}" for key, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"

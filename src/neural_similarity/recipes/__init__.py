@@ -1,6 +1,7 @@
 """Named recipes: one name per configuration; `nsim train NAME --field value` changes any field."""
 
 from neural_similarity.recipes.cifar import CIFAR10, CIFAR100
+from neural_similarity.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.recipes.imagenet import IMAGENET
 from neural_similarity.recipes.quickstart import QUICKSTART
 from neural_similarity.recipes.released import RELEASED, SUFFIX, released
@@ -43,4 +44,13 @@ def in_variant(name: str, variant: str) -> str:
     return base + SUFFIX
 
 
-__all__ = ["DESCRIPTIONS", "GROUPS", "RECIPES", "Recipe", "in_variant", "released"]
+__all__ = [
+    "DESCRIPTIONS",
+    "FEW_SHOT",
+    "FEW_SHOT_RECIPES",
+    "GROUPS",
+    "RECIPES",
+    "Recipe",
+    "in_variant",
+    "released",
+]

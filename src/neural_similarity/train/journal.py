@@ -2,6 +2,7 @@
 
 import json
 import time
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from neural_similarity.train.files import sync, write_text
 from neural_similarity.train.progress import Progress
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.run import Run
-from neural_similarity.train.scoring import Scores
 
 KEPT = 2
 
@@ -39,18 +39,16 @@ class Journal:
             "images_per_second": images / (state.seconds - state.logged_seconds),
             "seconds": state.seconds,
         }
+        if isnan(correct):
+            del record["accuracy"]
         append_line(self.run.metrics, record)
         self.progress.measured(record)
         state.totals.zero_()
         state.logged_seconds = state.seconds
 
-    def log_validation(self, state: State, scores: Scores) -> None:
-        """Write a line with the scores of the held-out images."""
-        record = {
-            "step": state.step,
-            "validation_loss": scores.loss,
-            "validation_accuracy": scores.accuracy,
-        }
+    def log_validation(self, state: State, scores: dict[str, float]) -> None:
+        """Write a line with the scores of what is held out."""
+        record = {"step": state.step} | scores
         append_line(self.run.metrics, record)
         self.progress.measured(record)
 

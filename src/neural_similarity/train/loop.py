@@ -3,20 +3,17 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from neural_similarity.convert import penalty
-from neural_similarity.data import Batches, FileBatches, ImageSet, Preprocess
-from neural_similarity.nn import orthogonality
 from neural_similarity.train.checkpoint import RunError, State
 from neural_similarity.train.journal import Journal
+from neural_similarity.train.objective import Objective
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.runtime import Runtime
 from neural_similarity.train.schedule import learning_rate
-from neural_similarity.train.scoring import evaluate
 from neural_similarity.train.stopping import Interrupted
 
 
@@ -26,9 +23,7 @@ class Job:
 
     recipe: Recipe
     runtime: Runtime
-    batches: Batches | FileBatches
-    preprocess: Preprocess
-    validation: ImageSet | None
+    objective: Objective
 
 
 def fit(
@@ -36,39 +31,35 @@ def fit(
 ) -> None:
     """Update `state` until the recipe's last step.
 
-    Step `s` sees batch `s` at the learning rate of step `s`, so a state restored from a checkpoint
-    goes on exactly as if training had never stopped.
+    Step `s` sees batch (or tasks) `s` at the learning rate of step `s`, so a state restored from a
+    checkpoint goes on exactly as if training had never stopped.
 
     Args:
-        job: recipe, device, batches and held-out images.
+        job: recipe, device, and what is minimised.
         state: model, optimiser and position, changed in place.
         journal: where metrics and checkpoints go.
         stop: asked after every step; once it returns the number of a signal, a checkpoint is
             saved and `Interrupted` raised.
     """
     recipe = job.recipe
-    network = torch.compile(state.model) if recipe.compile else state.model
+    network = cast(nn.Module, torch.compile(state.model)) if recipe.compile else state.model
     state.model.train()
     mark = time.perf_counter()
     while state.step < recipe.steps:
         rate = learning_rate(state.step, recipe.lr, recipe.drops, recipe.drop_factor)
         for group in state.optimizer.param_groups:
             group["lr"] = rate
-        x, y = job.batches.at(state.step)
-        with job.runtime.autocast():
-            logits = network(x)
-        logits = logits.float()
-        loss = _loss(recipe, state.model, logits, y)
+        loss, tally = job.objective.loss(network, state.step)
         state.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         state.optimizer.step()
-        state.totals += _tally(loss, logits, y)
+        state.totals += tally
         state.step += 1
         journal.stepped(state.step)
 
         last, signal = state.step == recipe.steps, stop()
         logging = last or state.step % recipe.log_every == 0
-        scoring = job.validation is not None and (last or state.step % recipe.evaluate_every == 0)
+        scoring = job.objective.judges and (last or state.step % recipe.evaluate_every == 0)
         saving = last or signal is not None or journal.checkpoint_is_due(state.step)
         if not (logging or scoring or saving):
             continue
@@ -82,32 +73,8 @@ def fit(
         if saving:
             journal.save(state)
         if signal is not None:
-            raise Interrupted(signal, state.step, journal.run.path)
+            raise Interrupted(signal, state.step, journal.run.path, journal.run.COMMAND)
         mark = time.perf_counter()
-
-
-def _loss(recipe: Recipe, model: nn.Module, logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy, and the penalties of static similarities and hyperspherical kernels."""
-    loss = cross_entropy(logits, y, recipe.label_smoothing, recipe.probability_floor)
-    if recipe.penalty:
-        loss = loss + recipe.penalty * penalty(model, recipe.penalty_measure)
-    if recipe.orthogonality:
-        loss = loss + recipe.orthogonality * orthogonality(model, unit=False)
-    return loss
-
-
-def cross_entropy(logits: Tensor, y: Tensor, smoothing: float, floor: float) -> Tensor:
-    r"""$-\sum_j t_j \log(p_j + \text{floor})$, the mean over a batch, for smoothed targets t."""
-    if not floor:
-        return F.cross_entropy(logits, y, label_smoothing=smoothing)
-    logs = (logits.softmax(1) + floor).log()
-    return F.nll_loss(logs, y) * (1 - smoothing) - smoothing * logs.mean()
-
-
-def _tally(loss: Tensor, logits: Tensor, y: Tensor) -> Tensor:
-    """Summed loss, correct images and images of a batch, without waiting for the device."""
-    correct = (logits.detach().argmax(1) == y).sum()
-    return torch.stack([loss.detach() * len(y), correct, torch.full_like(correct, len(y))]).double()
 
 
 def _require_finite(state: State) -> None:
@@ -116,11 +83,9 @@ def _require_finite(state: State) -> None:
 
 
 def _choose(job: Job, state: State, journal: Journal) -> None:
-    """Score the held-out images and keep the best checkpoint."""
-    if job.validation is None:
-        return
-    scores = evaluate(state.model, job.validation, job.preprocess, job.runtime)
+    """Judge the network by what is held out and keep the best checkpoint."""
+    scores = job.objective.judge(state.model)
     journal.log_validation(state, scores)
-    if scores.accuracy > state.best:
-        state.best = scores.accuracy
+    if scores["validation_accuracy"] > state.best:
+        state.best = scores["validation_accuracy"]
         journal.save_best(state)

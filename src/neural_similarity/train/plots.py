@@ -23,6 +23,7 @@ def draw_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
                 axes.plot(*zip(*points, strict=True), label=label)
         axes.set(xlabel="step", ylabel=name)
         axes.grid(alpha=0.3)
-        axes.legend()
+        if axes.lines:
+            axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_png(path)

@@ -85,11 +85,9 @@ def show(title: str, steps: int, start: int) -> Iterator[Progress]:
 
 
 def describe(record: dict[str, Any]) -> str:
-    """Loss, accuracy and speed of a line of metrics."""
-    return (
-        f"loss {record['loss']:.3f}  accuracy {100 * record['accuracy']:.1f} %  "
-        f"{record['images_per_second']:,.0f} images/s"
-    )
+    """Loss, accuracy where there is one, and speed of a line of metrics."""
+    accuracy = f"accuracy {100 * record['accuracy']:.1f} %  " if "accuracy" in record else ""
+    return f"loss {record['loss']:.3f}  {accuracy}{record['images_per_second']:,.0f} images/s"
 
 
 def clock(seconds: float) -> str:

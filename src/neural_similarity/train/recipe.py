@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from neural_similarity.convert import MEASURES
 from neural_similarity.data import NAMES
@@ -24,12 +24,18 @@ MACHINE += ("checkpoint_seconds", "checkpoint_every")
 """Fields that suit a run to a machine; whatever they are, it is a run of the same recipe."""
 
 
+AnyRecipe = TypeVar("AnyRecipe", bound="Recipe")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Image classification by stochastic gradient descent; the defaults are the paper's CIFAR-10.
 
     A recipe and a data folder determine a run: model, batches and crops are functions of `seed`.
     """
+
+    DATASETS: ClassVar[Collection[str]] = NAMES
+    """What `dataset` may be."""
 
     dataset: str = "cifar10"
     """Data set: embedded, fashion-mnist, cifar10, cifar100, folder (one folder a class), or
@@ -112,9 +118,9 @@ class Recipe:
     """Steps between two checkpoints, besides those by time; 0: by time only."""
 
     def __post_init__(self) -> None:
-        _require_known("dataset", self.dataset, NAMES)
-        _require_known("model", self.model, MODELS)
-        _require_known("penalty_measure", self.penalty_measure, MEASURES)
+        require_known("dataset", self.dataset, self.DATASETS)
+        require_known("model", self.model, MODELS)
+        require_known("penalty_measure", self.penalty_measure, MEASURES)
         if self.variant != "paper" and "variant" not in options(self.model):
             raise ValueError(f'`variant` must be "paper" for {self.model}, got {self.variant!r}')
         for name in POSITIVE:
@@ -151,14 +157,15 @@ class Recipe:
             )
 
 
-def _require_known(field: str, name: str, names: Collection[str]) -> None:
+def require_known(field: str, name: str, names: Collection[str]) -> None:
+    """Refuse a `name` that is none of `names`, and tell the nearest."""
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
         known = ", ".join(names)
         raise ValueError(f"`{field}` must be one of {known}, got {name!r}; nearest: {near}")
 
 
-def scaled(recipe: Recipe, budget: float) -> Recipe:
+def scaled(recipe: AnyRecipe, budget: float) -> AnyRecipe:
     """The recipe with steps and drops times `budget`, rounded as in `scaled_steps`."""
     steps, drops = scaled_steps(recipe.steps, recipe.drops, budget)
     return replace(recipe, steps=steps, drops=drops)
@@ -173,7 +180,7 @@ def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def recipe_from_json(fields: dict[str, Any]) -> Recipe:
-    """The recipe that `recipe_to_json` described."""
+def recipe_from_json(fields: dict[str, Any], kind: type[AnyRecipe] = Recipe) -> AnyRecipe:
+    """The recipe, one of `kind`, that `recipe_to_json` described."""
     similarity = parse_similarity(fields["similarity"])
-    return Recipe(**fields | {"similarity": similarity, "drops": tuple(fields["drops"])})
+    return kind(**fields | {"similarity": similarity, "drops": tuple(fields["drops"])})

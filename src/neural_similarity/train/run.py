@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -16,11 +16,17 @@ from neural_similarity.train.files import new_folder, read_json, write_json
 from neural_similarity.train.recipe import Recipe, recipe_from_json, recipe_to_json
 
 CONFIG, ENVIRONMENT = "config.json", "environment.json"
+AnyRun = TypeVar("AnyRun", bound="Run")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A run folder and its configuration."""
+
+    RECIPE: ClassVar[type[Recipe]] = Recipe
+    """What `recipe` is."""
+    COMMAND: ClassVar[str] = "nsim train"
+    """The command that trains such runs, by which their folders tell what they are."""
 
     path: Path
     """The folder."""
@@ -94,19 +100,20 @@ class Run:
         return models.set_norms(model, momentum=recipe.norm_momentum, eps=recipe.norm_eps)
 
 
-def require_new(path: Path) -> None:
+def require_new(path: Path, command: str = Run.COMMAND) -> None:
     """Refuse a folder that is there already: a run never overwrites another."""
     if path.exists():
         raise RunError(
-            f"{path} exists already; continue it with `nsim train --resume {path}` "
+            f"{path} exists already; continue it with `{command} --resume {path}` "
             "or name another folder with --out"
         )
 
 
 def create_run(run: Run, environment: dict[str, Any]) -> None:
     """Make the folder of `run`; a folder that is there already is left as it is."""
-    require_new(run.path)
+    require_new(run.path, run.COMMAND)
     config = {
+        "command": run.COMMAND,
         "recipe": run.name,
         "budget": run.budget,
         "fields": recipe_to_json(run.recipe),
@@ -122,18 +129,19 @@ def create_run(run: Run, environment: dict[str, Any]) -> None:
         write_json(folder / ENVIRONMENT, environment)
 
 
-def read_run(path: str | Path) -> Run:
-    """The run in the folder `path`."""
+def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
+    """The run, one of `kind`, in the folder `path`."""
     path = Path(path)
     if not (path / CONFIG).is_file():
         raise RunError(f"{path} is not a run folder: it has no {CONFIG}")
     try:
         config = read_json(path / CONFIG)
-        return Run(
+        _require_kind(path, config.get("command", Run.COMMAND), kind)
+        return kind(
             path=path,
             name=config["recipe"],
             budget=config["budget"],
-            recipe=recipe_from_json(config["fields"]),
+            recipe=recipe_from_json(config["fields"], kind.RECIPE),
             data_root=config["data_root"],
             digest=config["digest"],
             classes=tuple(config["classes"]),
@@ -143,6 +151,11 @@ def read_run(path: str | Path) -> Run:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path / CONFIG} cannot be read: {error!r}") from error
+
+
+def _require_kind(path: Path, command: str, kind: type[Run]) -> None:
+    if command != kind.COMMAND:
+        raise RunError(f"{path} is a run of `{command}`, not of `{kind.COMMAND}`")
 
 
 def load(

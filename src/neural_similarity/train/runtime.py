@@ -32,10 +32,13 @@ class Runtime:
         """Move float images to the device in the memory layout."""
         return images.to(self.device).contiguous(memory_format=self.memory_format)
 
-    def autocast(self) -> torch.autocast:
-        """Context of the forward pass."""
+    def autocast(self, cache: bool = True) -> torch.autocast:
+        """Context of a forward pass; without `cache`, parameters may change within it."""
         return torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"
+            self.device.type,
+            dtype=torch.bfloat16,
+            enabled=self.precision == "bf16",
+            cache_enabled=cache,
         )
 
     def synchronize(self) -> None:

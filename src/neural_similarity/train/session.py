@@ -23,6 +23,7 @@ from neural_similarity.train.environment import command_line, describe_environme
 from neural_similarity.train.files import read_json, write_json
 from neural_similarity.train.journal import Journal, cut_back, read_lines
 from neural_similarity.train.loop import Job, fit
+from neural_similarity.train.objective import Classification, Objective
 from neural_similarity.train.plots import draw_learning_curves
 from neural_similarity.train.progress import show
 from neural_similarity.train.recipe import Recipe, scaled
@@ -127,8 +128,25 @@ def _trained(run: Run, dataset: Dataset, runtime: Runtime) -> State:
     """The state behind the last step; what made the batches is gone when it is returned."""
     training, validation = split(dataset, run.recipe)
     batches = batches_of(training, run, runtime)
-    job = Job(run.recipe, runtime, batches, run.preprocess, validation)
-    state = start(run, runtime)
+    objective = Classification(run.recipe, runtime, batches, run.preprocess, validation)
+    return fit_run(run, runtime, objective)
+
+
+def fit_run(
+    run: Run, runtime: Runtime, objective: Objective, model: nn.Module | None = None
+) -> State:
+    """Train `run` by `objective` from its newest checkpoint, or from the start, to its last step.
+
+    Args:
+        run: what to train.
+        runtime: device and precision.
+        objective: what is minimised.
+        model: where to start from if there is no checkpoint; None is a fresh network.
+
+    Returns:
+        The state after the last step.
+    """
+    state = start(run, runtime, model)
     if checkpoints(run.checkpoints):
         restore(newest(run.checkpoints), state)
     cut_back(run.metrics, state.step)
@@ -138,14 +156,14 @@ def _trained(run: Run, dataset: Dataset, runtime: Runtime) -> State:
         show(_title(run, runtime), run.recipe.steps, state.step) as progress,
         signals_noted() as stop,
     ):
-        fit(job, state, Journal(run, progress), stop)
+        fit(Job(run.recipe, runtime, objective), state, Journal(run, progress), stop)
     return state
 
 
-def start(run: Run, runtime: Runtime) -> State:
+def start(run: Run, runtime: Runtime, model: nn.Module | None = None) -> State:
     """The state before the first step: model and optimiser, functions of the recipe."""
     recipe = run.recipe
-    model = runtime.place(run.build())
+    model = runtime.place(run.build() if model is None else model)
     groups = parameter_groups(
         model,
         weight_decay=recipe.weight_decay,

@@ -1,0 +1,346 @@
+"""`nsim fewshot`: training, evaluation and records of few-shot learning."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from neural_similarity import paper
+from neural_similarity.cli.parsing import UsageError, parse, unknown
+from neural_similarity.fewshot import session
+from neural_similarity.fewshot.evaluate import evaluate as evaluate_method
+from neural_similarity.fewshot.evaluate import use_statistics
+from neural_similarity.fewshot.methods import METHODS
+from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
+from neural_similarity.fewshot.run import FewShotRun, load_method, usual_checkpoint
+from neural_similarity.fewshot.tasks import (
+    TaskList,
+    TaskSizes,
+    draw_tasks,
+    read_tasks,
+    write_tasks,
+)
+from neural_similarity.recipes import FEW_SHOT, FEW_SHOT_RECIPES
+from neural_similarity.train import RunError, choose_runtime, read_run
+from neural_similarity.train.files import read_json
+from neural_similarity.train.progress import clock
+from neural_similarity.train.recipe import scaled
+from neural_similarity.train.runtime import threads
+
+DEFAULT, DATA_ROOT = "quickstart", "data"
+WAYS = 5
+RESUMED_WITH = ("--resume", "--data", "--device")
+TRAIN_DESCRIPTION = """Train for few-shot learning: nsim fewshot train [RECIPE] [--field value ...]
+
+examples:
+  nsim fewshot train                                the quick start, about a minute
+  nsim fewshot train mini-cnn4 --data data --seed 1
+  nsim fewshot train --retrain runs/mini-cnn4-seed1 on validation classes too, as long as was best
+  nsim fewshot train mini-meta-static --start runs/mini-cnn4-seed1
+  nsim fewshot train --resume runs/mini-cnn4-seed1  continue exactly"""
+EVALUATE_DESCRIPTION = """Evaluate a run on tasks of test classes, the same for every method.
+
+examples:
+  nsim fewshot evaluate runs/quickstart-seed0
+  nsim fewshot evaluate runs/mini-cnn4-seed1 --method static-nsn --ways 5 --shots 5 --tasks 600"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What `nsim fewshot train` takes."""
+
+    budget: float = 1.0
+    """Factor on steps and drops, each rounded to the nearest step."""
+    data: Path | None = None
+    """Folder of the data sets; the default is data, or the run's own with --resume, --retrain."""
+    out: Path | None = None
+    """Run folder; the default is runs/RECIPE[-train+val]-seedSEED. None is ever overwritten."""
+    resume: Path | None = None
+    """Run folder to continue; of the other options only --data and --device may be given."""
+    retrain: Path | None = None
+    """Finished run with --select-on val, to be trained anew on validation classes as well, for as
+    many epochs as were best; of the other options only --data, --device and --out may be given."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    recipe: Annotated[FewShotRecipe, tyro.conf.arg(name="")]
+    """Settings."""
+
+    def __post_init__(self) -> None:
+        scaled(self.recipe, self.budget)  # Raises here, where errors are those of usage.
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """What `nsim fewshot evaluate` takes."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    method: str | None = None
+    """Another method on the network of a run that was trained to name the base classes."""
+    ways: int | None = None
+    """Classes of a task; the default is 5, or all test classes where there are fewer."""
+    shots: int | None = None
+    """Labelled images of each class; the default is that of the training."""
+    queries: int = 15
+    """Images of each class to be recognised."""
+    tasks: int = 2_000
+    """Number of tasks."""
+    task_seed: int = 0
+    """Of the list of tasks."""
+    task_list: Path | None = None
+    """File of the list of tasks: used if it is there, else written."""
+    part: Literal["test", "val"] = "test"
+    """Classes that the tasks are of."""
+    batch_norm: Literal["running", "support", "transductive"] | None = None
+    """Whose statistics normalise queries; the default is the method's own, always inductive."""
+    data: Path | None = None
+    """Folder of the data sets; the default is the one that the run was trained from."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.method not in METHODS:
+            raise unknown("method", self.method, METHODS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """What `nsim fewshot record` takes."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
+    """Folders of runs that were evaluated."""
+    results: Path = Path("results")
+    """Folder of the records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipesOptions:
+    """What `nsim fewshot recipes` takes: nothing."""
+
+
+def fewshot(args: Sequence[str]) -> int:
+    """Run one of the commands."""
+    name, *rest = args or ["--help"]
+    if name in ("-h", "--help"):
+        lines = [f"  {name:<10}{text}\n" for name, (_, text) in COMMANDS.items()]
+        sys.stdout.write(f"usage: nsim fewshot COMMAND ...\n\ncommands:\n{''.join(lines)}")
+        return 0
+    if name not in COMMANDS:
+        raise unknown("command of nsim fewshot", name, COMMANDS)
+    return COMMANDS[name][0](rest)
+
+
+def train(args: Sequence[str]) -> int:
+    """Train, resume or retrain, then say how to evaluate."""
+    name, rest = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
+    if name is not None and name not in FEW_SHOT_RECIPES:
+        raise unknown("few-shot recipe", name, FEW_SHOT_RECIPES)
+    default = TrainOptions(recipe=FEW_SHOT_RECIPES[name or DEFAULT])
+    options = parse(
+        TrainOptions, rest, command="fewshot train", description=TRAIN_DESCRIPTION, default=default
+    )
+    if options.resume is not None:
+        _require_only(RESUMED_WITH, name, rest)
+        run = session.resume(options.resume, data_root=options.data, device=options.device)
+    elif options.retrain is not None:
+        _require_only(("--retrain", "--out", *RESUMED_WITH[1:]), name, rest)
+        run = _retrain(options.retrain, options)
+    else:
+        run = _train(options.recipe, name or DEFAULT, options.budget, options)
+    _report(run)
+    return 0
+
+
+def evaluate(args: Sequence[str]) -> int:
+    """Print the accuracy over tasks and where it is recorded."""
+    options = parse(
+        EvaluateOptions, args, command="fewshot evaluate", description=EVALUATE_DESCRIPTION
+    )
+    run = read_run(options.run, FewShotRun)
+    if not run.summary.exists():
+        raise RunError(f"{run.path} is not finished; {run.COMMAND} --resume {run.path} goes on")
+    with _counter("images decoded") as decoded:
+        split = session.load_data(run, options.data, decoded)
+    images = split.part(options.part)
+    sizes = TaskSizes(
+        ways=options.ways or min(WAYS, len(images.classes)),
+        shots=options.shots or run.recipe.shots,
+        queries=options.queries,
+    )
+    tasks = _tasks(options, sizes, split)
+    checkpoint, name = usual_checkpoint(run), options.method or run.recipe.method
+    runtime = choose_runtime(options.device, run.recipe.precision, run.recipe.channels_last)
+    method = load_method(run, checkpoint, name)
+    use_statistics(method, options.batch_norm)
+    runtime.place(method)
+    began = time.monotonic()
+    with threads(run.recipe.threads), _counter("tasks") as done:
+        correct = evaluate_method(
+            method,
+            images,
+            tasks,
+            preprocess=run.preprocess,
+            runtime=runtime,
+            progress=lambda count: done(count, len(tasks)),
+        )
+    evaluation = paper.make_evaluation(
+        run,
+        (name, method),
+        tasks,
+        correct,
+        checkpoint=checkpoint,
+        seconds=time.monotonic() - began,
+    )
+    path = paper.write_evaluation(run.path / paper.EVALUATIONS, evaluation)
+    _say(_describe(evaluation))
+    _say(f"accuracies of all tasks in {path}")
+    return 0
+
+
+def record(args: Sequence[str]) -> int:
+    """Copy the evaluations of runs to the records that tables are made of."""
+    description = (
+        "Write the evaluations of runs with nothing overridden to the records."
+        "\n\nexample:\n  nsim fewshot record runs/mini-cnn4-seed1"
+    )
+    options = parse(RecordOptions, args, command="fewshot record", description=description)
+    if not options.runs:
+        raise UsageError("nsim fewshot record needs at least one run folder")
+    for path in options.runs:
+        for written in paper.record_few_shot(read_run(path, FewShotRun), options.results):
+            _say(str(written))
+    return 0
+
+
+def recipes(args: Sequence[str]) -> int:
+    """Print the recipes, a line each."""
+    parse(RecipesOptions, args, command="fewshot recipes", description="List the recipes.")
+    width = max(map(len, FEW_SHOT)) + 2
+    for name, (text, recipe) in FEW_SHOT.items():
+        _say(f"{name:<{width}}{recipe.method:<18}{recipe.steps:>7,} steps  {text}")
+    return 0
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "train": (train, "train a network or a method, continue or retrain a run"),
+    "evaluate": (evaluate, "evaluate a run on tasks of classes that it never saw"),
+    "record": (record, "write the records of evaluated runs"),
+    "recipes": (recipes, "list the recipes"),
+}
+
+
+def _train(recipe: FewShotRecipe, name: str, budget: float, options: TrainOptions) -> FewShotRun:
+    with _counter("images decoded") as decoded:
+        return session.train(
+            recipe,
+            name=name,
+            budget=budget,
+            out=options.out,
+            data_root=options.data or DATA_ROOT,
+            device=options.device,
+            progress=decoded,
+        )
+
+
+def _retrain(path: Path, options: TrainOptions) -> FewShotRun:
+    """Train the recipe of the run in `path` on both kinds of classes, for its best epochs."""
+    run = read_run(path, FewShotRun)
+    if not run.summary.exists() or "best_checkpoint" not in read_json(run.summary):
+        raise RunError(f"{path} must be finished and have chosen a step (--select-on val)")
+    step = read_json(run.summary)["best_checkpoint"]["step"]
+    split = session.load_data(run, options.data)
+    growth = 1 + len(split.val) / len(split.train)
+    recipe = retraining(run.recipe, step, growth)
+    return session.train(
+        recipe,
+        name=run.name,
+        out=options.out,
+        data_root=options.data or run.data_root,
+        device=options.device,
+        scaled_by=run.budget,
+    )
+
+
+def _tasks(options: EvaluateOptions, sizes: TaskSizes, split: session.ClassSplit) -> TaskList:
+    """The list of tasks: read from the file that is named, if it is there, or drawn."""
+    images, path = split.part(options.part), options.task_list
+    if path is not None and path.exists():
+        tasks = read_tasks(path)
+        tasks.check(split.digest, options.part, images, path)
+        return tasks
+    tasks = draw_tasks(
+        images,
+        sizes,
+        options.tasks,
+        seed=options.task_seed,
+        data=split.digest,
+        part=options.part,
+    )
+    if path is not None:
+        write_tasks(path, tasks)
+    return tasks
+
+
+def _require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) -> None:
+    """Refuse what would change the run that is to be continued or repeated."""
+    flags = (arg.partition("=")[0] for arg in args if arg.startswith("--"))
+    for word in (*([name] if name else []), *flags):
+        if word not in allowed:
+            raise UsageError(
+                f"{word} cannot be given with {allowed[0]}, which takes every setting from the "
+                f"run folder; only {', '.join(allowed[1:])} may"
+            )
+
+
+def _report(run: FewShotRun) -> None:
+    summary = read_json(run.summary)
+    text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
+    if best := summary.get("best_checkpoint"):
+        accuracy = 100 * best["validation_accuracy"]
+        text += f"; best on validation classes at step {best['step']:,}: {accuracy:.2f} %"
+    _say(f"{text}\nrun folder {run.path}; nsim fewshot evaluate {run.path}")
+
+
+def _describe(evaluation: paper.Evaluation) -> str:
+    sizes, summary = evaluation.sizes, evaluation.summary
+    return (
+        f"{evaluation.method}: {100 * summary['accuracy']:.2f} ± {100 * summary['reach']:.2f} %, "
+        f"{sizes.ways} ways, {sizes.shots} shots, {sizes.queries} queries a class, "
+        f"{evaluation.tasks['count']:,} tasks of {evaluation.tasks['part']} classes\n"
+        f"trained on {evaluation.config.train_on}, step {evaluation.checkpoint['step']:,} "
+        f"({evaluation.checkpoint['which']}), batch norm by {evaluation.statistics} statistics, "
+        f"{summary['parameters']:,} parameters, {clock(summary['seconds'])}"
+    )
+
+
+@contextmanager
+def _counter(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on stderr from the first count to the last, in a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    bar = RichProgress(*columns, console=console, disable=not console.is_terminal)
+    task = bar.add_task("")
+
+    def count(done: int, total: int | None) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total)
+        if done == total:
+            bar.stop()  # The terminal has room for one bar at a time, and training has its own.
+
+    try:
+        yield count
+    finally:
+        bar.stop()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,150 @@
+"""Which image files belong to which class and part of a few-shot data set."""
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from neural_similarity.data.class_split import PARTS, check_disjoint, random_split
+from neural_similarity.data.listing import list_images
+
+Files = dict[str, tuple[Path, ...]]
+"""Image files by the name of their class."""
+SPLIT = "split.json"
+BACKGROUND, EVALUATION = "images_background", "images_evaluation"
+
+
+@dataclass(frozen=True)
+class ClassFiles:
+    """The files of a data set.
+
+    Args:
+        folder: where they lie.
+        parts: the files of every class of each part.
+
+    Raises:
+        ValueError: a part has no classes, or two have one in common.
+    """
+
+    folder: Path
+    parts: dict[str, Files]
+
+    def __post_init__(self) -> None:
+        for part in PARTS:
+            if not self.parts.get(part):
+                raise ValueError(f"{self.folder} must have classes of the part {part}, got none")
+        check_disjoint(self.parts, self.folder)
+
+    @property
+    def paths(self) -> Iterator[Path]:
+        """All files: part by part, class by class."""
+        return (p for part in PARTS for paths in self.parts[part].values() for p in paths)
+
+    def signature(self) -> str:
+        """SHA-256 over parts, classes, and the names and sizes of all files.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+        """
+        digest = hashlib.sha256()
+        for part in PARTS:
+            for name, paths in self.parts[part].items():
+                files = [(p.relative_to(self.folder).as_posix(), p.stat().st_size) for p in paths]
+                digest.update(json.dumps([part, name, files]).encode())
+        return digest.hexdigest()
+
+
+def find_class_files(folder: Path) -> ClassFiles:
+    """The files of `folder` in the layout that it has.
+
+    Three csv files (columns filename and label) beside images/, as Mini-ImageNet comes; folders
+    train, val and test of class folders; or class folders, shared out by a file split.json
+    (a list of class names for each part) or, without one, at random, always the same way.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: the layout has a fault: a class that is missing, empty or in two parts.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder of images")
+    if (folder / "train.csv").is_file():
+        return ClassFiles(folder, {part: _read_csv(folder, part) for part in PARTS})
+    if (folder / "train").is_dir():
+        return ClassFiles(folder, {part: _class_folders(folder / part) for part in PARTS})
+    return _shared_out(folder, _class_folders(folder))
+
+
+def find_omniglot(folder: Path) -> ClassFiles:
+    """Omniglot's own layout: alphabets of characters, each character a class of 20 drawings.
+
+    Tests are on images_evaluation; of the alphabets of images_background, the last fifth by name
+    validates.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    background, evaluation = (_alphabets(folder / name) for name in (BACKGROUND, EVALUATION))
+    names = sorted(background)
+    kept = len(names) - max(1, len(names) // 5)
+    chosen = {"train": names[:kept], "val": names[kept:]}
+    parts = {part: _characters(background, chosen[part]) for part in chosen}
+    return ClassFiles(folder, parts | {"test": _characters(evaluation, sorted(evaluation))})
+
+
+def _read_csv(folder: Path, part: str) -> Files:
+    path = folder / f"{part}.csv"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: the split needs {', '.join(PARTS)}")
+    found: dict[str, list[Path]] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if not {"filename", "label"} <= row.keys():
+                raise ValueError(f"{path} must have the columns filename and label, got {[*row]}")
+            found.setdefault(row["label"], []).append(folder / "images" / row["filename"])
+    return {name: tuple(paths) for name, paths in found.items()}
+
+
+def _class_folders(folder: Path) -> Files:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is missing: the split needs {', '.join(PARTS)}")
+    listing = list_images(folder)
+    return {
+        name: tuple(folder / name / file for file in files)
+        for name, files in zip(listing.classes, listing.names, strict=True)
+    }
+
+
+def _shared_out(folder: Path, files: Files) -> ClassFiles:
+    path = folder / SPLIT
+    split = _read_split(path) if path.is_file() else random_split(list(files))
+    for part in PARTS:
+        for name in split[part]:
+            if name not in files:
+                raise ValueError(f"{path} names the class {name!r} in {part}, which has no folder")
+    return ClassFiles(folder, {part: {name: files[name] for name in split[part]} for part in PARTS})
+
+
+def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
+    try:
+        split = json.loads(path.read_text(encoding="utf-8"))
+        return {part: tuple(map(str, split[part])) for part in PARTS}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} must hold a list of class names for each of {', '.join(PARTS)}: {error!r}"
+        ) from error
+
+
+def _alphabets(folder: Path) -> dict[str, Files]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is missing: Omniglot has it beside its other half")
+    return {path.name: _class_folders(path) for path in folder.iterdir() if path.is_dir()}
+
+
+def _characters(alphabets: dict[str, Files], names: list[str]) -> Files:
+    return {
+        f"{name}/{character}": paths
+        for name in names
+        for character, paths in alphabets[name].items()
+    }

@@ -1,0 +1,65 @@
+"""Mini-ImageNet as three pickles of arrays, the form in which it is passed around."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from neural_similarity.data.cifar_files import unpickle
+from neural_similarity.data.class_split import PARTS, ClassSplit, digest_of
+from neural_similarity.data.images import Images
+
+PICKLES = ("mini-imagenet-cache-{}.pkl", "miniImageNet_category_split_{}.pickle")
+"""The names of the public files; of the second kind, "train" is "train_phase_train"."""
+
+
+def find_pickles(folder: Path) -> dict[str, Path] | None:
+    """The three files in `folder`, or None where one is missing."""
+    for pattern in PICKLES:
+        names = {part: [pattern.format(part)] for part in PARTS}
+        names["train"].append(pattern.format("train_phase_train"))
+        found = {
+            part: next((folder / n for n in names[part] if (folder / n).is_file()), None)
+            for part in PARTS
+        }
+        if all(found.values()):
+            return {part: path for part, path in found.items() if path}
+    return None
+
+
+def load_pickles(name: str, paths: dict[str, Path]) -> ClassSplit:
+    """The images of three pickles, of which nothing but arrays and plain values is accepted.
+
+    Raises:
+        ValueError: a file is damaged, holds something else, or names anything to be run.
+    """
+    parts = [_read(paths[part]) for part in PARTS]
+    return ClassSplit(name, *parts, digest=digest_of(parts))
+
+
+def _read(path: Path) -> Images:
+    """A dictionary of `image_data` and `class_dict` (name to positions), or `data`, `labels`."""
+    content = unpickle(path)
+    pixels = np.asarray(content.get("image_data", content.get("data")))
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] not in (1, 3):
+        raise ValueError(
+            f"{path} must hold images, uint8 (n, h, w, c), got {pixels.dtype} {pixels.shape}"
+        )
+    names = content.get("class_dict") or _positions(content.get("labels"))
+    if not isinstance(names, dict) or sorted(i for p in names.values() for i in p) != [
+        *range(len(pixels))
+    ]:
+        raise ValueError(f"{path} must tell the class of each of its {len(pixels):,} images")
+    order = torch.tensor([i for positions in names.values() for i in positions])
+    counts = torch.tensor([len(positions) for positions in names.values()])
+    labels = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    chosen = torch.from_numpy(pixels)[order].permute(0, 3, 1, 2).contiguous()
+    return Images(chosen, labels, tuple(map(str, names)))
+
+
+def _positions(labels: object) -> dict[str, list[int]]:
+    """The positions of each class in a list of labels."""
+    found: dict[str, list[int]] = {}
+    for i, label in enumerate(np.asarray(labels).ravel().tolist()):
+        found.setdefault(str(label), []).append(i)
+    return found

@@ -1,0 +1,118 @@
+"""The one evaluator: a method on a list of tasks."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from neural_similarity.data import Images, Preprocess
+from neural_similarity.fewshot.batch_norm import set_statistics, support_first
+from neural_similarity.fewshot.method import Method, Predict, Statistics
+from neural_similarity.fewshot.tasks import Draw, TaskList
+from neural_similarity.train import Runtime
+from neural_similarity.train.scoring import BATCH_SIZE
+
+Progress = Callable[[int], None]
+"""Told how many tasks are done."""
+
+
+def evaluate(
+    method: Method,
+    images: Images,
+    tasks: TaskList,
+    *,
+    preprocess: Preprocess,
+    runtime: Runtime,
+    progress: Progress = lambda _: None,
+) -> Tensor:
+    """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
+
+    A method of fixed embedding sees every image once, and many tasks are learned together, with
+    the same result as one by one. Its mode is as before afterwards.
+
+    Args:
+        method: placed on the runtime's device.
+        images: the part of the data set that the tasks were drawn from.
+        tasks: the tasks.
+        preprocess: what turns pixels into the network's input.
+        runtime: device and precision.
+        progress: told how many tasks are done.
+    """
+    training = method.training
+    method.eval()
+    source = _Source(method, images, tasks, preprocess, runtime)
+    found, labels = [], tasks.sizes.support_labels.to(runtime.device)
+    targets = tasks.sizes.query_labels.to(runtime.device)
+    for draw in tasks.chunks(method.at_once):
+        with torch.no_grad():
+            logits = source.logits(draw, labels, tasks.sizes.ways)
+        found.append((logits.argmax(-1) == targets).sum(-1).cpu())
+        progress(sum(len(part) for part in found))
+    method.train(training)
+    return torch.cat(found)
+
+
+def use_statistics(method: Method, statistics: Statistics | None) -> Method:
+    """Let batch normalisation of `method` use these at test; None leaves the method's own."""
+    if statistics not in (None, method.statistics):
+        set_statistics(method, statistics)
+    return method
+
+
+class _Source:
+    """Gives the inputs of tasks to a method: images, or features, kept where they may be."""
+
+    def __init__(
+        self,
+        method: Method,
+        images: Images,
+        tasks: TaskList,
+        preprocess: Preprocess,
+        runtime: Runtime,
+    ) -> None:
+        self._method, self._runtime = method, runtime
+        self._pixels, self._preprocess = images.pixels, preprocess
+        self._kept: Tensor | None = None
+        if method.fixed_embedding and method.statistics == "running":
+            used = tasks.images()
+            self._place = torch.zeros(len(images), dtype=torch.int64)
+            self._place[used] = torch.arange(len(used))
+            with torch.no_grad():
+                self._kept = torch.cat([self._embed(part) for part in used.split(BATCH_SIZE)])
+
+    def logits(self, draw: Draw, labels: Tensor, ways: int) -> Tensor:
+        """Of the queries of some tasks: (tasks, q, ways)."""
+        if self._kept is not None:
+            support, query = (self._kept[self._place[p]] for p in (draw.support, draw.query))
+            if self._method.at_once > 1:
+                return self._method.adapt(support, labels, ways)(query)
+            pairs = zip(support, query, strict=True)
+            return torch.stack([self._method.adapt(s, labels, ways)(q) for s, q in pairs])
+        pairs = zip(draw.support, draw.query, strict=True)
+        return torch.stack([self._one(s, q, labels, ways) for s, q in pairs])
+
+    def _one(self, support: Tensor, query: Tensor, labels: Tensor, ways: int) -> Tensor:
+        """The logits of one task whose images are embedded for it alone."""
+        # Adapting changes parameters within the context, whose copies must not be kept.
+        with self._runtime.autocast(cache=False):
+            if self._method.fixed_embedding:
+                shown, asked = self._embed_task(self._images(support), self._images(query))
+            else:
+                shown, asked = self._images(support), self._images(query)
+            predict: Predict = self._method.adapt(shown, labels, ways)
+            return predict(asked)
+
+    def _embed_task(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Features by the statistics of the support set, or of either batch for itself."""
+        if self._method.statistics != "support":
+            return self._method.embed(support), self._method.embed(query)
+        with support_first(len(support)):
+            both = self._method.embed(torch.cat([support, query]))
+        return both[: len(support)], both[len(support) :]
+
+    def _embed(self, positions: Tensor) -> Tensor:
+        with self._runtime.autocast():
+            return self._method.embed(self._images(positions))
+
+    def _images(self, positions: Tensor) -> Tensor:
+        return self._runtime.place_images(self._preprocess(self._pixels[positions]))

@@ -1,0 +1,87 @@
+"""The methods of few-shot learning by name."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from neural_similarity.fewshot.embedding import embedding
+from neural_similarity.fewshot.gradient import anil, maml, meta_learned
+from neural_similarity.fewshot.heads import CosineFineTuning, FineTuning
+from neural_similarity.fewshot.kshot import DiscriminativeKShot
+from neural_similarity.fewshot.leo import Leo
+from neural_similarity.fewshot.method import Method
+from neural_similarity.fewshot.metric import FullContext, MatchingNet, NearestNeighbour, ProtoNet
+from neural_similarity.fewshot.relation import RelationNet
+from neural_similarity.fewshot.static import StaticTuning
+from neural_similarity.fewshot.tadam import Tadam
+
+MAPS_OF = ("conv1_1", "pool1", "conv2_1", "pool2", "conv3_1", "conv4_1")
+"""The layers of CNN-4 that RelationNet keeps: the last two pools go, so that maps stay large."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a method is made and trained."""
+
+    build: Callable[[nn.Sequential, int], Method]
+    """Makes it of a network that ends in its classifier, for tasks of so many ways."""
+    episodic: bool
+    """Whether it is trained by tasks; if not, its network is trained to name the base classes."""
+    head: str = "linear"
+    """The classifier that its network is trained with, where that is how it is trained."""
+
+
+def matching_net(network: nn.Sequential, ways: int, *, context: bool) -> MatchingNet:
+    """`MatchingNet`, with `FullContext` or without."""
+    del ways
+    backbone, features = embedding(network)
+    return MatchingNet(backbone, FullContext(features) if context else None)
+
+
+def relation_net(network: nn.Sequential, ways: int) -> RelationNet:
+    """`RelationNet` on the maps of CNN-4 after two of its pools.
+
+    Raises:
+        ValueError: the network is another one.
+    """
+    del ways
+    layers = dict(network.named_children())
+    if any(name not in layers for name in MAPS_OF):
+        raise ValueError(
+            f"`network` must be convnet4, whose maps are compared, got layers {', '.join(layers)}"
+        )
+    backbone = nn.Sequential(OrderedDict((name, layers[name]) for name in MAPS_OF))
+    channels = next(layer for layer in layers["conv4_1"].modules() if isinstance(layer, nn.Conv2d))
+    return RelationNet(backbone, channels.out_channels)
+
+
+def static_tuning(network: nn.Sequential, ways: int) -> StaticTuning:
+    """`StaticTuning` of a network without its classifier."""
+    del ways
+    return StaticTuning(*embedding(network))
+
+
+METHODS: dict[str, Kind] = {
+    "fine-tuning": Kind(lambda network, _: FineTuning(network[:-1]), episodic=False),
+    "baseline++": Kind(
+        lambda network, _: CosineFineTuning(network[:-1]), episodic=False, head="cosine"
+    ),
+    "nearest-neighbour": Kind(lambda network, _: NearestNeighbour(network[:-1]), episodic=False),
+    "static-nsn": Kind(static_tuning, episodic=False),
+    "k-shot": Kind(lambda network, _: DiscriminativeKShot(network), episodic=False),
+    "matching": Kind(partial(matching_net, context=False), episodic=True),
+    "matching-fce": Kind(partial(matching_net, context=True), episodic=True),
+    "proto": Kind(lambda network, _: ProtoNet(network[:-1]), episodic=True),
+    "relation": Kind(relation_net, episodic=True),
+    "maml": Kind(maml, episodic=True),
+    "maml-first-order": Kind(partial(maml, first_order=True), episodic=True),
+    "anil": Kind(anil, episodic=True),
+    "meta-nsn": Kind(meta_learned, episodic=True),
+    "tadam": Kind(lambda network, _: Tadam(network), episodic=True),
+    "leo": Kind(lambda network, _: Leo(network), episodic=True),
+}
+"""Fine-tuning of a network with dynamic similarity is the paper's dynamic NSN; "meta-nsn" is its
+meta-learned static NSN where the similarity is static."""

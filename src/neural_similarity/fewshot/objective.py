@@ -1,0 +1,109 @@
+"""What few-shot training minimises, and how it is judged: by tasks of other classes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.data import Augment, Images, Preprocess
+from neural_similarity.data.augment import Windows
+from neural_similarity.data.seeding import generator
+from neural_similarity.fewshot.episode import Episode
+from neural_similarity.fewshot.evaluate import evaluate
+from neural_similarity.fewshot.method import Method
+from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.fewshot.tasks import Sampler, TaskList
+from neural_similarity.train import Runtime
+from neural_similarity.train.objective import Objective, tally
+
+
+class Episodes:
+    """The mean loss of a method on tasks of training images, new ones in every step.
+
+    Step `s` has the tasks number `s * meta_batch` and following, crops and flips included, so that
+    a run that resumes sees the tasks that it would have seen.
+
+    Args:
+        recipe: sizes of tasks, crops and flips, seed.
+        images: what to draw from.
+        preprocess: what turns pixels into the network's input.
+        runtime: device and precision.
+
+    Raises:
+        ValueError: the images do not suffice for a task.
+    """
+
+    judges = False
+
+    def __init__(
+        self, recipe: FewShotRecipe, images: Images, preprocess: Preprocess, runtime: Runtime
+    ) -> None:
+        self._recipe, self._runtime, self._preprocess = recipe, runtime, preprocess
+        self._sampler = Sampler(images, recipe.sizes)
+        augment = Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding)
+        self._windows = Windows(images.pixels, augment, runtime.device)
+
+    def at(self, number: int) -> Episode:
+        """Training task `number`, a function of it alone."""
+        recipe, device = self._recipe, self._runtime.device
+        draw = self._sampler.draw("episode", recipe.seed, number, 1)
+        both = torch.cat([draw.support[0], draw.query[0]])
+        corners = self._windows.draw(both, generator("crops", recipe.seed, number))
+        pixels = self._windows.take(corners.to(device))
+        images = self._runtime.place_images(self._preprocess(pixels))
+        shown = draw.support.shape[1]
+        labels = (recipe.sizes.support_labels.to(device), recipe.sizes.query_labels.to(device))
+        return Episode(images[:shown], labels[0], images[shown:], labels[1])
+
+    def loss(self, network: nn.Module, step: int) -> tuple[Tensor, Tensor]:
+        """The mean loss of the tasks of update `step`."""
+        if not isinstance(network, Method):
+            raise ValueError(f"`network` must be a Method, got {type(network).__name__}")
+        count = self._recipe.meta_batch
+        tasks = [self.at(step * count + i) for i in range(count)]
+        with self._runtime.autocast():
+            losses = [network.loss(task) for task in tasks]
+        loss = torch.stack(losses).float().mean()
+        images = sum(len(task.support) + len(task.query) for task in tasks)
+        return loss, tally(loss, torch.full_like(loss, torch.nan).detach(), images)
+
+    def judge(self, model: nn.Module) -> dict[str, float]:
+        """Nothing: there is nothing to judge by."""
+        del model
+        return {}
+
+
+@dataclass(frozen=True)
+class JudgedByTasks:
+    """An objective whose network is judged by its accuracy on tasks of other classes."""
+
+    objective: Objective
+    """What is minimised."""
+    method: Callable[[nn.Module], Method]
+    """Makes what is judged of what is trained."""
+    images: Images
+    """Images of the other classes."""
+    tasks: TaskList
+    """Tasks of them."""
+    preprocess: Preprocess
+    """What turns pixels into the network's input."""
+    runtime: Runtime
+    """Device and precision."""
+
+    judges = True
+
+    def loss(self, network: nn.Module, step: int) -> tuple[Tensor, Tensor]:
+        """That of the objective."""
+        return self.objective.loss(network, step)
+
+    def judge(self, model: nn.Module) -> dict[str, float]:
+        """Mean accuracy over the tasks."""
+        training = model.training
+        method = self.method(model)
+        correct = evaluate(
+            method, self.images, self.tasks, preprocess=self.preprocess, runtime=self.runtime
+        )
+        model.train(training)
+        queries = len(self.tasks.sizes.query_labels)
+        return {"validation_accuracy": correct.double().mean().item() / queries}

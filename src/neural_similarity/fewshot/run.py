@@ -1,0 +1,106 @@
+"""Run folders of few-shot learning, and the methods that they hold."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from neural_similarity.fewshot.embedding import embedding
+from neural_similarity.fewshot.heads import CosineLinear
+from neural_similarity.fewshot.method import Method
+from neural_similarity.fewshot.methods import METHODS
+from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.train import Run, RunError, load, read_run
+from neural_similarity.train.recipe import Recipe
+
+Checkpoint = Literal["last", "best"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShotRun(Run):
+    """A run folder of few-shot learning; `classes` are those that are trained on."""
+
+    RECIPE: ClassVar[type[Recipe]] = FewShotRecipe
+    COMMAND: ClassVar[str] = "nsim fewshot train"
+
+    recipe: FewShotRecipe
+    """Every setting."""
+
+    def build(self, **overrides: Any) -> nn.Module:
+        """What is trained: the method where it is trained by tasks, else the network."""
+        network = self._network(**overrides)
+        kind = METHODS[self.recipe.method]
+        return kind.build(network, self.recipe.ways) if kind.episodic else network
+
+    def begin(self) -> nn.Module:
+        """`build`, its network as the run at the recipe's `start` left it.
+
+        Raises:
+            RunError: that run's network does not fit.
+        """
+        if self.recipe.start is None:
+            return self.build()
+        kind, network = METHODS[self.recipe.method], self._network()
+        take_weights(network, self.recipe.start)
+        return kind.build(network, self.recipe.ways) if kind.episodic else network
+
+    def _network(self, **overrides: Any) -> nn.Sequential:
+        network = super().build(**overrides)
+        if not isinstance(network, nn.Sequential):
+            raise RunError(f"{self.path}: the network must be a torch.nn.Sequential")
+        if METHODS[self.recipe.method].head == "cosine":
+            network[-1] = CosineLinear(embedding(network)[1], len(self.classes))
+        return network
+
+
+def take_weights(network: nn.Sequential, start: str) -> None:
+    """Give `network` the embedding that the run in the folder `start` trained.
+
+    What `network` has besides, its similarities and its classifier, stays; the classifier is taken
+    as well where it is of as many classes.
+
+    Raises:
+        RunError: it has other layers.
+    """
+    source = load(read_run(start, FewShotRun), usual_checkpoint(read_run(start, FewShotRun)))
+    own, given = network.state_dict(), source.state_dict()
+    fitting = {n: v for n, v in given.items() if n in own and own[n].shape == v.shape}
+    *_, last = dict(network.named_children())
+    lacking = [n for n in own if n not in fitting and ".similarity." not in n]
+    for name in (*lacking, *(n for n in given if n not in fitting)):
+        if not name.startswith(f"{last}."):
+            raise RunError(f"the network in {start} does not fit: {name} is in one of the two only")
+    network.load_state_dict(fitting, strict=False)
+
+
+def usual_checkpoint(run: FewShotRun) -> Checkpoint:
+    """The best checkpoint on validation classes where there is one, else the last."""
+    return "best" if run.best.is_dir() else "last"
+
+
+def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None) -> Method:
+    """The method that a run trained, or another one on the network that it trained.
+
+    Args:
+        run: a run.
+        checkpoint: "last" or "best".
+        name: of the method; None is the recipe's.
+
+    Raises:
+        RunError: the run trained another method by tasks, or its network for another one.
+    """
+    name = name or run.recipe.method
+    own, wanted = METHODS[run.recipe.method], METHODS[name]
+    model = load(run, checkpoint)
+    if isinstance(model, Method) and name == run.recipe.method:
+        return model.eval()
+    if own.episodic or wanted.episodic or own.head != wanted.head:
+        raise RunError(f"{run.path} was trained for {run.recipe.method}, which is not {name}")
+    return wanted.build(as_network(model), run.recipe.ways).eval()
+
+
+def as_network(model: nn.Module) -> nn.Sequential:
+    """`model`, which must be a network that ends in its classifier."""
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(f"`model` must be a torch.nn.Sequential, got {type(model).__name__}")
+    return model

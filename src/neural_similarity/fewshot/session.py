@@ -1,0 +1,202 @@
+"""A few-shot run from its recipe to its summary, its continuation, and its evaluation."""
+
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from neural_similarity import data
+from neural_similarity.data import ClassSplit, Images, Preprocess
+from neural_similarity.data.mapped import Progress
+from neural_similarity.fewshot.method import Method
+from neural_similarity.fewshot.methods import METHODS
+from neural_similarity.fewshot.objective import Episodes, JudgedByTasks
+from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.fewshot.run import FewShotRun, as_network
+from neural_similarity.fewshot.tasks import Sampler, TaskSizes, draw_tasks
+from neural_similarity.train import Interrupted as Interrupted
+from neural_similarity.train import RunError, Runtime, choose_runtime, read_run
+from neural_similarity.train.checkpoint import State, checkpoints, newest
+from neural_similarity.train.environment import command_line, describe_environment, device_name
+from neural_similarity.train.files import write_json
+from neural_similarity.train.journal import read_lines
+from neural_similarity.train.objective import Classification, Objective
+from neural_similarity.train.plots import draw_learning_curves
+from neural_similarity.train.recipe import scaled
+from neural_similarity.train.run import create_run, require_new
+from neural_similarity.train.runtime import threads
+from neural_similarity.train.session import batches_of, fit_run
+
+SELECTION_SEED = 1
+"""Of the validation tasks, so that they are none of those with which one evaluates."""
+
+
+def train(
+    recipe: FewShotRecipe,
+    *,
+    name: str = "custom",
+    budget: float = 1.0,
+    out: str | Path | None = None,
+    data_root: str | Path = "data",
+    device: str = "auto",
+    progress: Progress | None = None,
+    scaled_by: float | None = None,
+) -> FewShotRun:
+    """Train `recipe` into a new run folder; test classes are not looked at.
+
+    Args:
+        recipe: every setting.
+        name: name of the recipe in the run folder.
+        budget: factor on steps and drops.
+        out: the run folder; None is `runs/<name>-seed<seed>`.
+        data_root: folder of the data sets.
+        device: "auto", "cpu" or "cuda".
+        progress: told how many images are decoded, where that has to be done.
+        scaled_by: the budget of a recipe whose steps are scaled already.
+
+    Returns:
+        The finished run.
+    """
+    recipe = scaled(recipe, budget)
+    budget = budget if scaled_by is None else scaled_by
+    runtime = choose_runtime(device, recipe.precision, recipe.channels_last)
+    path = Path(out) if out is not None else default_path(name, recipe)
+    require_new(path, FewShotRun.COMMAND)
+    split = data.load_split(
+        recipe.dataset, data_root, image_size=recipe.image_size, progress=progress
+    )
+    images = split.part(recipe.train_on)
+    check_sizes(split, recipe)
+    channels, size = images.pixels.shape[1:3]
+    run = FewShotRun(
+        path=path,
+        name=name,
+        budget=budget,
+        recipe=recipe,
+        data_root=str(data_root),
+        digest=split.digest,
+        classes=images.classes,
+        channels=channels,
+        image_size=size,
+        preprocess=_preprocess(recipe, images),
+    )
+    with threads(recipe.threads):
+        create_run(run, describe_environment(runtime))
+        _complete(run, split, images, runtime)
+    return run
+
+
+def resume(
+    path: str | Path, *, data_root: str | Path | None = None, device: str = "auto"
+) -> FewShotRun:
+    """Continue the run in the folder `path` exactly from its newest whole checkpoint.
+
+    A finished run is left as it is.
+
+    Args:
+        path: the run folder.
+        data_root: folder of the data sets; None is the one that the run began with.
+        device: "auto", "cpu" or "cuda".
+    """
+    run = read_run(path, FewShotRun)
+    if run.summary.exists():
+        return run
+    runtime = choose_runtime(device, run.recipe.precision, run.recipe.channels_last)
+    split = load_data(run, data_root)
+    with threads(run.recipe.threads):
+        _complete(run, split, split.part(run.recipe.train_on), runtime)
+    return run
+
+
+def default_path(name: str, recipe: FewShotRecipe) -> Path:
+    """Where a run goes if it is not told: `runs/<name>[-train+val]-seed<seed>`."""
+    classes = "" if recipe.train_on == "train" else f"-{recipe.train_on}"
+    return Path("runs") / f"{name}{classes}-seed{recipe.seed}"
+
+
+def load_data(
+    run: FewShotRun, data_root: str | Path | None = None, progress: Progress | None = None
+) -> ClassSplit:
+    """The data set of a run, which must not have changed since."""
+    root = run.data_root if data_root is None else data_root
+    recipe = run.recipe
+    split = data.load_split(recipe.dataset, root, image_size=recipe.image_size, progress=progress)
+    if split.digest != run.digest:
+        raise RunError(
+            f"the data set {recipe.dataset} in {root} is not the one that {run.path} was trained "
+            f"on: its digest is {split.digest}, not {run.digest}"
+        )
+    return split
+
+
+def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
+    """Refuse a recipe whose tasks the data cannot give, before anything is trained."""
+    if METHODS[recipe.method].episodic:
+        Sampler(split.part(recipe.train_on), recipe.sizes)
+    if recipe.select_on == "val":
+        Sampler(split.val, recipe.select_sizes)
+    Sampler(split.test, TaskSizes(ways=2, shots=recipe.shots, queries=1))
+
+
+def _preprocess(recipe: FewShotRecipe, images: Images) -> Preprocess:
+    if recipe.start is not None:
+        return read_run(recipe.start, FewShotRun).preprocess
+    return (
+        Preprocess.raw(images.pixels.shape[1]) if recipe.inputs == "raw" else Preprocess.fit(images)
+    )
+
+
+def _complete(run: FewShotRun, split: ClassSplit, images: Images, runtime: Runtime) -> None:
+    objective = _objective(run, images, runtime)
+    if run.recipe.select_on == "val":
+        objective = _judged(objective, run, split, runtime)
+    model = run.build() if checkpoints(run.checkpoints) else run.begin()
+    state = fit_run(run, runtime, objective, model)
+    _finish(run, state, images, runtime)
+
+
+def _objective(run: FewShotRun, images: Images, runtime: Runtime) -> Objective:
+    if METHODS[run.recipe.method].episodic:
+        return Episodes(run.recipe, images, run.preprocess, runtime)
+    batches = batches_of(images, run, runtime)
+    return Classification(run.recipe, runtime, batches, run.preprocess)
+
+
+def _judged(
+    objective: Objective, run: FewShotRun, split: ClassSplit, runtime: Runtime
+) -> JudgedByTasks:
+    recipe = run.recipe
+    tasks = draw_tasks(
+        split.val,
+        recipe.select_sizes,
+        recipe.select_tasks,
+        seed=SELECTION_SEED,
+        data=split.digest,
+        part="val",
+    )
+    method = partial(_as_method, recipe=recipe)
+    return JudgedByTasks(objective, method, split.val, tasks, run.preprocess, runtime)
+
+
+def _as_method(model: nn.Module, recipe: FewShotRecipe) -> Method:
+    if isinstance(model, Method):
+        return model
+    return METHODS[recipe.method].build(as_network(model), recipe.select_ways)
+
+
+def _finish(run: FewShotRun, state: State, images: Images, runtime: Runtime) -> None:
+    """Draw the learning curves and write the summary, which ends the run."""
+    draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
+    summary = {
+        "steps": state.step,
+        "seconds": state.seconds,
+        "images": len(images),
+        "parameters": sum(parameter.numel() for parameter in state.model.parameters()),
+        "device": device_name(runtime.device),
+        "precision": runtime.precision,
+        "command": command_line(),
+    }
+    if run.best.is_dir():
+        step = int(newest(run.best).name.rpartition("-")[2])
+        summary["best_checkpoint"] = {"step": step, "validation_accuracy": state.best}
+    write_json(run.summary, summary)

@@ -1,0 +1,252 @@
+"""Tasks: which classes and images each is made of, as numbers that can be kept and shared.
+
+A list of tasks is a function of its data and its seed; methods that are tested on one list are
+compared task by task.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neural_similarity.data import Images
+from neural_similarity.data.seeding import generator
+
+VERSION = 1
+"""Of the way in which tasks are drawn and written; lists of another version are refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSizes:
+    """How large a task is.
+
+    Raises:
+        ValueError: there are fewer than two ways, or no shots or queries.
+    """
+
+    ways: int = 5
+    """Classes of a task."""
+    shots: int = 5
+    """Labelled images of each class."""
+    queries: int = 15
+    """Images of each class to be recognised."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("ways", 2), ("shots", 1), ("queries", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
+
+    @property
+    def support_labels(self) -> Tensor:
+        """The classes (ways * shots,) of the support images."""
+        return torch.arange(self.ways).repeat_interleave(self.shots)
+
+    @property
+    def query_labels(self) -> Tensor:
+        """The classes (ways * queries,) of the queries."""
+        return torch.arange(self.ways).repeat_interleave(self.queries)
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Tasks as positions in a set of images; classes come one after the other.
+
+    Args:
+        support: int64 (tasks, ways * shots).
+        query: int64 (tasks, ways * queries).
+    """
+
+    support: Tensor
+    query: Tensor
+
+    def __len__(self) -> int:
+        return len(self.support)
+
+
+class Sampler:
+    """Draws tasks from images: classes at random, then images of each, all of them different.
+
+    Args:
+        images: what to draw from.
+        sizes: ways, shots and queries.
+
+    Raises:
+        ValueError: there are fewer classes than ways, or a class has fewer images than shots and
+            queries; the error names it.
+    """
+
+    def __init__(self, images: Images, sizes: TaskSizes) -> None:
+        self.sizes = sizes
+        self._members = [
+            (images.labels == c).nonzero().flatten() for c in range(len(images.classes))
+        ]
+        if len(images.classes) < sizes.ways:
+            raise ValueError(
+                f"`ways` must be at most the number of classes, got {sizes.ways} ways and "
+                f"{len(images.classes)} classes"
+            )
+        each = sizes.shots + sizes.queries
+        for name, members in zip(images.classes, self._members, strict=True):
+            if len(members) < each:
+                raise ValueError(
+                    f"every class must have {sizes.shots} + {sizes.queries} images for shots and "
+                    f"queries, got {len(members)} of the class {name!r}"
+                )
+
+    def draw(self, purpose: str, seed: int, start: int, count: int) -> Draw:
+        """The tasks number `start` to `start + count - 1`, each a function of its number alone."""
+        randoms = (generator(purpose, seed, start + i) for i in range(count))
+        chosen = torch.stack([self._one(random) for random in randoms])
+        support, query = chosen.split([self.sizes.shots, self.sizes.queries], dim=2)
+        return Draw(support.flatten(1), query.flatten(1))
+
+    def _one(self, random: torch.Generator) -> Tensor:
+        """Positions (ways, shots + queries) of the images of a task."""
+        each = self.sizes.shots + self.sizes.queries
+        classes = torch.randperm(len(self._members), generator=random)[: self.sizes.ways]
+        members = (self._members[c] for c in classes.tolist())
+        return torch.stack([m[torch.randperm(len(m), generator=random)[:each]] for m in members])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TaskList:
+    """Tasks of a part of a data set, to be shared by all methods.
+
+    Raises:
+        ValueError: the numbers do not fit the sizes.
+    """
+
+    data: str
+    """Digest of the data set."""
+    part: str
+    """The part that tasks are drawn from, such as "test"."""
+    sizes: TaskSizes
+    """Ways, shots and queries."""
+    seed: int
+    """What the tasks were drawn with."""
+    draw: Draw
+    """The images of each task."""
+
+    def __len__(self) -> int:
+        return len(self.draw)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything in the list, as 64 hex digits."""
+        facts = [VERSION, self.data, self.part, dataclasses.asdict(self.sizes), self.seed]
+        digest = hashlib.sha256(json.dumps(facts).encode())
+        for positions in (self.draw.support, self.draw.query):
+            digest.update(_raw(positions))
+        return digest.hexdigest()
+
+    def check(self, data: str, part: str, images: Images, where: object = "`tasks`") -> None:
+        """Refuse the images of other data than the list was drawn from; errors name `where`."""
+        if self.data != data or self.part != part:
+            raise ValueError(
+                f"{where} must be of the data at hand, {part} of {data[:12]}, got a list made for "
+                f"{self.part} of {self.data[:12]}"
+            )
+        if max(self.draw.support.max(), self.draw.query.max()) >= len(images):
+            raise ValueError(f"{where} must name images below {len(images):,}")
+
+    def images(self) -> Tensor:
+        """Positions of the images that any task has, rising."""
+        return torch.cat([self.draw.support.flatten(), self.draw.query.flatten()]).unique()
+
+    def chunks(self, size: int) -> Iterator[Draw]:
+        """The tasks, `size` at a time."""
+        for support, query in zip(
+            self.draw.support.split(size), self.draw.query.split(size), strict=True
+        ):
+            yield Draw(support, query)
+
+
+def draw_tasks(
+    images: Images, sizes: TaskSizes, count: int, *, seed: int, data: str, part: str
+) -> TaskList:
+    """`count` tasks of `images`; the first of a longer list are those of a shorter one.
+
+    Args:
+        images: the part of the data set.
+        sizes: ways, shots and queries.
+        count: number of tasks.
+        seed: what to draw with.
+        data: digest of the data set.
+        part: name of the part.
+
+    Raises:
+        ValueError: `count` is below 2, or the images do not suffice.
+    """
+    if count < 2:
+        raise ValueError(f"`count` must be at least 2 tasks, to have an interval, got {count}")
+    draw = Sampler(images, sizes).draw("task", seed, 0, count)
+    return TaskList(data=data, part=part, sizes=sizes, seed=seed, draw=draw)
+
+
+def to_json(tasks: TaskList) -> dict[str, Any]:
+    """A list as plain values, its numbers packed."""
+    return {
+        "version": VERSION,
+        "data": tasks.data,
+        "part": tasks.part,
+        "sizes": dataclasses.asdict(tasks.sizes),
+        "seed": tasks.seed,
+        "tasks": len(tasks),
+        "support": _pack(tasks.draw.support),
+        "query": _pack(tasks.draw.query),
+    }
+
+
+def from_json(content: dict[str, Any]) -> TaskList:
+    """The list that `to_json` described.
+
+    Raises:
+        ValueError: it is of another version, or damaged.
+    """
+    if content.get("version") != VERSION:
+        raise ValueError(f"`version` must be {VERSION}, got {content.get('version')!r}")
+    sizes = TaskSizes(**content["sizes"])
+    count = content["tasks"]
+    support = _unpack(content["support"], (count, sizes.ways * sizes.shots))
+    query = _unpack(content["query"], (count, sizes.ways * sizes.queries))
+    names = ("data", "part", "seed")
+    return TaskList(sizes=sizes, draw=Draw(support, query), **{n: content[n] for n in names})
+
+
+def write_tasks(path: Path, tasks: TaskList) -> None:
+    """Keep a list as a JSON file."""
+    path.write_text(json.dumps(to_json(tasks), indent=2) + "\n", "utf-8")
+
+
+def read_tasks(path: Path) -> TaskList:
+    """The list in a file.
+
+    Raises:
+        ValueError: it is none, damaged, or of another version; the error names the file.
+    """
+    try:
+        return from_json(json.loads(path.read_text("utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read as a list of tasks: {error!r}") from error
+
+
+def _pack(positions: Tensor) -> str:
+    return base64.b64encode(zlib.compress(_raw(positions), 9)).decode("ascii")
+
+
+def _raw(positions: Tensor) -> bytes:
+    return positions.numpy().astype("<u4").tobytes()
+
+
+def _unpack(text: str, shape: tuple[int, int]) -> Tensor:
+    values = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<u4")
+    return torch.from_numpy(values.astype(np.int64).reshape(shape))

@@ -1,0 +1,211 @@
+"""Evaluations of few-shot runs: `results/fewshot/<recipe>/<budget>/<what was evaluated>.json`.
+
+Every file holds what each task came to, so that methods are compared task by task.
+"""
+
+import base64
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neural_similarity.fewshot.method import Method
+from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.fewshot.run import Checkpoint, FewShotRun
+from neural_similarity.fewshot.statistics import interval
+from neural_similarity.fewshot.tasks import TaskList, TaskSizes
+from neural_similarity.paper.recording import code_of, layout, machine_of
+from neural_similarity.paper.records import budget_name
+from neural_similarity.recipes import FEW_SHOT_RECIPES
+from neural_similarity.train import RunError, read_run
+from neural_similarity.train.files import read_json, write_text
+from neural_similarity.train.recipe import MACHINE, recipe_from_json, recipe_to_json, scaled
+from neural_similarity.train.run import ENVIRONMENT, find_checkpoint
+
+FOLDER, EVALUATIONS = "fewshot", "evaluations"
+FREE = ("seed", "start", *MACHINE)
+"""Fields with which a run is one of its recipe whatever they are."""
+RETRAINED = ("train_on", "select_on", "steps", "drops")
+"""Fields that training on validation classes as well may change, besides."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """A method, of one run, on a list of tasks."""
+
+    recipe: str
+    """Name of the recipe."""
+    budget: float
+    """Share of its steps."""
+    config: FewShotRecipe
+    """Every setting, steps scaled already."""
+    method: str
+    """What was evaluated."""
+    statistics: str
+    """What normalised queries."""
+    sizes: TaskSizes
+    """Of the tasks."""
+    tasks: dict[str, Any]
+    """Number, seed, part and digest of the tasks."""
+    checkpoint: dict[str, Any]
+    """Which one was evaluated, and its step."""
+    start: dict[str, Any] | None
+    """Recipe, seed and classes of the run that training started from."""
+    code: dict[str, Any]
+    """Version, commit, and whether files differed from the commit."""
+    environment: dict[str, Any]
+    """Machine, versions, device and precision of the training."""
+    data: dict[str, Any]
+    """Name and digest of the data set."""
+    training: dict[str, Any]
+    """Summary of the training."""
+    summary: dict[str, Any]
+    """Accuracy, reach of its interval, parameters, seconds."""
+    correct: Tensor
+    """Queries that were right in each task; int64 (tasks,)."""
+
+    @property
+    def accuracies(self) -> Tensor:
+        """Share of right queries in each task; float64 (tasks,)."""
+        return self.correct.double() / len(self.sizes.query_labels)
+
+    @property
+    def name(self) -> str:
+        """The file name: method, classes, sizes, statistics, seed."""
+        sizes = f"{self.sizes.ways}w{self.sizes.shots}s"
+        parts = (self.method, self.config.train_on, sizes, self.statistics, str(self.config.seed))
+        return f"{'.'.join(parts)}.json"
+
+
+def make_evaluation(
+    run: FewShotRun,
+    method: tuple[str, Method],
+    tasks: TaskList,
+    correct: Tensor,
+    *,
+    checkpoint: Checkpoint,
+    seconds: float,
+) -> Evaluation:
+    """What came of evaluating a method, given with its name, that `run` trained."""
+    environment = read_json(run.path / ENVIRONMENT)
+    name, module = method
+    right = interval(correct.double() / len(tasks.sizes.query_labels))
+    step = int(find_checkpoint(run, checkpoint).name.rpartition("-")[2])
+    return Evaluation(
+        recipe=run.name,
+        budget=run.budget,
+        config=run.recipe,
+        method=name,
+        statistics=module.statistics,
+        sizes=tasks.sizes,
+        tasks={
+            "count": len(tasks),
+            "seed": tasks.seed,
+            "part": tasks.part,
+            "digest": tasks.digest,
+        },
+        checkpoint={"which": checkpoint, "step": step},
+        start=_start(run.recipe.start),
+        code=code_of(environment),
+        environment=machine_of(environment),
+        data={"name": run.recipe.dataset, "digest": run.digest},
+        training={k: v for k, v in read_json(run.summary).items() if k != "command"},
+        summary={
+            "accuracy": right.mean,
+            "reach": right.reach,
+            "parameters": sum(parameter.numel() for parameter in module.parameters()),
+            "seconds": seconds,
+        },
+        correct=correct,
+    )
+
+
+def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
+    """Write `evaluation` into `folder` under its own name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / evaluation.name
+    fields = {f.name: getattr(evaluation, f.name) for f in dataclasses.fields(evaluation)}
+    fields["config"] = recipe_to_json(evaluation.config) | {"start": None}
+    fields["sizes"] = dataclasses.asdict(evaluation.sizes)
+    fields["correct"] = _pack(evaluation.correct)
+    write_text(path, layout(fields))
+    return path
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """The evaluation in a file.
+
+    Raises:
+        ValueError: it is none, or damaged.
+    """
+    try:
+        content = read_json(path)
+        content["config"] = recipe_from_json(content["config"], FewShotRecipe)
+        content["sizes"] = TaskSizes(**content["sizes"])
+        content["correct"] = _unpack(content["correct"])
+        evaluation = Evaluation(**content)
+        mean = interval(evaluation.accuracies).mean
+        if mean != evaluation.summary["accuracy"]:
+            raise ValueError(f"its tasks say {mean}, its summary {evaluation.summary}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read as an evaluation: {error!r}") from error
+    return evaluation
+
+
+def record_few_shot(run: FewShotRun, results: Path) -> list[Path]:
+    """Write the evaluations of a run that is one of its recipe to `results`.
+
+    Raises:
+        RunError: the run overrides fields, or was never evaluated.
+    """
+    if changed := overridden(run):
+        raise RunError(
+            f"{run.path} is no run of {run.name} as it stands: it overrides {', '.join(changed)}"
+        )
+    paths = sorted((run.path / EVALUATIONS).glob("*.json"))
+    if not paths:
+        raise RunError(f"{run.path} has no evaluations; `nsim fewshot evaluate {run.path}` first")
+    folder = results / FOLDER / run.name / budget_name(run.budget)
+    return [write_evaluation(folder, read_evaluation(path)) for path in paths]
+
+
+def overridden(run: FewShotRun) -> list[str]:
+    """The fields in which a run is not one of its recipe.
+
+    A run on training and validation classes may have another number of steps: one that was chosen.
+    """
+    if run.name not in FEW_SHOT_RECIPES:
+        raise RunError(f"{run.path} is of no named recipe, but of {run.name!r}")
+    original = scaled(FEW_SHOT_RECIPES[run.name], run.budget)
+    free = FREE + (RETRAINED if run.recipe.train_on == "train+val" else ())
+    names = [field.name for field in dataclasses.fields(FewShotRecipe) if field.name not in free]
+    return [name for name in names if getattr(run.recipe, name) != getattr(original, name)]
+
+
+def read_evaluations(results: Path, recipe: str, budget: float) -> list[Evaluation]:
+    """The evaluations of a recipe at a budget, in the order of their names."""
+    folder = results / FOLDER / recipe / budget_name(budget)
+    return [read_evaluation(path) for path in sorted(folder.glob("*.json"))]
+
+
+def _start(path: str | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    run = read_run(path, FewShotRun)
+    return {"recipe": run.name, "seed": run.recipe.seed, "classes": run.recipe.train_on}
+
+
+def _pack(correct: Tensor) -> dict[str, Any]:
+    packed = base64.b64encode(correct.numpy().astype("<u2").tobytes()).decode("ascii")
+    return {"tasks": len(correct), "packed": packed}
+
+
+def _unpack(record: dict[str, Any]) -> Tensor:
+    values = np.frombuffer(base64.b64decode(record["packed"], validate=True), "<u2")
+    if len(values) != record["tasks"]:
+        raise ValueError(f"`packed` must hold {record['tasks']} tasks, got {len(values)}")
+    return torch.from_numpy(values.astype(np.int64))

@@ -1,0 +1,197 @@
+"""Table 6, few-shot recognition on Mini-ImageNet, beside our evaluations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+import torch
+
+from neural_similarity.fewshot.statistics import Interval, interval, paired
+from neural_similarity.paper.few_shot_records import Evaluation, read_evaluations
+from neural_similarity.recipes import FEW_SHOT_RECIPES
+
+TITLE = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
+SHOTS = (5, 1)
+MINUS = "−"
+
+
+@dataclass(frozen=True)
+class FewShotRow:
+    """A row of Table 6, or a control that it lacks."""
+
+    label: str
+    """As in the paper."""
+    recipe: str
+    """Name of the recipe that trains it."""
+    method: str
+    """What is evaluated of it."""
+    paper: float | None = None
+    """The paper's accuracy in percent, 5 ways and 5 shots."""
+    reach: float | None = None
+    """Its interval."""
+
+    def recipe_for(self, shots: int) -> str:
+        """The recipe for tasks of so many shots, where there is one of its own."""
+        own = f"{self.recipe}-{shots}shot"
+        return own if own in FEW_SHOT_RECIPES else self.recipe
+
+
+PANELS: dict[str, tuple[FewShotRow, ...]] = {
+    "CNN-4": (
+        FewShotRow("fine-tuning", "mini-cnn4", "fine-tuning", 49.79, 0.79),
+        FewShotRow("nearest neighbour", "mini-cnn4", "nearest-neighbour", 51.04, 0.65),
+        FewShotRow("MatchingNet", "mini-matching-fce", "matching-fce", 55.31, 0.73),
+        FewShotRow("ProtoNet", "mini-proto", "proto", 68.20, 0.66),
+        FewShotRow("MAML", "mini-maml", "maml", 63.15, 0.91),
+        FewShotRow("RelationNet", "mini-relation", "relation", 65.32, 0.70),
+        FewShotRow("static NSN", "mini-cnn4", "static-nsn", 65.74, 0.68),
+        FewShotRow("meta-learned static NSN", "mini-meta-static", "meta-nsn", 66.21, 0.69),
+        FewShotRow("dynamic NSN", "mini-dynamic", "fine-tuning", 71.26, 0.65),
+    ),
+    "deeper": (
+        FewShotRow("discriminative k-shot (ResNet-34)", "mini-resnet12", "k-shot", 73.90, 0.30),
+        FewShotRow("TADAM (ResNet-12)", "mini-tadam", "tadam", 76.7, 0.3),
+        FewShotRow("LEO (WRN-28-10)", "mini-leo", "leo", 77.59, 0.12),
+        FewShotRow("dynamic NSN (CNN-9)", "mini-dynamic-cnn9", "fine-tuning", 77.44, 0.63),
+    ),
+    "similarity within other methods (author response, table 1)": (
+        FewShotRow("static NSN in MAML", "mini-maml-static", "maml", 66.91),
+        FewShotRow("dynamic NSN in MAML", "mini-maml-dynamic", "maml", 67.82),
+        FewShotRow("static NSN in ProtoNet", "mini-proto-static", "proto", 70.30),
+        FewShotRow("dynamic NSN in ProtoNet", "mini-proto-dynamic", "proto", 71.39),
+        FewShotRow("static NSN in RelationNet", "mini-relation-static", "relation", 67.87),
+        FewShotRow("dynamic NSN in RelationNet", "mini-relation-dynamic", "relation", 68.90),
+    ),
+    "controls": (
+        FewShotRow("fine-tuning, 64 filters", "mini-cnn4-64", "fine-tuning"),
+        FewShotRow("static NSN, 64 filters", "mini-cnn4-64", "static-nsn"),
+        FewShotRow("fine-tuning (CNN-9)", "mini-cnn9", "fine-tuning"),
+        FewShotRow("Baseline++", "mini-cnn4-cosine", "baseline++"),
+        FewShotRow("MatchingNet, no context", "mini-matching", "matching"),
+        FewShotRow("MAML, first order", "mini-maml-first-order", "maml-first-order"),
+        FewShotRow("ANIL", "mini-anil", "anil"),
+        FewShotRow("meta-learned dynamic NSN", "mini-meta-dynamic", "meta-nsn"),
+    ),
+}
+BASELINE = PANELS["CNN-4"][0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShotLine:
+    """A row with evaluations that differ in their seed alone."""
+
+    row: FewShotRow
+    """What the paper has."""
+    evaluations: tuple[Evaluation, ...]
+    """Ours."""
+    difference: Interval | None
+    """To the baseline on the same tasks, seeds and classes, in points."""
+
+    @property
+    def accuracy(self) -> Interval:
+        """Over the tasks, each averaged over the seeds; in percent."""
+        return interval(100 * _mean(self.evaluations))
+
+    @property
+    def seeds(self) -> str:
+        """How many there are, and the deviation between them from two on."""
+        values = [100 * one.summary["accuracy"] for one in self.evaluations]
+        return f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
+
+
+def few_shot_markdown(results: Path, budget: float = 1.0) -> str:
+    """Table 6 as Markdown, all numbers of ours from the records in `results`."""
+    parts = [f"# {TITLE}" + ("" if budget == 1 else f" (budget {budget:g})")]
+    for title, rows in PANELS.items():
+        parts.append(f"## {title}")
+        head = ("method", "recipe", "shots", "paper", "ours", "to fine-tuning", "parameters")
+        head += ("trained on", "step", "batch norm", "tasks", "seeds")
+        lines = [head, ("---",) * len(head)]
+        for row in rows:
+            for shots in SHOTS:
+                lines += _cells(row, shots, results, budget)
+        parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+    return "\n\n".join([*parts, _NOTE]) + "\n"
+
+
+_NOTE = (
+    "Accuracy in percent, mean over tasks of the accuracy of each, ± 1.96 standard errors over the "
+    "tasks; σ is the deviation between seeds. Differences are paired: the same tasks, seeds and "
+    "training classes. Batch norm says whose statistics normalise queries; only `transductive` "
+    "lets queries see each other. The step is the one evaluated: the best on the validation "
+    "classes, or, on train+val, the last. The paper trains its similarity networks on train+val, "
+    "MAML's row on train. In the table of the authors' response the methods' names are lost; they "
+    "stand here in the order that fits the rows of Table 6."
+)
+
+
+def _cells(row: FewShotRow, shots: int, results: Path, budget: float) -> list[tuple[str, ...]]:
+    name = row.recipe_for(shots)
+    paper = "" if shots != 5 or row.paper is None else f"{row.paper:.2f}"
+    if paper and row.reach is not None:
+        paper += f" ± {row.reach:.2f}"
+    front = (row.label, f"`{name}`", str(shots), paper)
+    lines = _lines(row, shots, results, budget)
+    if not lines:
+        missing = "not run" if name in FEW_SHOT_RECIPES else "not run (no recipe yet)"
+        return [(*front, missing, *("",) * 7)]
+    return [(*front, *_ours(line)) for line in lines]
+
+
+def _ours(line: FewShotLine) -> tuple[str, ...]:
+    first, accuracy = line.evaluations[0], line.accuracy
+    return (
+        f"{accuracy.mean:.2f} ± {accuracy.reach:.2f}",
+        "" if line.difference is None else _signed(line.difference),
+        f"{first.summary['parameters'] / 1e3:,.1f} k",
+        first.config.train_on,
+        f"{fmean(one.checkpoint['step'] for one in line.evaluations):,.0f}",
+        first.statistics,
+        f"{first.tasks['count']:,}",
+        line.seeds,
+    )
+
+
+def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[FewShotLine]:
+    """The evaluations of a row, those that differ in the seed alone together."""
+    groups = _groups(row, shots, results, budget)
+    baselines = _groups(BASELINE, shots, results, budget)
+    lines = []
+    for key, found in groups.items():
+        classes, _, digest = key
+        theirs = [] if row == BASELINE else baselines.get((classes, "running", digest), [])
+        lines.append(
+            FewShotLine(row=row, evaluations=tuple(found), difference=_difference(found, theirs))
+        )
+    return lines
+
+
+def _groups(
+    row: FewShotRow, shots: int, results: Path, budget: float
+) -> dict[tuple[str, str, str], list[Evaluation]]:
+    groups: dict[tuple[str, str, str], list[Evaluation]] = {}
+    for one in read_evaluations(results, row.recipe_for(shots), budget):
+        if one.method == row.method and (one.sizes.ways, one.sizes.shots) == (5, shots):
+            key = (one.config.train_on, one.statistics, one.tasks["digest"])
+            groups.setdefault(key, []).append(one)
+    return groups
+
+
+def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> Interval | None:
+    """Over the common seeds; None without any."""
+    seeds = {one.config.seed for one in ours} & {one.config.seed for one in theirs}
+    if not seeds:
+        return None
+    pair = ([one for one in side if one.config.seed in seeds] for side in (ours, theirs))
+    return paired(*(100 * _mean(side) for side in pair))
+
+
+def _mean(evaluations: Sequence[Evaluation]) -> torch.Tensor:
+    """Accuracy of each task, averaged over the evaluations."""
+    return torch.stack([one.accuracies for one in evaluations]).mean(0)
+
+
+def _signed(value: Interval) -> str:
+    text = f"{value.mean:+.2f} ± {value.reach:.2f}"
+    return text.replace("-", MINUS)

@@ -1,0 +1,85 @@
+"""What training minimises and what it is judged by: the part of the loop that a task changes."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.convert import penalty
+from neural_similarity.data import Batches, FileBatches, ImageSet, Preprocess
+from neural_similarity.nn import orthogonality
+from neural_similarity.train.recipe import Recipe
+from neural_similarity.train.runtime import Runtime
+from neural_similarity.train.scoring import evaluate
+
+
+class Objective(Protocol):
+    """The loss of a step, and a judgement between steps."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether there is anything held out to judge by."""
+        ...
+
+    def loss(self, network: nn.Module, step: int) -> tuple[Tensor, Tensor]:
+        """The loss of update `step`, a function of `step`, and what `tally` makes of it."""
+        ...
+
+    def judge(self, model: nn.Module) -> dict[str, float]:
+        """What is held out says: "validation_accuracy", and more; the model's mode stays."""
+        ...
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Cross-entropy on batches of images, and penalties of similarities and sphere kernels."""
+
+    recipe: Recipe
+    runtime: Runtime
+    batches: Batches | FileBatches
+    preprocess: Preprocess
+    validation: ImageSet | None = None
+
+    @property
+    def judges(self) -> bool:
+        """Whether images are held out."""
+        return self.validation is not None
+
+    def loss(self, network: nn.Module, step: int) -> tuple[Tensor, Tensor]:
+        """The loss on batch `step`."""
+        x, y = self.batches.at(step)
+        with self.runtime.autocast():
+            logits = network(x)
+        logits = logits.float()
+        recipe = self.recipe
+        loss = cross_entropy(logits, y, recipe.label_smoothing, recipe.probability_floor)
+        if recipe.penalty:
+            loss = loss + recipe.penalty * penalty(network, recipe.penalty_measure)
+        if recipe.orthogonality:
+            loss = loss + recipe.orthogonality * orthogonality(network, unit=False)
+        return loss, tally(loss, (logits.detach().argmax(1) == y).sum(), len(y))
+
+    def judge(self, model: nn.Module) -> dict[str, float]:
+        """Loss and accuracy on the held-out images."""
+        if self.validation is None:
+            return {}
+        scores = evaluate(model, self.validation, self.preprocess, self.runtime)
+        return {"validation_loss": scores.loss, "validation_accuracy": scores.accuracy}
+
+
+def tally(loss: Tensor, correct: Tensor, images: int) -> Tensor:
+    """Summed loss, correct images and images of a step, without waiting for the device.
+
+    `correct` is NaN where a step does not tell.
+    """
+    return torch.stack([loss.detach() * images, correct, torch.full_like(correct, images)]).double()
+
+
+def cross_entropy(logits: Tensor, y: Tensor, smoothing: float, floor: float) -> Tensor:
+    r"""$-\sum_j t_j \log(p_j + \text{floor})$, the mean over a batch, for smoothed targets t."""
+    if not floor:
+        return F.cross_entropy(logits, y, label_smoothing=smoothing)
+    logs = (logits.softmax(1) + floor).log()
+    return F.nll_loss(logs, y) * (1 - smoothing) - smoothing * logs.mean()

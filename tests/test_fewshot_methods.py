@@ -1,0 +1,449 @@
+"""Every method against a few independent lines, and many tasks against one at a time."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from tiny_classes import make_images
+from torch import nn
+from torch.nn import functional as F
+
+from neural_similarity import models
+from neural_similarity.data import Preprocess
+from neural_similarity.fewshot import Episode
+from neural_similarity.fewshot.batch_norm import set_statistics
+from neural_similarity.fewshot.evaluate import evaluate, use_statistics
+from neural_similarity.fewshot.heads import CosineFineTuning, CosineLinear, FineTuning
+from neural_similarity.fewshot.method import Method
+from neural_similarity.fewshot.methods import METHODS
+from neural_similarity.fewshot.metric import (
+    FullContext,
+    MatchingNet,
+    NearestNeighbour,
+    ProtoNet,
+)
+from neural_similarity.fewshot.relation import RelationNet
+from neural_similarity.fewshot.static import StaticTuning
+from neural_similarity.fewshot.tasks import TaskSizes, draw_tasks
+from neural_similarity.fewshot.tuning import Tuning
+from neural_similarity.train import choose_runtime
+
+WAYS, SHOTS, FEATURES = 3, 2, 7
+LABELS = torch.arange(WAYS).repeat_interleave(SHOTS)
+SHORT = Tuning(epochs=3)
+
+
+def features(*shape, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, FEATURES, dtype=torch.float64, generator=random)
+
+
+def network(**options):
+    torch.manual_seed(0)
+    chosen = {"in_channels": 1, "image_size": 16, "width": 0.1} | options
+    return models.build("convnet4", 5, **chosen)
+
+
+def images(count, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 1, 16, 16, generator=random)
+
+
+def each(predict, query):
+    """Apply a function of one query to every query."""
+    return torch.stack([predict(q) for q in query])
+
+
+def test_proto_net():
+    support, query = features(6), features(4, seed=1)
+
+    def by_hand(q):
+        means = [support[LABELS == c].mean(0) for c in range(WAYS)]
+        return torch.stack([-(torch.dist(q, mean) ** 2) for mean in means])
+
+    found = ProtoNet(nn.Identity()).adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, each(by_hand, query))
+
+
+def test_nearest_neighbour():
+    support, query = features(6), features(4, seed=1)
+
+    def by_hand(q):
+        near = [F.cosine_similarity(q, s, dim=0) for s in support]
+        return torch.stack([max(near[2 * c], near[2 * c + 1]) for c in range(WAYS)])
+
+    found = NearestNeighbour(nn.Identity()).adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, each(by_hand, query))
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_matching_net(scale):
+    support, query = features(6), features(4, seed=1)
+
+    def by_hand(q):
+        votes = torch.stack([scale * F.cosine_similarity(q, s, dim=0) for s in support]).exp()
+        return torch.stack([votes[LABELS == c].sum() / votes.sum() for c in range(WAYS)])
+
+    found = MatchingNet(nn.Identity(), scale=scale).adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found.exp(), each(by_hand, query))
+
+
+def test_full_context():
+    """The equations of the paper's appendix, one image at a time."""
+    torch.manual_seed(0)
+    context = FullContext(FEATURES, steps=2).double()
+    support, query = features(6), features(4, seed=1)
+    forth, back = [], []
+    for read, order in ((forth, range(6)), (back, reversed(range(6)))):
+        suffix = "" if read is forth else "_reverse"
+        cell = nn.LSTMCell(FEATURES, FEATURES).double()
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        cell.load_state_dict({n: getattr(context.reader, f"{n}_l0{suffix}") for n in names})
+        state = None
+        for i in order:
+            state = cell(support[i], state)
+            read.append((i, state[0]))
+    keys = [support[i] + dict(forth)[i] + dict(back)[i] for i in range(6)]
+
+    def by_hand(q):
+        h, c = q, torch.zeros_like(q)
+        for _ in range(2):
+            attention = torch.stack([h @ key for key in keys]).softmax(0)
+            read = sum(a * key for a, key in zip(attention, keys, strict=True))
+            h, c = context.cell(torch.cat([q, read]), (h, c))
+            h = h + q
+        return h
+
+    found = context(support, query)
+    torch.testing.assert_close(found[0], torch.stack(keys))
+    torch.testing.assert_close(found[1], each(by_hand, query))
+
+
+def test_relation_net():
+    torch.manual_seed(0)
+    method = RelationNet(nn.Identity(), channels=2).double().eval()
+    support = features(6, 2, 5)
+    query = features(4, 2, 5, seed=1)
+
+    def by_hand(q):
+        sums = [support[LABELS == c].sum(0) for c in range(WAYS)]
+        return torch.cat([method.compare(torch.cat([q, s])[None])[0] for s in sums])
+
+    found = method.adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, each(by_hand, query))
+    episode = Episode(support, LABELS, query, torch.tensor([0, 1, 2, 0]))
+    wanted = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    error = ((found.sigmoid() - wanted) ** 2).mean()
+    torch.testing.assert_close(method.loss(episode), error)
+
+
+def test_losses_of_metrics_are_cross_entropies():
+    support, query = features(6), features(4, seed=1)
+    targets = torch.tensor([0, 1, 2, 0])
+    for method in (ProtoNet(nn.Identity()), MatchingNet(nn.Identity(), scale=2.0)):
+        logits = method.adapt(support, LABELS, WAYS)(query)
+        by_hand = -logits.log_softmax(1)[torch.arange(4), targets].mean()
+        found = method.loss(Episode(support, LABELS, query, targets))
+        torch.testing.assert_close(found, by_hand)
+
+
+def textbook(layer, support, tuning):
+    """Fine-tuning as everybody writes it."""
+    optimizer = torch.optim.SGD(
+        layer.parameters(), lr=0.01, momentum=0.9, dampening=0.9, weight_decay=1e-3
+    )
+    for chosen in tuning.minibatches(len(support)):
+        optimizer.zero_grad()
+        F.cross_entropy(layer(support[chosen]), LABELS[chosen]).backward()
+        optimizer.step()
+    return layer
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_fine_tuning_is_the_textbooks(cosine):
+    support, query = features(6), features(4, seed=1)
+    weight = SHORT.first_weights(WAYS, FEATURES).double()
+    if cosine:
+        layer = CosineLinear(FEATURES, WAYS).double()
+        first = {"weight": weight, "gain": weight.norm(dim=1)}
+    else:
+        layer = nn.Linear(FEATURES, WAYS).double()
+        first = {"weight": weight, "bias": SHORT.first_weights(WAYS, FEATURES + 1)[:, 0].double()}
+    layer.load_state_dict(first)
+    kind = CosineFineTuning if cosine else FineTuning
+    found = kind(nn.Identity(), SHORT).adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, textbook(layer, support, SHORT)(query).detach())
+
+
+def test_the_papers_tuning():
+    """100 passes in mini-batches of 4, every image once in each."""
+    chosen = list(Tuning().minibatches(25))
+    assert [len(part) for part in chosen] == [4, 4, 4, 4, 4, 4, 1] * 100
+    for epoch in range(100):
+        assert sorted(torch.cat(chosen[7 * epoch : 7 * epoch + 7]).tolist()) == list(range(25))
+    weights = Tuning().first_weights(5, 800)
+    assert weights.abs().max() <= 800**-0.5
+    assert weights.std() == pytest.approx(800**-0.5 / 3**0.5, rel=0.05)
+
+
+def test_cosine_linear_by_hand():
+    layer = CosineLinear(FEATURES, 4, scale=3.0).double()
+    nn.init.normal_(layer.gain)
+    x = features(2)
+    by_hand = [
+        3 * g * F.cosine_similarity(x, w[None])
+        for g, w in zip(layer.gain, layer.weight, strict=True)
+    ]
+    torch.testing.assert_close(layer(x), torch.stack(by_hand, 1))
+
+
+MANY = {
+    "proto": ProtoNet(nn.Identity()),
+    "nearest": NearestNeighbour(nn.Identity()),
+    "matching": MatchingNet(nn.Identity()),
+    "context": MatchingNet(nn.Identity(), FullContext(FEATURES).double(), scale=5.0),
+    "fine-tuning": FineTuning(nn.Identity(), SHORT),
+    "baseline++": CosineFineTuning(nn.Identity(), SHORT),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_tasks_are_as_one_by_one(name):
+    method = MANY[name]
+    assert method.at_once > 1
+    support, query = features(5, 6), features(5, 4, seed=1)
+    together = method.adapt(support, LABELS, WAYS)(query)
+    alone = [method.adapt(s, LABELS, WAYS)(q) for s, q in zip(support, query, strict=True)]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
+
+
+def test_many_relations_are_as_one_by_one():
+    method = RelationNet(nn.Identity(), channels=2).double().eval()
+    support, query = features(5, 6, 2, 4), features(5, 4, 2, 4, seed=1)
+    together = method.adapt(support, LABELS, WAYS)(query)
+    alone = [method.adapt(s, LABELS, WAYS)(q) for s, q in zip(support, query, strict=True)]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("labels", [LABELS, LABELS.flip(0), torch.tensor([0, 1, 2, 0, 1, 2])])
+@pytest.mark.parametrize("name", [*MANY, "relation"])
+def test_labels_may_come_in_any_order(name, labels):
+    shape = (6, 2, 4) if name == "relation" else (6,)
+    method = MANY.get(name) or RelationNet(nn.Identity(), channels=2).double().eval()
+    support, query = features(*shape), features(4, *shape[1:], seed=1)
+    method = method.double() if name == "context" else method
+    order = labels.argsort(stable=True)
+    if name in ("proto", "nearest", "matching", "relation"):
+        found = method.adapt(support, labels, WAYS)(query)
+        torch.testing.assert_close(found, method.adapt(support[order], LABELS, WAYS)(query))
+    else:
+        assert method.adapt(support, labels, WAYS)(query).shape == (4, WAYS)
+
+
+@pytest.mark.parametrize("similarity", ["none", "static-full"])
+def test_static_tuning_is_the_textbooks(similarity):
+    """M and head by torch's optimiser on a copy of the network, kernels and statistics fixed."""
+    tuning = Tuning(epochs=2)
+    base = network(similarity=similarity).eval()
+    for module in base.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    method = StaticTuning(base[:-1], base[-1].in_features, tuning)
+    support, query = images(6), images(4, seed=1)
+    found = method.adapt(support, LABELS, WAYS)(query)
+
+    other = StaticTuning(base[:-1], base[-1].in_features, tuning)  # copied, so its own M
+    head = nn.Linear(base[-1].in_features, WAYS)
+    head.load_state_dict(
+        {
+            "weight": tuning.first_weights(WAYS, head.in_features),
+            "bias": tuning.first_weights(WAYS, head.in_features + 1)[:, 0],
+        }
+    )
+    layer = nn.Sequential(OrderedDict(body=other.backbone.eval(), head=head))
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(name.endswith(".raw") or name.startswith("head"))
+    expected = textbook(layer, support, tuning)(query).detach()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
+    moved = [m for name, m in layer.named_parameters() if name.endswith(".raw")]
+    assert len(moved) == 4
+    assert all(m.abs().max() > 0 for m in moved)
+
+
+def episode():
+    targets = torch.arange(WAYS).repeat_interleave(2)
+    return Episode(images(6), LABELS, images(6, seed=1), targets)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.episodic])
+@pytest.mark.parametrize("similarity", ["static-diagonal", "dynamic-diagonal"])
+def test_training_by_tasks_reaches_every_parameter(name, similarity):
+    method = METHODS[name].build(network(similarity=similarity), WAYS)
+    method.loss(episode()).backward()
+    trained = {n: p for n, p in method.named_parameters() if p.requires_grad}
+    without = [n for n, p in trained.items() if p.grad is None]
+    # Predictors have no gradient while their gains are 0, at the first step.
+    assert [n for n in without if ".predictor." not in n] == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_predicts(name):
+    method = METHODS[name].build(network(similarity="static-diagonal"), WAYS).eval()
+    support, query = images(6), images(4, seed=1)
+    with torch.no_grad():
+        if method.fixed_embedding:
+            support, query = method.embed(support), method.embed(query)
+        logits = method.adapt(support, LABELS, WAYS)(query)
+    assert logits.shape == (4, WAYS)
+    assert logits.isfinite().all()
+    assert not logits.requires_grad
+
+
+def test_relation_net_needs_cnn4():
+    other = models.build("cnn9", 5, image_size=16)
+    with pytest.raises(ValueError, match="`network` must be convnet4, whose maps are compared"):
+        METHODS["relation"].build(other, WAYS)
+
+
+class Counting(ProtoNet):
+    """Counts the images that are embedded."""
+
+    def embed(self, images):
+        self.seen = getattr(self, "seen", 0) + len(images)
+        return super().embed(images)
+
+
+@pytest.fixture(scope="module")
+def tested():
+    held = make_images(5, 10)
+    tasks = draw_tasks(
+        held, TaskSizes(ways=3, shots=2, queries=4), 6, seed=0, data="x", part="test"
+    )
+    return {"images": held, "tasks": tasks}
+
+
+RUNTIME = {"preprocess": Preprocess((0.5,), (0.25,)), "runtime": choose_runtime("cpu", "fp32")}
+
+
+def by_hand(method, tested):
+    """Right queries of every task, from images, one task at a time."""
+    found = []
+    draw, sizes = tested["tasks"].draw, tested["tasks"].sizes
+    for positions in zip(draw.support, draw.query, strict=True):
+        support, query = (RUNTIME["preprocess"](tested["images"].pixels[p]) for p in positions)
+        with torch.no_grad():
+            if method.fixed_embedding:
+                support, query = method.embed(support), method.embed(query)
+            logits = method.adapt(support, sizes.support_labels, sizes.ways)(query)
+        found.append((logits.argmax(1) == sizes.query_labels).sum())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", ["proto", "fine-tuning", "relation", "static-nsn", "anil"])
+def test_the_evaluator_counts_right_queries(tested, name):
+    method = METHODS[name].build(network(), 3)
+    for part in method.modules():
+        if hasattr(part, "tuning"):
+            part.tuning = SHORT
+    runtime = RUNTIME["runtime"].place(method)
+    counted = []
+    found = evaluate(runtime, **tested, **RUNTIME, progress=counted.append)
+    assert method.training
+    assert torch.equal(found, by_hand(method.eval(), tested))
+    assert counted[-1] == 6
+    assert found.dtype == torch.int64
+
+
+def test_features_are_computed_once(tested):
+    method = Counting(network()[:-1])
+    evaluate(method, **tested, **RUNTIME)
+    assert method.seen == len(tested["tasks"].images())
+    use_statistics(method, "support")
+    evaluate(method, **tested, **RUNTIME)
+    assert method.seen == len(tested["tasks"].images()) + 6 * 3 * (2 + 4)
+
+
+@pytest.mark.parametrize("statistics", ["support", "transductive"])
+def test_the_evaluator_uses_the_statistics_that_it_is_told(tested, statistics):
+    """By hand: the support set normalises the queries, or they do so themselves."""
+    net = network()
+    method = use_statistics(ProtoNet(net[:-1]), statistics)
+    assert method.statistics == statistics
+    found = evaluate(method, **tested, **RUNTIME)
+    plain = set_statistics(network()[:-1], None).train()
+    draw, sizes, right = tested["tasks"].draw, tested["tasks"].sizes, []
+    for positions in zip(draw.support, draw.query, strict=True):
+        support, query = (RUNTIME["preprocess"](tested["images"].pixels[p]) for p in positions)
+        with torch.no_grad():
+            shown = plain(support)
+            asked = (
+                plain(query) if statistics == "transductive" else _normalised(plain, support, query)
+            )
+        logits = ProtoNet(nn.Identity()).adapt(shown, sizes.support_labels, 3)(asked)
+        right.append((logits.argmax(1) == sizes.query_labels).sum())
+    assert torch.equal(found, torch.stack(right))
+
+
+def _normalised(plain, support, query):
+    """Layer by layer, queries by mean and variance of the support set."""
+    for layer in plain:
+        for part in layer if isinstance(layer, nn.Sequential) else [layer]:
+            if isinstance(part, nn.BatchNorm2d):
+                mean = support.mean((0, 2, 3), keepdim=True)
+                var = support.var((0, 2, 3), correction=0, keepdim=True)
+                support, query = ((x - mean) / (var + part.eps).sqrt() for x in (support, query))
+            else:
+                support, query = part(support), part(query)
+    return query
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_evaluated_in_bf16(tested, name):
+    method = METHODS[name].build(network(similarity="static-diagonal"), 3)
+    for part in method.modules():
+        if hasattr(part, "tuning"):
+            part.tuning = SHORT
+    options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
+    assert evaluate(method, **tested, **options).shape == (6,)
+
+
+class Moving(Method):
+    """Names class 0 until its weight has changed, and then class 1."""
+
+    fixed_embedding = False
+
+    def __init__(self):
+        super().__init__()
+        self.named = []
+        self.weight = nn.Parameter(torch.eye(3)[:, :1].clone())  # copies of views are not kept
+
+    def adapt(self, support, _labels, _ways):
+        with torch.enable_grad():
+            F.linear(support.flatten(1)[:, :1], self.weight)
+        with torch.no_grad():
+            self.weight.copy_(torch.eye(3)[:, 1:2])
+
+        def predict(query):
+            logits = F.linear(query.flatten(1)[:, :1].abs() + 1, self.weight)
+            self.named.append(logits.argmax(1).unique().item())
+            return logits
+
+        return predict
+
+
+def test_autocast_keeps_no_copies_of_what_changes(tested):
+    options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
+    method = Moving()
+    evaluate(method, **tested, **options)
+    assert method.named == [1] * 6
+
+
+def test_an_abstract_method_says_nothing():
+    method = Method()
+    with pytest.raises(NotImplementedError):
+        method.adapt(images(1), LABELS[:1], 1)
+    with pytest.raises(NotImplementedError):
+        method.loss(episode())

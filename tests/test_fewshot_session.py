@@ -1,0 +1,349 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_classes import LOAD, TINY, make_split, tiny_classes_world
+from tiny_classes import tiny_classes as tiny_classes
+
+from neural_similarity import cli, data
+from neural_similarity.data import ClassSplit
+from neural_similarity.data.class_split import digest_of
+from neural_similarity.fewshot import session
+from neural_similarity.fewshot.evaluate import evaluate
+from neural_similarity.fewshot.methods import METHODS
+from neural_similarity.fewshot.objective import Episodes
+from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
+from neural_similarity.fewshot.run import FewShotRun, load_method
+from neural_similarity.fewshot.tasks import draw_tasks
+from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
+from neural_similarity.recipes import FEW_SHOT_RECIPES
+from neural_similarity.train import RunError, choose_runtime, load, read_run
+from neural_similarity.train.journal import Journal, read_lines
+from neural_similarity.train.recipe import recipe_from_json, recipe_to_json
+
+pytestmark = pytest.mark.usefixtures("tiny_classes")
+
+BY_TASKS = replace(TINY, method="proto", meta_batch=2, select_on="val", checkpoint_every=3)
+BY_NAMES = replace(TINY, select_on="val", method="nearest-neighbour", checkpoint_every=3)
+
+
+def train(folder, recipe=TINY, **options):
+    return session.train(recipe, out=folder / "run", device="cpu", **options)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing handles it."""
+
+
+def killed_after(step, start):
+    def stepped(_journal, done):
+        if done == step:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "stepped", stepped)
+        with pytest.raises(Killed):
+            start()
+
+
+def outcome(run):
+    weights = [load(run, which).state_dict() for which in ("last", "best")]
+    lines = [
+        {k: v for k, v in line.items() if k not in ("seconds", "images_per_second")}
+        for line in read_lines(run.metrics)
+    ]
+    return weights, lines
+
+
+@pytest.mark.parametrize("recipe", [BY_TASKS, BY_NAMES], ids=["tasks", "names"])
+def test_resumed_runs_end_bit_identical(tmp_path, recipe):
+    """Killed at the steps 4 and 5, both behind the checkpoint of step 3."""
+    expected = outcome(train(tmp_path / "whole", recipe))
+    killed_after(4, lambda: train(tmp_path, recipe))
+    torch.rand(5)
+    killed_after(5, lambda: session.resume(tmp_path / "run", device="cpu"))
+    found = outcome(session.resume(tmp_path / "run", device="cpu"))
+    assert found[1] == expected[1]
+    for ours, theirs in zip(found[0], expected[0], strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_best_step_on_validation_classes_is_kept(tmp_path):
+    run = train(tmp_path, BY_TASKS)
+    lines = [line for line in read_lines(run.metrics) if "validation_accuracy" in line]
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    best = max(lines, key=lambda line: line["validation_accuracy"])
+    summary = json.loads(run.summary.read_text())
+    assert summary["best_checkpoint"] == {
+        "step": best["step"],
+        "validation_accuracy": best["validation_accuracy"],
+    }
+    split = make_split()
+    sizes = BY_TASKS.select_sizes
+    tasks = draw_tasks(split.val, sizes, 4, seed=1, data=split.digest, part="val")
+    runtime = choose_runtime("cpu", "fp32")
+    method = load_method(run, "best")
+    right = evaluate(method, split.val, tasks, preprocess=run.preprocess, runtime=runtime)
+    mean = right.double().mean().item() / len(sizes.query_labels)
+    assert mean == best["validation_accuracy"]
+
+
+def test_lines_of_training_by_tasks_have_no_accuracy(tmp_path):
+    run = train(tmp_path, replace(BY_TASKS, select_on="none"))
+    assert all("accuracy" not in line for line in read_lines(run.metrics))
+    assert all(line["images_per_second"] > 0 for line in read_lines(run.metrics))
+    assert run.classes == ("c0", "c1", "c2", "c3", "c4")
+    assert (run.plots / "learning-curves.png").exists()
+
+
+def test_training_by_tasks_is_the_textbooks(tmp_path):
+    """The mean loss of two tasks a step, Adam, by hand."""
+    recipe = replace(BY_TASKS, steps=3, drops=(), select_on="none", lr=0.01)
+    run = train(tmp_path, recipe)
+    runtime = choose_runtime("cpu", "fp32")
+    tasks = Episodes(recipe, make_split().train, run.preprocess, runtime)
+    method = runtime.place(run.build()).train()
+    optimizer = torch.optim.Adam(method.parameters(), lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        for task in (tasks.at(2 * step), tasks.at(2 * step + 1)):
+            (method.loss(task) / 2).backward()
+        optimizer.step()
+    trained = load(run).state_dict()
+    for name, value in method.state_dict().items():
+        torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_training_tasks_are_functions_of_their_number():
+    split, runtime = make_split(), choose_runtime("cpu", "fp32")
+    preprocess = data.Preprocess.fit(split.train)
+    one, other = (Episodes(BY_TASKS, split.train, preprocess, runtime) for _ in range(2))
+    one.at(3)
+    assert torch.equal(one.at(7).support, other.at(7).support)
+    assert not torch.equal(one.at(7).support, one.at(8).support)
+    assert one.at(7).query.shape == (2 * 3, 1, 16, 16)
+    still = Episodes(replace(BY_TASKS, crop=0, flip=False), split.train, preprocess, runtime)
+    known = preprocess(split.train.pixels).flatten(1)
+    assert all((row == known).all(1).any() for row in still.at(0).support.flatten(1))
+
+
+@pytest.mark.parametrize("method", ["proto", "fine-tuning"])
+def test_it_learns(tmp_path, method):
+    recipe = replace(TINY, method=method, steps=60, drops=(), lr=0.01, width=0.25, crop=0)
+    run = train(tmp_path, replace(recipe, flip=False))
+    split, runtime = make_split(), choose_runtime("cpu", "fp32")
+    tasks = draw_tasks(split.test, TINY.sizes, 30, seed=0, data=split.digest, part="test")
+    right = evaluate(
+        load_method(run, "last"), split.test, tasks, preprocess=run.preprocess, runtime=runtime
+    )
+    assert right.double().mean() > 0.75 * 6
+
+
+def test_one_backbone_serves_several_methods(tmp_path):
+    run = train(tmp_path)
+    kinds = {name: load_method(run, "last", name) for name in ("fine-tuning", "static-nsn")}
+    weights = [dict(method.backbone.named_parameters()) for method in kinds.values()]
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name])
+    for name in ("proto", "baseline++"):
+        with pytest.raises(RunError, match=f"was trained for fine-tuning, which is not {name}"):
+            load_method(run, "last", name)
+
+
+def test_baseline_plus_plus_has_a_cosine_head(tmp_path):
+    run = train(tmp_path, replace(TINY, method="baseline++"))
+    assert set(load(run)[-1].state_dict()) == {"weight", "gain"}
+    assert load_method(run, "last").backbone is not None
+
+
+def test_retraining_takes_the_best_epochs():
+    recipe = replace(TINY, steps=100, drops=(40, 90), select_on="val")
+    again = retraining(recipe, 60, growth=1.25)
+    assert (again.train_on, again.select_on) == ("train+val", "none")
+    assert (again.steps, again.drops) == (75, (50,))
+    assert retraining(replace(recipe, method="proto"), 60, growth=1.25).steps == 60
+
+
+def test_train_and_validation_classes_together(tmp_path):
+    run = train(tmp_path, replace(TINY, train_on="train+val"))
+    assert run.classes == tuple(f"c{i}" for i in range(7))
+    assert run.build()[-1].out_features == 7
+
+
+@pytest.mark.parametrize("similarity", [None, Static(Diagonal())])
+def test_a_run_may_start_from_another(tmp_path, similarity):
+    base = train(tmp_path / "base")
+    recipe = replace(TINY, method="meta-nsn", similarity=similarity or Static(Diagonal()), lr=1e-9)
+    run = train(tmp_path, replace(recipe, start=str(base.path), steps=1, drops=()))
+    assert run.preprocess == base.preprocess
+    before, after = load(base).state_dict(), load(run).state_dict()
+    for name, value in before.items():
+        if "classifier" not in name and "running" not in name and "num_batches" not in name:
+            torch.testing.assert_close(after[f"backbone.{name}"], value)
+    wider = replace(recipe, start=str(base.path), width=0.2)
+    with pytest.raises(RunError, match="does not fit"):
+        train(tmp_path / "wider", wider)
+
+
+def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
+    few = make_split(each=4)
+    monkeypatch.setattr(data, "load_split", lambda *_, **__: few)
+    with pytest.raises(ValueError, match=r"2 \+ 3 images for shots and queries, got 4 .* 'c0'"):
+        train(tmp_path, BY_TASKS)
+    with pytest.raises(ValueError, match=r"2 \+ 3 images for shots and queries, got 4 .* 'c5'"):
+        train(tmp_path, BY_NAMES)
+    with pytest.raises(ValueError, match=r"4 \+ 1 images for shots and queries, got 4 .* 'c7'"):
+        train(tmp_path, replace(TINY, shots=4))
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_data_are_refused(tmp_path, monkeypatch):
+    run = train(tmp_path)
+    other = make_split(each=13)
+    monkeypatch.setattr(data, "load_split", lambda *_, **__: other)
+    with pytest.raises(RunError, match=r"is not the one that .* was trained on"):
+        session.load_data(run)
+
+
+def test_kinds_of_runs_are_not_mixed_up(tmp_path):
+    run = train(tmp_path)
+    with pytest.raises(RunError, match="is a run of `nsim fewshot train`, not of `nsim train`"):
+        read_run(run.path)
+    assert read_run(run.path, FewShotRun) == run
+    with pytest.raises(RunError, match=r"exists already; continue it with `nsim fewshot train"):
+        train(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "protonet"}, "`method` must be one of .*, got 'protonet'; nearest: proto"),
+        ({"dataset": "cifar10"}, "`dataset` must be one of embedded, mini-imagenet"),
+        ({"ways": 1}, "`ways` must be at least 2, got 1"),
+        ({"select_ways": 1}, "`ways` must be at least 2, got 1"),
+        ({"meta_batch": 0}, "`meta_batch` must be at least 1, got 0"),
+        ({"select_tasks": 0}, "`select_tasks` must be at least 1, got 0"),
+        ({"validation": 8}, "`validation` must be 0: .*, got 8"),
+        ({"select_on": "val", "train_on": "train+val"}, '`select_on` "val" needs classes'),
+        ({"method": "proto", "label_smoothing": 0.1}, "`label_smoothing` is not for training by"),
+    ],
+)
+def test_bad_recipes(changes, message):
+    with pytest.raises(ValueError, match=message):
+        FewShotRecipe(**changes)
+
+
+@pytest.mark.parametrize("name", FEW_SHOT_RECIPES)
+def test_recipes_survive_json(name):
+    recipe = FEW_SHOT_RECIPES[name]
+    again = recipe_from_json(json.loads(json.dumps(recipe_to_json(recipe))), FewShotRecipe)
+    assert again == recipe
+    assert METHODS[recipe.method].episodic or recipe.ways == 5
+
+
+def test_dynamic_nsn_is_a_network_of_dynamic_similarities():
+    for name, recipe in FEW_SHOT_RECIPES.items():
+        if "dynamic" in name:
+            assert isinstance(recipe.similarity, Dynamic)
+        if "-static" in name:
+            assert recipe.similarity == Static(Diagonal())
+    assert FEW_SHOT_RECIPES["mini-cnn4"].similarity is None
+
+
+# The command line.
+
+FLAGS = (
+    *("--dataset", "embedded", "--width", "0.1", "--steps", "4", "--batch-size", "8"),
+    *("--precision", "fp32", "--device", "cpu", "--similarity", "none", "--crop", "0"),
+)
+SIZES = ("--ways", "2", "--shots", "2", "--queries", "3", "--tasks", "5", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    select = ("--select-on", "val", "--select-ways", "2", "--select-tasks", "3")
+    select += ("--shots", "2", "--queries", "3")
+    with tiny_classes_world():
+        code = cli.main(
+            ["fewshot", "train", *FLAGS, *select, "--evaluate-every", "2", "--out", str(folder)]
+        )
+    assert code == 0
+    return folder
+
+
+def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys):
+    tasks = tmp_path / "tasks.json"
+    command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-list", str(tasks)]
+    for method in ("fine-tuning", "nearest-neighbour"):
+        assert cli.main([*command, "--method", method]) == 0
+        told = capsys.readouterr().out
+        assert f"{method}: " in told
+        assert "2 ways, 2 shots, 3 queries a class, 5 tasks of test classes" in told
+        assert "batch norm by running statistics" in told
+    found = [json.loads(p.read_text()) for p in sorted((finished / "evaluations").glob("*.json"))]
+    assert [one["method"] for one in found] == ["fine-tuning", "nearest-neighbour"]
+    assert len({one["tasks"]["digest"] for one in found}) == 1
+    assert found[0]["checkpoint"]["which"] == "best"
+    assert cli.main([*command, "--part", "val"]) == 1
+    assert "made for test" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_command_line_retrains(finished, tmp_path, capsys):
+    out = tmp_path / "again"
+    assert cli.main(["fewshot", "train", "--retrain", str(finished), "--out", str(out)]) == 0
+    best = json.loads((finished / "summary.json").read_text())["best_checkpoint"]["step"]
+    again = read_run(out, FewShotRun)
+    assert again.recipe.train_on == "train+val"
+    assert again.recipe.steps == round(best * 84 / 60)
+    assert cli.main(["fewshot", "train", "--retrain", str(out)]) == 1
+    assert "must be finished and have chosen a step" in capsys.readouterr().err
+    assert cli.main(["fewshot", "train", "--resume", str(out)]) == 0
+    assert cli.main(["fewshot", "train", "--resume", str(out), "--lr", "1"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["trian"], 2, "no command of nsim fewshot is named 'trian'; did you mean 'train'?"),
+        (["train", "mini-cnn"], 2, "no few-shot recipe is named 'mini-cnn'; did you mean"),
+        (["evaluate", "RUN", "--method", "prot"], 2, "no method is named 'prot'"),
+        (["evaluate", "RUN", "--ways", "9"], 1, "`ways` must be at most the number of classes"),
+        (["evaluate", "RUN", "--queries", "99"], 1, "every class must have 2 + 99 images"),
+        (["record", "RUN"], 1, "overrides"),
+        (["record"], 2, "needs at least one run folder"),
+    ],
+)
+def test_wrong_command_lines(finished, capsys, words, code, message):
+    words = [str(finished) if word == "RUN" else word for word in words]
+    assert cli.main(["fewshot", *words]) == code
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_help(capsys):
+    assert cli.main(["fewshot"]) == 0
+    assert "evaluate a run on tasks" in capsys.readouterr().out
+    assert cli.main(["fewshot", "evaluate", "--help"]) == 0
+    capsys.readouterr()
+    assert cli.main(["fewshot", "recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(FEW_SHOT_RECIPES)
+
+
+def test_validation_classes_are_not_those_of_the_test():
+    split = make_split()
+    parts = [split.train, split.train, split.test]
+    with pytest.raises(ValueError, match="no class in common, got 'c0' in train and val"):
+        ClassSplit("x", *parts, digest=digest_of(parts))
+
+
+@pytest.mark.slow
+def test_quickstart_learns(tmp_path, monkeypatch):
+    """From the real images; above four in five of three classes that it never saw."""
+    monkeypatch.setattr(data, "load_split", LOAD)
+    run = session.train(FEW_SHOT_RECIPES["quickstart"], out=tmp_path / "run", device="cpu")
+    assert isinstance(run.recipe.similarity.predictor, SphereNet)
+    assert cli.main(["fewshot", "evaluate", str(run.path), "--tasks", "200"]) == 0
+    found = json.loads(next((run.path / "evaluations").glob("*.json")).read_text())
+    assert found["summary"]["accuracy"] > 0.8

@@ -1,0 +1,150 @@
+import json
+
+import pytest
+import torch
+from tiny_classes import make_images
+
+from neural_similarity.data import Images
+from neural_similarity.fewshot.statistics import interval, paired
+from neural_similarity.fewshot.tasks import (
+    Sampler,
+    TaskSizes,
+    draw_tasks,
+    read_tasks,
+    to_json,
+    write_tasks,
+)
+
+SIZES = TaskSizes(ways=3, shots=2, queries=4)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return make_images(0, 5)
+
+
+def draw(images, count=20, seed=0, sizes=SIZES):
+    return draw_tasks(images, sizes, count, seed=seed, data="d" * 64, part="test")
+
+
+def test_tasks_are_of_different_images_of_their_classes(images):
+    tasks = draw(images)
+    for support, query in zip(tasks.draw.support, tasks.draw.query, strict=True):
+        assert len({*support.tolist(), *query.tolist()}) == 3 * (2 + 4)
+        named, asked = images.labels[support], images.labels[query]
+        classes = named[::2]
+        assert len(set(classes.tolist())) == 3
+        assert torch.equal(named, classes[SIZES.support_labels])
+        assert torch.equal(asked, classes[SIZES.query_labels])
+
+
+def test_every_class_and_image_comes_in_turn(images):
+    tasks = draw(images, 400)
+    assert len(tasks.images()) == len(images)
+    shares = torch.bincount(images.labels[tasks.draw.support.flatten()]).double()
+    torch.testing.assert_close(
+        shares / shares.sum(), torch.full((5,), 0.2).double(), atol=0.03, rtol=0
+    )
+
+
+def test_a_list_is_a_function_of_its_seed(images):
+    assert draw(images).digest == draw(images).digest
+    assert draw(images).digest != draw(images, seed=1).digest
+    longer = draw(images, 30)
+    assert torch.equal(longer.draw.query[:20], draw(images).draw.query)
+
+
+def test_the_numbers_of_version_1_stay(images):
+    """Lists of one version must be drawn alike for ever: else raise the version."""
+    tasks = draw(images, 2)
+    assert tasks.draw.support.tolist() == [[47, 44, 9, 11, 24, 34], [0, 3, 13, 18, 48, 58]]
+
+
+def test_lists_survive_files(images, tmp_path):
+    tasks, path = draw(images), tmp_path / "tasks.json"
+    write_tasks(path, tasks)
+    again = read_tasks(path)
+    assert again.digest == tasks.digest
+    assert torch.equal(again.draw.support, tasks.draw.support)
+    assert (again.sizes, again.seed, again.part) == (SIZES, 0, "test")
+    again.check("d" * 64, "test", images)
+
+
+def test_lists_for_other_data_are_refused(images, tmp_path):
+    path = tmp_path / "tasks.json"
+    tasks = draw(images)
+    for data, part in (("e" * 64, "test"), ("d" * 64, "val")):
+        with pytest.raises(
+            ValueError, match=r"tasks.json must be of the data at hand, .* made for"
+        ):
+            tasks.check(data, part, images, path)
+    with pytest.raises(ValueError, match=r"`tasks` must name images below 9"):
+        tasks.check("d" * 64, "test", images.subset(range(9)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "`version` must be 1, got 2"),
+        ({"support": "AAAA"}, "decompressing"),
+        ({"tasks": 3}, "reshape"),
+    ],
+)
+def test_damaged_lists(images, tmp_path, change, message):
+    content = json.loads(json.dumps(to_json(draw(images)))) | change
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError, match=rf"tasks.json cannot be read as a list of tasks.*{message}"
+    ):
+        read_tasks(path)
+
+
+def test_too_few_classes_or_images(images):
+    with pytest.raises(
+        ValueError, match="`ways` must be at most the number of classes, got 6 ways"
+    ):
+        Sampler(images, TaskSizes(ways=6, shots=1, queries=1))
+    with pytest.raises(ValueError, match=r"5 \+ 8 images for shots and queries, got 12 .* 'c0'"):
+        Sampler(images, TaskSizes(ways=2, shots=5, queries=8))
+    fewer = images.subset([*(images.labels != 3).nonzero().flatten().tolist(), 36, 37])
+    with pytest.raises(ValueError, match=r"got 2 of the class 'c3'"):
+        Sampler(fewer, SIZES)
+    with pytest.raises(ValueError, match="`count` must be at least 2 tasks"):
+        draw(images, 1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("ways", 1), ("shots", 0), ("queries", 0)])
+def test_bad_sizes(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}` must be at least {value + 1}, got {value}"):
+        TaskSizes(**{name: value})
+
+
+def test_intervals_by_hand():
+    values = [0.5, 0.75, 1.0, 0.25, 0.5]
+    mean = sum(values) / 5
+    deviation = (sum((v - mean) ** 2 for v in values) / 4) ** 0.5
+    found = interval(torch.tensor(values))
+    assert found.mean == pytest.approx(mean, abs=1e-12)
+    assert found.reach == pytest.approx(1.96 * deviation / 5**0.5, abs=1e-12)
+    with pytest.raises(ValueError, match="at least 2 tasks, got 1"):
+        interval(torch.ones(1))
+
+
+def test_paired_differences_by_hand():
+    ours, theirs = torch.tensor([0.5, 0.7, 0.9]), torch.tensor([0.4, 0.7, 0.5])
+    differences = [0.1, 0.0, 0.4]
+    mean = sum(differences) / 3
+    deviation = (sum((d - mean) ** 2 for d in differences) / 2) ** 0.5
+    assert paired(ours, theirs) == pytest.approx((mean, 1.96 * deviation / 3**0.5), abs=1e-6)
+    assert paired(ours, ours) == (0, 0)
+    with pytest.raises(ValueError, match="must be of the same tasks, got 3 and 2"):
+        paired(ours, theirs[:2])
+
+
+def test_images_are_not_needed_in_order():
+    mixed = make_images(0, 5)
+    order = torch.randperm(len(mixed), generator=torch.Generator().manual_seed(0))
+    shuffled = Images(mixed.pixels[order], mixed.labels[order], mixed.classes)
+    tasks = draw(shuffled, 5)
+    assert len(set(shuffled.labels[tasks.draw.support[0]].tolist())) == 3

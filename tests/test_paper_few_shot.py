@@ -1,0 +1,199 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_classes import TINY as SMALL
+from tiny_classes import make_split, tiny_classes_world
+
+from neural_similarity import cli, paper
+from neural_similarity.fewshot import session
+from neural_similarity.fewshot.evaluate import evaluate
+from neural_similarity.fewshot.run import load_method
+from neural_similarity.fewshot.statistics import interval, paired
+from neural_similarity.fewshot.tasks import TaskSizes, draw_tasks
+from neural_similarity.paper import few_shot_records, few_shot_table
+from neural_similarity.recipes import FEW_SHOT_RECIPES, few_shot
+from neural_similarity.train import RunError, choose_runtime
+
+SIZES = TaskSizes(ways=2, shots=2, queries=3)
+RECIPES = {
+    "mini-cnn4": SMALL,
+    "mini-proto": replace(SMALL, method="proto"),
+}
+
+
+@pytest.fixture(scope="module")
+def world():
+    with tiny_classes_world(), pytest.MonkeyPatch.context() as patch:
+        for name, recipe in RECIPES.items():
+            patch.setitem(FEW_SHOT_RECIPES, name, recipe)
+        assert few_shot.FEW_SHOT_RECIPES is FEW_SHOT_RECIPES
+        yield
+
+
+def evaluated(folder, name, method, seed=0, **changes):
+    """A run that was trained and evaluated on the same ten tasks."""
+    path = folder / f"{name}-{seed}"
+    recipe = replace(RECIPES[name], seed=seed, **changes)
+    run = session.read_run(path, session.FewShotRun) if path.exists() else None
+    run = run or session.train(recipe, name=name, out=path, device="cpu")
+    split = make_split()
+    tasks = draw_tasks(split.test, SIZES, 10, seed=0, data=split.digest, part="test")
+    module = load_method(run, "last", method)
+    runtime = choose_runtime("cpu", "fp32")
+    right = evaluate(module, split.test, tasks, preprocess=run.preprocess, runtime=runtime)
+    evaluation = paper.make_evaluation(
+        run, (method, module), tasks, right, checkpoint="last", seconds=1.0
+    )
+    paper.write_evaluation(run.path / paper.EVALUATIONS, evaluation)
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(world, tmp_path_factory):
+    assert world is None
+    folder = tmp_path_factory.mktemp("few-shot")
+    for seed in (0, 1):
+        for method in ("fine-tuning", "nearest-neighbour"):
+            run = evaluated(folder, "mini-cnn4", method, seed)
+        paper.record_few_shot(run, folder / "results")
+    paper.record_few_shot(evaluated(folder, "mini-proto", "proto"), folder / "results")
+    return folder / "results"
+
+
+def read(results, recipe, method):
+    found = few_shot_records.read_evaluations(results, recipe, 1.0)
+    return [one for one in found if one.method == method]
+
+
+def test_records_tell_every_task(results):
+    path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s.running.1.json"
+    content = json.loads(path.read_text())
+    assert {"code", "environment", "data", "config", "training", "tasks"} <= content.keys()
+    one = few_shot_records.read_evaluation(path)
+    assert one.accuracies.shape == (10,)
+    assert interval(one.accuracies) == (one.summary["accuracy"], one.summary["reach"])
+    assert one.config.seed == 1
+    assert one.tasks["count"] == 10
+    assert one.statistics == "running"
+
+
+def test_damaged_records_are_named(results, tmp_path):
+    path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s.running.1.json"
+    content = json.loads(path.read_text())
+    wrong = [content | {"summary": content["summary"] | {"accuracy": 0.123}}, {}]
+    packed = content["correct"] | {"tasks": 11}
+    for changed in (*wrong, content | {"correct": packed}):
+        damaged = tmp_path / "damaged.json"
+        damaged.write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=r"damaged.json cannot be read as an evaluation"):
+            few_shot_records.read_evaluation(damaged)
+
+
+@pytest.fixture
+def tiny_table(monkeypatch):
+    """Table 6 of tasks as small as ours."""
+    groups = few_shot_table._groups
+
+    def smaller(row, _shots, results, budget):
+        found = {}
+        for one in few_shot_records.read_evaluations(results, row.recipe, budget):
+            if one.method == row.method:
+                key = (one.config.train_on, one.statistics, one.tasks["digest"])
+                found.setdefault(key, []).append(one)
+        return found
+
+    assert groups(few_shot_table.BASELINE, 5, few_shot_table.Path("none"), 1.0) == {}
+    monkeypatch.setattr(few_shot_table, "_groups", smaller)
+
+
+def rows(text):
+    """The cells of every row by label, those of 5 shots."""
+    cells = [
+        [c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line
+    ]
+    return {row[0]: row for row in cells if row[2] == "5"}
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_the_table_has_means_intervals_and_paired_differences(results):
+    found = rows(paper.few_shot_markdown(results))
+    base = read(results, "mini-cnn4", "fine-tuning")
+    near = read(results, "mini-cnn4", "nearest-neighbour")
+    assert len(base) == len(near) == 2
+    mean = 100 * (near[0].accuracies + near[1].accuracies) / 2
+    before = 100 * (base[0].accuracies + base[1].accuracies) / 2
+    ours, change = interval(mean), paired(mean, before)
+    row = found["nearest neighbour"]
+    assert row[3] == "51.04 ± 0.65"
+    assert row[4] == f"{ours.mean:.2f} ± {ours.reach:.2f}"
+    assert row[5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+    assert row[6:11] == [row[6], "train", "6", "running", "10"]
+    spread = torch.tensor([100 * one.summary["accuracy"] for one in near]).double().std()
+    assert row[11] == f"2 (σ {spread:.2f})"
+    assert found["fine-tuning"][5] == ""
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_differences_are_of_common_seeds_alone(results):
+    found = rows(paper.few_shot_markdown(results))
+    base, ours = read(results, "mini-cnn4", "fine-tuning"), read(results, "mini-proto", "proto")
+    first = next(one for one in base if one.config.seed == 0)
+    change = paired(100 * ours[0].accuracies, 100 * first.accuracies)
+    assert found["ProtoNet"][5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+
+
+def test_what_was_not_run_is_said(tmp_path, capsys):
+    assert cli.main(["table", "6", "--results", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    found = rows(text)
+    assert found["dynamic NSN"][3:5] == ["71.26 ± 0.65", "not run"]
+    for rows_ in few_shot_table.PANELS.values():
+        assert all(row.recipe in FEW_SHOT_RECIPES for row in rows_)
+    out = tmp_path / "table.md"
+    assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
+    assert out.read_text() == text
+    assert cli.main(["reproduce", "6"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("label", "paper_says"),
+    [
+        ("fine-tuning", (49.79, 0.79)),
+        ("nearest neighbour", (51.04, 0.65)),
+        ("MatchingNet", (55.31, 0.73)),
+        ("ProtoNet", (68.20, 0.66)),
+        ("MAML", (63.15, 0.91)),
+        ("RelationNet", (65.32, 0.70)),
+        ("static NSN", (65.74, 0.68)),
+        ("meta-learned static NSN", (66.21, 0.69)),
+        ("dynamic NSN", (71.26, 0.65)),
+        ("discriminative k-shot (ResNet-34)", (73.90, 0.30)),
+        ("TADAM (ResNet-12)", (76.7, 0.3)),
+        ("LEO (WRN-28-10)", (77.59, 0.12)),
+        ("dynamic NSN (CNN-9)", (77.44, 0.63)),
+    ],
+)
+def test_the_papers_numbers(label, paper_says):
+    rows_ = [row for panel in few_shot_table.PANELS.values() for row in panel]
+    row = next(row for row in rows_ if row.label == label)
+    assert (row.paper, row.reach) == paper_says
+
+
+@pytest.mark.usefixtures("world")
+def test_overridden_runs_have_no_records(tmp_path):
+    run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", lr=0.5)
+    with pytest.raises(RunError, match="it overrides lr"):
+        paper.record_few_shot(run, tmp_path)
+    run = session.train(RECIPES["mini-cnn4"], name="mini-cnn4", out=tmp_path / "b", device="cpu")
+    with pytest.raises(RunError, match="has no evaluations; `nsim fewshot evaluate"):
+        paper.record_few_shot(run, tmp_path)
+
+
+@pytest.mark.usefixtures("world")
+def test_retrained_runs_are_of_their_recipe(tmp_path):
+    chosen = {"train_on": "train+val", "steps": 5, "drops": ()}
+    run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", **chosen)
+    (path,) = paper.record_few_shot(run, tmp_path / "results")
+    assert path.name == "fine-tuning.train+val.2w2s.running.0.json"
