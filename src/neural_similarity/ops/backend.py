@@ -4,16 +4,17 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from neural_similarity.ops import native
+from neural_similarity.ops import native, triton
 
-Backend = Literal["auto", "compiled", "eager", "reference"]
+Backend = Literal["auto", "triton", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
+_REASONS = {"triton": triton.declines, "compiled": native.declines}
 
 
 def declines(backend: str, x: Tensor, taps: int) -> str | None:
     """Why `backend` cannot take the input `x` and a kernel of so many taps, or None if it can.
 
-    "compiled" is C for the CPU, made for this machine at its first use; "eager" is plain PyTorch in
+    "triton" is kernels for GPUs; "compiled" is C for the CPU, made for this machine at its first use; "eager" is plain PyTorch in
     blocks; "reference" is the defining einsum, which is what gets exported; "auto" takes the
     fastest that does not decline.
 
@@ -24,11 +25,12 @@ def declines(backend: str, x: Tensor, taps: int) -> str | None:
         raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if not x.is_floating_point():
         return f"the input is {x.dtype}, not a floating-point type"
-    return native.declines(x, taps) if backend == "compiled" else None
+    return _REASONS[backend](x, taps) if backend in _REASONS else None
 
 
 def chosen(backend: str, x: Tensor, taps: int) -> str:
     """The backend that "auto" means; others as they are."""
     if backend != "auto":
         return backend
-    return "eager" if declines("compiled", x, taps) else "compiled"
+    fast = "triton" if x.is_cuda else "compiled"
+    return "eager" if declines(fast, x, taps) else fast

@@ -95,8 +95,8 @@ def forward(
             m_part = _positions_first(_rows(m[images], len(output), rows), len(output))
             mixing.mix(window, window.rows(padded, rows), m_part, part, scratch[: len(span)])
             _join(part, kernel, y[:, span.start : span.stop])
-    y = y.unflatten(1, (x.shape[0], *output)).movedim(0, -2).flatten(-2)
-    return like_convolution(y, x)
+    y = y.unflatten(1, (x.shape[0], *output)).movedim(0, -2).flatten(-2).movedim(-1, 1)
+    return y.contiguous(memory_format=_output_format(x))
 
 
 def backward(
@@ -157,12 +157,16 @@ def empty_gradients(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Te
     ]
 
 
-def like_convolution(y: Tensor, x: Tensor) -> Tensor:
-    """(n, *out, o) as (n, o, *out), in memory channels-last exactly where `x` is."""
-    y = y.movedim(-1, 1)
+def empty_output(x: Tensor, output: Sequence[int], channels: int) -> Tensor:
+    """Uninitialised (n, channels, *output), in memory channels-last exactly where `x` is."""
+    shape = (x.shape[0], channels, *output)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_output_format(x))
+
+
+def _output_format(x: Tensor) -> torch.memory_format:
     last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     keep = x.dim() > 3 and x.is_contiguous(memory_format=last) and not x.is_contiguous()
-    return y if keep else y.contiguous()
+    return last if keep else torch.contiguous_format
 
 
 def _has_mirror(window: Window, m: Tensor) -> bool:

@@ -7,13 +7,14 @@ operators; a pair of autograd functions joins them, because `torch.func` refuses
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import columns, native
+from neural_similarity.ops import columns, native, triton
 from neural_similarity.ops.backend import chosen
 from neural_similarity.ops.window import Window
 
@@ -25,6 +26,20 @@ _OPERANDS = (
 Operator = Callable[..., Any]
 
 
+class Implementation(NamedTuple):
+    """How a backend computes an operator and its vector-Jacobian product."""
+
+    forward: Operator
+    """As `columns.forward`, without the mixing."""
+    backward: Operator
+    """As `columns.backward`, likewise."""
+
+    @classmethod
+    def by_columns(cls, mixing: columns.Mixing) -> "Implementation":
+        """Blocks of columns and a matrix product."""
+        return cls(partial(columns.forward, mixing), partial(columns.backward, mixing))
+
+
 def register(name: str, arithmetic: columns.Arithmetic, kernel: str) -> Operator:
     """The differentiable function of a mixing, over two registered operators.
 
@@ -32,24 +47,25 @@ def register(name: str, arithmetic: columns.Arithmetic, kernel: str) -> Operator
     (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups
     and the backend, and returns (n, o, *out).
     """
-    mixings = {
+    mixings: dict[str, columns.Mixing] = {
         "eager": columns.Plain(arithmetic, mirrors=kernel == "scale"),
         "compiled": native.Compiled(kernel),
     }
-    forward = _register_forward(name, mixings)
-    return _differentiable(forward, _register_backward(name, mixings))
+    implementations = {key: Implementation.by_columns(mixings[key]) for key in mixings}
+    implementations["triton"] = Implementation(triton.forward, triton.backward)
+    forward = _register_forward(name, implementations)
+    return _differentiable(forward, _register_backward(name, implementations))
 
 
-def _register_forward(name: str, mixings: Mapping[str, columns.Mixing]) -> Operator:
+def _register_forward(name: str, implementations: Mapping[str, Implementation]) -> Operator:
     def forward(x, weight, similarity, stride, padding, dilation, groups, backend):
         window = _window(weight, stride, padding, dilation)
-        return columns.forward(
-            mixings[chosen(backend, x, window.taps)], x, weight, similarity, window, groups
-        )
+        implementation = implementations[chosen(backend, x, window.taps)]
+        return implementation.forward(x, weight, similarity, window, groups)
 
     def fake(x, weight, similarity, stride, padding, dilation, groups, backend):
         output = _window(weight, stride, padding, dilation).output_size(x.shape[2:])
-        return columns.like_convolution(x.new_empty(x.shape[0], *output, weight.shape[0]), x)
+        return columns.empty_output(x, output, weight.shape[0])
 
     def vmap(info, in_dims, *arguments):
         operands, geometry = arguments[:3], arguments[3:]
@@ -66,19 +82,11 @@ def _register_forward(name: str, mixings: Mapping[str, columns.Mixing]) -> Opera
     return operator
 
 
-def _register_backward(name: str, mixings: Mapping[str, columns.Mixing]) -> Operator:
+def _register_backward(name: str, implementations: Mapping[str, Implementation]) -> Operator:
     def backward(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         window = _window(weight, stride, padding, dilation)
-        return columns.backward(
-            mixings[chosen(backend, x, window.taps)],
-            grad,
-            x,
-            weight,
-            similarity,
-            window,
-            groups,
-            needs,
-        )
+        implementation = implementations[chosen(backend, x, window.taps)]
+        return implementation.backward(grad, x, weight, similarity, window, groups, needs)
 
     def fake(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         return tuple(columns.empty_gradients((x, weight, similarity), needs))
