@@ -16,7 +16,6 @@ from neural_similarity.ops.window import (
     CONVOLUTIONS,
     Window,
     autocasts,
-    promoted,
     same_padding,
     window,
     without_autocast,
@@ -184,14 +183,13 @@ def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tenso
 
 
 def _autocast(x: Tensor, weight: Tensor, similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The operands as a convolution under autocast takes them; M in float32 at least."""
+    """The operands as a convolution under autocast takes them; M in float32, or float64 as x."""
     if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype != weight.dtype:
         raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
-    m = promoted(similarity)
-    return x, weight, m.to(torch.promote_types(m.dtype, x.dtype))
+    return x, weight, similarity.to(torch.promote_types(torch.float32, x.dtype))
 
 
 _SIZES = {1: "w", 2: "h, w", 3: "d, h, w"}
