@@ -28,7 +28,7 @@ def launches(kind, dtype, monkeypatch, channels=64, stride=1):
     """Kernel, arguments and constants of every launch of a convolution, forward and backward."""
     found = []
 
-    def note(kernel, task, arguments, constants, grid):
+    def note(kernel, task, arguments, constants, _grid):
         found.append((kernel, (*arguments, task.sizes, task.channels), constants))
 
     monkeypatch.setattr(launch, "_launch", note)
@@ -61,7 +61,14 @@ class Built:
         compiled = triton.compile(source, HOPPER, options | {"enable_fp_fusion": True})
         self.ptx, self.binary = compiled.asm["ptx"], compiled.asm["cubin"]
         (folder / "kernel.ptx").write_text(self.ptx)
-        command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", "kernel.ptx", "-o", "kernel.cubin"]
+        command = [
+            get_ptxas(90).path,
+            "-v",
+            "--gpu-name=sm_90a",
+            "kernel.ptx",
+            "-o",
+            "kernel.cubin",
+        ]
         self.said = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, check=True
         ).stderr

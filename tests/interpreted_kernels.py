@@ -51,9 +51,7 @@ def test_one_gradient_alone_is_the_same(wanted, kind):
     assert_close(gradient("triton"), gradient("reference"))
 
 
-@pytest.mark.parametrize(
-    "kind", ["diagonal", pytest.param("full", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", ["diagonal", pytest.param("full", marks=pytest.mark.slow)])
 def test_second_derivatives(kind):
     operands = [t.float() for t in TINY.operands(kind)]
 

@@ -79,7 +79,9 @@ CASES = [
     Case(Problem("stride", (2, 2), (2, 3), (1, 1), size=(4, 7)), layout="strided"),
     Case(Problem("dilation", (3, 1), (1, 1), (3, 0), (2, 1), size=(3, 4)), layout="contiguous"),
     Case(Problem("both", (1, 3), (1, 2), (0, 1), (1, 3), size=(3, 9), batch=1)),
-    Case(Problem("across", (1, 2), groups=2, channels=(12, 6), size=(2, 3), batch=1), ("channels", 3)),
+    Case(
+        Problem("across", (1, 2), groups=2, channels=(12, 6), size=(2, 3), batch=1), ("channels", 3)
+    ),
     Case(Problem("line", (1, 3), size=(1, 9), padding=(0, 1)), line=True),
     Case(Problem("empty", batch=0)),
 ]

@@ -104,7 +104,7 @@ def test_auto_takes_it_on_a_gpu(monkeypatch):
 
 
 def test_a_refusal_names_the_backend_and_the_reason():
-    with pytest.raises(ValueError, match="the triton backend declines .*on cpu, not on a GPU"):
+    with pytest.raises(ValueError, match=r"the triton backend declines .*on cpu, not on a GPU"):
         similarity_conv2d(X, torch.ones(1, 2, 1, 1), torch.ones(1, 1, 4, 4), backend="triton")
 
 
@@ -150,7 +150,9 @@ def test_gradients_are_finite_differences_on_a_gpu(kind):
     for i, gradient in enumerate(gradients):
         direction = torch.randn_like(gradient)
         sides = [
-            case(*operands[:i], operands[i] + step * direction, *operands[i + 1 :], backend="triton")
+            case(
+                *operands[:i], operands[i] + step * direction, *operands[i + 1 :], backend="triton"
+            )
             for step in (1, -1)  # linear in every operand: the step may be large
         ]
         difference = ((sides[0] - sides[1]).double() * outgoing).sum() / 2

@@ -63,7 +63,8 @@ def similarity_conv2d(
         blocks: ("channels", b) or ("filters", b): each of b consecutive groups of the input's
             channels, or of the kernels, has an M of its own, and `similarity` an axis of that
             length before its taps. Filters cost as much mixing as b convolutions.
-        backend: "auto", "triton", "compiled", "eager" or "reference", see `neural_similarity.ops.declines`.
+        backend: "auto", "triton", "compiled", "eager" or "reference", see
+            `neural_similarity.ops.declines`.
 
     Returns:
         y, in the memory format of `x`. Differentiable to every order, under `torch.func` as well.

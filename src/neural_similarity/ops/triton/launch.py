@@ -30,9 +30,10 @@ CONFIGS = {
         {"ROWS": 64, "num_warps": 8, "num_stages": 2},
     ),
 }
-"""What tuning tries, by the bytes of a number; the first is taken while torch must be deterministic.
+"""What tuning tries, by the bytes of a number.
 
-Chosen so that the first spill no registers on Hopper; which is fastest is unmeasured.
+The first is taken while torch must be deterministic. It spills no registers on Hopper; which is
+fastest is unmeasured.
 """
 MOST_ROWS = max(config["ROWS"] for configs in CONFIGS.values() for config in configs)
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -45,6 +46,7 @@ class Plan(NamedTuple):
 
     sizes: kernels.Sizes
     channels: kernels.Channels
+    frame: kernels.Frame
     constants: Constants
     full: bool
 
@@ -71,16 +73,14 @@ def plan(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> P
     (height, width), out = _pair(1, x.shape[2:]), _pair(1, window.output_size(x.shape[2:]))
     group, block = x.shape[1] // groups, x.shape[1] // m.shape[1]
     outputs = weight.shape[0] // groups
-    edges = zip((1, 1, 0, 1), window, strict=True)
+    pairs = zip((1, 1, 0, 1), window, strict=True)
+    frame = kernels.Frame(*(side for flat, sides in pairs for side in _pair(flat, sides)))
     tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return Plan(
         kernels.Sizes(x.shape[0], height, width, *out),
         kernels.Channels(group, outputs, block, gcd(group, block)),
-        {
-            "FRAME": kernels.Frame(*(side for flat, sides in edges for side in _pair(flat, sides))),
-            "DTYPE": _TYPES[x.dtype],
-            "PRECISION": "tf32" if tf32 else "ieee",
-        },
+        frame,
+        {"FRAME": frame, "DTYPE": _TYPES[x.dtype], "PRECISION": "tf32" if tf32 else "ieee"},
         m.dim() > x.dim() + 1,
     )
 
@@ -162,7 +162,7 @@ def _diagonal_gradients(
         *(_images(grad), _images(x), _filters(weight), _similarities(m[None], task.full)),
         *(_images(grad_x if needs_x else x), _similarities(parts, task.full)),
     )
-    frame, sizes = constants["FRAME"], task.sizes
+    frame, sizes = task.frame, task.sizes
     rows, columns = triton.cdiv(sizes.height, frame.sh), triton.cdiv(sizes.width, frame.sw)
     tiles = _tiles(sizes.images * rows * columns)
     grid = (tiles, task.pieces(x.shape[1], constants), frame.sh * frame.sw)
