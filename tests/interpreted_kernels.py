@@ -4,6 +4,8 @@ The interpreter is chosen when triton is imported, for the whole process; its pr
 matrices is wrong, so that type is checked on GPUs only.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
@@ -13,7 +15,7 @@ from torch.testing import assert_close
 
 from neural_similarity.ops import declines
 from neural_similarity.ops.backend import chosen
-from neural_similarity.ops.triton import interpreted, kernels
+from neural_similarity.ops.triton import interpreted, launch
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 TINY = Case(Problem("tiny", (1, 2), (1, 1), (0, 1), size=(1, 2), channels=(3, 2), batch=1))
@@ -65,9 +67,26 @@ def test_second_derivatives(kind):
     assert_close(curvature("triton"), curvature("reference"), rtol=1e-4, atol=1e-3)
 
 
+def test_tuning_happens_once_per_kernel_and_channels(monkeypatch):
+    runs = []
+
+    def clock(kernel, quantiles):
+        kernel()
+        runs.append(kernel)
+        return [1.0] * len(quantiles)
+
+    tune = partial(launch.triton.autotune, do_bench=clock)
+    monkeypatch.setattr(launch.triton, "autotune", tune)
+    monkeypatch.setattr(launch, "interpreted", lambda: False)
+    torch.use_deterministic_algorithms(False)
+    for _ in range(2):
+        check(TINY, "diagonal", torch.float32)
+        assert len(runs) == len(launch.CONFIGS[4]) * 3
+
+
 def test_it_takes_the_processors_tensors_when_asked_only():
     x = torch.zeros(1, 2, 4, 4)
-    assert kernels.triton.knobs.runtime.interpret
+    assert launch.triton.knobs.runtime.interpret
     assert interpreted()
     assert declines("triton", x, 9) is None
     assert chosen("auto", x, 9) != "triton"
