@@ -89,4 +89,4 @@ def test_it_takes_the_processors_tensors_when_asked_only():
     assert launch.triton.knobs.runtime.interpret
     assert interpreted()
     assert declines("triton", x, 9) is None
-    assert chosen("auto", x, 9) != "triton"
+    assert chosen("auto", x, 9, 1) != "triton"

@@ -1,6 +1,7 @@
-"""The compiled loops compute what the plain ones do."""
+"""The compiled operators compute what the plain ones do."""
 
 import ctypes
+import platform
 
 import pytest
 import torch
@@ -103,10 +104,9 @@ def test_blocks_of_channels(kind):
     compare(f, (*problem.operands(), m))
 
 
-@pytest.mark.parametrize("backend", ["compiled", "eager"])
 @pytest.mark.parametrize("stride", [1, 2])
 @both_kinds
-def test_large_images_are_taken_by_rows(backend, stride, kind, monkeypatch):
+def test_large_images_are_taken_by_rows(stride, kind, monkeypatch):
     problem = Problem("rows", stride=(stride, 1), dilation=(2, 1), size=(13, 9), batch=3)
     operands = (*problem.operands(torch.float32), problem.similarity(kind, torch.float32))
 
@@ -114,9 +114,9 @@ def test_large_images_are_taken_by_rows(backend, stride, kind, monkeypatch):
         return similarity_conv2d(*operands, None, *problem.geometry, backend=backend)
 
     outgoing = torch.randn_like(f(*operands))
-    whole = gradients(f, operands, outgoing, torch.float32, backend)
+    whole = gradients(f, operands, outgoing, torch.float32, "eager")
     monkeypatch.setattr("neural_similarity.ops.columns.BLOCK_BYTES", 3 * 9 * 9 * 4 * 4)
-    found = gradients(f, operands, outgoing, torch.float32, backend)
+    found = gradients(f, operands, outgoing, torch.float32, "eager")
     assert_close(found, whole, rtol=1e-5, atol=1e-4)
 
 
@@ -130,8 +130,10 @@ def test_threads_share_the_work(monkeypatch):
     outgoing = torch.randn_like(f(*operands))
     one = gradients(f, operands, outgoing, torch.float32, "compiled")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    for a, b in zip(gradients(f, operands, outgoing, torch.float32, "compiled"), one, strict=True):
-        assert torch.equal(a, b)
+    three = gradients(f, operands, outgoing, torch.float32, "compiled")
+    assert_close(three, one, rtol=1e-5, atol=1e-4)
+    again = gradients(f, operands, outgoing, torch.float32, "compiled")
+    assert all(torch.equal(a, b) for a, b in zip(three, again, strict=True))
 
 
 def test_not_a_number_stays_one():
@@ -179,6 +181,20 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
     monkeypatch.setattr(native, "_FLAGS", ("--no-such-option",))
     assert "fails:" in declines("compiled", X, 9)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the switches are those of x86")
+@pytest.mark.parametrize("without", ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f"])
+@pytest.mark.usefixtures("fresh")
+def test_lesser_processors(without, monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
+    switches = ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f"]
+    used = switches[: switches.index(without) + 1]
+    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, *used))
+    for dtype in (torch.float32, torch.bfloat16):
+        for kind in KINDS:
+            test_widths_and_precisions((50, 3), dtype, kind)
 
 
 @pytest.mark.usefixtures("fresh")

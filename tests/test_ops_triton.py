@@ -69,7 +69,12 @@ class OnGpu:
     is_cuda = True
 
     def __init__(self, x):
-        self.device, self.dtype, self.dim = torch.device("cuda", 0), x.dtype, x.dim
+        self.device, self.dtype, self.dim, self.shape = (
+            torch.device("cuda", 0),
+            x.dtype,
+            x.dim,
+            x.shape,
+        )
         self.is_floating_point = x.is_floating_point
 
 
@@ -84,7 +89,7 @@ class OnGpu:
 )
 def test_it_says_why_it_declines(x, taps, reason):
     assert reason in declines("triton", x, taps)
-    assert chosen("auto", x, taps) != "triton"
+    assert chosen("auto", x, taps, 1) != "triton"
 
 
 def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch):
@@ -93,14 +98,14 @@ def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch):
         assert declines("triton", OnGpu(X), 9) == "the GPU's compute capability is below 8.0"
     monkeypatch.setattr(triton, "find_spec", lambda _: None)
     assert declines("triton", OnGpu(X), 9) == "triton is not installed"
-    assert chosen("auto", OnGpu(X), 9) == "eager"
+    assert chosen("auto", OnGpu(X), 9, 1) == "eager"
 
 
 @needs_triton
 def test_auto_takes_it_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert declines("triton", OnGpu(X), 9) is None
-    assert chosen("auto", OnGpu(X), 9) == "triton"
+    assert chosen("auto", OnGpu(X), 9, 1) == "triton"
 
 
 def test_a_refusal_names_the_backend_and_the_reason():

@@ -9,6 +9,8 @@ from neural_similarity.ops import native, triton
 Backend = Literal["auto", "triton", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 _REASONS = {"triton": triton.declines, "compiled": native.declines}
+NARROW = 4
+"""On a CPU, groups of fewer channels, depthwise kernels above all, are faster in the eager form."""
 
 
 def declines(backend: str, x: Tensor, taps: int) -> str | None:
@@ -28,9 +30,11 @@ def declines(backend: str, x: Tensor, taps: int) -> str | None:
     return _REASONS[backend](x, taps) if backend in _REASONS else None
 
 
-def chosen(backend: str, x: Tensor, taps: int) -> str:
+def chosen(backend: str, x: Tensor, taps: int, groups: int) -> str:
     """The backend that "auto" means; others as they are."""
     if backend != "auto":
         return backend
-    fast = "triton" if x.is_cuda else "compiled"
-    return "eager" if declines(fast, x, taps) else fast
+    if x.is_cuda:
+        return "eager" if declines("triton", x, taps) else "triton"
+    narrow = x.shape[1] // groups < NARROW
+    return "eager" if narrow or declines("compiled", x, taps) else "compiled"

@@ -10,7 +10,7 @@ grouped convolution, b blocks of channels that have an M of their own.
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,48 +22,15 @@ BLOCK_BYTES = 1 << 21
 """Size of a block of columns: about a core's second-level cache."""
 
 
-class Mixing(Protocol):
-    """How M, (N, b, K) or (N, b, K, K), acts on the patches of a padded input (n, *padded, c).
+class Arithmetic(Protocol):
+    """How M, (N, b, K) or (N, b, K, K), acts on patches, a view (n, *out, *kernel, c).
 
     Each of the b blocks of channels has its own M. Columns, their gradient and `scratch` are
-    contiguous (N, K, c) in the input's dtype.
+    contiguous (N, K, c) in the input's dtype; `out` and `scratch` may be written.
     """
 
     mirrors: bool
     """Whether the data gradient of a convolution is cheaper as one of mirrored arguments."""
-
-    def mix(
-        self, window: Window, padded: Tensor, m: Tensor, columns: Tensor, scratch: Tensor
-    ) -> None:
-        """Columns M·patch into `columns`."""
-        ...
-
-    def derive(
-        self,
-        window: Window,
-        padded: Tensor,
-        m: Tensor,
-        grad: Tensor,
-        wanted: "Wanted",
-        scratch: Tensor,
-    ) -> None:
-        """Fill what is wanted, given the gradient of the columns, which may be overwritten."""
-        ...
-
-
-class Wanted(NamedTuple):
-    """What backward asks of a mixing; None is not wanted."""
-
-    columns: Tensor | None
-    """Written."""
-    padded: Tensor | None
-    """Gradient of the padded input, added to."""
-    m: Tensor | None
-    """Gradient of M, written."""
-
-
-class Arithmetic(Protocol):
-    """The same on patches, a view (n, *out, *kernel, c); `out` and `scratch` may be written."""
 
     def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
         """Columns M·patch into `out`."""
@@ -78,75 +45,80 @@ class Arithmetic(Protocol):
         ...
 
 
-def forward(
-    mixing: Mixing, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int
-) -> Tensor:
-    """y (n, o, *out) in the memory format of x (n, c, *size); m (n, b, K, *out) or with K, K."""
-    output = window.output_size(x.shape[2:])
-    kernel = _kernel_matrix(weight, groups)
-    y = x.new_empty(groups, x.shape[0] * prod(output), weight.shape[0] // groups)
-    blocks = _Blocks(x, window, output)
-    columns, scratch = blocks.buffers(2)
-    for images in blocks.images():
-        padded = blocks.padded(x[images])
-        for rows in blocks.rows():
-            span = blocks.span(images, rows)
-            part = columns[: len(span)]
-            m_part = _positions_first(_rows(m[images], len(output), rows), len(output))
-            mixing.mix(window, window.rows(padded, rows), m_part, part, scratch[: len(span)])
-            _join(part, kernel, y[:, span.start : span.stop])
-    y = y.unflatten(1, (x.shape[0], *output)).movedim(0, -2).flatten(-2).movedim(-1, 1)
-    return y.contiguous(memory_format=_output_format(x))
+class Eager:
+    """`trilinear.Implementation` in torch's operations, for any dtype and device."""
 
+    def __init__(self, arithmetic: Arithmetic):
+        self.arithmetic = arithmetic
 
-def backward(
-    mixing: Mixing,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    m: Tensor,
-    window: Window,
-    groups: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and m; an empty tensor for each that `needs` leaves out."""
-    needs_x, needs_weight, needs_m = needs
-    mirrored = needs_x and mixing.mirrors and _has_mirror(window, m)
-    output, dims = grad.shape[2:], len(window.kernel_size)
-    kernel = _kernel_matrix(weight, groups)
-    grad_x, grad_m = empty_gradients((x, m), (needs_x, needs_m))
-    grad_kernel = torch.zeros_like(kernel, dtype=_accumulator(kernel))
-    blocks = _Blocks(x, window, output)
-    columns, grad_columns, scratch = blocks.buffers(3)
-    for images in blocks.images():
-        padded = blocks.padded(x[images])
-        grad_padded = blocks.zeros(padded) if needs_x and not mirrored else None
-        for rows in blocks.rows():
-            size = len(blocks.span(images, rows))
-            m_part = _positions_first(_rows(m[images], dims, rows), dims)
-            outgoing = _rows(grad[images], dims, rows).movedim(1, -1).reshape(size, 1, -1)
-            outgoing = _split(outgoing, groups)
-            if needs_m or grad_padded is not None:
-                _expand(outgoing, kernel, grad_columns[:size])
-            grad_m_part = torch.empty_like(m_part) if needs_m else None
-            wanted = Wanted(
-                columns[:size] if needs_weight else None,
-                None if grad_padded is None else window.rows(grad_padded, rows),
-                grad_m_part,
-            )
-            seen = window.rows(padded, rows)
-            mixing.derive(window, seen, m_part, grad_columns[:size], wanted, scratch[:size])
-            if needs_weight:
-                grad_kernel += torch.bmm(outgoing.mT, _split(columns[:size], groups))
-            if grad_m_part is not None:
-                target = _rows(grad_m[images], dims, rows)
-                target.copy_(_positions_last(grad_m_part, target.shape))
-        if grad_padded is not None:
-            grad_x[images] = window.interior(grad_padded).movedim(-1, 1)
-    if mirrored:
-        mirror_kernel, mirror_m, mirror = _mirror(weight, m, window, groups)
-        grad_x.copy_(forward(mixing, grad, mirror_kernel, mirror_m, mirror, groups))
-    return grad_x, _kernel_tensor(grad_kernel, weight, needs_weight), grad_m
+    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+        """`Implementation.forward`."""
+        output = window.output_size(x.shape[2:])
+        kernel = _kernel_matrix(weight, groups)
+        y = x.new_empty(groups, x.shape[0] * prod(output), weight.shape[0] // groups)
+        blocks = _Blocks(x, window, output)
+        columns, scratch = blocks.buffers(2)
+        for images in blocks.images():
+            padded = blocks.padded(x[images])
+            for rows in blocks.rows():
+                span = blocks.span(images, rows)
+                part = columns[: len(span)]
+                m_part = _positions_first(_rows(m[images], len(output), rows), len(output))
+                patches = window.patches(window.rows(padded, rows))
+                self.arithmetic.mix(patches, m_part, part, scratch[: len(span)])
+                _join(part, kernel, y[:, span.start : span.stop])
+        y = y.unflatten(1, (x.shape[0], *output)).movedim(0, -2).flatten(-2)
+        return like_convolution(y, x)
+
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        m: Tensor,
+        window: Window,
+        groups: int,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`Implementation.backward`."""
+        needs_x, needs_weight, needs_m = needs
+        mirrored = needs_x and self.arithmetic.mirrors and _has_mirror(window, m)
+        output, dims = grad.shape[2:], len(window.kernel_size)
+        kernel = _kernel_matrix(weight, groups)
+        grad_x, grad_m = empty_gradients((x, m), (needs_x, needs_m))
+        grad_kernel = torch.zeros_like(kernel, dtype=_accumulator(kernel))
+        blocks = _Blocks(x, window, output)
+        columns, grad_columns, scratch = blocks.buffers(3)
+        for images in blocks.images():
+            padded = blocks.padded(x[images])
+            grad_padded = blocks.zeros(padded) if needs_x and not mirrored else None
+            for rows in blocks.rows():
+                size = len(blocks.span(images, rows))
+                m_part = _positions_first(_rows(m[images], dims, rows), dims)
+                outgoing = _rows(grad[images], dims, rows).movedim(1, -1).reshape(size, 1, -1)
+                outgoing = _split(outgoing, groups)
+                if needs_m or grad_padded is not None:
+                    _expand(outgoing, kernel, grad_columns[:size])
+                patches = window.patches(window.rows(padded, rows))
+                mixed, gradient, spare = columns[:size], grad_columns[:size], scratch[:size]
+                if needs_weight:
+                    self.arithmetic.mix(patches, m_part, mixed, spare)
+                    grad_kernel += torch.bmm(outgoing.mT, _split(mixed, groups))
+                if grad_padded is not None:
+                    self.arithmetic.transpose(gradient, m_part, spare)
+                    window.scatter_patches(
+                        window.rows(grad_padded, rows), spare.view(patches.shape)
+                    )
+                if needs_m:
+                    target = _rows(grad_m[images], dims, rows)
+                    found = self.arithmetic.gradient(gradient, patches, spare, m_part.shape[1])
+                    target.copy_(_positions_last(found, target.shape))
+            if grad_padded is not None:
+                grad_x[images] = window.interior(grad_padded).movedim(-1, 1)
+        if mirrored:
+            mirror_kernel, mirror_m, mirror = _mirror(weight, m, window, groups)
+            grad_x.copy_(self.forward(grad, mirror_kernel, mirror_m, mirror, groups))
+        return grad_x, _kernel_tensor(grad_kernel, weight, needs_weight), grad_m
 
 
 def empty_gradients(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
@@ -157,8 +129,13 @@ def empty_gradients(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Te
     ]
 
 
+def like_convolution(y: Tensor, x: Tensor) -> Tensor:
+    """(n, *out, o) as (n, o, *out), in memory channels-last exactly where `x` is."""
+    return y.movedim(-1, 1).contiguous(memory_format=_output_format(x))
+
+
 def empty_output(x: Tensor, output: Sequence[int], channels: int) -> Tensor:
-    """Uninitialised (n, channels, *output), in memory channels-last exactly where `x` is."""
+    """Uninitialised (n, channels, *output), likewise."""
     shape = (x.shape[0], channels, *output)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_output_format(x))
 
@@ -320,36 +297,3 @@ def _kernel_tensor(matrix: Tensor, weight: Tensor, needed: bool) -> Tensor:
 def _accumulator(tensor: Tensor) -> torch.dtype:
     """Sums over many terms are taken in float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-class Plain:
-    """`Mixing` in torch's operations, for any dtype and device."""
-
-    def __init__(self, arithmetic: Arithmetic, mirrors: bool):
-        self.arithmetic = arithmetic
-        self.mirrors = mirrors
-
-    def mix(
-        self, window: Window, padded: Tensor, m: Tensor, columns: Tensor, scratch: Tensor
-    ) -> None:
-        """`Mixing.mix`."""
-        self.arithmetic.mix(window.patches(padded), m, columns, scratch)
-
-    def derive(
-        self,
-        window: Window,
-        padded: Tensor,
-        m: Tensor,
-        grad: Tensor,
-        wanted: "Wanted",
-        scratch: Tensor,
-    ) -> None:
-        """`Mixing.derive`."""
-        patches = window.patches(padded)
-        if wanted.columns is not None:
-            self.arithmetic.mix(patches, m, wanted.columns, scratch)
-        if wanted.padded is not None:
-            self.arithmetic.transpose(grad, m, scratch)
-            window.scatter_patches(wanted.padded, scratch.view(patches.shape))
-        if wanted.m is not None:
-            wanted.m.copy_(self.arithmetic.gradient(grad, patches, scratch, m.shape[1]))

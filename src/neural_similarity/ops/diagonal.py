@@ -9,6 +9,8 @@ from neural_similarity.ops import trilinear
 class _Diagonal:
     """`columns.Arithmetic` with m (N, b, K)."""
 
+    mirrors = True
+
     def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
         _scale(patches, m, out.view(patches.shape))
 
@@ -30,5 +32,5 @@ def _scale(values: Tensor, m: Tensor, out: Tensor) -> None:
         torch.addcmul(values, values, (factors - 1).to(values.dtype), out=out)
 
 
-diagonal_conv = trilinear.register("diagonal_conv", _Diagonal(), "scale")
+diagonal_conv = trilinear.register("diagonal_conv", _Diagonal(), full=False)
 """y_o(p) = Σ_t m_t(p) Σ_c W[o,c,t] X[c,t](p). Paper, §3.3."""

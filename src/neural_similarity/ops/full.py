@@ -9,6 +9,8 @@ from neural_similarity.ops import trilinear
 class _Full:
     """`columns.Arithmetic` with m (N, b, K, K): [position, block, kernel tap, patch tap]."""
 
+    mirrors = False
+
     def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
         scratch.view(patches.shape).copy_(patches)
         _multiply(m, scratch, out)
@@ -44,5 +46,5 @@ def _by_block(values: Tensor, blocks: int) -> Tensor:
     return values.unflatten(2, (blocks, -1)).transpose(1, 2).flatten(0, 1)
 
 
-full_conv = trilinear.register("full_conv", _Full(), "mix")
+full_conv = trilinear.register("full_conv", _Full(), full=True)
 """y_o(p) = Σ_s Σ_c W[o,c,s] Σ_t M_st(p) X[c,t](p). Paper, Eq. 2 and §3.3."""

@@ -7,8 +7,7 @@ operators; a pair of autograd functions joins them, because `torch.func` refuses
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,46 +25,51 @@ _OPERANDS = (
 Operator = Callable[..., Any]
 
 
-class Implementation(NamedTuple):
-    """How a backend computes an operator and its vector-Jacobian product."""
+class Implementation(Protocol):
+    """One way to compute an operator, for x (n, c, *size) and M (n, b, *taps, *out)."""
 
-    forward: Operator
-    """As `columns.forward`, without the mixing."""
-    backward: Operator
-    """As `columns.backward`, likewise."""
+    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+        """y (n, o, *out), in the memory format of x."""
+        ...
 
-    @classmethod
-    def by_columns(cls, mixing: columns.Mixing) -> "Implementation":
-        """Blocks of columns and a matrix product."""
-        return cls(partial(columns.forward, mixing), partial(columns.backward, mixing))
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        m: Tensor,
+        window: Window,
+        groups: int,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of x, weight and m; an empty tensor for each that `needs` leaves out."""
+        ...
 
 
-def register(name: str, arithmetic: columns.Arithmetic, kernel: str) -> Operator:
+def register(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operator:
     """The differentiable function of a mixing, over two registered operators.
 
     It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
     (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups
     and the backend, and returns (n, o, *out).
     """
-    mixings: dict[str, columns.Mixing] = {
-        "eager": columns.Plain(arithmetic, mirrors=kernel == "scale"),
-        "compiled": native.Compiled(kernel),
+    ways: dict[str, Implementation] = {
+        "triton": triton.Triton(),
+        "compiled": native.Compiled(full=full),
+        "eager": columns.Eager(arithmetic),
     }
-    implementations = {key: Implementation.by_columns(mixings[key]) for key in mixings}
-    implementations["triton"] = Implementation(triton.forward, triton.backward)
-    forward = _register_forward(name, implementations)
-    return _differentiable(forward, _register_backward(name, implementations))
+    return _differentiable(_register_forward(name, ways), _register_backward(name, ways))
 
 
-def _register_forward(name: str, implementations: Mapping[str, Implementation]) -> Operator:
+def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator:
     def forward(x, weight, similarity, stride, padding, dilation, groups, backend):
         window = _window(weight, stride, padding, dilation)
-        implementation = implementations[chosen(backend, x, window.taps)]
-        return implementation.forward(x, weight, similarity, window, groups)
+        way = ways[chosen(backend, x, window.taps, groups)]
+        return way.forward(x, weight, similarity, window, groups)
 
     def fake(x, weight, similarity, stride, padding, dilation, groups, backend):
         output = _window(weight, stride, padding, dilation).output_size(x.shape[2:])
-        return columns.empty_output(x, output, weight.shape[0])
+        return columns.like_convolution(x.new_empty(x.shape[0], *output, weight.shape[0]), x)
 
     def vmap(info, in_dims, *arguments):
         operands, geometry = arguments[:3], arguments[3:]
@@ -82,11 +86,11 @@ def _register_forward(name: str, implementations: Mapping[str, Implementation]) 
     return operator
 
 
-def _register_backward(name: str, implementations: Mapping[str, Implementation]) -> Operator:
+def _register_backward(name: str, ways: Mapping[str, Implementation]) -> Operator:
     def backward(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         window = _window(weight, stride, padding, dilation)
-        implementation = implementations[chosen(backend, x, window.taps)]
-        return implementation.backward(grad, x, weight, similarity, window, groups, needs)
+        way = ways[chosen(backend, x, window.taps, groups)]
+        return way.backward(grad, x, weight, similarity, window, groups, needs)
 
     def fake(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
         return tuple(columns.empty_gradients((x, weight, similarity), needs))

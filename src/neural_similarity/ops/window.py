@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -49,12 +48,6 @@ class Window(NamedTuple):
         ):
             view = view.unfold(dim, d * (k - 1) + 1, s)[..., ::d]
         return view.movedim(1 + dims, -1)
-
-    def tap_offsets(self, strides: Sequence[int]) -> list[int]:
-        """Distance in memory of every tap from the first, for an input of these strides."""
-        steps = [d * stride for d, stride in zip(self.dilation, strides, strict=True)]
-        taps = product(*map(range, self.kernel_size))
-        return [sum(i * step for i, step in zip(tap, steps, strict=True)) for tap in taps]
 
     def rows(self, padded: Tensor, rows: slice) -> Tensor:
         """View of what the output's `rows` along its first dimension see of `padded`."""

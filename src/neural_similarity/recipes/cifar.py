@@ -1,7 +1,8 @@
 """CIFAR-10 and CIFAR-100 as in the paper's tables 1 to 4: one network and schedule for all rows.
 
 Batch 128, momentum 0.9, 64,000 updates with the rate divided by ten after 34,000 and 54,000, crops
-from images padded by 4, flips: the defaults of `Recipe`. The whole training set is used.
+from images padded by 4, flips: the defaults of `Recipe`. The whole training set is used. The paper
+does not say what images are padded with; as in the released code it is their mirrored border.
 """
 
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, Static
 from neural_similarity.train.recipe import Recipe
 
-BASE = Recipe()
+BASE = Recipe(padding="symmetric")
 
 CIFAR10 = {
     "cifar10-cnn": ("inner product: the plain CNN-9", BASE),

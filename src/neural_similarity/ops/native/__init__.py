@@ -1,7 +1,10 @@
-"""The loops of `columns` in C, compiled for this machine when they are first used.
+"""The dynamic operators in C, compiled for this machine when they are first used.
 
-One small file without torch's headers: it compiles in a second, and the library is kept in the
-user's cache folder for the next process. Threads are those of torch's own OpenMP.
+Small files without torch's headers: they compile in seconds, and the library is kept in the
+user's cache folder for the next process. Patches of a few positions at a time are gathered, mixed
+by M and multiplied with the kernel while they are in a core's first cache. bfloat16 is multiplied
+by the processor's matrix unit (AMX) or dot products (AVX512-BF16) where it has them. Threads are
+those of torch's own OpenMP.
 """
 
 import ctypes
@@ -10,61 +13,153 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from neural_similarity.ops.columns import Wanted
+from neural_similarity.ops import columns
 from neural_similarity.ops.window import Window
 
 MOST_TAPS = 64
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
-_SOURCES = ("columns.c", "element.h")
+_SOURCES = ("operators.c", "element.h", "product.h", "vector.h")
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_TILE = 32
+_Count = ctypes.c_int64
+_Triple = _Count * 3
 
 
 class Compiled:
-    """`columns.Mixing` by a kernel of `columns.c`, "scale" or "mix"."""
+    """`trilinear.Implementation` in C, of a diagonal or a full M."""
 
-    mirrors = False
+    def __init__(self, *, full: bool):
+        self.full = full
 
-    def __init__(self, kernel: str):
-        self.kernel = kernel
+    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+        """`Implementation.forward`."""
+        output = window.output_size(x.shape[2:])
+        maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, len(output))
+        y = x.new_empty(x.shape[0], *output, weight.shape[0])
+        for group in range(groups):
+            part = _Part(self.full, window, group, groups, (maps, kernel, matrices, y))
+            part.call("forward", part.x(maps), part.m(matrices), part.kernel(kernel), part.y(y))
+        return columns.like_convolution(y, x)
 
-    def mix(
-        self, window: Window, padded: Tensor, m: Tensor, columns: Tensor, scratch: Tensor
-    ) -> None:
-        """`Mixing.mix`."""
-        _run(self.kernel, window, padded, m, columns, None, None, None)
-
-    def derive(
+    def backward(
         self,
-        window: Window,
-        padded: Tensor,
-        m: Tensor,
         grad: Tensor,
-        wanted: Wanted,
-        scratch: Tensor,
-    ) -> None:
-        """`Mixing.derive`."""
-        _run(self.kernel, window, padded, m, wanted.columns, grad, wanted.padded, wanted.m)
+        x: Tensor,
+        weight: Tensor,
+        m: Tensor,
+        window: Window,
+        groups: int,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`Implementation.backward`."""
+        dims = x.dim() - 2
+        maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, dims)
+        outgoing = _last(grad)
+        results = columns.empty_gradients((x, weight, m), needs)
+        grad_maps = _last(results[0]) if needs[0] else None
+        grad_kernel = kernel.new_zeros(kernel.shape, dtype=torch.float32) if needs[1] else None
+        grad_matrices = _positions_first(results[2], dims) if needs[2] else None
+        for group in range(groups):
+            part = _Part(self.full, window, group, groups, (maps, kernel, matrices, outgoing))
+            part.call(
+                "backward",
+                *(part.x(maps), part.m(matrices), part.kernel(kernel), part.y(outgoing)),
+                *(part.x(grad_maps), part.m(grad_matrices), part.kernel(grad_kernel)),
+            )
+        if grad_maps is not None:
+            _fill(results[0], grad_maps.movedim(-1, 1))
+        if grad_kernel is not None:
+            _fill(results[1], grad_kernel.mT.reshape(weight.shape))
+        if grad_matrices is not None:
+            _fill(
+                results[2], grad_matrices.movedim(tuple(range(1, 1 + dims)), tuple(range(-dims, 0)))
+            )
+        return results[0], results[1], results[2]
 
 
 class _Frame(ctypes.Structure):
     _fields_ = (
-        ("images", ctypes.c_int64),
-        ("out", ctypes.c_int64 * 3),
-        ("image", ctypes.c_int64),
-        ("step", ctypes.c_int64 * 3),
-        *((name, ctypes.c_int64) for name in ("taps", "channels", "blocks", "threads")),
-        ("offset", ctypes.c_int64 * MOST_TAPS),
+        ("images", _Count),
+        *((name, _Triple) for name in ("input", "output", "stride")),
+        ("tap", _Triple * MOST_TAPS),
+        *((name, _Count) for name in ("taps", "channels", "filters", "blocks", "full")),
+        *((name, _Count) for name in ("depth", "width", "image", "x_pixel", "y_pixel", "m")),
+        *((name, _Count) for name in ("more", "threads")),
     )
 
 
+class _Part:
+    """One group of a grouped operator: its frame, and where its part of every operand begins.
+
+    Operands are maps (n, *size, c), kernel (o, K, c/groups), M (n, *out, b, *taps) and y.
+    """
+
+    def __init__(
+        self, full: bool, window: Window, group: int, groups: int, operands: Sequence[Tensor]
+    ):
+        maps, kernel, matrices, y = operands
+        filters, self._channels = kernel.shape[0] // groups, kernel.shape[2]
+        blocks = matrices.shape[maps.dim() - 1]
+        self._group, self._filters = group, filters
+        self._block = group * blocks // groups
+        self._entries = window.taps ** (2 if full else 1)
+        self._dtype = maps.dtype
+        self.frame = _Frame(
+            images=maps.shape[0],
+            input=_three(maps.shape[1:-1], 1),
+            output=_three(y.shape[1:-1], 1),
+            stride=_three(window.stride, 1),
+            taps=window.taps,
+            channels=self._channels,
+            filters=filters,
+            blocks=max(1, blocks // groups),
+            full=full,
+            depth=_whole(window.taps * self._channels),
+            width=_whole(filters),
+            image=maps[0].numel() if len(maps) else 0,
+            x_pixel=maps.shape[-1],
+            y_pixel=y.shape[-1],
+            m=blocks * self._entries,
+            more=self._block == (group - 1) * blocks // groups,
+            threads=torch.get_num_threads(),
+        )
+        steps = product(*map(range, window.kernel_size))
+        for tap, step in zip(self.frame.tap, steps, strict=False):
+            geometry = zip(step, window.dilation, window.padding, strict=True)
+            tap[:] = _three([i * d - p for i, d, p in geometry], 0)
+
+    def call(self, name: str, *pointers: ctypes.c_void_p | None) -> None:
+        """Run the C function `name` of this type."""
+        function = getattr(_library(), f"{name}_{_TYPES[self._dtype]}")
+        function(ctypes.byref(self.frame), *pointers)
+
+    def x(self, maps: Tensor | None) -> ctypes.c_void_p | None:
+        """This group's channels."""
+        return _pointer(maps, self._group * self._channels)
+
+    def y(self, maps: Tensor) -> ctypes.c_void_p | None:
+        """This group's filters."""
+        return _pointer(maps, self._group * self._filters)
+
+    def kernel(self, kernel: Tensor | None) -> ctypes.c_void_p | None:
+        """This group's kernels."""
+        return _pointer(kernel, self._group * self._filters * self.frame.taps * self._channels)
+
+    def m(self, matrices: Tensor | None) -> ctypes.c_void_p | None:
+        """The first of this group's blocks."""
+        return _pointer(matrices, self._block * self._entries)
+
+
 def declines(x: Tensor, taps: int) -> str | None:
-    """Why the compiled loops cannot take `x` and a kernel of so many taps, or None."""
+    """Why the compiled operators cannot take `x` and a kernel of so many taps, or None."""
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}, not on the CPU"
     if x.dtype not in _TYPES:
@@ -74,37 +169,39 @@ def declines(x: Tensor, taps: int) -> str | None:
     return None if isinstance(_library(), ctypes.CDLL) else str(_library())
 
 
-def _run(kernel: str, window: Window, padded: Tensor, m: Tensor, *rest: Tensor | None) -> None:
-    """Call a kernel.
-
-    `rest` are columns, their gradient, and the gradients of `padded` and `m`. `padded` is a view
-    whose last two dimensions are contiguous, and so is its gradient, of the same strides.
-    """
-    function = getattr(_library(), f"{kernel}_positions_{_TYPES[padded.dtype]}")
-    tensors = (padded, m, *rest)
-    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    function(ctypes.byref(_frame(window, padded, m)), *map(ctypes.c_void_p, pointers))
+def _last(maps: Tensor) -> Tensor:
+    """(n, c, *size) as contiguous (n, *size, c)."""
+    return maps.movedim(1, -1).contiguous()
 
 
-def _frame(window: Window, padded: Tensor, m: Tensor) -> _Frame:
-    sizes = padded.shape[1:-1]
-    output = window._replace(padding=(0,) * len(sizes)).output_size(sizes)
-    flat = 3 - len(sizes)
-    strides = padded.stride()[1:-1]
-    steps = [s * stride for s, stride in zip(window.stride, strides, strict=True)]
-    frame = _Frame(
-        images=padded.shape[0],
-        out=(ctypes.c_int64 * 3)(*[1] * flat, *output),
-        image=padded.stride(0),
-        step=(ctypes.c_int64 * 3)(*[0] * flat, *steps),
-        taps=window.taps,
-        channels=padded.shape[-1],
-        blocks=m.shape[1],
-        threads=torch.get_num_threads(),
-    )
-    for i, offset in enumerate(window.tap_offsets(strides)):
-        frame.offset[i] = offset
-    return frame
+def _rows(weight: Tensor) -> Tensor:
+    """(o, c, *kernel) as contiguous (o, K, c)."""
+    return weight.flatten(2).mT.contiguous()
+
+
+def _positions_first(m: Tensor, dims: int) -> Tensor:
+    """(n, b, *taps, *out) as contiguous (n, *out, b, *taps)."""
+    return m.movedim(tuple(range(-dims, 0)), tuple(range(1, 1 + dims))).contiguous()
+
+
+def _fill(result: Tensor, found: Tensor) -> None:
+    """Copy, unless the result was written in place."""
+    if result.data_ptr() != found.data_ptr():
+        result.copy_(found)
+
+
+def _three(sizes: Sequence[int], missing: int) -> ctypes.Array[ctypes.c_int64]:
+    return _Triple(*[missing] * (3 - len(sizes)), *sizes)
+
+
+def _whole(size: int) -> int:
+    return -(-size // _TILE) * _TILE
+
+
+def _pointer(tensor: Tensor | None, offset: int) -> ctypes.c_void_p | None:
+    if tensor is None:
+        return None
+    return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())
 
 
 @cache
@@ -116,7 +213,7 @@ def _library() -> ctypes.CDLL | str:
     sources = [(Path(__file__).parent / name).read_bytes() for name in _SOURCES]
     machine = " ".join((compiler, platform.machine(), _processor(), *_FLAGS)).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
-    path = _cache_folder() / f"columns-{key}.so"
+    path = _cache_folder() / f"operators-{key}.so"
     if not path.exists():
         error = _compile(compiler, path)
         if error is not None:

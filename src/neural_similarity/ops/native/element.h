@@ -1,10 +1,6 @@
-/* The loops over positions, once for every element type T; NAME(f) is f's form for it. */
-
-/* Where the window's first tap of the first position of a row of positions lies. */
-INLINE int64_t NAME(start)(const struct frame *f, int64_t row) {
-    const int64_t h = row % f->out[1], rest = row / f->out[1];
-    return rest / f->out[0] * f->image + rest % f->out[0] * f->step[0] + h * f->step[1];
-}
+/* The operators for the element type T; NAME(f) is f's form for it, PAIRED whether T is half a
+   word. Maps are channels-last. P positions at a time; their patches and columns are rows of taps
+   of channels, padded with zeros to `depth` elements. */
 
 INLINE vector NAME(load_some)(const T *from, int64_t lanes) {
     if (lanes >= LANES) return NAME(load)(from);
@@ -18,86 +14,277 @@ INLINE void NAME(store_some)(T *to, vector v, int64_t lanes) {
     else for (int lane = 0; lane < lanes; lane++) to[lane] = NAME(narrow)(v[lane]);
 }
 
-/* Diagonal M at one position: columns = m x, grad_x += m g, grad_m = <g, x> over n channels.
-   columns, grad_x and grad_m may each be absent. */
-INLINE void NAME(scale)(const struct frame *f, const T *x, const float *m, T *columns,
-                        const T *grad, float *grad_x, float *grad_m, int64_t taps, int64_t n) {
-    for (int64_t t = 0; t < taps; t++) {
-        vector product = {0};
-        for (int64_t i = 0; i < n; i += LANES) {
-            const vector v = NAME(load_some)(x + f->offset[t] + i, n - i);
-            if (columns) NAME(store_some)(columns + t * f->channels + i, m[t] * v, n - i);
-            if (!grad) continue;
-            const vector g = NAME(load_some)(grad + t * f->channels + i, n - i);
-            if (grad_m) product += g * v;
-            if (grad_x) add(grad_x + f->offset[t] + i, m[t] * g, n - i);
-        }
-        if (grad_m) {
-            float sum = 0;
-            for (int lane = 0; lane < LANES; lane++) sum += product[lane];
-            grad_m[t] = sum;
+/* Channels of an input at one tap, times m's number for their block. */
+INLINE void NAME(take)(T *to, const T *from, const float *m, int64_t n, int64_t blocks,
+                       int64_t taps) {
+    const int64_t size = n / blocks;
+    for (int64_t block = 0; block < blocks; block++, m += taps, to += size, from += size) {
+        int64_t i = 0;
+        for (; i + 2 * LANES <= size; i += 2 * LANES) NAME(scale)(to + i, from + i, *m);
+        for (; i < size; i += LANES)
+            NAME(store_some)(to + i, *m * NAME(load_some)(from + i, size - i), size - i);
+    }
+}
+
+/* The patches of positions `at` and following; where `m` is there, times the diagonal M. */
+INLINE void NAME(gather)(const struct frame *f, const T *image, const float *m, int64_t at,
+                         int64_t count, T *to, int64_t taps, int64_t n,
+                         int64_t blocks) {
+    const int64_t depth = f->depth, m_step = f->m, pixel = f->x_pixel;
+    for (int64_t done = 0, run; done < count; done += run) {
+        const struct line line = line_of(f, at + done, count - done);
+        run = line.run;
+        for (int64_t t = 0; t < taps; t++) {
+            const struct reach reach = reach_of(f, line, t);
+            T *out = to + done * depth + t * n;
+            const T *in = image + reach.offset * pixel;
+            const float *factor = m + (at + done) * m_step + t;
+            const int64_t in_step = reach.step * pixel;
+            int64_t j = 0;
+            for (; j < reach.first; j++) memset(out + j * depth, 0, n * sizeof(T));
+            for (; m && j < reach.last; j++)
+                NAME(take)(out + j * depth, in + j * in_step, factor + j * m_step, n, blocks, taps);
+            for (; j < reach.last; j++)
+                memcpy(out + j * depth, in + j * in_step, n * sizeof(T));
+            for (; j < run; j++) memset(out + j * depth, 0, n * sizeof(T));
         }
     }
 }
 
-/* Full M at one position: columns = M x, grad_x += Mᵀ g, grad_m = g xᵀ over n channels. */
-INLINE void NAME(mix)(const struct frame *f, const T *x, const float *m, T *columns,
-                      const T *grad, float *grad_x, float *grad_m, int64_t taps, int64_t n) {
-    vector patch[MOST_TAPS], outgoing[MOST_TAPS];
-    if (grad_m) memset(grad_m, 0, taps * taps * sizeof(float));
+/* Full M at one position: columns = M patch, for n channels. */
+INLINE void NAME(mix)(T *columns, const T *patch, const float *m, int64_t taps, int64_t n,
+                      int64_t step) {
+    vector tap[MOST_TAPS];
     for (int64_t i = 0; i < n; i += LANES) {
-        for (int64_t t = 0; t < taps; t++)
-            patch[t] = NAME(load_some)(x + f->offset[t] + i, n - i);
-        for (int64_t s = 0; columns && s < taps; s++) {
+        for (int64_t t = 0; t < taps; t++) tap[t] = NAME(load_some)(patch + t * step + i, n - i);
+        for (int64_t s = 0; s < taps; s++) {
             vector sum = {0};
-            for (int64_t t = 0; t < taps; t++) sum += m[s * taps + t] * patch[t];
-            NAME(store_some)(columns + s * f->channels + i, sum, n - i);
+            for (int64_t t = 0; t < taps; t++) sum += m[s * taps + t] * tap[t];
+            NAME(store_some)(columns + s * step + i, sum, n - i);
         }
-        if (!grad) continue;
-        for (int64_t s = 0; s < taps; s++)
-            outgoing[s] = NAME(load_some)(grad + s * f->channels + i, n - i);
-        for (int64_t t = 0; grad_x && t < taps; t++) {
+    }
+}
+
+/* Diagonal M at one position: grad_m = <g, x>. */
+INLINE void NAME(agree)(float *grad_m, const float *g, const T *x, int64_t taps, int64_t n,
+                        int64_t step, int more) {
+    for (int64_t base = 0; base < taps; base += LANES) {
+        vector product[LANES] = {0};
+        for (int64_t t = base; t < base + LANES && t < taps; t++)
+            for (int64_t i = 0; i < n; i += LANES) {
+                const vector v = NAME(load_some)(x + t * step + i, n - i);
+                product[t - base] += v * load_some_float32(g + t * step + i, n - i);
+            }
+        vector sum = sums(product);
+        if (more) sum += load_some_float32(grad_m + base, taps - base);
+        store_some_float32(grad_m + base, sum, taps - base);
+    }
+}
+
+/* Full M at one position: grad_m = g xᵀ, where it is wanted, and then g = Mᵀ g. */
+INLINE void NAME(unmix)(float *grad_m, float *g, const T *x, const float *m, vector *products,
+                        int64_t taps, int64_t n, int64_t step, int more) {
+    vector patch[MOST_TAPS], outgoing[MOST_TAPS];
+    for (int64_t i = 0; i < n; i += LANES) {
+        for (int64_t t = 0; t < taps; t++) {
+            patch[t] = NAME(load_some)(x + t * step + i, n - i);
+            outgoing[t] = load_some_float32(g + t * step + i, n - i);
+        }
+        for (int64_t s = 0; grad_m && s < taps; s++)
+            for (int64_t t = 0; t < taps; t++) {
+                const vector product = outgoing[s] * patch[t];
+                products[s * taps + t] = i ? products[s * taps + t] + product : product;
+            }
+        for (int64_t t = 0; t < taps; t++) {
             vector sum = {0};
             for (int64_t s = 0; s < taps; s++) sum += m[s * taps + t] * outgoing[s];
-            add(grad_x + f->offset[t] + i, sum, n - i);
+            store_some_float32(g + t * step + i, sum, n - i);
         }
-        for (int64_t base = 0; grad_m && base < taps * taps; base += LANES) {
-            vector products[LANES] = {0};
-            for (int64_t j = base; j < base + LANES && j < taps * taps; j++)
-                products[j - base] = outgoing[j / taps] * patch[j % taps];
-            add(grad_m + base, sums(products), taps * taps - base);
-        }
+    }
+    for (int64_t j = 0; grad_m && j < taps * taps; j += LANES) {
+        const int64_t some = taps * taps - j < LANES ? taps * taps - j : LANES;
+        vector sum = sums(products + j);
+        if (more) sum += load_some_float32(grad_m + j, some);
+        store_some_float32(grad_m + j, sum, some);
     }
 }
 
-/* All positions. Rows of one image add to the same input, so backward shares out images. */
-#define POSITIONS(KERNEL, PER_TAP)                                                               \
-    void NAME(KERNEL##_positions)(const struct frame *f, const T *x, const float *m, T *columns, \
-                                  const T *grad, float *grad_x, float *grad_m) {                 \
-        const int64_t rows = f->out[0] * f->out[1], width = f->out[2];                           \
-        const int64_t n = f->channels / f->blocks, entries = PER_TAP * f->taps;                  \
-        const int64_t share = grad_x ? rows : 1, shares = f->images * rows / share;              \
-        _Pragma("omp parallel for num_threads(f->threads) schedule(static)")                     \
-        for (int64_t part = 0; part < shares; part++)                                            \
-            for (int64_t row = part * share; row < (part + 1) * share; row++)                    \
-                for (int64_t at = row * width; at < (row + 1) * width; at++)                     \
-                    for (int64_t block = 0; block < f->blocks; block++) {                        \
-                        const int64_t from = NAME(start)(f, row) + (at - row * width) *          \
-                            f->step[2] + block * n;                                              \
-                        const int64_t to = at * f->taps * f->channels + block * n;               \
-                        const int64_t of_m = (at * f->blocks + block) * entries;                 \
-                        T *out = columns ? columns + to : 0;                                     \
-                        const T *in = grad ? grad + to : 0;                                      \
-                        float *gx = grad_x ? grad_x + from : 0, *gm = grad_m ? grad_m + of_m : 0; \
-                        /* Sizes that the compiler knows make the loops several times faster. */ \
-                        if (f->taps == 9 && n == 32)                                             \
-                            NAME(KERNEL)(f, x + from, m + of_m, out, in, gx, gm, 9, 32);         \
-                        else if (f->taps == 9 && n % 32 == 0)                                    \
-                            NAME(KERNEL)(f, x + from, m + of_m, out, in, gx, gm, 9, n & ~31L);   \
-                        else                                                                     \
-                            NAME(KERNEL)(f, x + from, m + of_m, out, in, gx, gm, f->taps, n);    \
-                    }                                                                            \
+/* The columns of some positions, M times their patches; `patches` is used by a full M. */
+INLINE void NAME(columns)(const struct frame *f, const T *image, const float *m, int64_t at,
+                          int64_t count, T *columns, T *patches, int64_t taps, int64_t n,
+                          int64_t blocks) {
+    if (!f->full) {
+        NAME(gather)(f, image, m, at, count, columns, taps, n, blocks);
+        return;
     }
-POSITIONS(scale, 1)
-POSITIONS(mix, f->taps)
-#undef POSITIONS
+    NAME(gather)(f, image, 0, at, count, patches, taps, n, blocks);
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t block = 0, b = n / blocks; block < blocks; block++)
+            NAME(mix)(columns + j * f->depth + block * b, patches + j * f->depth + block * b,
+                      m + (at + j) * f->m + block * taps * taps, taps, b, n);
+}
+
+/* From the gradient g of the columns those of M and of the patches; g becomes the latter but for
+   a diagonal M's factors. */
+INLINE void NAME(derive)(const struct frame *f, float *g, const T *patches, const float *m,
+                         float *grad_m, int64_t at, int64_t count, vector *products,
+                         int64_t taps, int64_t n,
+                         int64_t blocks) {
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t block = 0, b = n / blocks; block < blocks; block++) {
+            const int64_t of_m = (at + j) * f->m + block * (f->full ? taps * taps : taps);
+            float *gradient = grad_m ? grad_m + of_m : 0, *outgoing = g + j * f->depth + block * b;
+            const T *patch = patches + j * f->depth + block * b;
+            if (f->full)
+                NAME(unmix)(gradient, outgoing, patch, m + of_m, products, taps, b, n, f->more);
+            else if (gradient)
+                NAME(agree)(gradient, outgoing, patch, taps, b, n, f->more);
+        }
+}
+
+/* The kernel (filters, taps, channels) in a zero border, as depth and width ask. */
+static T *NAME(bordered)(const struct frame *f, const T *weight) {
+    T *to = room(f->width * f->depth * sizeof(T));
+    const int64_t row = f->taps * f->channels;
+    memset(to, 0, f->width * f->depth * sizeof(T));
+    for (int64_t o = 0; o < f->filters; o++)
+        memcpy(to + o * f->depth, weight + o * row, row * sizeof(T));
+    return to;
+}
+
+/* y = W M x. */
+void NAME(forward)(const struct frame *f, const T *x, const float *m, const T *weight, T *y) {
+    const int64_t positions = outputs(f), chunks = (positions + POSITIONS - 1) / POSITIONS;
+    const int64_t words_deep = f->depth / (1 + PAIRED);
+    T *kernel = NAME(bordered)(f, weight);
+    uint32_t *packed = room(f->width * words_deep * 4);
+    for (int64_t panel = 0; panel < f->width; panel += TILE)
+        turn(packed + panel * words_deep, TILE, (uint32_t *)kernel + panel * words_deep,
+             words_deep, TILE, words_deep);
+    #pragma omp parallel num_threads(f->threads)
+    {
+        T *columns = room(2 * POSITIONS * f->depth * sizeof(T));
+        T *patches = columns + POSITIONS * f->depth;
+        float *sum = room(POSITIONS * f->width * sizeof(float));
+        const struct tiles before = take_matrix_unit();
+        memset(columns, 0, 2 * POSITIONS * f->depth * sizeof(T));
+        #pragma omp for schedule(static)
+        for (int64_t chunk = 0; chunk < f->images * chunks; chunk++) {
+            const int64_t image = chunk / chunks, at = chunk % chunks * POSITIONS;
+            const int64_t count = positions - at < POSITIONS ? positions - at : POSITIONS;
+            const struct matrix a = {(uint32_t *)columns, words_deep, 1};
+            const struct matrix b = {packed, TILE * words_deep, TILE};
+            const T *from = x + image * f->image;
+            const float *of_m = m + image * positions * f->m;
+            SPECIALISED(NAME(columns), f, from, of_m, at, count, columns, patches);
+            multiply(PAIRED, a, b, sum, f->width, whole(count), f->width, words_deep, 0);
+            T *to = y + (image * positions + at) * f->y_pixel;
+            for (int64_t j = 0; j < count; j++, to += f->y_pixel)
+                for (int64_t i = 0; i < f->filters; i += LANES)
+                    NAME(store_some)(to + i, load_float32(sum + j * f->width + i), f->filters - i);
+        }
+        release_matrix_unit(before);
+        free(columns);
+        free(sum);
+    }
+    free(packed);
+    free(kernel);
+}
+
+/* What one thread of backward works with. */
+struct NAME(desk) {
+    T *columns, *patches, *outgoing;
+    uint32_t *woven, *turned, *woven_columns;
+    float *g, *image;
+    vector *products;
+};
+
+/* Add the gradients of a chunk of one image to `image` and `grad_weight`, and write grad_m's. */
+INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d, const T *x,
+                               const float *m, const T *grad, const uint32_t *kernel,
+                               float *grad_m, float *grad_weight, int64_t at, int64_t count) {
+    const int64_t rows = whole(count), tall = rows / (1 + PAIRED);
+    memset(d->outgoing, 0, rows * f->width * sizeof(T));
+    for (int64_t j = 0; j < count; j++)
+        memcpy(d->outgoing + j * f->width, grad + (at + j) * f->y_pixel, f->filters * sizeof(T));
+    if (grad_weight) {
+        SPECIALISED(NAME(columns), f, x, m, at, count, d->columns, d->patches);
+        memset(d->columns + count * f->depth, 0, (rows - count) * f->depth * sizeof(T));
+        struct matrix a = {weave(PAIRED, d->woven, d->outgoing, rows, f->width), 1, f->width};
+        const uint32_t *columns = weave(PAIRED, d->woven_columns, d->columns, rows, f->depth);
+        const struct matrix b = {columns, TILE, f->depth};
+        if (PAIRED && has_matrix_unit()) {
+            turn(d->turned, tall, d->woven, f->width, tall, f->width);
+            a = (struct matrix){d->turned, tall, 1};
+        }
+        multiply(PAIRED, a, b, grad_weight, f->depth, f->width, f->depth, tall, 1);
+    }
+    if (!d->image && !grad_m) return;
+    const struct matrix a = {(uint32_t *)d->outgoing, f->width / (1 + PAIRED), 1};
+    const struct matrix b = {kernel, TILE, f->depth};
+    multiply(PAIRED, a, b, d->g, f->depth, rows, f->depth, f->width / (1 + PAIRED), 0);
+    if (grad_m && !(f->full && grad_weight))
+        SPECIALISED(NAME(gather), f, x, 0, at, count, d->patches);
+    if (grad_m || f->full)
+        SPECIALISED(NAME(derive), f, d->g, d->patches, m, grad_m, at, count, d->products);
+    if (d->image) SPECIALISED(scatter, f, d->image, f->full ? 0 : m, at, count, d->g);
+}
+
+/* Gradients, those that are not null: grad_weight (filters, taps, channels) in float. Rows of an
+   image add to the same input, so threads share out images; each sums a grad_weight of its own. */
+void NAME(backward)(const struct frame *f, const T *x, const float *m, const T *weight,
+                    const T *grad, T *grad_x, float *grad_m, float *grad_weight) {
+    const int64_t positions = outputs(f), size = f->width * f->depth;
+    T *bordered = NAME(bordered)(f, weight);
+    uint32_t *woven = room(size * 4);
+    const uint32_t *kernel = weave(PAIRED, woven, bordered, f->width, f->depth);
+    float *weights = grad_weight ? room(f->threads * size * sizeof(float)) : 0;
+    if (weights) memset(weights, 0, f->threads * size * sizeof(float));
+    #pragma omp parallel num_threads(f->threads)
+    {
+        const int64_t tall = POSITIONS / (1 + PAIRED), inputs = f->in[0] * f->in[1] * f->in[2];
+        struct NAME(desk) d = {
+            .columns = room(POSITIONS * f->depth * sizeof(T)),
+            .patches = room(POSITIONS * f->depth * sizeof(T)),
+            .outgoing = room(POSITIONS * f->width * sizeof(T)),
+            .woven = room(tall * f->width * 4),
+            .turned = room(tall * f->width * 4),
+            .woven_columns = room(tall * f->depth * 4),
+            .products = room((f->taps * f->taps + LANES) * sizeof(vector)),
+            .g = room(POSITIONS * f->depth * sizeof(float)),
+            .image = grad_x ? room(inputs * f->channels * sizeof(float)) : 0,
+        };
+        memset(d.columns, 0, POSITIONS * f->depth * sizeof(T));
+        memset(d.patches, 0, POSITIONS * f->depth * sizeof(T));
+        const struct tiles before = take_matrix_unit();
+        #pragma omp for schedule(static)
+        for (int64_t image = 0; image < f->images; image++) {
+            const T *from = x + image * f->image, *of_y = grad + image * positions * f->y_pixel;
+            const float *of_m = m + image * positions * f->m;
+            float *to_m = grad_m ? grad_m + image * positions * f->m : 0;
+            float *to_weight = weights ? weights + omp_get_thread_num() * size : 0;
+            if (grad_x) memset(d.image, 0, inputs * f->channels * sizeof(float));
+            for (int64_t at = 0; at < positions; at += POSITIONS) {
+                const int64_t count = positions - at < POSITIONS ? positions - at : POSITIONS;
+                NAME(derive_chunk)(f, &d, from, of_m, of_y, kernel, to_m, to_weight, at, count);
+            }
+            for (int64_t at = 0; grad_x && at < inputs; at++)
+                for (int64_t i = 0; i < f->channels; i += LANES)
+                    NAME(store_some)(grad_x + image * f->image + at * f->x_pixel + i,
+                                     load_some_float32(d.image + at * f->channels + i,
+                                                       f->channels - i), f->channels - i);
+        }
+        release_matrix_unit(before);
+        free(d.columns); free(d.patches); free(d.outgoing); free(d.woven); free(d.turned);
+        free(d.woven_columns); free(d.g); free(d.image);
+        free(d.products);
+    }
+    for (int64_t thread = 0; weights && thread < f->threads; thread++)
+        for (int64_t o = 0; o < f->filters; o++)
+            for (int64_t k = 0; k < f->taps * f->channels; k++)
+                grad_weight[o * f->taps * f->channels + k] +=
+                    weights[thread * size + o * f->depth + k];
+    free(weights);
+    free(woven);
+    free(bordered);
+}

@@ -42,23 +42,26 @@ def interpreted() -> bool:
     return triton is not None and triton.knobs.runtime.interpret
 
 
-def forward(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
-    """`columns.forward`."""
-    from neural_similarity.ops.triton import launch
+class Triton:
+    """`trilinear.Implementation` by Triton's kernels; a diagonal and a full M differ in shape."""
 
-    return launch.forward(x, weight, m, window, groups)
+    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+        """`Implementation.forward`."""
+        from neural_similarity.ops.triton import launch
 
+        return launch.forward(x, weight, m, window, groups)
 
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    m: Tensor,
-    window: Window,
-    groups: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`columns.backward`."""
-    from neural_similarity.ops.triton import launch
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        m: Tensor,
+        window: Window,
+        groups: int,
+        needs: Sequence[bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`Implementation.backward`."""
+        from neural_similarity.ops.triton import launch
 
-    return launch.backward(grad, x, weight, m, window, groups, needs)
+        return launch.backward(grad, x, weight, m, window, groups, needs)

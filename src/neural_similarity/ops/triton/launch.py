@@ -86,7 +86,7 @@ def plan(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> P
 
 
 def forward(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
-    """`columns.forward`."""
+    """`Triton.forward`."""
     y = empty_output(x, window.output_size(x.shape[2:]), weight.shape[0])
     task = plan(x, weight, m, window, groups)
     constants = task.tiles(32 if task.full else 64, 128) | {"FULL": task.full}
@@ -106,7 +106,7 @@ def backward(
     groups: int,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`columns.backward`."""
+    """`Triton.backward`."""
     needs_x, needs_weight, needs_m = needs
     gradients = grad_x, grad_weight, grad_m = empty_gradients((x, weight, m), needs)
     if not grad.numel():

@@ -1,0 +1,98 @@
+/* Both dynamic operators and their gradients. See native/__init__.py.
+
+   Maps are channels-last; M is float (image, position, block, *taps). */
+#include <omp.h>
+#include "vector.h"
+#include "product.h"
+
+#define MOST_TAPS 64
+#define POSITIONS 64 /* taken at a time */
+
+struct frame {
+    int64_t images, in[3], out[3], stride[3];
+    int64_t tap[MOST_TAPS][3]; /* where a tap looks from a window's corner, less the padding */
+    int64_t taps, channels, filters, blocks, full;
+    int64_t depth, width; /* taps x channels and filters, rounded up to a tile */
+    int64_t image, x_pixel, y_pixel, m; /* elements from image to image, position to position */
+    int64_t more, threads;  /* more: add to the gradient of M */
+};
+
+static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
+static int64_t whole(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
+static void *room(int64_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
+
+/* Positions that follow each other in a row of an image. */
+struct line { int64_t first[3], run; };
+
+INLINE struct line line_of(const struct frame *f, int64_t at, int64_t most) {
+    const int64_t row = at / f->out[2], w = at % f->out[2];
+    const int64_t run = f->out[2] - w < most ? f->out[2] - w : most;
+    return (struct line){{row / f->out[1] * f->stride[0], row % f->out[1] * f->stride[1],
+                          w * f->stride[2]}, run};
+}
+
+/* What a tap sees along a line: positions first to last - 1, at offset + j * step. */
+struct reach { int64_t first, last, offset, step; };
+
+INLINE int64_t steps(int64_t length, int64_t step, int64_t most) { /* that cover a length */
+    const int64_t count = length <= 0 ? 0 : (length + step - 1) / step;
+    return count < most ? count : most;
+}
+
+INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t) {
+    int64_t i[3];
+    for (int d = 0; d < 3; d++) i[d] = line.first[d] + f->tap[t][d];
+    const int outside = i[0] < 0 || i[0] >= f->in[0] || i[1] < 0 || i[1] >= f->in[1];
+    const int64_t last = outside ? 0 : steps(f->in[2] - i[2], f->stride[2], line.run);
+    return (struct reach){steps(-i[2], f->stride[2], last), last,
+                          (i[0] * f->in[1] + i[1]) * f->in[2] + i[2], f->stride[2]};
+}
+
+/* Sizes that the compiler knows make the loops several times faster. */
+#define SPECIALISED(FUNCTION, f, ...)                                              \
+    do {                                                                           \
+        if (f->taps == 9 && f->channels == 32 && f->blocks == 1)                   \
+            FUNCTION(f, __VA_ARGS__, 9, 32, 1);                                      \
+        else if (f->taps == 9 && f->channels % 32 == 0 && f->blocks == 1)          \
+            FUNCTION(f, __VA_ARGS__, 9, f->channels & ~31L, 1);                       \
+        else FUNCTION(f, __VA_ARGS__, f->taps, f->channels, f->blocks);                      \
+    } while (0)
+
+INLINE vector load_some_float32(const float *from, int64_t lanes);
+INLINE void store_some_float32(float *to, vector v, int64_t lanes);
+
+/* Add gradients of patches, times the diagonal M where `m` is there, to their image. */
+INLINE void scatter(const struct frame *f, float *image, const float *m, int64_t at,
+                    int64_t count, const float *g, int64_t taps, int64_t n, int64_t blocks) {
+    const int64_t depth = f->depth, m_step = f->m, size = n / blocks;
+    for (int64_t done = 0, run; done < count; done += run) {
+        const struct line line = line_of(f, at + done, count - done);
+        run = line.run;
+        for (int64_t t = 0; t < taps; t++) {
+            const struct reach reach = reach_of(f, line, t);
+            for (int64_t j = reach.first; j < reach.last; j++) {
+                float *to = image + (reach.offset + j * reach.step) * n;
+                const float *from = g + (done + j) * depth + t * n;
+                const float *factor = m + (at + done + j) * m_step + t;
+                for (int64_t block = 0; block < blocks; block++, factor += taps) {
+                    const float each = m ? *factor : 1;
+                    for (int64_t i = 0; i < size; i += LANES)
+                        add(to + i, each * load_some_float32(from + i, size - i), size - i);
+                    to += size, from += size;
+                }
+            }
+        }
+    }
+}
+
+#define T float
+#define PAIRED 0
+#define NAME(name) name##_float32
+#include "element.h"
+#undef T
+#undef PAIRED
+#undef NAME
+#define T bfloat16
+#define PAIRED 1
+#define NAME(name) name##_bfloat16
+#include "element.h"

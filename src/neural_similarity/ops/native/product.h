@@ -1,0 +1,156 @@
+/* Matrix products. A word is one float32 or, where `paired`, two bfloat16 that follow each other
+   along the dimension that is summed over; strides and depths count words. */
+
+#define TILE 32 /* rows and columns come in multiples of this, and elements of depth too */
+#define DEPTH 256
+#if defined(__AVX512F__)
+#define TALL 8
+#else
+#define TALL 2
+#endif
+
+INLINE vector plus_product(int paired, vector sum, words a, words b) {
+    if (!paired) return sum + (vector)a * (vector)b;
+#if defined(__AVX512BF16__)
+    return (vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    sum += (vector)(a << 16) * (vector)(b << 16);
+    return sum + (vector)(a & 0xffff0000) * (vector)(b & 0xffff0000);
+#endif
+}
+
+struct matrix {
+    const uint32_t *at;
+    int64_t row, step; /* words from row to row (or panel of TILE columns), and along the depth */
+};
+
+/* TALL rows and TILE columns of c = a b, or c += a b. */
+INLINE void tall_tile(int paired, struct matrix a, struct matrix b, float *c, int64_t c_row,
+                      int64_t depth, int more) {
+    vector sum[TALL][2];
+    for (int i = 0; i < TALL; i++)
+        for (int j = 0; j < 2; j++)
+            sum[i][j] = more ? *(vector *)(c + i * c_row + j * LANES) : (vector){0};
+    for (int64_t p = 0; p < depth; p++) {
+        const words low = *(const words *)(b.at + p * b.step);
+        const words high = *(const words *)(b.at + p * b.step + LANES);
+        for (int i = 0; i < TALL; i++) {
+            const words each = a.at[i * a.row + p * a.step] - (words){0};
+            sum[i][0] = plus_product(paired, sum[i][0], each, low);
+            sum[i][1] = plus_product(paired, sum[i][1], each, high);
+        }
+    }
+    for (int i = 0; i < TALL; i++)
+        for (int j = 0; j < 2; j++) *(vector *)(c + i * c_row + j * LANES) = sum[i][j];
+}
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Whether the system lets this process use the matrix unit. */
+static int has_matrix_unit(void) {
+    static int answer = -1;
+    if (answer < 0) answer = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    return answer;
+}
+
+struct tiles { uint8_t palette, start, zero[14]; uint16_t bytes[16]; uint8_t rows[16]; };
+
+/* The intrinsics do not tell the compiler which memory they use. */
+#define MEMORY_IS_USED(...) __asm__ volatile("" ::"r"(__VA_ARGS__) : "memory")
+
+/* Configure eight tiles of 16 rows of 64 bytes, and give back what was configured. */
+static struct tiles take_matrix_unit(void) {
+    struct tiles before = {0}, ours = {.palette = 1};
+    if (!has_matrix_unit()) return before;
+    for (int i = 0; i < 8; i++) ours.bytes[i] = 64, ours.rows[i] = 16;
+    MEMORY_IS_USED(&ours);
+    _tile_storeconfig(&before);
+    _tile_loadconfig(&ours);
+    MEMORY_IS_USED(&before);
+    return before;
+}
+
+static void release_matrix_unit(struct tiles before) {
+    if (!has_matrix_unit()) return;
+    MEMORY_IS_USED(&before);
+    if (before.palette) _tile_loadconfig(&before);
+    else _tile_release();
+}
+
+/* TILE rows and columns of c = a b, or c += a b; a.step is 1. */
+INLINE void matrix_unit_tile(struct matrix a, struct matrix b, float *c, int64_t c_row,
+                             int64_t depth, int more) {
+    MEMORY_IS_USED(c);
+    if (more) {
+        _tile_loadd(0, c, 4 * c_row);
+        _tile_loadd(1, c + 16, 4 * c_row);
+        _tile_loadd(2, c + 16 * c_row, 4 * c_row);
+        _tile_loadd(3, c + 16 * c_row + 16, 4 * c_row);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t p = 0; p < depth; p += 16) {
+        _tile_loadd(4, a.at + p, 4 * a.row);
+        _tile_loadd(6, b.at + p * b.step, 4 * b.step);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b.at + p * b.step + 16, 4 * b.step);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a.at + 16 * a.row + p, 4 * a.row);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, 4 * c_row);
+    _tile_stored(1, c + 16, 4 * c_row);
+    _tile_stored(2, c + 16 * c_row, 4 * c_row);
+    _tile_stored(3, c + 16 * c_row + 16, 4 * c_row);
+    MEMORY_IS_USED(c);
+}
+#else
+struct tiles { int none; };
+static int has_matrix_unit(void) { return 0; }
+static struct tiles take_matrix_unit(void) { return (struct tiles){0}; }
+static void release_matrix_unit(struct tiles before) { (void)before; }
+INLINE void matrix_unit_tile(struct matrix a, struct matrix b, float *c, int64_t c_row,
+                             int64_t depth, int more) {}
+#endif
+
+/* c = a b, or c += a b. */
+INLINE void multiply(int paired, struct matrix a, struct matrix b, float *c, int64_t c_row,
+                     int64_t rows, int64_t columns, int64_t depth, int more) {
+    const int unit = paired && a.step == 1 && has_matrix_unit();
+    const int64_t deep = unit ? depth : DEPTH, tall = unit ? TILE : TALL;
+    for (int64_t panel = 0; panel < columns / TILE; panel++)
+        for (int64_t from = 0; from < depth; from += deep)
+            for (int64_t row = 0; row < rows; row += tall) {
+                const int64_t some = depth - from < deep ? depth - from : deep;
+                struct matrix left = {a.at + row * a.row + from * a.step, a.row, a.step};
+                struct matrix right = {b.at + panel * b.row + from * b.step, 0, b.step};
+                float *to = c + row * c_row + panel * TILE;
+                if (unit) matrix_unit_tile(left, right, to, c_row, some, more || from);
+                else tall_tile(paired, left, right, to, c_row, some, more || from);
+            }
+}
+
+/* Rows of elements as rows of words: pairs of rows interleaved, or as they are. */
+INLINE const uint32_t *weave(int paired, uint32_t *to, const void *from, int64_t rows,
+                             int64_t columns) {
+    if (!paired) return from;
+    const uint16_t *first = from;
+    for (int64_t row = 0; row < rows; row += 2, first += 2 * columns)
+        for (int64_t i = 0; i < columns; i += LANES, to += LANES)
+            *(words *)to = load_halves(first + i) | load_halves(first + columns + i) << 16;
+    return to - rows / 2 * columns;
+}
+
+/* Rows of words into columns; multiples of 16 of both. */
+INLINE void turn(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row,
+                 int64_t rows, int64_t columns) {
+    for (int64_t row = 0; row < rows; row += LANES)
+        for (int64_t column = 0; column < columns; column += LANES)
+            transpose(to + column * to_row + row, to_row, from + row * from_row + column, from_row);
+}

@@ -1,0 +1,110 @@
+/* Vectors of 16 floats, and the two element types, float32 and bfloat16, seen through them. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef uint16_t bfloat16;
+
+INLINE float wide_float32(float v) { return v; }
+INLINE float narrow_float32(float v) { return v; }
+INLINE float wide_bfloat16(bfloat16 v) {
+    const uint32_t bits = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+INLINE bfloat16 narrow_bfloat16(float f) { /* to the nearest, ties to even */
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    bits += 0x7fff + ((bits >> 16) & 1);
+    return f != f ? 0x7fc0 : (bfloat16)(bits >> 16);
+}
+
+INLINE vector load_float32(const float *from) { return *(const vector *)from; }
+INLINE void store_float32(float *to, vector v) { *(vector *)to = v; }
+INLINE words load_halves(const uint16_t *from) {
+    return __builtin_convertvector(*(const halves *)from, words);
+}
+INLINE vector load_bfloat16(const bfloat16 *from) { return (vector)(load_halves(from) << 16); }
+INLINE void store_bfloat16(bfloat16 *to, vector v) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+    for (int lane = 0; lane < LANES; lane++) to[lane] = narrow_bfloat16(v[lane]);
+#endif
+}
+
+/* 32 elements times a number. */
+INLINE void scale_float32(float *to, const float *from, float m) {
+    store_float32(to, m * load_float32(from));
+    store_float32(to + LANES, m * load_float32(from + LANES));
+}
+INLINE void scale_bfloat16(bfloat16 *to, const bfloat16 *from, float m) {
+#if defined(__AVX512BF16__)
+    words order;
+    uint16_t *lane = (uint16_t *)&order;
+    for (int i = 0; i < 2 * LANES; i++) lane[i] = i / 2 + i % 2 * LANES;
+    const words v = *(const words *)from;
+    const vector low = m * (vector)(v << 16), high = m * (vector)(v & 0xffff0000);
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    *(words *)to = (words)_mm512_permutexvar_epi16((__m512i)order, both);
+#else
+    store_bfloat16(to, m * load_bfloat16(from));
+    store_bfloat16(to + LANES, m * load_bfloat16(from + LANES));
+#endif
+}
+
+INLINE void add(float *to, vector v, int64_t lanes) {
+    if (lanes >= LANES) *(vector *)to += v;
+    else for (int lane = 0; lane < lanes; lane++) to[lane] += v[lane];
+}
+
+/* Lanes of a pair of vectors, those of the second from 16 on: where bit `width` of a lane's number
+   is off that lane of the first and where it is on the lane below of the second, or the same one
+   step up. By bit: width 1, 2, 4, 8. */
+static const words EVEN[4] = {
+    {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+    {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+    {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+    {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+};
+static const words ODD[4] = {
+    {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31},
+    {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31},
+    {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31},
+    {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31},
+};
+
+/* Lane j of the result is the sum of the lanes of v[j]. */
+INLINE vector sums(const vector v[LANES]) {
+    vector level[LANES];
+    memcpy(level, v, sizeof level);
+    for (int bit = 0; bit < 4; bit++)
+        for (int i = 0; i < LANES >> bit; i += 2) {
+            const vector a = level[i], b = level[i + 1];
+            level[i / 2] = __builtin_shuffle(a, b, EVEN[bit]) + __builtin_shuffle(a, b, ODD[bit]);
+        }
+    return level[0];
+}
+
+/* A matrix of 16 x 16 words, its rows so many words apart, into its transpose. */
+INLINE void transpose(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row) {
+    words v[LANES];
+    for (int i = 0; i < LANES; i++) v[i] = *(const words *)(from + i * from_row);
+    for (int bit = 0; bit < 4; bit++)
+        for (int i = 0; i < LANES; i++) {
+            if (i >> bit & 1) continue;
+            const words a = v[i], b = v[i | 1 << bit];
+            v[i] = __builtin_shuffle(a, b, EVEN[bit]);
+            v[i | 1 << bit] = __builtin_shuffle(a, b, ODD[bit]);
+        }
+    for (int i = 0; i < LANES; i++) *(words *)(to + i * to_row) = v[i];
+}
