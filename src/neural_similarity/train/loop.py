@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from neural_similarity.convert import penalty
 from neural_similarity.data import Batches, Images, Preprocess
 from neural_similarity.train.checkpoint import RunError, State
+from neural_similarity.train.graph import updates
 from neural_similarity.train.journal import Journal
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.runtime import Runtime
@@ -48,20 +50,12 @@ def fit(
     recipe = job.recipe
     network = torch.compile(state.model) if recipe.compile else state.model
     state.model.train()
+    advance = updates(partial(_update, job, state, network), state.optimizer, job.runtime.device)
     mark = time.perf_counter()
     while state.step < recipe.steps:
         rate = learning_rate(state.step, recipe.lr, recipe.drops, recipe.drop_factor)
-        for group in state.optimizer.param_groups:
-            group["lr"] = rate
-        x, y = job.batches.at(state.step)
-        with job.runtime.autocast():
-            logits = network(x)
-        logits = logits.float()
-        loss = _loss(recipe, state.model, logits, y)
-        state.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        state.optimizer.step()
-        state.totals += _tally(loss, logits, y)
+        job.batches.load(state.step)
+        advance(rate)
         state.step += 1
         journal.stepped(state.step)
 
@@ -83,6 +77,19 @@ def fit(
         if signal is not None:
             raise Interrupted(signal, state.step, journal.run.path)
         mark = time.perf_counter()
+
+
+def _update(job: Job, state: State, network: Callable[[Tensor], Tensor]) -> None:
+    """One update by the loaded batch. Nothing in it waits for the device or draws on the host."""
+    x, y = job.batches.loaded()
+    with job.runtime.autocast():
+        logits = network(x)
+    logits = logits.float()
+    loss = _loss(job.recipe, state.model, logits, y)
+    state.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    state.optimizer.step()
+    state.totals += _tally(loss, logits, y)
 
 
 def _loss(recipe: Recipe, model: nn.Module, logits: Tensor, y: Tensor) -> Tensor:

@@ -33,9 +33,15 @@ class Runtime:
         return images.to(self.device).contiguous(memory_format=self.memory_format)
 
     def autocast(self) -> torch.autocast:
-        """Context of the forward pass."""
+        """Context of the forward pass.
+
+        On a GPU it keeps no cast weights: those that a graph replays must be cast in the graph.
+        """
         return torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"
+            self.device.type,
+            dtype=torch.bfloat16,
+            enabled=self.precision == "bf16",
+            cache_enabled=self.device.type != "cuda",
         )
 
     def synchronize(self) -> None:
