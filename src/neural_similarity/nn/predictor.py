@@ -69,8 +69,8 @@ class TwoLayers(Spec, ABC):
         return 1.0, 1.0
 
     @abstractmethod
-    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
-        """The first convolution; `window` is stride, padding and dilation."""
+    def first(self, x: Tensor, weight: Tensor, *window: Any, rectify: bool) -> Tensor:
+        """The first convolution, or its ReLU; `window` is stride, padding and dilation."""
 
     @abstractmethod
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
@@ -130,10 +130,10 @@ class SphereNet(TwoLayers):
         """He's for patches of unit norm, and He's."""
         return patch_size**0.5, 1.0
 
-    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
-        """The patch-normalised convolution."""
+    def first(self, x: Tensor, weight: Tensor, *window: Any, rectify: bool) -> Tensor:
+        """The patch-normalised convolution, or its ReLU."""
         options = {"angle": self.angle, "k": self.k, "normalize": self.normalize, "eps": self.eps}
-        return sphere_conv(x, weight, None, *window, **options)
+        return sphere_conv(x, weight, None, *window, **options, rectify=rectify)
 
     def second(self, hidden: Tensor, last: Any) -> Tensor:
         """A plain convolution, or a hyperspherical one without bias."""
@@ -162,9 +162,10 @@ class CNN(TwoLayers):
         if self.bound not in ("tanh", "normalize", None):
             raise ValueError(f'`bound` must be "tanh", "normalize" or None, got {self.bound!r}')
 
-    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
-        """The plain convolution."""
-        return CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
+    def first(self, x: Tensor, weight: Tensor, *window: Any, rectify: bool) -> Tensor:
+        """The plain convolution, or its ReLU."""
+        y = CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
+        return F.relu(y, inplace=True) if rectify else y
 
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
         """The plain convolution."""
@@ -185,7 +186,7 @@ class _TwoLayers(nn.Module):
         size = spec.last_kernel_size if geometry.spatial and not spec.per_image else 1
         self.spec = spec
         self.geometry = geometry
-        self.patch = PatchConv(spec, geometry, hidden)
+        self.patch = PatchConv(spec, geometry, hidden, rectify=not spec.batch_norm)
         self.norm1 = _norm(spec, hidden, dims)
         self.last = CONV_LAYERS[dims](hidden, scalars, size, padding=size // 2, bias=spec.has_bias)
         self.norm2 = _norm(spec, scalars, dims)
@@ -198,7 +199,9 @@ class _TwoLayers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out)."""
-        hidden = F.relu(self.norm1(self.patch(x)))
+        hidden = self.patch(x)
+        if self.spec.batch_norm:
+            hidden = F.relu(self.norm1(hidden))
         positions = tuple(range(2, x.dim()))
         if self.spec.per_image:
             hidden = hidden.mean(positions, keepdim=True)
@@ -212,12 +215,16 @@ class _TwoLayers(nn.Module):
 
 
 class PatchConv(nn.Module):
-    """A predictor's first convolution: the layer's own window over the layer's own input."""
+    """A predictor's first convolution: the layer's own window over the layer's own input.
 
-    def __init__(self, spec: TwoLayers, geometry: Geometry, out_channels: int):
+    `rectify` includes the ReLU.
+    """
+
+    def __init__(self, spec: TwoLayers, geometry: Geometry, out_channels: int, *, rectify: bool):
         super().__init__()
         self.spec = spec
         self.geometry = geometry
+        self.rectify = rectify
         self.stride = tuple(spec.resolution * step for step in geometry.stride)
         size = (out_channels, geometry.in_channels, *geometry.kernel_size)
         self.weight = nn.Parameter(torch.empty(size))
@@ -225,7 +232,8 @@ class PatchConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, out_channels, *out)."""
         x, padding = self.geometry.pad(x)
-        return self.spec.first(x, self.weight, self.stride, padding, self.geometry.dilation)
+        window = self.stride, padding, self.geometry.dilation
+        return self.spec.first(x, self.weight, *window, rectify=self.rectify)
 
     def extra_repr(self) -> str:
         """Shape of the kernel."""

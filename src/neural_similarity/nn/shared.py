@@ -64,9 +64,9 @@ class Shared(Spec):
         return nn.Sequential(adaptation, _pooled(key, lambda: self._head(geometry, scalars)))
 
     def _adaptation(self, geometry: Geometry) -> nn.Module:
-        patch = PatchConv(SphereNet(), geometry, self.channels)
+        patch = PatchConv(SphereNet(), geometry, self.channels, rectify=True)
         nn.init.normal_(patch.weight, std=2**0.5)  # as in `SphereNet`, for patches of unit norm
-        return nn.Sequential(patch, nn.ReLU())
+        return nn.Sequential(patch)
 
     def _head(self, geometry: Geometry, scalars: int) -> nn.Module:
         size = 3 if geometry.spatial else 1

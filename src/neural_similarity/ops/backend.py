@@ -36,5 +36,5 @@ def chosen(backend: str, x: Tensor, taps: int, groups: int) -> str:
         return backend
     if x.is_cuda:
         return "eager" if declines("triton", x, taps) else "triton"
-    narrow = x.shape[1] // groups < NARROW
+    narrow = groups > 1 and x.shape[1] // groups < NARROW
     return "eager" if narrow or declines("compiled", x, taps) else "compiled"

@@ -7,7 +7,9 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
+from neural_similarity.ops import positionwise
 from neural_similarity.ops.window import CONVOLUTIONS, autocasts, promoted, without_autocast
 
 Angle = Literal["cosine", "linear", "sigmoid"]
@@ -43,7 +45,7 @@ def patch_norm(
     if x.shape[channels] % groups:
         raise ValueError(f"`groups` must divide the {x.shape[channels]} channels, got {groups}")
     with without_autocast(x):
-        energy = promoted(x).square().unflatten(channels, (groups, -1)).sum(channels)
+        energy = _energy(x, groups, channels)
         box = energy.new_ones(groups, 1, *kernel_size)
         energy = CONVOLUTIONS[dims](energy, box, None, stride, padding, dilation, groups)
         return (energy + eps).sqrt()
@@ -109,26 +111,50 @@ def sphere_conv(
     k: float | Tensor = 0.3,
     normalize: Normalize = "both",
     eps: float = 1e-4,
+    rectify: bool = False,
 ) -> Tensor:
-    """`sphere_conv2d` over as many dimensions as `weight` has."""
+    """`sphere_conv2d` over as many dimensions as `weight` has; `rectify` takes the ReLU of g(θ)."""
     check_options(angle, normalize, k, eps)
     geometry = stride, padding, dilation, groups
     if angle == "cosine":
-        y = _cosine(x, weight if normalize == "input" else _normalized(weight, eps), geometry, eps)
+        kernel = weight if normalize == "input" else _normalized(weight, eps)
+        y = _cosine(x, kernel, geometry, eps, rectify and bias is None)
+        rectify = rectify and bias is not None
     else:
         with without_autocast(x):
-            cosine = _cosine(promoted(x), _normalized(promoted(weight), eps), geometry, eps)
+            kernel = _normalized(promoted(weight), eps)
+            cosine = _cosine(promoted(x), kernel, geometry, eps, False)
             theta = cosine.clamp(-1 + _EDGE, 1 - _EDGE).acos()
         y = _of_angle(angle, k)(theta).to(_autocast_dtype(x))
-    return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * (weight.dim() - 2))
+    if bias is not None:
+        y = y + bias.to(y.dtype).view(-1, *[1] * (weight.dim() - 2))
+    return F.relu(y) if rectify else y
 
 
-def _cosine(x: Tensor, kernel: Tensor, geometry: tuple, eps: float) -> Tensor:
-    """The convolution with `kernel`, divided by the norm of every patch."""
+def _cosine(x: Tensor, kernel: Tensor, geometry: tuple, eps: float, rectify: bool) -> Tensor:
+    """The convolution with `kernel`, divided by the norm of every patch, or the ReLU of that."""
     norm = patch_norm(x, kernel.shape[2:], *geometry, eps=eps)
-    return _divide(
-        CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry), norm, 1 - kernel.dim()
-    )
+    y = CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry)
+    return _scale(norm.reciprocal(), y, 1 - kernel.dim(), rectify)
+
+
+def _energy(x: Tensor, groups: int, channels: int) -> Tensor:
+    """Squares of x (*n, c, *size) summed over each group's channels, (*n, groups, *size)."""
+    if groups > 1:
+        return promoted(x).square().unflatten(channels, (groups, -1)).sum(channels)
+    if x.dim() == -channels:
+        return positionwise.energy(x[None])[0]
+    return positionwise.energy(x)
+
+
+def _scale(factors: Tensor, y: Tensor, channels: int, rectify: bool) -> Tensor:
+    """Every group's channels of y (*n, o, *out) times its factor, (*n, groups, *out), above 0."""
+    if y.dim() == -channels:
+        return _scale(factors[None], y[None], channels, rectify)[0]
+    if factors.shape[1] == 1:
+        return positionwise.scale(factors, y, y if rectify else None)
+    y = y.unflatten(1, (factors.shape[1], -1)) * factors.to(y.dtype).unsqueeze(2)
+    return F.relu(y.flatten(1, 2)) if rectify else y.flatten(1, 2)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:
@@ -136,13 +162,6 @@ def _autocast_dtype(x: Tensor) -> torch.dtype:
     if x.dtype == torch.float64 or not autocasts(x):
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)
-
-
-def _divide(y: Tensor, norm: Tensor, channels: int) -> Tensor:
-    """Every group's channels of y (*n, o, *out) divided by its norm (*n, groups, *out)."""
-    scale = norm.reciprocal().to(y.dtype).unsqueeze(channels)
-    y = y.unflatten(channels, (norm.shape[channels], -1)) * scale
-    return y.flatten(channels - 1, channels)
 
 
 def _normalized(weight: Tensor, eps: float) -> Tensor:

@@ -6,23 +6,22 @@ operators; a pair of autograd functions joins them, because `torch.func` refuses
 `register_autograd` on custom operators (https://github.com/pytorch/pytorch/issues/168393).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import columns, native, triton
+from neural_similarity.ops import columns, native, registration, triton
 from neural_similarity.ops.backend import chosen
+from neural_similarity.ops.registration import Operator, batched
 from neural_similarity.ops.window import Window
 
 _OPERANDS = (
     "Tensor x, Tensor weight, Tensor similarity, "
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str backend"
 )
-
-Operator = Callable[..., Any]
 
 
 class Implementation(Protocol):
@@ -75,14 +74,14 @@ def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator
         operands, geometry = arguments[:3], arguments[3:]
         if in_dims[1] is None:  # one kernel: the examples are one larger batch
             x, similarity = (
-                _batched(operands[i], in_dims[i], info.batch_size).flatten(0, 1) for i in (0, 2)
+                batched(operands[i], in_dims[i], info.batch_size).flatten(0, 1) for i in (0, 2)
             )
             y = operator(x, operands[1], similarity, *geometry)
             return y.unflatten(0, (info.batch_size, -1)), 0
         examples = _examples(operands, in_dims, info.batch_size)
         return torch.stack([operator(*example, *geometry) for example in examples]), 0
 
-    operator = _register(name, f"({_OPERANDS}) -> Tensor", forward, fake, vmap)
+    operator = registration.register(name, f"({_OPERANDS}) -> Tensor", forward, fake, vmap)
     return operator
 
 
@@ -102,21 +101,8 @@ def _register_backward(name: str, ways: Mapping[str, Implementation]) -> Operato
         return tuple(torch.stack(parts) for parts in zip(*gradients, strict=True)), (0, 0, 0)
 
     schema = f"(Tensor grad, {_OPERANDS}, bool[] needs) -> (Tensor, Tensor, Tensor)"
-    operator = _register(f"{name}_backward", schema, backward, fake, vmap)
+    operator = registration.register(f"{name}_backward", schema, backward, fake, vmap)
     return operator
-
-
-def _register(name: str, schema: str, body: Operator, fake: Operator, vmap: Operator) -> Operator:
-    """An operator of every device.
-
-    Not by `torch.library.custom_op`: its wrapper imports the compiler, seconds long, at first use.
-    """
-    qualified = f"neural_similarity::{name}"
-    torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(qualified, "default", body)
-    torch.library.register_fake(qualified, fake)
-    torch.library.register_vmap(qualified, vmap)
-    return getattr(torch.ops.neural_similarity, name).default
 
 
 def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
@@ -177,18 +163,13 @@ def _window(weight: Tensor, *geometry: Sequence[int]) -> Window:
     return Window(tuple(weight.shape[2:]), *map(tuple, geometry))
 
 
-def _batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """`tensor` with the vmapped dimension first, repeated where it had none."""
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-
-
 def _examples(
     operands: Sequence[Tensor], in_dims: Sequence[int | None], size: int
 ) -> list[tuple[Tensor, ...]]:
     """The operands of every vmapped example."""
     dims = in_dims[: len(operands)]
-    batched = [_batched(t, dim, size) for t, dim in zip(operands, dims, strict=True)]
-    return list(zip(*batched, strict=True))
+    together = [batched(t, dim, size) for t, dim in zip(operands, dims, strict=True)]
+    return list(zip(*together, strict=True))
 
 
 def _where(needs: Sequence[bool], gradients: Sequence[Tensor]) -> list[Tensor | None]:

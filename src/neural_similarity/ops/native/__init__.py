@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
+from math import prod
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ class Compiled:
         maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, len(output))
         y = x.new_empty(x.shape[0], *output, weight.shape[0])
         for group in range(groups):
-            part = _Part(self.full, window, group, groups, (maps, kernel, matrices, y))
+            part = self._part(window, group, groups, (maps, kernel, matrices, y))
             part.call("forward", part.x(maps), part.m(matrices), part.kernel(kernel), part.y(y))
         return columns.like_convolution(y, x)
 
@@ -68,7 +69,7 @@ class Compiled:
         grad_kernel = kernel.new_zeros(kernel.shape, dtype=torch.float32) if needs[1] else None
         grad_matrices = _positions_first(results[2], dims) if needs[2] else None
         for group in range(groups):
-            part = _Part(self.full, window, group, groups, (maps, kernel, matrices, outgoing))
+            part = self._part(window, group, groups, (maps, kernel, matrices, outgoing))
             part.call(
                 "backward",
                 *(part.x(maps), part.m(matrices), part.kernel(kernel), part.y(outgoing)),
@@ -83,6 +84,11 @@ class Compiled:
                 results[2], grad_matrices.movedim(tuple(range(1, 1 + dims)), tuple(range(-dims, 0)))
             )
         return results[0], results[1], results[2]
+
+    def _part(self, window: Window, group: int, groups: int, operands: Sequence[Tensor]) -> "_Part":
+        shapes = tuple(operand.shape for operand in operands)
+        dtype, threads = operands[0].dtype, torch.get_num_threads()
+        return _part(self.full, window, (group, groups), shapes, dtype, threads)
 
 
 class _Frame(ctypes.Structure):
@@ -99,23 +105,31 @@ class _Frame(ctypes.Structure):
 class _Part:
     """One group of a grouped operator: its frame, and where its part of every operand begins.
 
-    Operands are maps (n, *size, c), kernel (o, K, c/groups), M (n, *out, b, *taps) and y.
+    The shapes are those of maps (n, *size, c), kernel (o, K, c/groups), M (n, *out, b, *taps) and
+    y (n, *out, o).
     """
 
     def __init__(
-        self, full: bool, window: Window, group: int, groups: int, operands: Sequence[Tensor]
+        self,
+        full: bool,
+        window: Window,
+        group: tuple[int, int],
+        shapes: Sequence[torch.Size],
+        dtype: torch.dtype,
+        threads: int,
     ):
-        maps, kernel, matrices, y = operands
-        filters, self._channels = kernel.shape[0] // groups, kernel.shape[2]
-        blocks = matrices.shape[maps.dim() - 1]
-        self._group, self._filters = group, filters
-        self._block = group * blocks // groups
+        maps, kernel, matrices, y = shapes
+        self._group, groups = group
+        filters, self._channels = kernel[0] // groups, kernel[2]
+        blocks = matrices[len(maps) - 1]
+        self._filters = filters
+        self._block = self._group * blocks // groups
         self._entries = window.taps ** (2 if full else 1)
-        self._dtype = maps.dtype
+        self._dtype = dtype
         self.frame = _Frame(
-            images=maps.shape[0],
-            input=_three(maps.shape[1:-1], 1),
-            output=_three(y.shape[1:-1], 1),
+            images=maps[0],
+            input=_three(maps[1:-1], 1),
+            output=_three(y[1:-1], 1),
             stride=_three(window.stride, 1),
             taps=window.taps,
             channels=self._channels,
@@ -124,12 +138,12 @@ class _Part:
             full=full,
             depth=_whole(window.taps * self._channels),
             width=_whole(filters),
-            image=maps[0].numel() if len(maps) else 0,
-            x_pixel=maps.shape[-1],
-            y_pixel=y.shape[-1],
+            image=prod(maps[1:]),
+            x_pixel=maps[-1],
+            y_pixel=y[-1],
             m=blocks * self._entries,
-            more=self._block == (group - 1) * blocks // groups,
-            threads=torch.get_num_threads(),
+            more=self._block == (self._group - 1) * blocks // groups,
+            threads=threads,
         )
         steps = product(*map(range, window.kernel_size))
         for tap, step in zip(self.frame.tap, steps, strict=False):
@@ -158,6 +172,9 @@ class _Part:
         return _pointer(matrices, self._block * self._entries)
 
 
+_part = lru_cache(maxsize=512)(_Part)
+
+
 def declines(x: Tensor, taps: int) -> str | None:
     """Why the compiled operators cannot take `x` and a kernel of so many taps, or None."""
     if x.device.type != "cpu":
@@ -167,6 +184,32 @@ def declines(x: Tensor, taps: int) -> str | None:
     if taps > MOST_TAPS:
         return f"the kernel has {taps} taps, more than {MOST_TAPS}"
     return None if isinstance(_library(), ctypes.CDLL) else str(_library())
+
+
+def dot(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+    """`positionwise.dot`."""
+    operands = [_last(x), _last(y), None if gate is None else _last(gate)]
+    d = x.new_empty(x.shape[0], 1, *x.shape[2:], dtype=torch.float32)
+    _by_position("dot", x, *operands, d)
+    return d
+
+
+def scale(d: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
+    """`positionwise.scale`."""
+    z = torch.empty_like(x)
+    target = _last(z)
+    _by_position(
+        "scale", x, d.contiguous(), _last(x), None if gate is None else _last(gate), target
+    )
+    _fill(z, target.movedim(-1, 1))
+    return z
+
+
+def _by_position(name: str, x: Tensor, *operands: Tensor | None) -> None:
+    positions = x.shape[0] * prod(x.shape[2:])
+    sizes = map(_Count, (positions, x.shape[1], torch.get_num_threads()))
+    function = getattr(_library(), f"{name}_{_TYPES[x.dtype]}")
+    function(*sizes, *(_pointer(tensor, 0) for tensor in operands))
 
 
 def _last(maps: Tensor) -> Tensor:

@@ -43,11 +43,11 @@ INLINE void store_bfloat16(bfloat16 *to, vector v) {
 }
 
 /* 32 elements times a number. */
-INLINE void scale_float32(float *to, const float *from, float m) {
+INLINE void times_float32(float *to, const float *from, float m) {
     store_float32(to, m * load_float32(from));
     store_float32(to + LANES, m * load_float32(from + LANES));
 }
-INLINE void scale_bfloat16(bfloat16 *to, const bfloat16 *from, float m) {
+INLINE void times_bfloat16(bfloat16 *to, const bfloat16 *from, float m) {
 #if defined(__AVX512BF16__)
     words order;
     uint16_t *lane = (uint16_t *)&order;

@@ -1,0 +1,27 @@
+"""Registered operators of every device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Operator = Callable[..., Any]
+
+
+def register(name: str, schema: str, body: Operator, fake: Operator, vmap: Operator) -> Operator:
+    """The operator `neural_similarity::name`.
+
+    Not by `torch.library.custom_op`: its wrapper imports the compiler, seconds long, at first use.
+    """
+    qualified = f"neural_similarity::{name}"
+    torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(qualified, "default", body)
+    torch.library.register_fake(qualified, fake)
+    torch.library.register_vmap(qualified, vmap)
+    return getattr(torch.ops.neural_similarity, name).default
+
+
+def batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """`tensor` with the vmapped dimension first, repeated where it had none."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
