@@ -75,13 +75,11 @@ def check(case: Case, kind: str, dtype: torch.dtype, device: str = "cpu") -> Non
 
 KINDS = ("diagonal", "full")
 CASES = [
-    Case(Problem("tiles", (1, 2), channels=(33, 65), padding=(0, 1), size=(2, 7))),
+    Case(Problem("tiles", (1, 2), channels=(33, 66), padding=(0, 1), size=(2, 7))),
     Case(Problem("stride", (2, 2), (2, 3), (1, 1), size=(4, 7)), layout="strided"),
     Case(Problem("dilation", (3, 1), (1, 1), (3, 0), (2, 1), size=(3, 4)), layout="contiguous"),
     Case(Problem("both", (1, 3), (1, 2), (0, 1), (1, 3), size=(3, 9), batch=1)),
-    Case(
-        Problem("across", (1, 2), groups=2, channels=(12, 6), size=(2, 3), batch=1), ("channels", 3)
-    ),
+    Case(Problem("blocks", (1, 2), groups=2, channels=(4, 2), size=(2, 3)), ("channels", 4)),
     Case(Problem("line", (1, 3), size=(1, 9), padding=(0, 1)), line=True),
     Case(Problem("empty", batch=0)),
 ]
@@ -93,6 +91,7 @@ LARGE = [
     Case(Problem("many-positions", (1, 2), padding=(0, 0), size=(24, 25))),
     Case(Problem("groups", (1, 2), groups=2, padding=(0, 0), size=(2, 5))),
     Case(Problem("depthwise", (2, 2), groups=4, channels=(4, 8))),
+    Case(Problem("cut", (1, 2), groups=2, channels=(12, 6), size=(2, 4)), ("channels", 3)),
     Case(Problem("filters", (2, 2), groups=2, channels=(4, 8)), ("filters", 4)),
     Case(Problem("wide-padding", (2, 3), padding=(3, 4), channels=(70, 3))),
 ]

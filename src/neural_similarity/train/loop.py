@@ -38,7 +38,8 @@ def fit(
     """Update `state` until the recipe's last step.
 
     Step `s` sees batch `s` at the learning rate of step `s`, so a state restored from a checkpoint
-    goes on exactly as if training had never stopped.
+    goes on exactly as if training had never stopped. On a GPU the host replays one captured update,
+    see `graph`.
 
     Args:
         job: recipe, device, batches and held-out images.

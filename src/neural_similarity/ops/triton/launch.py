@@ -35,7 +35,6 @@ CONFIGS = {
 The first is taken while torch must be deterministic. It spills no registers on Hopper; which is
 fastest is unmeasured.
 """
-MOST_ROWS = max(config["ROWS"] for configs in CONFIGS.values() for config in configs)
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 Constants = dict[str, Any]
@@ -137,7 +136,8 @@ def _weight_gradient(task: Plan, operands: Operands, result: Tensor) -> None:
     programs = taps * task.pieces(x.shape[1], constants)
     tiles = triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
     shares = min(PROGRAMS // (programs * tiles), task.positions // LEAST_SPAN)
-    span = triton.cdiv(triton.cdiv(task.positions, max(1, shares)), MOST_ROWS) * MOST_ROWS
+    rows = max(config["ROWS"] for config in CONFIGS[x.element_size()])
+    span = triton.cdiv(triton.cdiv(task.positions, max(1, shares)), rows) * rows
     shares = triton.cdiv(task.positions, span)
     parts = weight.new_empty(shares, taps, *weight.shape[:2], dtype=torch.float32)
     arguments = (
