@@ -31,13 +31,17 @@ class Case:
         m = m[:, 0] if self.blocks is None else m
         if self.line:
             return [x[:, :, 0], weight[:, :, 0], m[..., 0, :]]
-        if self.layout == "channels_last":
+        return [x, weight, m]
+
+    def arranged(self, x: Tensor, weight: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same operands in the layout; conversions to other types would undo it."""
+        if self.layout == "channels_last" and not self.line:
             x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
         if self.layout == "strided":
             x = x.repeat_interleave(2, 3)[..., ::2]
             weight = weight.transpose(2, 3).contiguous().transpose(2, 3)
             m = m.movedim(1, -1).contiguous().movedim(-1, 1)
-        return [x, weight, m]
+        return x, weight, m
 
     def __call__(self, *operands: Tensor, backend: str) -> Tensor:
         geometry = self.problem.geometry
@@ -49,10 +53,10 @@ class Case:
     def results(self, operands, outgoing, dtype, backend, device="cpu") -> list[Tensor]:
         """y and the gradients of x, weight and M, from operands of a dtype on a device."""
         types = dtype, dtype, torch.promote_types(dtype, torch.float32)
-        copies = [
-            t.to(device, type).detach().requires_grad_()
-            for t, type in zip(operands, types, strict=True)
-        ]
+        copies = self.arranged(
+            *(t.to(device, type).detach() for t, type in zip(operands, types, strict=True))
+        )
+        copies = [t.requires_grad_() for t in copies]
         y = self(*copies, backend=backend)
         return [y, *torch.autograd.grad(y, copies, outgoing.to(device, dtype))]
 
