@@ -175,6 +175,15 @@ def test_near_the_identity_m_keeps_float32_precision(kind):
 
 
 @both_kinds
+@pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
+def test_m_may_be_more_precise_than_the_input(backend, kind):
+    x, weight = PROBLEMS[0].operands(torch.float32)
+    m = PROBLEMS[0].similarity(kind)
+    y = similarity_conv2d(x, weight, m, padding=1, backend=backend)
+    assert_close(y, similarity_conv2d(x, weight, m.float(), padding=1))
+
+
+@both_kinds
 def test_autocast_computes_in_its_type(kind):
     x, weight = PROBLEMS[0].operands(torch.float32)
     m = PROBLEMS[0].similarity(kind, torch.float32).requires_grad_()
@@ -203,7 +212,7 @@ def test_autocast_computes_in_its_type(kind):
         ({"dilation": 9}, "the window .* is larger than `x`"),
         (
             {"backend": "cuda"},
-            "`backend` must be one of auto, compiled, eager, reference, got 'cuda'",
+            "`backend` must be one of auto, triton, compiled, eager, reference, got 'cuda'",
         ),
         ({"x": torch.zeros(2, 4, 7, 9, dtype=torch.int64)}, "the auto backend declines .*int64"),
         ({"weight": torch.zeros(6, 4, 3, 3).double()}, "`weight` must have the input's dtype"),

@@ -14,6 +14,7 @@ CASES = [
     (("channels", 4), Problem("own", channels=(4, 6), stride=(2, 1))),
     (("channels", 1), Problem("one", channels=(4, 6))),
     (("channels", 2), Problem("across-groups", channels=(4, 6), groups=2)),
+    (("channels", 3), Problem("cut-by-groups", channels=(12, 6), groups=2)),
     (("channels", 4), Problem("depthwise", channels=(4, 8), groups=4)),
     (("channels", 2), Problem("wider-than-groups", channels=(8, 4), groups=4)),
     (("filters", 3), Problem("filters", channels=(4, 6), kernel_size=(2, 3))),

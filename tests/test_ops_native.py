@@ -91,14 +91,15 @@ def test_other_dimensions(f, size, kernel, kind):
     compare(grouped, (x, weight, m))
 
 
+@pytest.mark.parametrize("count", [3, 4])
 @both_kinds
-def test_blocks_of_channels(kind):
-    problem = Problem("blocks", channels=(8, 6), groups=2)
-    m = torch.stack([problem.similarity(kind) for _ in range(4)], 1)
+def test_blocks_of_channels(kind, count):
+    problem = Problem("blocks", channels=(24, 6), groups=2)
+    m = torch.stack([problem.similarity(kind) for _ in range(count)], 1)
 
     def f(*operands, backend="reference"):
         return similarity_conv2d(
-            *operands, None, *problem.geometry, blocks=("channels", 4), backend=backend
+            *operands, None, *problem.geometry, blocks=("channels", count), backend=backend
         )
 
     compare(f, (*problem.operands(), m))

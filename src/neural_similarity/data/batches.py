@@ -91,6 +91,7 @@ class Batches:
         self._windows = Windows(images.pixels, augment or NOTHING, device)
         self._labels = images.labels.to(device)
         self._scale, self._shift = preprocess.affine(device)
+        self._drawn = torch.zeros(2, batch_size, dtype=torch.int64, device=device)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -103,9 +104,22 @@ class Batches:
         Raises:
             ValueError: `step` is negative.
         """
+        self.load(step)
+        return self.loaded()
+
+    def load(self, step: int) -> None:
+        """Choose the batch of one step: what the host draws goes to where `loaded` reads.
+
+        Raises:
+            ValueError: `step` is negative.
+        """
         _, chosen = self._order.at(step)
         corners = self._windows.draw(chosen, generator("crops", self._seed, step))
         # One transfer for both: each costs more than its few hundred bytes.
-        chosen, corners = torch.stack([chosen, corners]).to(self._labels.device)
+        self._drawn.copy_(torch.stack([chosen, corners]))
+
+    def loaded(self) -> tuple[Tensor, Tensor]:
+        """The batch that was loaded last, as `at` gives it; all of it happens on the device."""
+        chosen, corners = self._drawn
         pixels = self._windows.take(corners).contiguous(memory_format=self._format)
         return standardise(pixels, self._scale, self._shift), self._labels[chosen]

@@ -66,6 +66,7 @@ class FileBatches:
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self._scale, self._shift = preprocess.affine(device)
         self._next, self._ahead = -1, iter(())
+        self._batch: list[Tensor] = []
 
     @property
     def steps_per_epoch(self) -> int:
@@ -78,10 +79,19 @@ class FileBatches:
         Raises:
             ValueError: `step` is negative, or a file is no image or damaged.
         """
+        self.load(step)
+        return self.loaded()
+
+    def load(self, step: int) -> None:
+        """Wait for the batch of one step, and send it to the device."""
         if step != self._next:
             self._ahead = self._from(step)
-        pixels, labels = (part.to(self._device, non_blocking=True) for part in next(self._ahead))
+        self._batch = [part.to(self._device, non_blocking=True) for part in next(self._ahead)]
         self._next = step + 1
+
+    def loaded(self) -> tuple[Tensor, Tensor]:
+        """The batch that was loaded last, as `at` gives it."""
+        pixels, labels = self._batch
         pixels = pixels.contiguous(memory_format=self._format)
         return standardise(pixels, self._scale, self._shift), labels
 

@@ -35,6 +35,7 @@ class Episodes:
     """
 
     judges = False
+    on_device = False
 
     def __init__(
         self, recipe: FewShotRecipe, images: Images, preprocess: Preprocess, runtime: Runtime
@@ -43,6 +44,11 @@ class Episodes:
         self._sampler = Sampler(images, recipe.sizes)
         augment = Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding)
         self._windows = Windows(images.pixels, augment, runtime.device)
+        self._step = 0
+
+    def prepare(self, step: int) -> None:
+        """Note which tasks come next."""
+        self._step = step
 
     def at(self, number: int) -> Episode:
         """Training task `number`, a function of it alone."""
@@ -56,12 +62,12 @@ class Episodes:
         labels = (recipe.sizes.support_labels.to(device), recipe.sizes.query_labels.to(device))
         return Episode(images[:shown], labels[0], images[shown:], labels[1])
 
-    def loss(self, network: nn.Module, step: int) -> tuple[Tensor, Tensor]:
-        """The mean loss of the tasks of update `step`."""
+    def loss(self, network: nn.Module) -> tuple[Tensor, Tensor]:
+        """The mean loss of the prepared tasks."""
         if not isinstance(network, Method):
             raise ValueError(f"`network` must be a Method, got {type(network).__name__}")
         count = self._recipe.meta_batch
-        tasks = [self.at(step * count + i) for i in range(count)]
+        tasks = [self.at(self._step * count + i) for i in range(count)]
         with self._runtime.autocast():
             losses = [network.loss(task) for task in tasks]
         loss = torch.stack(losses).float().mean()
@@ -93,9 +99,18 @@ class JudgedByTasks:
 
     judges = True
 
-    def loss(self, network: nn.Module, step: int) -> tuple[Tensor, Tensor]:
+    @property
+    def on_device(self) -> bool:
         """That of the objective."""
-        return self.objective.loss(network, step)
+        return self.objective.on_device
+
+    def prepare(self, step: int) -> None:
+        """That of the objective."""
+        self.objective.prepare(step)
+
+    def loss(self, network: nn.Module) -> tuple[Tensor, Tensor]:
+        """That of the objective."""
+        return self.objective.loss(network)
 
     def judge(self, model: nn.Module) -> dict[str, float]:
         """Mean accuracy over the tasks."""

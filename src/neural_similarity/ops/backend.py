@@ -4,20 +4,21 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from neural_similarity.ops import native
+from neural_similarity.ops import native, triton
 
-Backend = Literal["auto", "compiled", "eager", "reference"]
+Backend = Literal["auto", "triton", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
+_REASONS = {"triton": triton.declines, "compiled": native.declines}
 NARROW = 4
-"""Groups of fewer channels, depthwise kernels above all, are faster in the eager form."""
+"""On a CPU, groups of fewer channels, depthwise kernels above all, are faster in the eager form."""
 
 
 def declines(backend: str, x: Tensor, taps: int) -> str | None:
     """Why `backend` cannot take the input `x` and a kernel of so many taps, or None if it can.
 
-    "compiled" is C for the CPU, made for this machine at its first use; "eager" is plain PyTorch in
-    blocks; "reference" is the defining einsum, which is what gets exported; "auto" takes the
-    fastest that does not decline.
+    "triton" is kernels for GPUs; "compiled" is C for the CPU, made for this machine at its first
+    use; "eager" is plain PyTorch in blocks; "reference" is the defining einsum, which is what gets
+    exported; "auto" takes the fastest that does not decline.
 
     Raises:
         ValueError: there is no backend of that name.
@@ -26,12 +27,14 @@ def declines(backend: str, x: Tensor, taps: int) -> str | None:
         raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if not x.is_floating_point():
         return f"the input is {x.dtype}, not a floating-point type"
-    return native.declines(x, taps) if backend == "compiled" else None
+    return _REASONS[backend](x, taps) if backend in _REASONS else None
 
 
 def chosen(backend: str, x: Tensor, taps: int, groups: int) -> str:
     """The backend that "auto" means; others as they are."""
     if backend != "auto":
         return backend
+    if x.is_cuda:
+        return "eager" if declines("triton", x, taps) else "triton"
     narrow = groups > 1 and x.shape[1] // groups < NARROW
     return "eager" if narrow or declines("compiled", x, taps) else "compiled"

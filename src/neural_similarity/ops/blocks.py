@@ -1,5 +1,6 @@
 """Blocks: a similarity of its own for every group of channels or of kernels (unshared M)."""
 
+from math import lcm
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -28,11 +29,15 @@ def check_blocks(blocks: Blocks | None, in_channels: int, out_channels: int, gro
 def by_channels(x: Tensor, similarity: Tensor, blocks: Blocks | None, groups: int):
     """The same convolution with blocks of channels: x (n, c, *size), M (n, b, ...) and groups.
 
-    Blocks of filters become groups of a grouped convolution, each of which sees its input again.
+    Of groups and blocks one divides the other: blocks that lie across groups are cut at their
+    edges, and every piece has the block's M. Blocks of filters become groups of a grouped
+    convolution, each of which sees its input again.
     """
     if blocks is None:
         return x, similarity.unsqueeze(1), groups
     axis, count = blocks
+    if axis == "channels" and count % groups and groups % count:
+        return x, similarity.repeat_interleave(lcm(count, groups) // count, 1), groups
     if axis == "channels" or groups % count == 0:
         return x, similarity, groups
     x = x.unflatten(1, (groups, -1)).repeat_interleave(count // groups, 1).flatten(1, 2)

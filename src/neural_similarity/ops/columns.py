@@ -131,10 +131,19 @@ def empty_gradients(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Te
 
 def like_convolution(y: Tensor, x: Tensor) -> Tensor:
     """(n, *out, o) as (n, o, *out), in memory channels-last exactly where `x` is."""
-    y = y.movedim(-1, 1)
+    return y.movedim(-1, 1).contiguous(memory_format=_output_format(x))
+
+
+def empty_output(x: Tensor, output: Sequence[int], channels: int) -> Tensor:
+    """Uninitialised (n, channels, *output), likewise."""
+    shape = (x.shape[0], channels, *output)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_output_format(x))
+
+
+def _output_format(x: Tensor) -> torch.memory_format:
     last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     keep = x.dim() > 3 and x.is_contiguous(memory_format=last) and not x.is_contiguous()
-    return y if keep else y.contiguous()
+    return last if keep else torch.contiguous_format
 
 
 def _has_mirror(window: Window, m: Tensor) -> bool:

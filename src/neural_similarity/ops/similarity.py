@@ -16,7 +16,6 @@ from neural_similarity.ops.window import (
     CONVOLUTIONS,
     Window,
     autocasts,
-    promoted,
     same_padding,
     window,
     without_autocast,
@@ -64,7 +63,8 @@ def similarity_conv2d(
         blocks: ("channels", b) or ("filters", b): each of b consecutive groups of the input's
             channels, or of the kernels, has an M of its own, and `similarity` an axis of that
             length before its taps. Filters cost as much mixing as b convolutions.
-        backend: "auto", "compiled", "eager" or "reference", see `neural_similarity.ops.declines`.
+        backend: "auto", "triton", "compiled", "eager" or "reference", see
+            `neural_similarity.ops.declines`.
 
     Returns:
         y, in the memory format of `x`. Differentiable to every order, under `torch.func` as well.
@@ -184,14 +184,13 @@ def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tenso
 
 
 def _autocast(x: Tensor, weight: Tensor, similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The operands as a convolution under autocast takes them; M in float32 at least."""
+    """The operands as a convolution under autocast takes them; M in float32, or float64 as x."""
     if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype != weight.dtype:
         raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
-    m = promoted(similarity)
-    return x, weight, m.to(torch.promote_types(m.dtype, x.dtype))
+    return x, weight, similarity.to(torch.promote_types(torch.float32, x.dtype))
 
 
 _SIZES = {1: "w", 2: "h, w", 3: "d, h, w"}

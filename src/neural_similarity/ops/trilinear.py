@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import columns, native, registration
+from neural_similarity.ops import columns, native, registration, triton
 from neural_similarity.ops.backend import chosen
 from neural_similarity.ops.registration import Operator, batched
 from neural_similarity.ops.window import Window
@@ -52,7 +52,11 @@ def register(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operat
     (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups
     and the backend, and returns (n, o, *out).
     """
-    ways = {"eager": columns.Eager(arithmetic), "compiled": native.Compiled(full=full)}
+    ways: dict[str, Implementation] = {
+        "triton": triton.Triton(),
+        "compiled": native.Compiled(full=full),
+        "eager": columns.Eager(arithmetic),
+    }
     return _differentiable(_register_forward(name, ways), _register_backward(name, ways))
 
 

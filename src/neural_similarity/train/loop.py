@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
 from torch import nn
 
 from neural_similarity.train.checkpoint import RunError, State
+from neural_similarity.train.graph import Plain, updates
 from neural_similarity.train.journal import Journal
 from neural_similarity.train.objective import Objective
 from neural_similarity.train.recipe import Recipe
@@ -32,7 +34,8 @@ def fit(
     """Update `state` until the recipe's last step.
 
     Step `s` sees batch (or tasks) `s` at the learning rate of step `s`, so a state restored from a
-    checkpoint goes on exactly as if training had never stopped.
+    checkpoint goes on exactly as if training had never stopped. On a GPU the host replays one
+    captured update where it can, see `graph`.
 
     Args:
         job: recipe, device, and what is minimised.
@@ -44,16 +47,14 @@ def fit(
     recipe = job.recipe
     network = cast(nn.Module, torch.compile(state.model)) if recipe.compile else state.model
     state.model.train()
+    update = partial(_update, job, state, network)
+    make = partial(updates, device=job.runtime.device) if job.objective.on_device else Plain
+    advance = make(update, state.optimizer)
     mark = time.perf_counter()
     while state.step < recipe.steps:
         rate = learning_rate(state.step, recipe.lr, recipe.drops, recipe.drop_factor)
-        for group in state.optimizer.param_groups:
-            group["lr"] = rate
-        loss, tally = job.objective.loss(network, state.step)
-        state.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        state.optimizer.step()
-        state.totals += tally
+        job.objective.prepare(state.step)
+        advance(rate)
         state.step += 1
         journal.stepped(state.step)
 
@@ -75,6 +76,15 @@ def fit(
         if signal is not None:
             raise Interrupted(signal, state.step, journal.run.path, journal.run.COMMAND)
         mark = time.perf_counter()
+
+
+def _update(job: Job, state: State, network: nn.Module) -> None:
+    """One update by what is prepared."""
+    loss, tally = job.objective.loss(network)
+    state.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    state.optimizer.step()
+    state.totals += tally
 
 
 def _require_finite(state: State) -> None:

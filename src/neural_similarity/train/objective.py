@@ -23,8 +23,17 @@ class Objective(Protocol):
         """Whether there is anything held out to judge by."""
         ...
 
-    def loss(self, network: nn.Module, step: int) -> tuple[Tensor, Tensor]:
-        """The loss of update `step`, a function of `step`, and what `tally` makes of it."""
+    @property
+    def on_device(self) -> bool:
+        """Whether `loss` asks nothing of the host, so that a GPU can replay it."""
+        ...
+
+    def prepare(self, step: int) -> None:
+        """Draw what update `step` sees, a function of `step`."""
+        ...
+
+    def loss(self, network: nn.Module) -> tuple[Tensor, Tensor]:
+        """The loss of the prepared update, and what `tally` makes of it."""
         ...
 
     def judge(self, model: nn.Module) -> dict[str, float]:
@@ -47,9 +56,18 @@ class Classification:
         """Whether images are held out."""
         return self.validation is not None
 
-    def loss(self, network: nn.Module, step: int) -> tuple[Tensor, Tensor]:
-        """The loss on batch `step`."""
-        x, y = self.batches.at(step)
+    @property
+    def on_device(self) -> bool:
+        """Whether the images are held there."""
+        return isinstance(self.batches, Batches)
+
+    def prepare(self, step: int) -> None:
+        """Load batch `step`."""
+        self.batches.load(step)
+
+    def loss(self, network: nn.Module) -> tuple[Tensor, Tensor]:
+        """The loss on the loaded batch."""
+        x, y = self.batches.loaded()
         with self.runtime.autocast():
             logits = network(x)
         logits = logits.float()

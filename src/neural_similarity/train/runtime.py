@@ -33,12 +33,15 @@ class Runtime:
         return images.to(self.device).contiguous(memory_format=self.memory_format)
 
     def autocast(self, cache: bool = True) -> torch.autocast:
-        """Context of a forward pass; without `cache`, parameters may change within it."""
+        """Context of a forward pass; without `cache`, parameters may change within it.
+
+        On a GPU it keeps no cast weights: those that a graph replays must be cast in the graph.
+        """
         return torch.autocast(
             self.device.type,
             dtype=torch.bfloat16,
             enabled=self.precision == "bf16",
-            cache_enabled=cache,
+            cache_enabled=cache and self.device.type != "cuda",
         )
 
     def synchronize(self) -> None:

@@ -1,0 +1,268 @@
+"""From tensors to the kernels: what is allocated, strides, tile sizes and grids."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cache
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from neural_similarity.ops.columns import empty_gradients, empty_output
+from neural_similarity.ops.triton import interpreted, kernels
+from neural_similarity.ops.window import Window
+
+PROGRAMS = 512
+"""About how many programs share the sum over positions in the gradient of the weight."""
+LEAST_SPAN = 512
+"""Positions that each of them takes at least."""
+CONFIGS = {
+    2: (
+        {"ROWS": 64, "num_warps": 8, "num_stages": 2},
+        {"ROWS": 64, "num_warps": 4, "num_stages": 3},
+        {"ROWS": 128, "num_warps": 8, "num_stages": 2},
+    ),
+    4: (
+        {"ROWS": 32, "num_warps": 4, "num_stages": 2},
+        {"ROWS": 64, "num_warps": 8, "num_stages": 2},
+    ),
+}
+"""What tuning tries, by the bytes of a number.
+
+The first is taken while torch must be deterministic. It spills no registers on Hopper; which is
+fastest is unmeasured.
+"""
+_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+Constants = dict[str, Any]
+
+
+class Plan(NamedTuple):
+    """A convolution as the kernels take it."""
+
+    sizes: kernels.Sizes
+    channels: kernels.Channels
+    frame: kernels.Frame
+    constants: Constants
+    full: bool
+
+    @property
+    def positions(self) -> int:
+        """Output positions of the batch."""
+        return self.sizes.images * self.sizes.out_height * self.sizes.out_width
+
+    def tiles(self, inputs: int, outputs: int) -> Constants:
+        """The constants of a kernel, with tiles of at most so many channels; half in float32."""
+        share = self.constants["DTYPE"].primitive_bitwidth // 16
+        return self.constants | {
+            "INPUTS": _tile(self.channels.run, inputs // share),
+            "OUTPUTS": _tile(self.channels.outputs, outputs // share),
+        }
+
+    def pieces(self, channels: int, constants: Constants) -> int:
+        """Pieces in so many channels."""
+        return channels // self.channels.run * triton.cdiv(self.channels.run, constants["INPUTS"])
+
+
+def plan(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Plan:
+    """The plan for x (n, c, *size), weight (o, c/g, *kernel) and m (n, b, K, *out) or with K, K."""
+    (height, width), out = _pair(1, x.shape[2:]), _pair(1, window.output_size(x.shape[2:]))
+    group, block = x.shape[1] // groups, x.shape[1] // m.shape[1]
+    outputs = weight.shape[0] // groups
+    pairs = zip((1, 1, 0, 1), window, strict=True)
+    frame = kernels.Frame(*(side for flat, sides in pairs for side in _pair(flat, sides)))
+    tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return Plan(
+        kernels.Sizes(x.shape[0], height, width, *out),
+        kernels.Channels(group, outputs, block, gcd(group, block)),
+        frame,
+        {"FRAME": frame, "DTYPE": _TYPES[x.dtype], "PRECISION": "tf32" if tf32 else "ieee"},
+        m.dim() > x.dim() + 1,
+    )
+
+
+def forward(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+    """`Triton.forward`."""
+    y = empty_output(x, window.output_size(x.shape[2:]), weight.shape[0])
+    task = plan(x, weight, m, window, groups)
+    constants = task.tiles(32 if task.full else 64, 128) | {"FULL": task.full}
+    blocks = groups * triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
+    arguments = (_images(x), _filters(weight), _similarities(m[None], task.full), _images(y))
+    if y.numel():
+        _launch(kernels.forward, task, arguments, constants, (_tiles(task.positions), blocks))
+    return y
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    m: Tensor,
+    window: Window,
+    groups: int,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`Triton.backward`."""
+    needs_x, needs_weight, needs_m = needs
+    gradients = grad_x, grad_weight, grad_m = empty_gradients((x, weight, m), needs)
+    if not grad.numel():
+        for gradient in gradients:
+            gradient.zero_()
+        return grad_x, grad_weight, grad_m
+    task = plan(x, weight, m, window, groups)
+    operands = grad, x, weight, m
+    if needs_weight:
+        _weight_gradient(task, operands, grad_weight)
+    if not task.full and (needs_x or needs_m):
+        _diagonal_gradients(task, operands, grad_x, grad_m, needs)
+    if task.full and needs_x:
+        _full_data_gradient(task, operands, grad_x)
+    if task.full and needs_m:
+        _full_similarity_gradient(task, operands, grad_m)
+    return grad_x, grad_weight, grad_m
+
+
+Operands = tuple[Tensor, Tensor, Tensor, Tensor]
+"""grad, x, weight, m."""
+
+
+def _weight_gradient(task: Plan, operands: Operands, result: Tensor) -> None:
+    grad, x, weight, m = operands
+    constants = task.tiles(32 if task.full else 64, 64) | {"FULL": task.full}
+    taps = prod(weight.shape[2:])
+    programs = taps * task.pieces(x.shape[1], constants)
+    tiles = triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
+    shares = min(PROGRAMS // (programs * tiles), task.positions // LEAST_SPAN)
+    rows = max(config["ROWS"] for config in CONFIGS[x.element_size()])
+    span = triton.cdiv(triton.cdiv(task.positions, max(1, shares)), rows) * rows
+    shares = triton.cdiv(task.positions, span)
+    parts = weight.new_empty(shares, taps, *weight.shape[:2], dtype=torch.float32)
+    arguments = (
+        *(_images(grad), _images(x), _similarities(m[None], task.full)),
+        kernels.Parts(parts, *parts.stride()),
+    )
+    grid = (programs, tiles, shares)
+    _launch(kernels.weight_gradient, task, (*arguments, span), constants, grid)
+    result.copy_(parts.sum(0).movedim(0, -1).reshape(weight.shape))
+
+
+def _diagonal_gradients(
+    task: Plan, operands: Operands, grad_x: Tensor, grad_m: Tensor, needs: Sequence[bool]
+) -> None:
+    grad, x, weight, m = operands
+    needs_x, _, needs_m = needs
+    constants = task.tiles(64, 64) | {"NEEDS_X": needs_x, "NEEDS_M": needs_m}
+    parts = _parts(task, grad_m, constants) if needs_m else m[None]
+    if needs_m:
+        parts.zero_()  # no pixel answers for the taps in the border
+    arguments = (
+        *(_images(grad), _images(x), _filters(weight), _similarities(m[None], task.full)),
+        *(_images(grad_x if needs_x else x), _similarities(parts, task.full)),
+    )
+    frame, sizes = task.frame, task.sizes
+    rows, columns = triton.cdiv(sizes.height, frame.sh), triton.cdiv(sizes.width, frame.sw)
+    tiles = _tiles(sizes.images * rows * columns)
+    grid = (tiles, task.pieces(x.shape[1], constants), frame.sh * frame.sw)
+    _launch(kernels.diagonal_gradients, task, arguments, constants, grid)
+    if needs_m:
+        _join(parts, grad_m)
+
+
+def _full_data_gradient(task: Plan, operands: Operands, grad_x: Tensor) -> None:
+    grad, x, weight, m = operands
+    constants = task.tiles(64, 32)
+    tiles = _tiles(task.sizes.images * task.sizes.height * task.sizes.width)
+    grid = (tiles, task.pieces(x.shape[1], constants))
+    arguments = (
+        *(_images(grad), _filters(weight), _similarities(m[None], task.full)),
+        _images(grad_x),
+    )
+    _launch(kernels.full_data_gradient, task, arguments, constants, grid)
+
+
+def _full_similarity_gradient(task: Plan, operands: Operands, grad_m: Tensor) -> None:
+    grad, x, weight, _ = operands
+    constants = task.tiles(32, 64)
+    parts = _parts(task, grad_m, constants)
+    grid = (_tiles(task.positions), task.pieces(x.shape[1], constants))
+    arguments = (_images(grad), _images(x), _filters(weight), _similarities(parts, task.full))
+    _launch(kernels.full_similarity_gradient, task, arguments, constants, grid)
+    _join(parts, grad_m)
+
+
+def _parts(task: Plan, gradient: Tensor, constants: Constants) -> Tensor:
+    """Room (parts, *gradient) for what every piece of a block adds to the gradient of its M."""
+    count = task.pieces(task.channels.block, constants)
+    if count == 1:
+        return gradient[None]
+    return gradient.new_empty(count, *gradient.shape, dtype=torch.float32)
+
+
+def _join(parts: Tensor, gradient: Tensor) -> None:
+    if len(parts) > 1:
+        gradient.copy_(parts.sum(0))
+
+
+def _launch(
+    kernel: Any, task: Plan, arguments: Sequence[Any], constants: Constants, grid: Sequence[Any]
+) -> None:
+    """Run a kernel on a grid whose first size may depend on the rows of a tile."""
+    fixed = interpreted() or torch.are_deterministic_algorithms_enabled()
+    first = arguments[0].at
+    run = kernel if fixed else _tuned(kernel, first.element_size(), tuple(constants))
+    config = CONFIGS[first.element_size()][0] if fixed else {}
+    with torch.cuda.device_of(first) if first.is_cuda else nullcontext():
+        run[lambda chosen: (_size(grid[0], chosen), *grid[1:])](
+            *arguments, task.sizes, task.channels, **constants, **config,
+            enable_fp_fusion=True,  # Triton 3.9 warns unless it is asked for or refused
+        )  # fmt: skip
+
+
+@cache
+def _tuned(kernel: Any, width: int, constants: tuple[str, ...]) -> Any:
+    """The kernel, which times the configurations for new channels and constants."""
+    configs = [
+        triton.Config({"ROWS": c["ROWS"]}, num_warps=c["num_warps"], num_stages=c["num_stages"])
+        for c in CONFIGS[width]
+    ]
+    return triton.autotune(configs, key=["channels", *constants])(kernel)
+
+
+def _tiles(count: int) -> Callable[[Constants], int]:
+    """How many tiles of rows so many positions are."""
+    return lambda chosen: triton.cdiv(count, chosen["ROWS"])
+
+
+def _size(size: int | Callable[[Constants], int], chosen: Constants) -> int:
+    return size if isinstance(size, int) else size(chosen)
+
+
+def _tile(size: int, most: int) -> int:
+    """Tiles are powers of two, of at least 16 for the matrix units."""
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+def _pair(flat: int, sizes: Sequence[int]) -> tuple[int, int]:
+    """Sizes in two dimensions; `flat` stands for the one that a line lacks."""
+    height, width = (flat, *sizes)[-2:]
+    return height, width
+
+
+def _images(images: Tensor) -> kernels.Images:
+    images = images.unsqueeze(2) if images.dim() == 3 else images
+    return kernels.Images(images, *images.stride())
+
+
+def _filters(weight: Tensor) -> kernels.Filters:
+    weight = weight.flatten(2)
+    return kernels.Filters(weight, *weight.stride())
+
+
+def _similarities(m: Tensor, full: bool) -> kernels.Similarities:
+    """`m` is (part, n, b, *taps, *out)."""
+    part, n, b, *rest = m.stride()
+    s = rest.pop(0) if full else 0
+    return kernels.Similarities(m, part, n, b, s, rest[0], *_pair(0, rest[1:]))

@@ -1,0 +1,189 @@
+"""The Triton kernels compiled for Hopper without a GPU; `test_ops_triton.py` runs this.
+
+In a process of its own, so that Triton's cache is a temporary folder and no interpreter is on.
+"""
+
+import re
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.runtime import driver
+
+from neural_similarity.ops.triton import kernels, launch
+from neural_similarity.ops.window import Window
+
+PRODUCTS = {torch.float32: None, torch.float16: "f32.f16.f16", torch.bfloat16: "f32.bf16.bf16"}
+"""Types of the matrix instructions that a dtype is multiplied by."""
+KERNELS = {
+    "diagonal": {"forward", "weight_gradient", "diagonal_gradients"},
+    "full": {"forward", "weight_gradient", "full_data_gradient", "full_similarity_gradient"},
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A convolution; sizes of 1 and strides beyond int32 are types of their own to Triton."""
+
+    channels: tuple[int, int] = (64, 64)
+    size: tuple[int, ...] = (16, 16)
+    batch: int = 128
+    stride: int = 1
+    groups: int = 1
+    blocks: int = 1
+    channels_last: bool = True
+
+    def operands(self, kind, dtype):
+        """x, weight and M without memory, and the window."""
+        dims = len(self.size)
+        c, o = self.channels
+        x = torch.zeros(self.batch, c, *self.size, dtype=dtype, device="meta")
+        weight = torch.zeros(o, c // self.groups, *[3] * dims, dtype=dtype, device="meta")
+        if self.channels_last:
+            x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
+        window = Window(*([side] * dims for side in (3, self.stride, 1, 1)))
+        taps = [window.taps] * (2 if kind == "full" else 1)
+        output = window.output_size(self.size)
+        m = torch.zeros(self.batch, self.blocks, *taps, *output, device="meta")
+        return x, weight, m, window
+
+
+SHAPES = {
+    "contiguous": Shape(channels_last=False),
+    "one-pixel": Shape(size=(1, 1), batch=1),
+    "first": Shape(channels=(3, 20), stride=2),
+    "depthwise": Shape(channels=(16, 16), groups=16, batch=1),
+    "blocks": Shape(channels=(24, 24), groups=2, blocks=3),
+    "line": Shape(size=(64,), channels_last=False),
+    "beyond-int32": Shape(size=(8192, 8192), batch=40),
+}
+
+
+def launches(kind, dtype, monkeypatch, shape):
+    """Kernel, arguments and constants of every launch of a convolution, forward and backward."""
+    found = []
+
+    def note(kernel, task, arguments, constants, _grid):
+        found.append((kernel, (*arguments, task.sizes, task.channels), constants))
+
+    monkeypatch.setattr(launch, "_launch", note)
+    x, weight, m, window = shape.operands(kind, dtype)
+    y = launch.forward(x, weight, m, window, shape.groups)
+    grad, needs = torch.empty_like(y), (True, True, True)
+    launch.backward(grad, x, weight, m, window, shape.groups, needs)
+    return found
+
+
+class NoGpu:
+    """Stands for a Hopper GPU while Triton compiles; nothing is launched on it."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, _device):
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr(driver, "_active", NoGpu())
+
+
+class Built:
+    """A kernel compiled as at its first launch: PTX, and what the assembler says of it."""
+
+    def __init__(self, kernel, arguments, constants, config, folder):
+        built = kernel.warmup(*arguments, **constants, **config, enable_fp_fusion=True, grid=(1,))
+        self.ptx, self.binary = built.asm["ptx"], built.asm["cubin"]
+        (folder / "kernel.ptx").write_text(self.ptx)
+        command = [
+            get_ptxas(90).path,
+            "-v",
+            "--gpu-name=sm_90a",
+            "kernel.ptx",
+            "-o",
+            "kernel.cubin",
+        ]
+        self.said = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=True
+        ).stderr
+
+    @property
+    def spilt(self) -> set[int]:
+        """Bytes of registers stored to and loaded from memory."""
+        return set(map(int, re.findall(r"(\d+) bytes spill", self.said)))
+
+
+def check(launched, dtype, folder):
+    kernel, arguments, constants = launched
+    built = Built(kernel, arguments, constants, launch.CONFIGS[dtype.itemsize][0], folder)
+    assert built.binary
+    frame = constants["FRAME"]
+    if (frame.sh, frame.sw) == (1, 1):  # a full data gradient with strides has more to remember
+        assert built.spilt == {0}
+    products = re.findall(r"mma(?:_async)?\.sync\S*", built.ptx)
+    if PRODUCTS[dtype] is None:
+        assert not products  # not TF32, which nobody allowed
+        assert "fma.rn.f32" in built.ptx
+    else:
+        assert products
+        assert all(PRODUCTS[dtype] in product for product in products), products
+
+
+@pytest.mark.parametrize("name", ["forward", "diagonal_gradients"])
+def test_diagonal_kernels_in_bfloat16(name, monkeypatch, tmp_path):
+    (launched,) = (
+        found
+        for found in launches("diagonal", torch.bfloat16, monkeypatch, Shape())
+        if found[0] is getattr(kernels, name)
+    )
+    check(launched, torch.bfloat16, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [32, 64, 128])
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize("kind", KERNELS)
+def test_every_kernel(kind, dtype, channels, monkeypatch, tmp_path):
+    found = launches(kind, dtype, monkeypatch, Shape((channels, channels)))
+    assert {launched[0].__name__ for launched in found} == KERNELS[kind]
+    for launched in found:
+        check(launched, dtype, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("kind", KERNELS)
+def test_every_shape(kind, shape, monkeypatch, tmp_path):
+    for launched in launches(kind, torch.bfloat16, monkeypatch, shape):
+        check(launched, torch.bfloat16, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize("kind", KERNELS)
+def test_every_configuration(kind, dtype, monkeypatch, tmp_path):
+    for launched in launches(kind, dtype, monkeypatch, Shape(stride=2)):
+        for config in launch.CONFIGS[dtype.itemsize]:
+            assert Built(*launched, config, tmp_path).binary
+
+
+@pytest.fixture
+def _tf32():
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_tf32")
+def test_tf32_where_torch_allows_it(monkeypatch, tmp_path):
+    config = launch.CONFIGS[4][0]
+    for launched in launches("diagonal", torch.float32, monkeypatch, Shape()):
+        assert "tf32.tf32" in Built(*launched, config, tmp_path).ptx

@@ -1,0 +1,92 @@
+"""The Triton kernels under Triton's interpreter: `test_ops_triton.py` runs this in its own process.
+
+The interpreter is chosen when triton is imported, for the whole process; its product of bfloat16
+matrices is wrong, so that type is checked on GPUs only.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from kernel_laws import CASES, KINDS, LARGE, Case, check
+from problems import Problem
+from torch.func import grad
+from torch.testing import assert_close
+
+from neural_similarity.ops import declines
+from neural_similarity.ops.backend import chosen
+from neural_similarity.ops.triton import interpreted, launch
+
+both_kinds = pytest.mark.parametrize("kind", KINDS)
+TINY = Case(Problem("tiny", (1, 2), (1, 1), (0, 1), size=(1, 2), channels=(3, 2), batch=1))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@both_kinds
+def test_single_precision(case, kind):
+    check(case, kind, torch.float32)
+
+
+@pytest.mark.parametrize("case", CASES[1:2], ids=str)
+@both_kinds
+def test_half_precision(case, kind):
+    check(case, kind, torch.float16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("case", LARGE, ids=str)
+@both_kinds
+def test_larger_problems(case, kind, dtype):
+    check(case, kind, dtype)
+
+
+@pytest.mark.parametrize("wanted", range(3), ids=["x", "weight", "m"])
+@both_kinds
+def test_one_gradient_alone_is_the_same(wanted, kind):
+    operands = [t.float() for t in TINY.operands(kind)]
+
+    def gradient(backend):
+        copies = [t.clone().requires_grad_(i == wanted) for i, t in enumerate(operands)]
+        return torch.autograd.grad(TINY(*copies, backend=backend).square().sum(), copies[wanted])
+
+    assert_close(gradient("triton"), gradient("reference"))
+
+
+@pytest.mark.parametrize("kind", ["diagonal", pytest.param("full", marks=pytest.mark.slow)])
+def test_second_derivatives(kind):
+    operands = [t.float() for t in TINY.operands(kind)]
+
+    def curvature(backend):
+        def norm(*operands):
+            loss = grad(lambda *x: TINY(*x, backend=backend).pow(3).sum(), (0, 1, 2))
+            return sum(g.square().sum() for g in loss(*operands))
+
+        return grad(norm, (0, 1, 2))(*operands)
+
+    assert_close(curvature("triton"), curvature("reference"), rtol=1e-4, atol=1e-3)
+
+
+def test_tuning_happens_once_per_kernel_and_channels(monkeypatch):
+    runs = []
+
+    def clock(kernel, quantiles):
+        kernel()
+        runs.append(kernel)
+        return [1.0] * len(quantiles)
+
+    tune = partial(launch.triton.autotune, do_bench=clock)
+    monkeypatch.setattr(launch.triton, "autotune", tune)
+    monkeypatch.setattr(launch, "interpreted", lambda: False)
+    torch.use_deterministic_algorithms(False)
+    for _ in range(2):
+        check(TINY, "diagonal", torch.float32)
+        assert len(runs) == len(launch.CONFIGS[4]) * 3
+
+
+def test_it_takes_the_processors_tensors_when_asked_only():
+    x = torch.zeros(1, 2, 4, 4)
+    assert launch.triton.knobs.runtime.interpret
+    assert interpreted()
+    assert declines("triton", x, 9) is None
+    assert chosen("auto", x, 9, 1) != "triton"
