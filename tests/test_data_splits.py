@@ -251,7 +251,7 @@ def test_bad_names_and_folders(tmp_path):
         load_split("omniglot", tmp_path)
     with pytest.raises(ValueError, match="`image_size` must be at least 1, got 0"):
         load_split("classes", tmp_path, image_size=0)
-    (tmp_path / "train").mkdir()
+    write_folders(tmp_path, {"train": ["ant"]})
     with pytest.raises(FileNotFoundError, match=r"val is missing"):
         load_split("classes", tmp_path)
 

@@ -124,6 +124,7 @@ def test_training_tasks_are_functions_of_their_number():
     assert not torch.equal(one.at(7).support, one.at(8).support)
     assert one.at(7).query.shape == (2 * 3, 1, 16, 16)
     still = Episodes(replace(BY_TASKS, crop=0, flip=False), split.train, preprocess, runtime)
+    assert not torch.equal(still.at(0).support, still.at(1).support)
     known = preprocess(split.train.pixels).flatten(1)
     assert all((row == known).all(1).any() for row in still.at(0).support.flatten(1))
 
