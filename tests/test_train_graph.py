@@ -162,13 +162,14 @@ def test_it_says_why_updates_are_plain(kind, device, reason, caplog):
 
 def test_a_batch_is_drawn_into_the_same_memory():
     job, _ = make_job()
-    drawn = job.batches._drawn
-    first = job.batches.at(0)
+    batches = job.objective.batches
+    drawn = batches._drawn
+    first = batches.at(0)
     kept = [part.clone() for part in first]
-    job.batches.load(4)
-    assert job.batches._drawn is drawn
-    expected = make_job()[0].batches.at(4)
-    assert all(map(torch.equal, job.batches.loaded(), expected))
+    batches.load(4)
+    assert batches._drawn is drawn
+    expected = make_job()[0].objective.batches.at(4)
+    assert all(map(torch.equal, batches.loaded(), expected))
     assert all(map(torch.equal, first, kept))
 
 
