@@ -15,7 +15,7 @@ from neural_similarity.nn import Diagonal, Dynamic, Full, SphereConv2d, SphereNe
 from neural_similarity.train import Recipe, choose_runtime, load, session, train
 from neural_similarity.train.checkpoint import checkpoints
 from neural_similarity.train.journal import Journal, read_lines
-from neural_similarity.train.loop import cross_entropy
+from neural_similarity.train.objective import cross_entropy
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
