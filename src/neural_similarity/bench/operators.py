@@ -9,13 +9,12 @@ from torch import Tensor
 from neural_similarity.bench.case import Case, operands
 from neural_similarity.bench.comparison import Comparison, compare, forward, forward_and_backward
 from neural_similarity.bench.costs import macs, peak_bytes, saved_bytes
+from neural_similarity.bench.ratios import BOTH, FORWARD
 from neural_similarity.bench.report import Row
 from neural_similarity.bench.subject import Absent, Subject
 from neural_similarity.bench.subjects import dynamic, plain, subjects
 from neural_similarity.bench.timing import Effort, Timing
 from neural_similarity.train.runtime import threads
-
-BOTH = "forward + backward"
 
 
 def operators(cases: Iterable[Case], counts: Sequence[int], effort: Effort) -> list[Row]:
@@ -71,7 +70,7 @@ def _comparison(
         subjects=chosen,
         grad=grad,
         dtype=case.torch_dtype,
-        timed={"forward": forward, BOTH: both},
+        timed={FORWARD: forward, BOTH: both},
         costs=costs,
     )
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from neural_similarity.bench.picture import SWEEPS, nanoseconds, peak
+from neural_similarity.bench.ratios import Values, ratios
 from neural_similarity.bench.report import Report, Row
 from neural_similarity.ops import BACKENDS
 
 FLOAT_BYTES = 4
-Values = Callable[[Report], Iterator[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ def _growth(value: Callable[[Row], float | None]) -> Values:
 
 
 TARGETS = (
+    *(Target(bench="operators", **ratio._asdict()) for ratio in ratios()),
     Target(
         text="saved for backward at C = O = 32, dynamic diagonal, fp32",
         bench="operators",
