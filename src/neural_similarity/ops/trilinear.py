@@ -156,7 +156,12 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
                         totals[j] = _sum(totals[j], part)
             return *totals, None, None, None, None, None, None
 
-    return Forward.apply
+    def function(*arguments):
+        """The operator itself where nothing is recorded: an autograd function costs more."""
+        apply = Forward.apply if torch.is_grad_enabled() else forward_op
+        return apply(*arguments)
+
+    return function
 
 
 def _window(weight: Tensor, *geometry: Sequence[int]) -> Window:
