@@ -48,18 +48,10 @@ INLINE void times_float32(float *to, const float *from, float m) {
     store_float32(to + LANES, m * load_float32(from + LANES));
 }
 INLINE void times_bfloat16(bfloat16 *to, const bfloat16 *from, float m) {
-#if defined(__AVX512BF16__)
-    words order;
-    uint16_t *lane = (uint16_t *)&order;
-    for (int i = 0; i < 2 * LANES; i++) lane[i] = i / 2 + i % 2 * LANES;
-    const words v = *(const words *)from;
-    const vector low = m * (vector)(v << 16), high = m * (vector)(v & 0xffff0000);
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-    *(words *)to = (words)_mm512_permutexvar_epi16((__m512i)order, both);
-#else
-    store_bfloat16(to, m * load_bfloat16(from));
-    store_bfloat16(to + LANES, m * load_bfloat16(from + LANES));
-#endif
+    const words v = *(const words *)from, half = {0};
+    const words low = (words)(m * (vector)(v << 16)) + (half + 0x8000);
+    const words high = (words)(m * (vector)(v & 0xffff0000)) + (half + 0x8000);
+    *(words *)to = low >> 16 | (high & 0xffff0000);
 }
 
 INLINE void add(float *to, vector v, int64_t lanes) {
