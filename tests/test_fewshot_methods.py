@@ -441,9 +441,9 @@ def test_autocast_keeps_no_copies_of_what_changes(tested):
     assert method.named == [1] * 6
 
 
-def test_an_abstract_method_says_nothing():
+def test_a_method_without_its_parts_says_what_is_missing():
     method = Method()
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="Method must define adapt"):
         method.adapt(images(1), LABELS[:1], 1)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="Method is trained by classification"):
         method.loss(episode())

@@ -148,8 +148,9 @@ class _Turns(_Silent):
         self.seconds: dict[str, list[float]] = {BARE: [], OURS: []}
         self.mark = time.perf_counter()
 
-    def stepped(self, step: int) -> None:  # noqa: ARG002
+    def stepped(self, step: int) -> None:
         """Note ours, with what came before it since the last step; then a bare one."""
+        del step
         self._note(OURS)
         self.bare()
         self._note(BARE)

@@ -248,9 +248,8 @@ def maml(
         rate: Step size.
         first_order: Take the inner gradients for constants, which saves more than half of the time.
     """
-    phases = (Phase(fast=("all",), steps=steps, rate=rate),)
-    test = (Phase(fast=("all",), steps=test_steps, rate=rate),)
-    return GradientBased(network, ways, phases, test_phases=test, first_order=first_order)
+    train, test = (Phase(fast=("all",), steps=count, rate=rate) for count in (steps, test_steps))
+    return GradientBased(network, ways, (train,), test_phases=(test,), first_order=first_order)
 
 
 def anil(
@@ -263,9 +262,8 @@ def anil(
     first_order: bool = False,
 ) -> GradientBased:
     """ANIL (Raghu et al. 2020, https://arxiv.org/abs/1909.09157): MAML whose head alone is fast."""
-    phases = (Phase(fast=("head",), steps=steps, rate=rate),)
-    test = (Phase(fast=("head",), steps=test_steps, rate=rate),)
-    return GradientBased(network, ways, phases, test_phases=test, first_order=first_order)
+    train, test = (Phase(fast=("head",), steps=count, rate=rate) for count in (steps, test_steps))
+    return GradientBased(network, ways, (train,), test_phases=(test,), first_order=first_order)
 
 
 def meta_learned(

@@ -43,8 +43,12 @@ class Method(nn.Module):
             labels: int64 (n,), the class of each in 0..ways-1.
             ways: number of classes.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define adapt")
 
     def loss(self, episode: Episode) -> Tensor:
-        """What episodic training minimises on a task of images; a scalar."""
-        raise NotImplementedError
+        """What episodic training minimises on a task of images; a scalar.
+
+        Raises:
+            NotImplementedError: the method is trained by classification.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is trained by classification")
