@@ -2,16 +2,25 @@
    word. Maps are channels-last. P positions at a time; their patches and columns are rows of taps
    of channels, padded with zeros to `depth` elements. */
 
-INLINE vector NAME(load_some)(const T *from, int64_t lanes) {
-    if (lanes >= LANES) return NAME(load)(from);
+#ifndef MASKED
+INLINE vector NAME(load_part)(const T *from, int64_t lanes) {
     vector v = {0};
     for (int lane = 0; lane < lanes; lane++) v[lane] = NAME(wide)(from[lane]);
     return v;
 }
 
+INLINE void NAME(store_part)(T *to, vector v, int64_t lanes) {
+    for (int lane = 0; lane < lanes; lane++) to[lane] = NAME(narrow)(v[lane]);
+}
+#endif
+
+INLINE vector NAME(load_some)(const T *from, int64_t lanes) {
+    return lanes >= LANES ? NAME(load)(from) : NAME(load_part)(from, lanes);
+}
+
 INLINE void NAME(store_some)(T *to, vector v, int64_t lanes) {
     if (lanes >= LANES) NAME(store)(to, v);
-    else for (int lane = 0; lane < lanes; lane++) to[lane] = NAME(narrow)(v[lane]);
+    else NAME(store_part)(to, v, lanes);
 }
 
 /* Channels of an input at one tap, times m's number for their block. */

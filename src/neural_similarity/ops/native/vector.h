@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -41,6 +41,27 @@ INLINE void store_bfloat16(bfloat16 *to, vector v) {
     for (int lane = 0; lane < LANES; lane++) to[lane] = narrow_bfloat16(v[lane]);
 #endif
 }
+
+/* Fewer lanes than a vector has; those that are loaded beside them are 0. See element.h. */
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#define MASKED
+INLINE __mmask16 first(int64_t lanes) { return (__mmask16)((1u << lanes) - 1); }
+INLINE vector load_part_float32(const float *from, int64_t lanes) {
+    return (vector)_mm512_maskz_loadu_ps(first(lanes), from);
+}
+INLINE void store_part_float32(float *to, vector v, int64_t lanes) {
+    _mm512_mask_storeu_ps(to, first(lanes), (__m512)v);
+}
+INLINE vector load_part_bfloat16(const bfloat16 *from, int64_t lanes) {
+    const halves some = (halves)_mm256_maskz_loadu_epi16(first(lanes), from);
+    return (vector)(__builtin_convertvector(some, words) << 16);
+}
+INLINE void store_part_bfloat16(bfloat16 *to, vector v, int64_t lanes) {
+    bfloat16 whole[LANES];
+    store_bfloat16(whole, v);
+    _mm256_mask_storeu_epi16(to, first(lanes), _mm256_loadu_si256((const __m256i *)whole));
+}
+#endif
 
 /* 32 elements times a number. */
 INLINE void times_float32(float *to, const float *from, float m) {
