@@ -28,6 +28,7 @@ from neural_similarity.fewshot.tasks import (
 from neural_similarity.recipes import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.train import RunError, choose_runtime, read_run
 from neural_similarity.train.files import read_json
+from neural_similarity.train.memory import keep_freed_memory
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import scaled
 from neural_similarity.train.runtime import threads
@@ -132,6 +133,7 @@ def fewshot(args: Sequence[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise unknown("command of nsim fewshot", name, COMMANDS)
+    keep_freed_memory()
     return COMMANDS[name][0](rest)
 
 

@@ -13,6 +13,7 @@ from neural_similarity.cli.parsing import UsageError, parse, unknown
 from neural_similarity.recipes import RECIPES, in_variant
 from neural_similarity.train import Recipe, Run
 from neural_similarity.train.files import read_json
+from neural_similarity.train.memory import keep_freed_memory
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import scaled
 
@@ -59,6 +60,7 @@ def train(args: Sequence[str]) -> int:
     chosen = _in_variant(name or DEFAULT, rest)
     default = TrainOptions(recipe=RECIPES[chosen])
     options = parse(TrainOptions, rest, command="train", description=DESCRIPTION, default=default)
+    keep_freed_memory()
     if options.resume is None:
         run = _start(chosen, options)
     else:

@@ -21,14 +21,8 @@ from neural_similarity.train.stopping import signals_noted
 
 PROGRAM = (sys.executable, "-m", "neural_similarity")
 POLL_SECONDS = 0.5
-# A second thread gains little beside a second process and stalls where cores are shared. The
-# allocator's settings keep pages that it would hand back to Linux and fetch again in every step.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": str(THREADS),
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**34),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
+# A second thread gains little beside a second process and stalls where cores are shared.
+ENVIRONMENT = {"OMP_NUM_THREADS": str(THREADS)}
 
 
 class Process(Protocol):
