@@ -1,10 +1,13 @@
+import gc
 import json
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from tiny_classes import LOAD, TINY, make_split, tiny_classes_world
 from tiny_classes import tiny_classes as tiny_classes
+from torch import nn
 
 from neural_similarity import cli, data
 from neural_similarity.data import ClassSplit
@@ -12,6 +15,7 @@ from neural_similarity.data.class_split import digest_of
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.evaluate import evaluate
 from neural_similarity.fewshot.methods import METHODS
+from neural_similarity.fewshot.metric import ProtoNet
 from neural_similarity.fewshot.objective import Episodes
 from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import FewShotRun, load_method
@@ -113,6 +117,24 @@ def test_training_by_tasks_is_the_textbooks(tmp_path):
     trained = load(run).state_dict()
     for name, value in method.state_dict().items():
         torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_tasks_of_a_step_keep_their_graphs_one_after_another(monkeypatch):
+    recipe, split = replace(BY_TASKS, meta_batch=4), make_split()
+    runtime, preprocess = choose_runtime("cpu", "fp32"), data.Preprocess.fit(split.train)
+    method, graphs = ProtoNet(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())), []
+
+    def loss(task):
+        gc.collect()
+        alive = sum(graph() is not None for graph in graphs)
+        value = ProtoNet.loss(method, task)
+        graphs.append(weakref.ref(value))
+        assert alive == 0
+        return value
+
+    monkeypatch.setattr(method, "loss", loss)
+    Episodes(recipe, split.train, preprocess, runtime).differentiate(method)
+    assert len(graphs) == 4
 
 
 def test_training_tasks_are_functions_of_their_number():

@@ -62,17 +62,21 @@ class Episodes:
         labels = (recipe.sizes.support_labels.to(device), recipe.sizes.query_labels.to(device))
         return Episode(images[:shown], labels[0], images[shown:], labels[1])
 
-    def loss(self, network: nn.Module) -> tuple[Tensor, Tensor]:
-        """The mean loss of the prepared tasks."""
+    def differentiate(self, network: nn.Module) -> Tensor:
+        """Of the mean loss of the prepared tasks, one after another: one keeps its graph."""
         if not isinstance(network, Method):
             raise ValueError(f"`network` must be a Method, got {type(network).__name__}")
         count = self._recipe.meta_batch
-        tasks = [self.at(self._step * count + i) for i in range(count)]
+        tallies = [self._one(network, self._step * count + i) for i in range(count)]
+        return torch.stack(tallies).sum(0)
+
+    def _one(self, method: Method, number: int) -> Tensor:
+        task = self.at(number)
         with self._runtime.autocast():
-            losses = [network.loss(task) for task in tasks]
-        loss = torch.stack(losses).float().mean()
-        images = sum(len(task.support) + len(task.query) for task in tasks)
-        return loss, tally(loss, torch.full_like(loss, torch.nan).detach(), images)
+            loss = method.loss(task).float()
+        (loss / self._recipe.meta_batch).backward()
+        unknown = torch.full_like(loss, torch.nan).detach()
+        return tally(loss, unknown, len(task.support) + len(task.query))
 
     def judge(self, model: nn.Module) -> dict[str, float]:
         """Nothing: there is nothing to judge by."""
@@ -108,9 +112,9 @@ class JudgedByTasks:
         """That of the objective."""
         self.objective.prepare(step)
 
-    def loss(self, network: nn.Module) -> tuple[Tensor, Tensor]:
+    def differentiate(self, network: nn.Module) -> Tensor:
         """That of the objective."""
-        return self.objective.loss(network)
+        return self.objective.differentiate(network)
 
     def judge(self, model: nn.Module) -> dict[str, float]:
         """Mean accuracy over the tasks."""

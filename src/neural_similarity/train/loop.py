@@ -80,9 +80,8 @@ def fit(
 
 def _update(job: Job, state: State, network: nn.Module) -> None:
     """One update by what is prepared."""
-    loss, tally = job.objective.loss(network)
     state.optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    tally = job.objective.differentiate(network)
     state.optimizer.step()
     state.totals += tally
 

@@ -25,15 +25,15 @@ class Objective(Protocol):
 
     @property
     def on_device(self) -> bool:
-        """Whether `loss` asks nothing of the host, so that a GPU can replay it."""
+        """Whether `differentiate` asks nothing of the host, so that a GPU can replay it."""
         ...
 
     def prepare(self, step: int) -> None:
         """Draw what update `step` sees, a function of `step`."""
         ...
 
-    def loss(self, network: nn.Module) -> tuple[Tensor, Tensor]:
-        """The loss of the prepared update, and what `tally` makes of it."""
+    def differentiate(self, network: nn.Module) -> Tensor:
+        """Add gradients of the prepared update's loss to the parameters; its `tally`."""
         ...
 
     def judge(self, model: nn.Module) -> dict[str, float]:
@@ -65,8 +65,8 @@ class Classification:
         """Load batch `step`."""
         self.batches.load(step)
 
-    def loss(self, network: nn.Module) -> tuple[Tensor, Tensor]:
-        """The loss on the loaded batch."""
+    def differentiate(self, network: nn.Module) -> Tensor:
+        """Of the loss on the loaded batch."""
         x, y = self.batches.loaded()
         with self.runtime.autocast():
             logits = network(x)
@@ -77,7 +77,8 @@ class Classification:
             loss = loss + recipe.penalty * penalty(network, recipe.penalty_measure)
         if recipe.orthogonality:
             loss = loss + recipe.orthogonality * orthogonality(network, unit=False)
-        return loss, tally(loss, (logits.detach().argmax(1) == y).sum(), len(y))
+        loss.backward()
+        return tally(loss, (logits.detach().argmax(1) == y).sum(), len(y))
 
     def judge(self, model: nn.Module) -> dict[str, float]:
         """Loss and accuracy on the held-out images."""
