@@ -349,12 +349,15 @@ def test_the_evaluator_counts_right_queries(tested, name):
         if hasattr(part, "tuning"):
             part.tuning = SHORT
     runtime = RUNTIME["runtime"].place(method)
-    counted = []
-    found = evaluate(runtime, **tested, **RUNTIME, progress=counted.append)
+    told = []
+    found = evaluate(runtime, **tested, **RUNTIME, progress=told.append)
     assert method.training
-    assert torch.equal(found, by_hand(method.eval(), tested))
-    assert counted[-1] == 6
+    expected = by_hand(method.eval(), tested)
+    assert torch.equal(found, expected)
+    assert torch.equal(told[-1], expected)
     assert found.dtype == torch.int64
+    later = evaluate(runtime, **tested, **RUNTIME, done=torch.tensor([-1, -1]))
+    assert later.tolist() == [-1, -1, *expected[2:]]
 
 
 def test_features_are_computed_once(tested):

@@ -12,13 +12,14 @@ from torch import nn
 from neural_similarity import cli, data
 from neural_similarity.data import ClassSplit
 from neural_similarity.data.class_split import digest_of
-from neural_similarity.fewshot import session
+from neural_similarity.fewshot import partial, session
 from neural_similarity.fewshot.evaluate import evaluate
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.metric import ProtoNet
 from neural_similarity.fewshot.objective import Episodes
 from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import FewShotRun, load_method
+from neural_similarity.fewshot.static import StaticTuning
 from neural_similarity.fewshot.tasks import draw_tasks
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
 from neural_similarity.recipes import FEW_SHOT_RECIPES
@@ -311,6 +312,32 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
     assert found[0]["checkpoint"]["which"] == "best"
     assert cli.main([*command, "--part", "val"]) == 1
     assert "made for test" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_interrupted_evaluation_goes_on(finished, monkeypatch):
+    monkeypatch.setattr(partial, "SAVE_SECONDS", 0.0)
+    command = ["fewshot", "evaluate", str(finished), *SIZES, "--method", "static-nsn"]
+    adapt, deadly, calls = StaticTuning.adapt, 4, []
+
+    def counted(*args):
+        calls.append(args)
+        if len(calls) == deadly:
+            raise Killed
+        return adapt(*args)
+
+    def outcome():
+        (path,) = (finished / "evaluations").glob("static-nsn.*.json")
+        return json.loads(path.read_text())["correct"]
+
+    monkeypatch.setattr(StaticTuning, "adapt", counted)
+    with pytest.raises(Killed):
+        cli.main(command)
+    assert cli.main(command) == 0
+    assert len(calls) == 4 + 2
+    gone_on = outcome()
+    assert cli.main(command) == 0
+    assert len(calls) == 4 + 2 + 5
+    assert outcome() == gone_on
 
 
 def test_the_command_line_retrains(finished, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """`nsim fewshot`: training, evaluation and records of few-shot learning."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from torch import Tensor
 
 from neural_similarity import paper
 from neural_similarity.cli.parsing import UsageError, parse, unknown
@@ -16,6 +16,7 @@ from neural_similarity.fewshot import session
 from neural_similarity.fewshot.evaluate import evaluate as evaluate_method
 from neural_similarity.fewshot.evaluate import use_statistics
 from neural_similarity.fewshot.methods import METHODS
+from neural_similarity.fewshot.partial import Partial
 from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import FewShotRun, load_method, usual_checkpoint
 from neural_similarity.fewshot.tasks import (
@@ -31,6 +32,7 @@ from neural_similarity.train.files import read_json
 from neural_similarity.train.memory import keep_freed_memory
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import scaled
+from neural_similarity.train.run import find_checkpoint
 from neural_similarity.train.runtime import threads
 
 DEFAULT, DATA_ROOT = "quickstart", "data"
@@ -159,7 +161,7 @@ def train(args: Sequence[str]) -> int:
 
 
 def evaluate(args: Sequence[str]) -> int:
-    """Print the accuracy over tasks and where it is recorded."""
+    """Print the accuracy over tasks and where it is recorded; go on with what was interrupted."""
     options = parse(
         EvaluateOptions, args, command="fewshot evaluate", description=EVALUATE_DESCRIPTION
     )
@@ -180,15 +182,23 @@ def evaluate(args: Sequence[str]) -> int:
     method = load_method(run, checkpoint, name)
     use_statistics(method, options.batch_norm)
     runtime.place(method)
-    began = time.monotonic()
-    with threads(run.recipe.threads), _counter("tasks") as done:
+    step = find_checkpoint(run, checkpoint).name
+    what = {"tasks": tasks.digest, "statistics": method.statistics, "checkpoint": step}
+    partial = Partial(run.path / paper.EVALUATIONS / f"{name}.partial", what)
+    with threads(run.recipe.threads), _counter("tasks") as count:
+
+        def progress(correct: Tensor) -> None:
+            count(len(correct), len(tasks))
+            partial.save(correct)
+
         correct = evaluate_method(
             method,
             images,
             tasks,
             preprocess=run.preprocess,
             runtime=runtime,
-            progress=lambda count: done(count, len(tasks)),
+            done=partial.done,
+            progress=progress,
         )
     evaluation = paper.make_evaluation(
         run,
@@ -196,9 +206,10 @@ def evaluate(args: Sequence[str]) -> int:
         tasks,
         correct,
         checkpoint=checkpoint,
-        seconds=time.monotonic() - began,
+        seconds=partial.spent,
     )
     path = paper.write_evaluation(run.path / paper.EVALUATIONS, evaluation)
+    partial.remove()
     _say(_describe(evaluation))
     _say(f"accuracies of all tasks in {path}")
     return 0

@@ -12,8 +12,8 @@ from neural_similarity.fewshot.tasks import Draw, TaskList
 from neural_similarity.train import Runtime
 from neural_similarity.train.scoring import BATCH_SIZE
 
-Progress = Callable[[int], None]
-"""Told how many tasks are done."""
+Progress = Callable[[Tensor], None]
+"""Told what `evaluate` would return of the tasks that are done."""
 
 
 def evaluate(
@@ -23,6 +23,7 @@ def evaluate(
     *,
     preprocess: Preprocess,
     runtime: Runtime,
+    done: Tensor | None = None,
     progress: Progress = lambda _: None,
 ) -> Tensor:
     """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
@@ -36,20 +37,22 @@ def evaluate(
         tasks: the tasks.
         preprocess: what turns pixels into the network's input.
         runtime: device and precision.
-        progress: told how many tasks are done.
+        done: what an interrupted evaluation found already, of the first tasks.
+        progress: told after every few tasks, for such a continuation.
     """
     training = method.training
     method.eval()
     source = _Source(method, images, tasks, preprocess, runtime)
-    found, labels = [], tasks.sizes.support_labels.to(runtime.device)
+    labels = tasks.sizes.support_labels.to(runtime.device)
     targets = tasks.sizes.query_labels.to(runtime.device)
-    for draw in tasks.chunks(method.at_once):
+    found = torch.empty(0, dtype=torch.int64) if done is None else done
+    for draw in tasks.chunks(method.at_once, start=len(found)):
         with torch.no_grad():
             logits = source.logits(draw, labels, tasks.sizes.ways)
-        found.append((logits.argmax(-1) == targets).sum(-1).cpu())
-        progress(sum(len(part) for part in found))
+        found = torch.cat([found, (logits.argmax(-1) == targets).sum(-1).cpu()])
+        progress(found)
     method.train(training)
-    return torch.cat(found)
+    return found
 
 
 def use_statistics(method: Method, statistics: Statistics | None) -> Method:

@@ -162,12 +162,11 @@ class TaskList:
         """Positions of the images that any task has, rising."""
         return torch.cat([self.draw.support.flatten(), self.draw.query.flatten()]).unique()
 
-    def chunks(self, size: int) -> Iterator[Draw]:
-        """The tasks, `size` at a time."""
-        for support, query in zip(
-            self.draw.support.split(size), self.draw.query.split(size), strict=True
-        ):
-            yield Draw(support, query)
+    def chunks(self, size: int, start: int = 0) -> Iterator[Draw]:
+        """The tasks from number `start` on, `size` at a time."""
+        for first in range(start, len(self), size):
+            some = slice(first, first + size)
+            yield Draw(self.draw.support[some], self.draw.query[some])
 
 
 def draw_tasks(
