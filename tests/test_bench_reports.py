@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from neural_similarity import bench, cli
-from neural_similarity.bench import performance, read, to_markdown, write
+from neural_similarity.bench import few_shot, loops, performance, read, to_markdown, write
 from neural_similarity.bench import subjects as catalogue
 from neural_similarity.bench.report import Report, Row, split
 from neural_similarity.bench.targets import TARGETS
@@ -20,6 +20,7 @@ QUICK = {
     "scaling": ("--threads", "1"),
     "training": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
+    "fewshot": (),
 }
 ENVIRONMENT = {
     "neural_similarity": "0.1.0",
@@ -181,16 +182,27 @@ def test_ratios_of_operators_against_their_targets():
     }
 
 
+LOOPS = (("bare loop", 1.0), ("nsim train", 1.25))
+
+
 def test_training_against_its_targets():
     rows = [
         network("updates", name, ratio)
         for name, ratio in (("plain", 1.0), ("static-full", 1.06), ("dynamic-diagonal", 4.1))
     ]
-    rows += [network("loop", "bare loop", 1.0), network("loop", "nsim train", 1.25)]
+    rows += [network(loops.WHAT, name, ratio) for name, ratio in LOOPS]
     lines = found("training", *rows)
     assert [line[2:] for line in lines] == [("4.1", "reached"), ("1.06", NOT), ("80 %", NOT)]
-    (line,) = found("training", network("loop", "nsim train", 1.02))
+    (line,) = found("training", network(loops.WHAT, "nsim train", 1.02))
     assert line[1:] == ("≥ 95 %", "98 %", "reached")
+
+
+def test_few_shot_learning_against_its_targets():
+    rows = [network(few_shot.META, "ours", 1.25), network(few_shot.KEPT, "ours", 9.0)]
+    rows[1] = replace(rows[1], costs={few_shot.SPEED: 499.0})
+    maml, kept = found("fewshot", network(few_shot.META, "higher", 1.0, baseline=True), *rows)
+    assert maml[1:] == ("≥ 95 %", "80 %", NOT)
+    assert kept[1:] == ("≥ 500", "499", NOT)
 
 
 def test_inference_against_its_target():

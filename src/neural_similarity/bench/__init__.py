@@ -7,11 +7,15 @@ it saved.
 
 `subject` is what is measured, `subjects` and `networks` are those there are; `oracle` and
 `checking` tell what is right; `timing`, `costs` and `quiet` measure; `comparison` does all of this
-for subjects side by side, and `operators`, `training`, `loops` and `inference` say for which;
+for subjects side by side, and `operators`, `training`, `loops`, `inference` and `few_shot` say for
+which;
 `report`, `markdown`, `picture` and `performance` show what was found.
 """
 
 from neural_similarity.bench.case import Case as Case
+from neural_similarity.bench.few_shot import FewShotCase as FewShotCase
+from neural_similarity.bench.few_shot import kept_features as kept_features
+from neural_similarity.bench.few_shot import meta_gradients as meta_gradients
 from neural_similarity.bench.inference import inference as inference
 from neural_similarity.bench.loops import training_loops as training_loops
 from neural_similarity.bench.markdown import to_markdown as to_markdown

@@ -28,7 +28,7 @@ from neural_similarity.train.run import Run
 from neural_similarity.train.runtime import Runtime, threads
 from neural_similarity.train.session import batches_of, start
 
-BARE, OURS = "bare loop", "nsim train"
+WHAT, BARE, OURS = "images through the loop", "bare loop", "nsim train"
 IMAGES = 4096
 """Images to train on, or a batch where that is more."""
 BLOCK = 5
@@ -47,7 +47,7 @@ def training_loops(setting: Setting, counts: Sequence[int], effort: Effort) -> l
     """
     rows = []
     for count in counts:
-        group = {"what": "images through the loop"} | setting.group(count)
+        group = {"what": WHAT} | setting.group(count)
         with threads(count), TemporaryDirectory() as folder:
             race = _Race(setting, Path(folder))
             error = race.error()

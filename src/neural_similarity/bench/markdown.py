@@ -7,6 +7,10 @@ from neural_similarity.bench.timing import Timing
 
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "images_per_second": ("images/s", "{:,.0f}".format),
+    "tasks_per_second": (
+        "tasks/s",
+        lambda value: f"{value:,.3g}" if value < 10 else f"{value:,.0f}",
+    ),
     "saved_bytes": ("saved, bytes/position", "{:,.0f}".format),
     "peak_bytes": ("peak, MiB", lambda value: f"{value / 2**20:,.1f}"),
     "macs": ("MMACs/image", lambda value: f"{value / 1e6:,.2f}"),

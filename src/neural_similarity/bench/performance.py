@@ -29,8 +29,9 @@ HEADINGS = {
     "scaling": "Batch size, resolution, threads",
     "training": "Training",
     "inference": "Inference",
+    "fewshot": "Few-shot learning",
 }
-"""The sections in their order; another benchmark gets one here."""
+"""The sections in their order."""
 NOTES = {
     "operators": """\
 3×3 convolutions of C to C channels. `ours, compiled` and the like are the dynamic operator by
@@ -46,6 +47,11 @@ loop has its batches ready and does nothing else; `nsim train` cuts, mirrors and
 writes its log ten times as often as by default. Its checkpoints, one every two minutes, are not in
 it.""",
     "inference": "CNN-9 in evaluation mode, without autograd.",
+    "fewshot": """\
+Tasks of 5 ways, 5 shots and 15 queries a class. MAML: one task's gradient through five steps on all
+parameters, images of 84 pixels, batch normalisation by each batch's statistics; checked in float64.
+ProtoNet: the evaluator on features that are there already, beside its definition for one task after
+another; the error is the share of queries that are judged otherwise than in float64.""",
 }
 
 

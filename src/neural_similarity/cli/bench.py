@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 
 from neural_similarity import bench as benchmarks
-from neural_similarity.bench import Case, Effort, Report, Row, Setting, Watch
+from neural_similarity.bench import Case, Effort, FewShotCase, Report, Row, Setting, Watch
 from neural_similarity.bench.case import Kind
 from neural_similarity.bench.quiet import others_now
 from neural_similarity.bench.report import MOST_OTHERS
@@ -23,7 +23,7 @@ from neural_similarity.train.runtime import Precision
 Chosen = TypeVar("Chosen")
 Numbers = Annotated[tuple[int, ...], listed(int, "N,N,...")]
 Names = Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")]
-QUICK_ROUNDS, QUICK_WIDTH, QUICK_BATCH = 3, 0.1, 2
+QUICK_ROUNDS, QUICK_WIDTH, QUICK_BATCH, QUICK_TASKS = 3, 0.1, 2, 20
 
 
 class Shape(NamedTuple):
@@ -155,6 +155,24 @@ class InferenceOptions(NetworkOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FewShotOptions(Options):
+    """What `nsim bench fewshot` takes."""
+
+    seconds: ClassVar[float] = 60.0
+    dtype: Literal["fp32"] = "fp32"
+    """Precision of gradients through gradients."""
+    rounds: int = 7
+    """How often everything is timed, by turns."""
+    size: int = 84
+    """Height and width of the images that MAML sees."""
+    tasks: int = 2_000
+    """Tasks on kept features."""
+
+    def __post_init__(self) -> None:
+        Effort(rounds=self.rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PageOptions:
     """What `nsim bench page` takes."""
 
@@ -249,6 +267,23 @@ def inference(args: Sequence[str]) -> int:
     return _run("inference", options, rows)
 
 
+def few_shot(args: Sequence[str]) -> int:
+    """A task of second-order MAML, and ProtoNet on features that are kept."""
+    options = _parse(FewShotOptions, args, "fewshot", "--size 32 --threads 1,2")
+    (runtime,) = options.runtimes
+    case = FewShotCase(runtime=runtime, image_size=options.size, tasks=options.tasks)
+    if options.quick:
+        case = replace(case, image_size=16, width=QUICK_WIDTH, tasks=QUICK_TASKS)
+
+    def rows() -> list[Row]:
+        return [
+            *benchmarks.meta_gradients(case, options.counts, options.effort),
+            *benchmarks.kept_features(case, options.counts, options.effort),
+        ]
+
+    return _run("fewshot", options, rows)
+
+
 def page(args: Sequence[str]) -> int:
     """Write the page of what the benchmarks saved, beside the targets."""
     options = _parse(PageOptions, args, "page", "--out docs/performance.md")
@@ -264,9 +299,10 @@ BENCHES: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "scaling": (scaling, "our operators as batches and images grow"),
     "training": (training, "updates of CNN-9, and the training loop beside a bare one"),
     "inference": (inference, "CNN-9 plain, static, folded and dynamic"),
+    "fewshot": (few_shot, "second-order MAML, and ProtoNet on features that are kept"),
     "page": (page, "write docs/performance.md from what the others saved"),
 }
-"""The benchmarks by name; one of few-shot learning goes here."""
+"""The benchmarks by name."""
 
 
 def _run(name: str, options: Options, rows: Callable[[], list[Row]]) -> int:

@@ -19,7 +19,7 @@ class Metric(Method):
         backbone: Embeds images.
     """
 
-    at_once = 50
+    at_once = 10
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
@@ -62,11 +62,7 @@ class ProtoNet(Metric):
         members = class_members(labels, ways).to(support)
         prototypes = members @ support / members.sum(1, keepdim=True)
 
-        def predict(query: Tensor) -> Tensor:
-            apart = query.unsqueeze(-2) - prototypes.unsqueeze(-3)
-            return -apart.square().sum(-1)
-
-        return predict
+        return lambda query: -squared_distances(query, prototypes)
 
 
 class MatchingNet(Metric):
@@ -143,6 +139,17 @@ class FullContext(nn.Module):
 def cosines(x: Tensor, y: Tensor) -> Tensor:
     """Cosines (..., n, m) of x (..., n, d) and y (..., m, d)."""
     return F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).mT
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Squared distances (..., n, m) of x (..., n, d) and y (..., m, d), in one product.
+
+    Both are seen from the middle of y, so that no large numbers cancel.
+    """
+    middle = y.mean(-2, keepdim=True)
+    x, y = x - middle, y - middle
+    lengths = x.square().sum(-1, keepdim=True) + y.square().sum(-1).unsqueeze(-2)
+    return lengths - 2 * (x @ y.mT)
 
 
 def class_members(labels: Tensor, ways: int) -> Tensor:

@@ -9,6 +9,7 @@ from neural_similarity.fewshot.batch_norm import support_first
 from neural_similarity.fewshot.embedding import embed_task, embedding
 from neural_similarity.fewshot.episode import Episode
 from neural_similarity.fewshot.method import Method, Predict
+from neural_similarity.fewshot.metric import squared_distances
 from neural_similarity.nn import DynamicSimilarity
 from neural_similarity.ops.window import promoted
 
@@ -75,8 +76,7 @@ class Tadam(Method):
             parts = embed_task(self.backbone, support, query, parameters)
             images, queries = (promoted(part.flatten(1)) for part in parts)
             with torch.autocast(query.device.type, enabled=False):
-                apart = queries[:, None] - members @ images
-                return -self.log_scale.exp() * apart.square().sum(-1)
+                return -self.log_scale.exp() * squared_distances(queries, members @ images)
 
         return predict
 
