@@ -136,7 +136,9 @@ def few(monkeypatch):
 
 
 @DTYPES
-@pytest.mark.parametrize("similarity", ["plain", "static-full", "dynamic-diagonal"])
+@pytest.mark.parametrize(
+    "similarity", ["plain", "static-full", "dynamic-diagonal", *networks.PREDICTORS]
+)
 @pytest.mark.usefixtures("few")
 def test_networks_are_right(dtype, similarity):
     setting = networks.Setting(runtime=choose_runtime("cpu", dtype), width=0.1)

@@ -53,7 +53,7 @@ def test_every_round_begins_with_another():
 
 def test_short_calls_are_repeated():
     _, clock = measured({"a": itertools.repeat(1e-3), "b": itertools.repeat(1.0)}, rounds=3)
-    assert set(clock.asked[4:]) == {("a", 5), ("b", 1)}
+    assert set(clock.asked[4:]) == {("a", 20), ("b", 1)}
 
 
 def test_slow_calls_take_part_in_fewer_rounds_and_are_compared_in_those():

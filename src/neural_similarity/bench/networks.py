@@ -9,9 +9,12 @@ from neural_similarity import models
 from neural_similarity.bench import oracle
 from neural_similarity.bench.case import SEED, seeded
 from neural_similarity.bench.subject import Placed, Subject, learn
+from neural_similarity.recipes.studies import CHEAPER
 from neural_similarity.train.runtime import Runtime
 
 CLASSES, CHANNELS, SIZE = 10, 3, 32
+PREDICTORS = {name.removeprefix("cifar10-"): r.similarity for name, (_, r) in CHEAPER.items()}
+"""Diagonal M by cheaper predictors."""
 PLAIN = "plain"
 CHECKED = 16
 """Images that networks are checked on: enough for the statistics of batch normalisation."""
@@ -45,7 +48,8 @@ class Setting:
     def network(self, similarity: str | None) -> nn.Module:
         """CNN-9 whose similarities have left the identity."""
         with seeded():
-            model = models.cnn9(CLASSES, width=self.width, similarity=similarity)
+            chosen = PREDICTORS.get(similarity, similarity) if similarity else None
+            model = models.cnn9(CLASSES, width=self.width, similarity=chosen)
             learn(model)
         return model
 

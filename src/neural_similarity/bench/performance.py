@@ -42,10 +42,11 @@ weights. Cells are ratios to `nn.Conv2d` of the same dtype and layout, forward, 
 backward.""",
     "scaling": "Our operators with the backend that `auto` takes. Flat lines are linear growth.",
     "training": """\
-A step is forward, loss, backward and SGD on one batch of CNN-9, with a log for the loops. The bare
-loop has its batches ready and does nothing else; `nsim train` cuts, mirrors and counts images and
-writes its log ten times as often as by default. Its checkpoints, one every two minutes, are not in
-it.""",
+A step is forward, loss, backward and SGD on one batch of CNN-9, with a log for the loops.
+`dynamic-dns-half-width` and the like are dynamic diagonal M by cheaper predictors, which `nsim
+recipes` describes. The bare loop has its batches ready and does nothing else; `nsim train` cuts,
+mirrors and counts images and writes its log ten times as often as by default. Its checkpoints, one
+every two minutes, are not in it.""",
     "inference": "CNN-9 in evaluation mode, without autograd.",
     "fewshot": """\
 Tasks of 5 ways, 5 shots and 15 queries a class. MAML: one task's gradient through five steps on all

@@ -10,7 +10,7 @@ import torch
 
 LEAST_ROUNDS = 3
 """Of what takes so long that it is left out of some."""
-SHORTEST = 5e-3
+SHORTEST = 2e-2
 """Seconds; what is shorter is called several times in a row."""
 CONFIDENCE = 0.95
 

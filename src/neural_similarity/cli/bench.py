@@ -11,6 +11,7 @@ import torch
 from neural_similarity import bench as benchmarks
 from neural_similarity.bench import Case, Effort, FewShotCase, Report, Row, Setting, Watch
 from neural_similarity.bench.case import Kind
+from neural_similarity.bench.networks import PREDICTORS
 from neural_similarity.bench.quiet import others_now
 from neural_similarity.bench.report import MOST_OTHERS
 from neural_similarity.cli.parsing import listed, parse, unknown
@@ -128,14 +129,15 @@ class NetworkOptions(Options):
     """What benchmarks of CNN-9 take."""
 
     seconds: ClassVar[float] = 15.0
-    similarity: Names = ("static-diagonal", "static-full", "dynamic-diagonal")
+    similarity: Names = ("static-diagonal", "static-full", "dynamic-diagonal", *PREDICTORS)
     """Named similarities, beside the plain network; dynamic-full takes minutes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        known = [*(name for name in SIMILARITIES if name != "none"), *PREDICTORS]
         for name in self.similarity:
-            if name not in SIMILARITIES or name == "none":
-                raise unknown("similarity", name, [name for name in SIMILARITIES if name != "none"])
+            if name not in known:
+                raise unknown("similarity", name, known)
 
 
 @dataclass(frozen=True, kw_only=True)
