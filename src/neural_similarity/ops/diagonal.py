@@ -6,7 +6,7 @@ from neural_similarity.ops import trilinear
 
 
 class _Diagonal:
-    """`columns.Arithmetic` with m (N, b, K)."""
+    """`columns.Arithmetic` with m (n, b, K, *out): a bag is one tap."""
 
     mirrors = True
 

@@ -7,7 +7,7 @@ from neural_similarity.ops import trilinear
 
 
 class _Full:
-    """`columns.Arithmetic` with m (N, b, K, K): [position, block, kernel tap, patch tap]."""
+    """`columns.Arithmetic` with m (n, b, K, K, *out): [image, block, kernel tap, patch tap]."""
 
     mirrors = False
 
