@@ -133,12 +133,23 @@ def test_memory_layouts(layout, kind):
     assert y.is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
 
 
-def test_a_batch_is_the_same_in_any_blocks(monkeypatch):
-    x, weight = Problem("blocks", batch=5).operands()
-    m = torch.randn(5, 9, 9, 7, 9, dtype=x.dtype)
-    whole = similarity_conv2d(x, weight, m, padding=1)
-    monkeypatch.setattr("neural_similarity.ops.columns.BLOCK_BYTES", 2 * 7 * 9 * 9 * 4 * 8)
-    assert_close(similarity_conv2d(x, weight, m, padding=1), whole)
+@both_kinds
+@pytest.mark.parametrize("stride", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("block", ["two images", "two rows"])
+def test_a_batch_is_the_same_in_any_blocks(kind, stride, block, monkeypatch):
+    problem = Problem("blocks", stride=stride, batch=5)
+    tensors = [t.requires_grad_() for t in (*problem.operands(), problem.similarity(kind))]
+
+    def results():
+        y = similarity_conv2d(*tensors, stride=stride, padding=1)
+        return y, *torch.autograd.grad(y.square().sum(), tensors)
+
+    whole = results()
+    image = whole[0][0, 0]
+    positions = 2 * (image if block == "two images" else image[0]).numel()
+    columns_bytes = positions * problem.taps * problem.channels[0] * 8
+    monkeypatch.setattr("neural_similarity.ops.columns.BLOCK_BYTES", columns_bytes)
+    assert_close(results(), whole)
 
 
 @both_kinds

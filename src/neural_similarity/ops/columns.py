@@ -23,25 +23,31 @@ BLOCK_BYTES = 1 << 21
 
 
 class Arithmetic(Protocol):
-    """How M, (N, b, K) or (N, b, K, K), acts on patches, a view (n, *out, *kernel, c).
+    """How M, (n, b, K, *out) or (n, b, K, K, *out), makes columns (N, K, c) of patches.
 
-    Each of the b blocks of channels has its own M. Columns, their gradient and `scratch` are
-    contiguous (N, K, c) in the input's dtype; `out` and `scratch` may be written.
+    Every tap of a column is a weighted sum over a bag of j taps of its patch, given by numbers.
     """
 
     mirrors: bool
     """Whether the data gradient of a convolution is cheaper as one of mirrored arguments."""
 
-    def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
-        """Columns M·patch into `out`."""
+    def bags(self, patches: Tensor) -> Tensor:
+        """The bags (N, K, j) of patches (N, K)."""
         ...
 
-    def transpose(self, grad: Tensor, m: Tensor, out: Tensor) -> None:
-        """Gradient Mᵀ·grad of the patches into `out`, given that of the columns."""
+    def weights(self, m: Tensor) -> Tensor:
+        """View (n, *out, K, b, j) of M: the weights of the bags."""
         ...
 
-    def gradient(self, grad: Tensor, patches: Tensor, scratch: Tensor, blocks: int) -> Tensor:
-        """Gradient of M in `blocks` blocks, given that of the columns."""
+    def transpose(self, m: Tensor) -> Tensor:
+        """View of M that carries the gradient of the columns to that of the patches."""
+        ...
+
+    def gradient(self, grad: Tensor, patches: Tensor, blocks: int) -> Tensor:
+        """Gradient (N, b, *taps) of M in `blocks` blocks, given that of the columns.
+
+        Both arguments are contiguous (N, K, c) in the input's dtype; `patches` may be written.
+        """
         ...
 
 
@@ -53,22 +59,7 @@ class Eager:
 
     def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
         """`Implementation.forward`."""
-        output = window.output_size(x.shape[2:])
-        kernel = _kernel_matrix(weight, groups)
-        y = x.new_empty(groups, x.shape[0] * prod(output), weight.shape[0] // groups)
-        blocks = _Blocks(x, window, output)
-        columns, scratch = blocks.buffers(2)
-        for images in blocks.images():
-            padded = blocks.padded(x[images])
-            for rows in blocks.rows():
-                span = blocks.span(images, rows)
-                part = columns[: len(span)]
-                m_part = _positions_first(_rows(m[images], len(output), rows), len(output))
-                patches = window.patches(window.rows(padded, rows))
-                self.arithmetic.mix(patches, m_part, part, scratch[: len(span)])
-                _join(part, kernel, y[:, span.start : span.stop])
-        y = y.unflatten(1, (x.shape[0], *output)).movedim(0, -2).flatten(-2)
-        return like_convolution(y, x)
+        return self._sweep(x, weight, m, window, groups)[0]
 
     def backward(
         self,
@@ -83,42 +74,120 @@ class Eager:
         """`Implementation.backward`."""
         needs_x, needs_weight, needs_m = needs
         mirrored = needs_x and self.arithmetic.mirrors and _has_mirror(window, m)
-        output, dims = grad.shape[2:], len(window.kernel_size)
-        kernel = _kernel_matrix(weight, groups)
-        grad_x, grad_m = empty_gradients((x, m), (needs_x, needs_m))
+        grad_x, grad_weight, grad_m = empty_gradients((x, weight, m), needs)
+        if mirrored:
+            mirror = (_mirror_kernel(weight, groups), *_mirror(m, window), groups)
+            found, grad_kernel = self._sweep(grad, *mirror, other=x if needs_weight else None)
+            grad_x.copy_(found)
+            if needs_weight:
+                grad_weight.copy_(_mirror_kernel(grad_kernel, groups))
+        elif needs_weight:
+            _, found = self._sweep(x, weight, m, window, groups, other=grad, joins=False)
+            grad_weight.copy_(found)
+        if needs_m or (needs_x and not mirrored):
+            targets = (None if mirrored or not needs_x else grad_x, grad_m if needs_m else None)
+            self._spread(grad, x, weight, m, window, groups, targets)
+        return grad_x, grad_weight, grad_m
+
+    def _sweep(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        m: Tensor,
+        window: Window,
+        groups: int,
+        *,
+        other: Tensor | None = None,
+        joins: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """y, where it `joins`, and the gradient of `weight` where `other` is that of y.
+
+        Mirrored arguments make the gradient of x of that of y; x itself is then the other one.
+        """
+        blocks, kernel = _Blocks(x, window), _kernel_matrix(weight, groups)
+        y = x.new_empty(groups, x.shape[0] * prod(blocks.output), weight.shape[0] // groups)
         grad_kernel = torch.zeros_like(kernel, dtype=_accumulator(kernel))
-        blocks = _Blocks(x, window, output)
-        columns, grad_columns, scratch = blocks.buffers(3)
+        bags = self._bags(blocks.patches(), m, x.dtype)
         for images in blocks.images():
             padded = blocks.padded(x[images])
-            grad_padded = blocks.zeros(padded) if needs_x and not mirrored else None
+            for rows in blocks.rows():
+                weights = self._weights(blocks.part(m, images, rows), x.dtype)
+                columns = _mixed(blocks.table(padded, rows), bags, weights)
+                if joins:
+                    span = blocks.span(images, rows)
+                    _join(columns, kernel, y[:, span.start : span.stop])
+                if other is not None:
+                    outgoing = _maps(blocks.part(other, images, rows), groups)
+                    grad_kernel += torch.bmm(outgoing.mT, _split(columns, groups))
+        if joins:
+            y = y.unflatten(1, (x.shape[0], *blocks.output)).movedim(0, -2).flatten(-2)
+            y = like_convolution(y, x)
+        return y, _kernel_tensor(grad_kernel, weight)
+
+    def _spread(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        m: Tensor,
+        window: Window,
+        groups: int,
+        targets: tuple[Tensor | None, Tensor | None],
+    ) -> None:
+        """Gradients of x and M, through that of the columns, into the `targets` that there are."""
+        grad_x, grad_m = targets
+        blocks, kernel = _Blocks(x, window), _kernel_matrix(weight, groups)
+        gradients, patches = blocks.buffers(2)
+        numbers, transposed = blocks.patches(), self.arithmetic.transpose(m)
+        own = None
+        if grad_x is not None:
+            own = self._bags(_numbered(numbers.shape, x.device), m, x.dtype)
+        for images in blocks.images():
+            padded = blocks.padded(x[images])
+            sums = None if own is None else torch.zeros_like(padded, dtype=_accumulator(x))
             for rows in blocks.rows():
                 size = len(blocks.span(images, rows))
-                m_part = _positions_first(_rows(m[images], dims, rows), dims)
-                outgoing = _rows(grad[images], dims, rows).movedim(1, -1).reshape(size, 1, -1)
-                outgoing = _split(outgoing, groups)
-                if needs_m or grad_padded is not None:
-                    _expand(outgoing, kernel, grad_columns[:size])
-                patches = window.patches(window.rows(padded, rows))
-                mixed, gradient, spare = columns[:size], grad_columns[:size], scratch[:size]
-                if needs_weight:
-                    self.arithmetic.mix(patches, m_part, mixed, spare)
-                    grad_kernel += torch.bmm(outgoing.mT, _split(mixed, groups))
-                if grad_padded is not None:
-                    self.arithmetic.transpose(gradient, m_part, spare)
-                    window.scatter_patches(
-                        window.rows(grad_padded, rows), spare.view(patches.shape)
-                    )
-                if needs_m:
-                    target = _rows(grad_m[images], dims, rows)
-                    found = self.arithmetic.gradient(gradient, patches, spare, m_part.shape[1])
+                gradient, seen = gradients[:size], patches[:size]
+                _expand(_maps(blocks.part(grad, images, rows), groups), kernel, gradient)
+                if own is not None and sums is not None:
+                    weights = self._weights(blocks.part(transposed, images, rows), x.dtype)
+                    spread = _mixed(gradient.flatten(0, 1), own, weights)
+                    window.scatter(window.rows(sums, rows), spread)
+                if grad_m is not None:
+                    table = blocks.table(padded, rows)
+                    torch.index_select(table, 0, numbers[:size].flatten(), out=seen.flatten(0, 1))
+                    found = self.arithmetic.gradient(gradient, seen, m.shape[1])
+                    target = blocks.part(grad_m, images, rows)
                     target.copy_(_positions_last(found, target.shape))
-            if grad_padded is not None:
-                grad_x[images] = window.interior(grad_padded).movedim(-1, 1)
-        if mirrored:
-            mirror_kernel, mirror_m, mirror = _mirror(weight, m, window, groups)
-            grad_x.copy_(self.forward(grad, mirror_kernel, mirror_m, mirror, groups))
-        return grad_x, _kernel_tensor(grad_kernel, weight, needs_weight), grad_m
+            if grad_x is not None and sums is not None:
+                grad_x[images] = window.interior(sums).movedim(-1, 1)
+
+    def _bags(self, patches: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
+        """Bags (N, K, b, j) by numbers of rows of c/b channels; `patches` (N, K) are by rows of c.
+
+        Below m's precision the tap itself is there once more: see `_weights`.
+        """
+        blocks = m.shape[1]
+        patches = patches * blocks
+        bags = self.arithmetic.bags(patches)
+        if dtype != m.dtype:
+            bags = torch.cat([bags, patches.unsqueeze(-1)], -1)
+        return (bags.unsqueeze(2) + _numbered((blocks, 1), m.device)).contiguous()
+
+    def _weights(self, m: Tensor, dtype: torch.dtype) -> Tensor:
+        """Weights (n, *out, K, b, j) of the bags.
+
+        Below m's precision they are M - I, and 1 for the tap itself: the sum x + (M - I)x is
+        rounded once, where a rounded M would have lost what is near 1.
+        """
+        weights = self.arithmetic.weights(m)
+        if dtype == m.dtype:
+            return weights
+        *shape, size = weights.shape
+        identity = torch.eye(size, dtype=m.dtype, device=m.device).unsqueeze(1)
+        low = torch.ones(*shape, size + 1, dtype=dtype, device=m.device)
+        low[..., :-1] = weights - identity
+        return low
 
 
 def empty_gradients(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
@@ -159,52 +228,63 @@ def _has_mirror(window: Window, m: Tensor) -> bool:
     return fits and all(step == 1 for step in window.stride)
 
 
-def _mirror(
-    weight: Tensor, m: Tensor, window: Window, groups: int
-) -> tuple[Tensor, Tensor, Window]:
-    """Kernel, M and window that carry the gradient of y to that of x.
+def _mirror_kernel(weight: Tensor, groups: int) -> Tensor:
+    """The kernel transposed, its taps reversed; its own inverse."""
+    spatial = tuple(range(2, weight.dim()))
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(spatial)
 
-    An input position meets every tap once, at an output position of its own: the kernel is
-    transposed and its taps are reversed, and so are M's, each read at that tap's position.
-    `m` is diagonal, in one block.
+
+def _mirror(m: Tensor, window: Window) -> tuple[Tensor, Window]:
+    """M and window that, with the mirrored kernel, carry the gradient of y to that of x.
+
+    An input position meets every tap once, at an output position of its own: M's taps are
+    reversed, each read at that tap's position. `m` is diagonal, in one block.
     """
-    dims = len(window.kernel_size)
-    spatial = tuple(range(-dims, 0))
-    kernel = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(spatial)
     reach = [d * (k - 1) for k, d in zip(window.kernel_size, window.dilation, strict=True)]
     padding = tuple(r - p for r, p in zip(reach, window.padding, strict=True))
-    mirror = window._replace(padding=padding)
     sides = [p for p in reversed(padding) for _ in range(2)]
     views = F.pad(m[:, 0].flip(1), sides)
     for dim, (k, d) in enumerate(zip(window.kernel_size, window.dilation, strict=True), start=2):
         views = views.unfold(dim, d * (k - 1) + 1, 1)[..., ::d]
     positions = enumerate(product(*map(range, window.kernel_size)))
     own = [views[:, tap][..., *position] for tap, position in positions]
-    return kernel, torch.stack(own, 1).unsqueeze(1), mirror
+    return torch.stack(own, 1).unsqueeze(1), window._replace(padding=padding)
 
 
 class _Blocks:
-    """A batch in blocks of images, or of an image's rows, whose columns fit `BLOCK_BYTES`.
+    """A batch in blocks of images, or of an image's rows, whose columns fit `BLOCK_BYTES`."""
 
-    All blocks use the same buffers: fresh pages cost more than the arithmetic.
-    """
-
-    def __init__(self, x: Tensor, window: Window, output: Sequence[int]):
-        self.x, self.window, self.output = x, window, output
-        self.row = prod(output[1:])
+    def __init__(self, x: Tensor, window: Window):
+        self.x, self.window = x, window
+        self.output = window.output_size(x.shape[2:])
+        self.row = prod(self.output[1:])
         row_bytes = max(1, self.row * window.taps * x.shape[1] * x.element_size())
         rows = max(1, BLOCK_BYTES // row_bytes)
-        self.step_rows = min(output[0], rows)
-        self.step_images = max(1, min(x.shape[0], rows // output[0]))
+        self.step_rows = min(self.output[0], rows)
+        self.step_images = max(1, min(x.shape[0], rows // self.output[0]))
         sizes = (size + 2 * p for size, p in zip(x.shape[2:], window.padding, strict=True))
         self._padded = x.new_zeros(self.step_images, *sizes, x.shape[1])
-        self._sums: Tensor | None = None
 
     def buffers(self, count: int) -> list[Tensor]:
         """Tensors (N, K, c) for the positions of the largest block."""
         positions = self.step_images * self.step_rows * self.row
         shape = (positions, self.window.taps, self.x.shape[1])
         return [self.x.new_empty(shape) for _ in range(count)]
+
+    def patches(self) -> Tensor:
+        """The patches (N, K) of the largest block, as numbers of rows of its `table`."""
+        numbers = _numbered((*self._padded.shape[:-1], 1), self.x.device)
+        first = self.window.rows(numbers, slice(0, self.step_rows))
+        return self.window.patches(first).reshape(-1, self.window.taps)
+
+    def table(self, padded: Tensor, rows: slice) -> Tensor:
+        """`padded` as rows of channels (R, c), from the first that the block sees."""
+        return padded[:, rows.start * self.window.stride[0] :].flatten(0, -2)
+
+    def part(self, tensor: Tensor, images: slice, rows: slice) -> Tensor:
+        """View of the block's part of a tensor (n, ..., *out)."""
+        dim = tensor.dim() - len(self.output)
+        return tensor[images].narrow(dim, rows.start, rows.stop - rows.start)
 
     def images(self) -> Iterator[slice]:
         """Slices of the batch."""
@@ -226,27 +306,33 @@ class _Blocks:
         self.window.interior(padded).copy_(x.movedim(1, -1))
         return padded
 
-    def zeros(self, padded: Tensor) -> Tensor:
-        """Zeros like `padded` to add many terms to."""
-        if self._sums is None:
-            self._sums = torch.empty_like(self._padded, dtype=_accumulator(padded))
-        return self._sums[: len(padded)].zero_()
-
 
 def _slices(size: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 
-def _rows(tensor: Tensor, dims: int, rows: slice) -> Tensor:
-    """View of those rows of a tensor with `dims` trailing output dimensions."""
-    return tensor.narrow(tensor.dim() - dims, rows.start, rows.stop - rows.start)
+def _numbered(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Consecutive numbers from 0."""
+    return torch.arange(prod(shape), dtype=torch.int32, device=device).view(shape)
 
 
-def _positions_first(m: Tensor, dims: int) -> Tensor:
-    """(n, b, *taps, *out) as contiguous (N, b, *taps)."""
-    taps = range(1, m.dim() - dims)
-    m = m.movedim(tuple(taps), tuple(range(-len(taps), 0)))
-    return m.reshape(-1, *m.shape[1 + dims :]).contiguous()
+def _mixed(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
+    """Columns (N, K, c): weighted sums of `rows` (R, c), of c/b channels each, over `bags`.
+
+    A broadcast product of 32 channels of bfloat16 takes four times as long: its inner loop is one
+    row, which falls short of the two vectors of AVX-512 that torch takes at a time.
+    """
+    taps, blocks, size = bags.shape[1:]
+    weights = weights.reshape(-1, size)
+    bags = bags.view(-1, size)[: len(weights)]
+    rows = rows.view(-1, rows.shape[1] // blocks)
+    mixed = F.embedding_bag(bags, rows, mode="sum", per_sample_weights=weights)
+    return mixed.view(-1, taps, blocks * rows.shape[1])
+
+
+def _maps(maps: Tensor, groups: int) -> Tensor:
+    """(n, c, *out) as (g, N, c/g)."""
+    return _split(maps.movedim(1, -1).reshape(-1, 1, maps.shape[1]), groups)
 
 
 def _positions_last(m: Tensor, shape: Sequence[int]) -> Tensor:
@@ -285,13 +371,9 @@ def _kernel_matrix(weight: Tensor, groups: int) -> Tensor:
     return weight.flatten(2).mT.reshape(groups, weight.shape[0] // groups, -1)
 
 
-def _kernel_tensor(matrix: Tensor, weight: Tensor, needed: bool) -> Tensor:
-    """(g, o/g, K·c/g) as a tensor like `weight`, empty if it is not needed."""
-    (result,) = empty_gradients((weight,), (needed,))
-    if needed:
-        matrix = matrix.reshape(weight.shape[0], -1, weight.shape[1]).mT
-        result.copy_(matrix.reshape(weight.shape))
-    return result
+def _kernel_tensor(matrix: Tensor, weight: Tensor) -> Tensor:
+    """(g, o/g, K·c/g) in the shape of `weight`."""
+    return matrix.reshape(weight.shape[0], -1, weight.shape[1]).mT.reshape(weight.shape)
 
 
 def _accumulator(tensor: Tensor) -> torch.dtype:

@@ -7,36 +7,22 @@ from neural_similarity.ops import trilinear
 
 
 class _Full:
-    """`columns.Arithmetic` with m (N, b, K, K): [position, block, kernel tap, patch tap]."""
+    """`columns.Arithmetic` with m (n, b, K, K, *out): [image, block, kernel tap, patch tap]."""
 
     mirrors = False
 
-    def mix(self, patches: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
-        scratch.view(patches.shape).copy_(patches)
-        _multiply(m, scratch, out)
+    def bags(self, patches: Tensor) -> Tensor:
+        return patches.unsqueeze(1).expand(-1, patches.shape[1], -1)
 
-    def transpose(self, grad: Tensor, m: Tensor, out: Tensor) -> None:
-        _multiply(m.mT, grad, out)
+    def weights(self, m: Tensor) -> Tensor:
+        return m.movedim((1, 2, 3), (-2, -3, -1))
 
-    def gradient(self, grad: Tensor, patches: Tensor, scratch: Tensor, blocks: int) -> Tensor:
-        scratch.view(patches.shape).copy_(patches)
-        products = torch.bmm(_by_block(grad, blocks), _by_block(scratch, blocks).mT)
+    def transpose(self, m: Tensor) -> Tensor:
+        return m.transpose(2, 3)
+
+    def gradient(self, grad: Tensor, patches: Tensor, blocks: int) -> Tensor:
+        products = torch.bmm(_by_block(grad, blocks), _by_block(patches, blocks).mT)
         return products.unflatten(0, (-1, blocks))
-
-
-def _multiply(m: Tensor, values: Tensor, out: Tensor) -> None:
-    """m · values into `out`; below m's precision as values + (m - I) · values, rounded once."""
-    blocks = m.shape[1]
-    values = _by_block(values, blocks)
-    target = out if blocks == 1 else torch.empty_like(values)
-    m = m.flatten(0, 1)
-    if values.dtype == m.dtype:
-        torch.bmm(m, values, out=target)
-    else:
-        identity = torch.eye(m.shape[-1], dtype=m.dtype, device=m.device)
-        torch.baddbmm(values, (m - identity).to(values.dtype), values, out=target)
-    if blocks > 1:
-        out.copy_(target.unflatten(0, (-1, blocks)).transpose(1, 2).flatten(2))
 
 
 def _by_block(values: Tensor, blocks: int) -> Tensor:

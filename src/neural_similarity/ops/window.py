@@ -55,12 +55,11 @@ class Window(NamedTuple):
         size = (rows.stop - rows.start - 1) * self.stride[0] + reach
         return padded.narrow(1, rows.start * self.stride[0], max(size, 0))
 
-    def scatter_patches(self, padded: Tensor, patches: Tensor) -> None:
-        """Add `patches` (n, *output, *kernel, c) onto `padded`, in place: `patches` transposed."""
-        dims = len(self.kernel_size)
-        targets = _unbind_taps(self.patches(padded), dims)
-        for target, tap in zip(targets, _unbind_taps(patches, dims), strict=True):
-            target += tap
+    def scatter(self, padded: Tensor, columns: Tensor) -> None:
+        """Add the taps of `columns` (N, K, c) onto `padded`, in place: `patches` transposed."""
+        targets = _unbind_taps(self.patches(padded), len(self.kernel_size))
+        for target, tap in zip(targets, columns.unbind(1), strict=True):
+            target += tap.view(target.shape)
 
 
 def _unbind_taps(patches: Tensor, dims: int) -> list[Tensor]:
