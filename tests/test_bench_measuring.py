@@ -35,8 +35,8 @@ def measured(times, **effort):
 
 
 def test_ratios_are_of_the_same_round():
-    plain = [9, 1, *(1.0, 2.0, 4.0, 8.0, 16.0)]
-    ours = [9, 1, *(3.0, 2.0, 8.0, 40.0, 32.0)]  # 3, 1, 2, 5 and 2 times the baseline
+    plain = [1, *(1.0, 2.0, 4.0, 8.0, 16.0)]
+    ours = [1, *(3.0, 2.0, 8.0, 40.0, 32.0)]  # 3, 1, 2, 5 and 2 times the baseline
     found, _ = measured({"plain": plain, "ours": ours}, rounds=5, seconds=1e9)
     assert (found["ours"].seconds, found["ours"].ratio) == (8, 2)
     assert (found["ours"].low, found["ours"].high, found["ours"].rounds) == (1, 5, 5)
@@ -47,18 +47,18 @@ def test_ratios_are_of_the_same_round():
 
 def test_every_round_begins_with_another():
     _, clock = measured({name: itertools.repeat(1.0) for name in "abc"}, rounds=4, seconds=1e9)
-    turns = [name for name, _ in clock.asked[6:]]
+    turns = [name for name, _ in clock.asked[3:]]
     assert turns == [*"abc", *"bca", *"cab", *"abc"]
 
 
 def test_short_calls_are_repeated():
     _, clock = measured({"a": itertools.repeat(1e-3), "b": itertools.repeat(1.0)}, rounds=3)
-    assert set(clock.asked[4:]) == {("a", 20), ("b", 1)}
+    assert set(clock.asked[2:]) == {("a", 20), ("b", 1)}
 
 
 def test_slow_calls_take_part_in_fewer_rounds_and_are_compared_in_those():
-    plain = [9, 1, *range(1, 16)]
-    slow = [9, 1, *(10 * turn for turn in (1, 4, 7, 10, 13))]  # of rounds 0, 3, 6, 9, 12
+    plain = [1, *range(1, 16)]
+    slow = [1, *(10 * turn for turn in (1, 4, 7, 10, 13))]  # of rounds 0, 3, 6, 9, 12
     found, _ = measured({"plain": plain, "slow": slow}, rounds=15, seconds=5)
     assert found["plain"].rounds == 15
     assert (found["slow"].rounds, found["slow"].ratio) == (5, 10)
@@ -89,7 +89,7 @@ def test_interval_covers_the_median_by_the_binomial_distribution(count):
 def test_calls_are_timed():
     ran = []
     seconds = timing.seconds_per_call(lambda: ran.append(sum(range(10_000))), 3)
-    assert len(ran) == 3
+    assert len(ran) == 4  # the first does not count
     assert 0 < seconds < 1
 
 

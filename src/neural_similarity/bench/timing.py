@@ -63,7 +63,6 @@ def measure(
     clock = clock or seconds_per_call
     every, repeats = {}, {}
     for name, call in calls.items():
-        clock(call, 1)  # First calls compile and allocate.
         once = max(clock(call, 1), 1e-9)
         every[name] = max(1, min(ceil(once * effort.rounds / effort.seconds), effort.rounds // 3))
         repeats[name] = max(1, ceil(SHORTEST / once))
@@ -116,7 +115,12 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def seconds_per_call(call: Call, repeats: int) -> float:
-    """Wall time of a call, the mean of so many in a row."""
+    """Wall time of a call, the mean of so many in a row, after one that does not count.
+
+    First calls compile, and what ran before leaves caches and the allocator in a state of its own:
+    one of two equal networks was 11 % slower for what it came after.
+    """
+    call()
     _synchronize()
     began = time.perf_counter()
     for _ in range(repeats):
