@@ -19,6 +19,7 @@ from neural_similarity.nn import SIMILARITIES
 from neural_similarity.train import Runtime, choose_runtime
 from neural_similarity.train.environment import describe_environment
 from neural_similarity.train.files import write_text
+from neural_similarity.train.memory import keep_freed_memory
 from neural_similarity.train.runtime import Precision
 
 Chosen = TypeVar("Chosen")
@@ -233,6 +234,7 @@ def scaling(args: Sequence[str]) -> int:
         "by batch": cases([(batch, sizes[0]) for batch in batches]),
         "by size": cases([(fixed, size) for size in sizes]),
     }
+    keep_freed_memory()
     return _run(
         "scaling", options, lambda: benchmarks.scaling(sweeps, options.counts, options.effort)
     )
