@@ -185,6 +185,14 @@ def test_ratios_of_operators_against_their_targets():
 LOOPS = (("bare loop", 1.0), ("nsim train", 1.25))
 
 
+def test_eager_operators_beside_compiled_ones():
+    rows = [timed("nn.Conv2d", 1.0, 1.0, baseline=True), timed("ours, compiled", 2.0, 2.0)]
+    rows += [timed("ours, eager", 3.0, 3.5)]
+    lines = {text: (seen, verdict) for text, _, seen, verdict in found("operators", *rows)}
+    assert lines["diagonal, fp32, forward, eager ÷ compiled"] == ("1.5", "reached")
+    assert lines["diagonal, fp32, forward + backward, eager ÷ compiled"] == ("1.75", NOT)
+
+
 def test_training_against_its_targets():
     rows = [
         network("updates", name, ratio)

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import cast
@@ -87,7 +88,7 @@ def meta_gradients(case: FewShotCase, counts: Sequence[int], effort: Effort) -> 
     def entrant(name: str, module: nn.Module, gradients: Gradients) -> _Entrant:
         found = _joined(gradients(deepcopy(module).double(), exact))
         error = relative(found, expected)
-        call = lambda: gradients(module, task)  # noqa: E731
+        call = partial(gradients, module, task)
         return _Entrant(name=name, call=call, error=error, dtype=torch.float64)
 
     entrants = [entrant(OURS, method, _by_ours)]

@@ -41,19 +41,13 @@ CondConv2d and ODConv2d are other functions, one kernel an image; CondConv2d is 
 weights. Cells are ratios to `nn.Conv2d` of the same dtype and layout, forward, then forward and
 backward.
 
-`eager` is for where there is no C compiler. It was to be within 1.5 times of `compiled` for a
-diagonal M and within 2 times for a full one, and is so in bf16 with many channels only: each of
-torch's operations passes over columns of nine times the map, where C has them in registers until
-they are multiplied. Tried for a diagonal M, µs per million numbers of bf16 columns at 32, 64 and
-128 channels, where a whole `nn.Conv2d` takes 151, 265 and 506: `addcmul` 474, 317, 231; positions
-innermost 192, 231, 300, and slower matrix products; in float32, then cast 402, 274, 195; factors
-spread by a matrix product 350, 285, 258; weighted bags of rows (`embedding_bag`), as it is now,
-128, 81, 67.
+`eager` is for where there is no C compiler. It misses its limits beside `compiled`. Torch's
+operations pass over columns of nine times the map in blocks of 2 MiB, the second-level cache; C
+makes and multiplies those of 64 positions at a time.
 
 On a Xeon with AMX, whose bf16 convolutions are several times faster, the compiled diagonal operator
 missed two limits in bf16 (commit 975222d has that page): forward 2.83 at 32 channels and batch 32,
-forward and backward 2.65 at 64 channels and batch 32. It has less overhead since, unmeasured
-there.""",
+forward and backward 2.65 at 64 channels and batch 32. Nothing has been measured there since.""",
     "scaling": """\
 Our operators with the backend that `auto` takes. Flat lines are linear growth. The process keeps
 what it frees, as it does in `nsim train`: else glibc fetches blocks beyond 32 MiB anew in every

@@ -27,6 +27,7 @@ def ratios() -> Iterator[Ratio]:
     for dtype in DTYPES:
         yield from _to_convolution(dtype)
         yield from _to_formulations(dtype)
+        yield from _to_compiled(dtype)
 
 
 def _to_convolution(dtype: str) -> Iterator[Ratio]:
@@ -54,6 +55,15 @@ def _to_formulations(dtype: str) -> Iterator[Ratio]:
         text = f"{other} ÷ diagonal, compiled, {dtype}, {BOTH}, {_words(channels)}"
         values = _beside("diagonal", dtype, "compiled", BOTH, channels, other)
         yield Ratio(text, limit, values, least=True)
+
+
+def _to_compiled(dtype: str) -> Iterator[Ratio]:
+    every = (SMALL, MIDDLE, LARGE)
+    for kind, limit in (("diagonal", 1.5), ("full", 2.0)):
+        for time in (FORWARD, BOTH):
+            text = f"{kind}, {dtype}, {time}, eager ÷ compiled"
+            values = _beside(kind, dtype, "compiled", time, every, "ours, eager")
+            yield Ratio(text, limit, values, least=False)
 
 
 def _words(channels: Sequence[int]) -> str:
