@@ -150,7 +150,10 @@ def by_hand(network, x, stages, *, root=False):
 )
 def test_plain_networks_compute_what_the_paper_draws(name, stages, root):
     network, x = small(name, image_size=64), images(size=64)
-    assert_close(network(x), by_hand(network, x, stages, root=root))
+    outputs = network(x), by_hand(network, x, stages, root=root)
+    assert_close(*outputs)
+    weights = list(network.parameters())
+    assert_close(*(torch.autograd.grad(y.square().sum(), weights) for y in outputs))
 
 
 @pytest.mark.parametrize(

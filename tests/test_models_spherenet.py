@@ -72,7 +72,7 @@ def test_a_spherenet_is_its_layers():
     y = x
     for stage in (1, 2, 3):
         for layer in (1, 2, 3):
-            conv, norm, _ = model.get_submodule(f"conv{stage}_{layer}")
+            conv, norm = model.get_submodule(f"conv{stage}_{layer}")[:2]
             y = ns.functional.sphere_conv2d(y, conv.weight, padding=1, angle="linear")
             y = F.relu(norm(y))
         y = F.max_pool2d(y, 2)

@@ -104,9 +104,10 @@ def set_norms(network: nn.Module, *, momentum: float, eps: float) -> nn.Module:
     return network
 
 
-def unit(conv: nn.Conv2d | Rival) -> nn.Sequential:
-    """A convolution, batch normalisation, ReLU."""
-    return nn.Sequential(conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU(inplace=True))
+def unit(conv: nn.Conv2d | Rival, *, pooled: bool = False) -> nn.Sequential:
+    """A convolution, batch normalisation, and ReLU unless a pool with one follows."""
+    relu = [] if pooled else [nn.ReLU(inplace=True)]
+    return nn.Sequential(conv, nn.BatchNorm2d(conv.out_channels), *relu)
 
 
 def stages(
@@ -115,14 +116,18 @@ def stages(
     depths: Sequence[int],
     convolution: Convolution = Conv2d,
 ) -> Layers:
-    """Units of 3×3 convolutions, `depths` of them for every number of channels, then a pool."""
+    """Units of 3×3 convolutions, `depths` of them for every number of channels, then a pool.
+
+    The last unit's ReLU stands behind the pool, where the map is a quarter: the largest number of
+    a window is the same before and after it, and so is the gradient.
+    """
     layers: Layers = {}
     for stage, (out_channels, depth) in enumerate(zip(channels, depths, strict=True), start=1):
         for number in range(1, depth + 1):
             conv = convolution(in_channels, out_channels, 3, padding=1, bias=False)
-            layers[f"conv{stage}_{number}"] = unit(conv)
+            layers[f"conv{stage}_{number}"] = unit(conv, pooled=number == depth)
             in_channels = out_channels
-        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+        layers[f"pool{stage}"] = nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True))
     return layers
 
 
