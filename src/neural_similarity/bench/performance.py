@@ -45,9 +45,10 @@ backward.
 operations pass over columns of nine times the map in blocks of 2 MiB, the second-level cache; C
 makes and multiplies those of 64 positions at a time.
 
-On a Xeon with AMX, whose bf16 convolutions are several times faster, the compiled diagonal operator
-missed two limits in bf16 (commit 975222d has that page): forward 2.83 at 32 channels and batch 32,
-forward and backward 2.65 at 64 channels and batch 32. Nothing has been measured there since.""",
+What a matrix unit (AMX) makes several times faster is the plain convolution in bf16, more than the
+dynamic one, whose patches are gathered, multiplied by M and rounded on the vector unit before the
+matrix unit sees them. [performance.md](performance.md) is of a processor without one,
+[performance-amx.md](performance-amx.md) of one that has it.""",
     "scaling": """\
 Our operators with the backend that `auto` takes. Flat lines are linear growth. The process keeps
 what it frees, as it does in `nsim train`: else glibc fetches blocks beyond 32 MiB anew in every
@@ -78,7 +79,7 @@ def page(folder: Path, path: Path, command: str) -> str:
     """
     files = {name: folder / f"{name}.json" for name in HEADINGS}
     reports = {name: read(file) for name, file in files.items() if file.exists()}
-    parts = [INTRODUCTION.format(command=command, folder=folder.name), _targets(reports)]
+    parts = [INTRODUCTION.format(command=command, folder=folder.as_posix()), _targets(reports)]
     pictures = Path(os.path.relpath(folder, path.parent)).as_posix()
     for name, report in reports.items():
         parts.append(f"## {HEADINGS[name]}")
