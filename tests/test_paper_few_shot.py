@@ -32,14 +32,14 @@ def world():
         yield
 
 
-def evaluated(folder, name, method, seed=0, **changes):
-    """A run that was trained and evaluated on the same ten tasks."""
+def evaluated(folder, name, method, seed=0, *, count=10, task_seed=0, **changes):
+    """A run that was trained and evaluated on the same ten tasks, or on others."""
     path = folder / f"{name}-{seed}"
     recipe = replace(RECIPES[name], seed=seed, **changes)
     run = session.read_run(path, session.FewShotRun) if path.exists() else None
     run = run or session.train(recipe, name=name, out=path, device="cpu")
     split = make_split()
-    tasks = draw_tasks(split.test, SIZES, 10, seed=0, data=split.digest, part="test")
+    tasks = draw_tasks(split.test, SIZES, count, seed=task_seed, data=split.digest, part="test")
     module = load_method(run, "last", method)
     runtime = choose_runtime("cpu", "fp32")
     right = evaluate(module, split.test, tasks, preprocess=run.preprocess, runtime=runtime)
@@ -129,9 +129,9 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
     assert row[3] == "51.04 ± 0.65"
     assert row[4] == f"{ours.mean:.2f} ± {ours.reach:.2f}"
     assert row[5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
-    assert row[6:11] == [row[6], "train", "6", "running", "10"]
+    assert row[7:12] == [row[7], "train", "6", "running", "10"]
     spread = torch.tensor([100 * one.summary["accuracy"] for one in near]).double().std()
-    assert row[11] == f"2 (σ {spread:.2f})"
+    assert row[12] == f"2 (σ {spread:.2f})"
     assert found["fine-tuning"][5] == ""
 
 
@@ -142,6 +142,38 @@ def test_differences_are_of_common_seeds_alone(results):
     first = next(one for one in base if one.config.seed == 0)
     change = paired(100 * ours[0].accuracies, 100 * first.accuracies)
     assert found["ProtoNet"][5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+@pytest.mark.parametrize(("task_seed", "compared"), [(0, True), (1, False)])
+def test_a_shorter_list_of_the_same_seed_is_compared_on_its_tasks(tmp_path, task_seed, compared):
+    evaluated(tmp_path, "mini-cnn4", "fine-tuning")
+    run = evaluated(tmp_path, "mini-cnn4", "nearest-neighbour", count=6, task_seed=task_seed)
+    paper.record_few_shot(run, tmp_path)
+    base, near = (
+        read(tmp_path, "mini-cnn4", method)[0].accuracies
+        for method in ("fine-tuning", "nearest-neighbour")
+    )
+    change = paired(100 * near, 100 * base[:6])
+    expected = f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+    assert rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"][5] == (
+        expected if compared else ""
+    )
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+def test_rows_are_compared_with_the_control_too(tmp_path, monkeypatch):
+    monkeypatch.setitem(FEW_SHOT_RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
+    monkeypatch.setitem(RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
+    for name in ("mini-cnn4", "mini-cnn4-64"):
+        paper.record_few_shot(evaluated(tmp_path, name, "fine-tuning"), tmp_path)
+    ours, control = (
+        read(tmp_path, name, "fine-tuning")[0].accuracies for name in ("mini-cnn4", "mini-cnn4-64")
+    )
+    change = paired(100 * ours, 100 * control)
+    found = rows(paper.few_shot_markdown(tmp_path))
+    assert found["fine-tuning"][6] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+    assert found["fine-tuning, 64 filters"][6] == ""
 
 
 def test_what_was_not_run_is_said(tmp_path, capsys):

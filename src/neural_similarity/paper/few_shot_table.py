@@ -74,7 +74,9 @@ PANELS: dict[str, tuple[FewShotRow, ...]] = {
         FewShotRow("meta-learned dynamic NSN", "mini-meta-dynamic", "meta-nsn"),
     ),
 }
-BASELINE = PANELS["CNN-4"][0]
+BASELINE, CONTROL = PANELS["CNN-4"][0], PANELS["controls"][0]
+COMPARED = {"to fine-tuning": BASELINE, "to 64 filters": CONTROL}
+"""What every row is compared with, by the heading; the control is as large as dynamic NSN."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +87,8 @@ class FewShotLine:
     """What the paper has."""
     evaluations: tuple[Evaluation, ...]
     """Ours."""
-    difference: Interval | None
-    """To the baseline on the same tasks, seeds and classes, in points."""
+    differences: tuple[Interval | None, ...]
+    """To the rows of `COMPARED` on the same tasks, seeds and classes, in points."""
 
     @property
     def accuracy(self) -> Interval:
@@ -105,8 +107,8 @@ def few_shot_markdown(results: Path, budget: float = 1.0) -> str:
     parts = [f"# {TITLE}" + ("" if budget == 1 else f" (budget {budget:g})")]
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
-        head = ("method", "recipe", "shots", "paper", "ours", "to fine-tuning", "parameters")
-        head += ("trained on", "step", "batch norm", "tasks", "seeds")
+        head = ("method", "recipe", "shots", "paper", "ours", *COMPARED)
+        head += ("parameters", "trained on", "step", "batch norm", "tasks", "seeds")
         lines = [head, ("---",) * len(head)]
         for row in rows:
             for shots in SHOTS:
@@ -117,8 +119,9 @@ def few_shot_markdown(results: Path, budget: float = 1.0) -> str:
 
 _NOTE = (
     "Accuracy in percent, mean over tasks of the accuracy of each, ± 1.96 standard errors over the "
-    "tasks; σ is the deviation between seeds. Differences are paired: the same tasks, seeds and "
-    "training classes. Batch norm says whose statistics normalise queries; only `transductive` "
+    "tasks; σ is the deviation between seeds. Differences are paired: the same seeds, training "
+    "classes and tasks, where of two lists of one seed the shorter is the beginning of the longer. "
+    "Batch norm says whose statistics normalise queries; only `transductive` "
     "lets queries see each other. The step is the one evaluated: the best on the validation "
     "classes, or, on train+val, the last. The paper trains its similarity networks on train+val, "
     "MAML's row on train. In the table of the authors' response the methods' names are lost; they "
@@ -135,7 +138,7 @@ def _cells(row: FewShotRow, shots: int, results: Path, budget: float) -> list[tu
     lines = _lines(row, shots, results, budget)
     if not lines:
         missing = "not run" if name in FEW_SHOT_RECIPES else "not run (no recipe yet)"
-        return [(*front, missing, *("",) * 7)]
+        return [(*front, missing, *("",) * (6 + len(COMPARED)))]
     return [(*front, *_ours(line)) for line in lines]
 
 
@@ -143,7 +146,7 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
     first, accuracy = line.evaluations[0], line.accuracy
     return (
         f"{accuracy.mean:.2f} ± {accuracy.reach:.2f}",
-        "" if line.difference is None else _signed(line.difference),
+        *("" if difference is None else _signed(difference) for difference in line.differences),
         f"{first.summary['parameters'] / 1e3:,.1f} k",
         first.config.train_on,
         f"{fmean(one.checkpoint['step'] for one in line.evaluations):,.0f}",
@@ -155,16 +158,32 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
 
 def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[FewShotLine]:
     """The evaluations of a row, those that differ in the seed alone together."""
-    groups = _groups(row, shots, results, budget)
-    baselines = _groups(BASELINE, shots, results, budget)
+    others = [_groups(other, shots, results, budget) for other in COMPARED.values()]
     lines = []
-    for key, found in groups.items():
-        classes, _, digest = key
-        theirs = [] if row == BASELINE else baselines.get((classes, "running", digest), [])
-        lines.append(
-            FewShotLine(row=row, evaluations=tuple(found), difference=_difference(found, theirs))
+    for found in _groups(row, shots, results, budget).values():
+        differences = (
+            None if row == other else _difference(found, _comparable(found[0], theirs))
+            for other, theirs in zip(COMPARED.values(), others, strict=True)
         )
+        lines.append(FewShotLine(row=row, evaluations=tuple(found), differences=tuple(differences)))
     return lines
+
+
+def _comparable(
+    ours: Evaluation, groups: dict[tuple[str, str, str], list[Evaluation]]
+) -> list[Evaluation]:
+    """Those of the same classes and tasks: of one seed and data, the first are the same."""
+    facts = ("part", "seed")
+    return [
+        one
+        for group in groups.values()
+        for one in group
+        if one.statistics == "running"
+        and one.config.train_on == ours.config.train_on
+        and one.data == ours.data
+        and all(one.tasks[fact] == ours.tasks[fact] for fact in facts)
+        and (one.tasks["digest"] == ours.tasks["digest"]) == (len(one.correct) == len(ours.correct))
+    ]
 
 
 def _groups(
@@ -183,13 +202,15 @@ def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> Int
     seeds = {one.config.seed for one in ours} & {one.config.seed for one in theirs}
     if not seeds:
         return None
-    pair = ([one for one in side if one.config.seed in seeds] for side in (ours, theirs))
-    return paired(*(100 * _mean(side) for side in pair))
+    pair = [[one for one in side if one.config.seed in seeds] for side in (ours, theirs)]
+    count = min(len(one.correct) for side in pair for one in side)
+    return paired(*(100 * _mean(side)[:count] for side in pair))
 
 
 def _mean(evaluations: Sequence[Evaluation]) -> torch.Tensor:
-    """Accuracy of each task, averaged over the evaluations."""
-    return torch.stack([one.accuracies for one in evaluations]).mean(0)
+    """Accuracy of each task that all have, averaged over the evaluations."""
+    count = min(len(one.correct) for one in evaluations)
+    return torch.stack([one.accuracies[:count] for one in evaluations]).mean(0)
 
 
 def _signed(value: Interval) -> str:
