@@ -1,13 +1,15 @@
-"""The eager form of both dynamic operators: mixed patches (columns) times the kernel matrix.
+"""The eager form of both dynamic operators.
 
-The batch is taken in blocks whose columns fit a core's cache, so nothing of K times the input's
-size stays in memory, and backward recomputes the columns instead of keeping them.
+Either the kernel's taps go first, and every position takes a weighted sum of what they made of its
+patch, or M does, and mixed patches (columns) are multiplied by the kernel. The batch is taken in
+blocks, so nothing of K times the input's size stays in memory, and backward recomputes what forward
+had.
 
 Letters: n images, *out positions, *kernel taps (K in all), N = n·∏out, c channels, g groups of a
 grouped convolution, b blocks of channels that have an M of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 from typing import Protocol
@@ -16,10 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from neural_similarity.ops.tiles import Tiles, numbered
 from neural_similarity.ops.window import Window
 
 BLOCK_BYTES = 1 << 21
 """Size of a block of columns: about a core's second-level cache."""
+PRODUCT_BYTES = 1 << 22
+"""Size of a block of products of the kernel's taps, which are read once: few calls are better."""
+MOST_FILTERS = 4
+"""Up to so many filters a channel the kernel goes first; beyond, columns are the smaller."""
 
 
 class Arithmetic(Protocol):
@@ -58,7 +65,10 @@ class Eager:
         self.arithmetic = arithmetic
 
     def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
-        """`Implementation.forward`."""
+        """`Implementation.forward`, by the cheaper order of the factors."""
+        single = groups == m.shape[1] == max(window.stride) == 1
+        if single and weight.shape[0] <= MOST_FILTERS * weight.shape[1]:
+            return self._kernel_first(x, weight, m, window)
         return self._sweep(x, weight, m, window, groups)[0]
 
     def backward(
@@ -89,6 +99,32 @@ class Eager:
             self._spread(grad, x, weight, m, window, groups, targets)
         return grad_x, grad_weight, grad_m
 
+    def _kernel_first(self, x: Tensor, weight: Tensor, m: Tensor, window: Window) -> Tensor:
+        """y as bags over what every tap of the kernel makes of every input position.
+
+        A position is one bag of all of M, where columns are K bags and K times as much to write.
+        """
+        filters, taps = weight.shape[0], window.taps
+        blocks = Tiles(x, window, filters, PRODUCT_BYTES)
+        kernel = weight.flatten(2).permute(2, 0, 1).flatten(0, 1)
+        bags = self._bags(blocks.inputs(), m, x.dtype)[:, :, 0] * taps
+        bags = (bags + numbered((taps, 1), x.device)).flatten(1)
+        products = x.new_zeros(1 + blocks.most_inputs(), taps * filters)
+        y = x.new_empty(x.shape[0] * prod(blocks.output), filters)
+        for images in blocks.images():
+            for rows in blocks.rows():
+                start, seen = blocks.seen(x[images], rows)
+                torch.mm(seen, kernel.mT, out=products[1 : 1 + len(seen)])
+                weights = self._weights(blocks.part(m, images, rows), x.dtype)
+                span, first = blocks.span(images, rows), rows.start * blocks.row
+                some = bags[first : first + len(span)]
+                if start:
+                    some = (some - start * taps).clamp_(min=0)
+                y[span.start : span.stop] = _bag(
+                    products.view(-1, filters), some, weights.reshape(len(span), -1)
+                )
+        return like_convolution(y.unflatten(0, (x.shape[0], *blocks.output)), x)
+
     def _sweep(
         self,
         x: Tensor,
@@ -104,7 +140,8 @@ class Eager:
 
         Mirrored arguments make the gradient of x of that of y; x itself is then the other one.
         """
-        blocks, kernel = _Blocks(x, window), _kernel_matrix(weight, groups)
+        blocks = Tiles(x, window, x.shape[1], BLOCK_BYTES)
+        kernel = _kernel_matrix(weight, groups)
         y = x.new_empty(groups, x.shape[0] * prod(blocks.output), weight.shape[0] // groups)
         grad_kernel = torch.zeros_like(kernel, dtype=_accumulator(kernel))
         bags = self._bags(blocks.patches(), m, x.dtype)
@@ -136,12 +173,13 @@ class Eager:
     ) -> None:
         """Gradients of x and M, through that of the columns, into the `targets` that there are."""
         grad_x, grad_m = targets
-        blocks, kernel = _Blocks(x, window), _kernel_matrix(weight, groups)
+        blocks = Tiles(x, window, x.shape[1], BLOCK_BYTES)
+        kernel = _kernel_matrix(weight, groups)
         gradients, patches = blocks.buffers(2)
         numbers, transposed = blocks.patches(), self.arithmetic.transpose(m)
         own = None
         if grad_x is not None:
-            own = self._bags(_numbered(numbers.shape, x.device), m, x.dtype)
+            own = self._bags(numbered(numbers.shape, x.device), m, x.dtype)
         for images in blocks.images():
             padded = blocks.padded(x[images])
             sums = None if own is None else torch.zeros_like(padded, dtype=_accumulator(x))
@@ -172,7 +210,7 @@ class Eager:
         bags = self.arithmetic.bags(patches)
         if dtype != m.dtype:
             bags = torch.cat([bags, patches.unsqueeze(-1)], -1)
-        return (bags.unsqueeze(2) + _numbered((blocks, 1), m.device)).contiguous()
+        return (bags.unsqueeze(2) + numbered((blocks, 1), m.device)).contiguous()
 
     def _weights(self, m: Tensor, dtype: torch.dtype) -> Tensor:
         """Weights (n, *out, K, b, j) of the bags.
@@ -251,71 +289,6 @@ def _mirror(m: Tensor, window: Window) -> tuple[Tensor, Window]:
     return torch.stack(own, 1).unsqueeze(1), window._replace(padding=padding)
 
 
-class _Blocks:
-    """A batch in blocks of images, or of an image's rows, whose columns fit `BLOCK_BYTES`."""
-
-    def __init__(self, x: Tensor, window: Window):
-        self.x, self.window = x, window
-        self.output = window.output_size(x.shape[2:])
-        self.row = prod(self.output[1:])
-        row_bytes = max(1, self.row * window.taps * x.shape[1] * x.element_size())
-        rows = max(1, BLOCK_BYTES // row_bytes)
-        self.step_rows = min(self.output[0], rows)
-        self.step_images = max(1, min(x.shape[0], rows // self.output[0]))
-        sizes = (size + 2 * p for size, p in zip(x.shape[2:], window.padding, strict=True))
-        self._padded = x.new_zeros(self.step_images, *sizes, x.shape[1])
-
-    def buffers(self, count: int) -> list[Tensor]:
-        """Tensors (N, K, c) for the positions of the largest block."""
-        positions = self.step_images * self.step_rows * self.row
-        shape = (positions, self.window.taps, self.x.shape[1])
-        return [self.x.new_empty(shape) for _ in range(count)]
-
-    def patches(self) -> Tensor:
-        """The patches (N, K) of the largest block, as numbers of rows of its `table`."""
-        numbers = _numbered((*self._padded.shape[:-1], 1), self.x.device)
-        first = self.window.rows(numbers, slice(0, self.step_rows))
-        return self.window.patches(first).reshape(-1, self.window.taps)
-
-    def table(self, padded: Tensor, rows: slice) -> Tensor:
-        """`padded` as rows of channels (R, c), from the first that the block sees."""
-        return padded[:, rows.start * self.window.stride[0] :].flatten(0, -2)
-
-    def part(self, tensor: Tensor, images: slice, rows: slice) -> Tensor:
-        """View of the block's part of a tensor (n, ..., *out)."""
-        dim = tensor.dim() - len(self.output)
-        return tensor[images].narrow(dim, rows.start, rows.stop - rows.start)
-
-    def images(self) -> Iterator[slice]:
-        """Slices of the batch."""
-        return _slices(self.x.shape[0], self.step_images)
-
-    def rows(self) -> Iterator[slice]:
-        """Slices of the output's first dimension; there are several for single images only."""
-        return _slices(self.output[0], self.step_rows)
-
-    def span(self, images: slice, rows: slice) -> range:
-        """The positions of a block, counted over the batch."""
-        start = (images.start * self.output[0] + rows.start) * self.row
-        size = (images.stop - images.start) * (rows.stop - rows.start) * self.row
-        return range(start, start + size)
-
-    def padded(self, x: Tensor) -> Tensor:
-        """`x` (n, c, *size) in a zero border, channels last."""
-        padded = self._padded[: len(x)]
-        self.window.interior(padded).copy_(x.movedim(1, -1))
-        return padded
-
-
-def _slices(size: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, size)) for start in range(0, size, step))
-
-
-def _numbered(shape: Sequence[int], device: torch.device) -> Tensor:
-    """Consecutive numbers from 0."""
-    return torch.arange(prod(shape), dtype=torch.int32, device=device).view(shape)
-
-
 def _mixed(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
     """Columns (N, K, c): weighted sums of `rows` (R, c), of c/b channels each, over `bags`.
 
@@ -326,8 +299,12 @@ def _mixed(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
     weights = weights.reshape(-1, size)
     bags = bags.view(-1, size)[: len(weights)]
     rows = rows.view(-1, rows.shape[1] // blocks)
-    mixed = F.embedding_bag(bags, rows, mode="sum", per_sample_weights=weights)
-    return mixed.view(-1, taps, blocks * rows.shape[1])
+    return _bag(rows, bags, weights).view(-1, taps, blocks * rows.shape[1])
+
+
+def _bag(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
+    """Sums (N, c) of `rows` (R, c), by `bags` (N, j) of their numbers with `weights` (N, j)."""
+    return F.embedding_bag(bags, rows, mode="sum", per_sample_weights=weights)
 
 
 def _maps(maps: Tensor, groups: int) -> Tensor:

@@ -1,0 +1,110 @@
+"""A batch in pieces whose intermediate results stay small."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from neural_similarity.ops.window import Window
+
+
+class Tiles:
+    """A batch in blocks of images, or of an image's rows.
+
+    K times `channels` numbers a position are at most so many bytes in a block, or it is one row.
+    """
+
+    def __init__(self, x: Tensor, window: Window, channels: int, limit: int):
+        self.x, self.window = x, window
+        self.output = window.output_size(x.shape[2:])
+        self.row = prod(self.output[1:])
+        row_bytes = max(1, self.row * window.taps * channels * x.element_size())
+        rows = max(1, limit // row_bytes)
+        self.step_rows = min(self.output[0], rows)
+        self.step_images = max(1, min(x.shape[0], rows // self.output[0]))
+
+    @cached_property
+    def _padded(self) -> Tensor:
+        return self._border(self.x.shape[1], self.x.dtype)
+
+    def _border(self, channels: int, dtype: torch.dtype) -> Tensor:
+        """Zeros for the padded images of a block, channels last."""
+        padded = zip(self.x.shape[2:], self.window.padding, strict=True)
+        sizes = (size + 2 * p for size, p in padded)
+        return self.x.new_zeros(self.step_images, *sizes, channels, dtype=dtype)
+
+    def buffers(self, count: int) -> list[Tensor]:
+        """Tensors (N, K, c) for the positions of the largest block."""
+        positions = self.step_images * self.step_rows * self.row
+        shape = (positions, self.window.taps, self.x.shape[1])
+        return [self.x.new_empty(shape) for _ in range(count)]
+
+    def patches(self) -> Tensor:
+        """The patches (N, K) of the largest block, as numbers of rows of its `table`."""
+        numbers = numbered((*self._padded.shape[:-1], 1), self.x.device)
+        first = self.window.rows(numbers, slice(0, self.step_rows))
+        return self.window.patches(first).reshape(-1, self.window.taps)
+
+    def inputs(self) -> Tensor:
+        """The patches (N, K) of all rows, as numbers from 1 of input positions; 0 is outside."""
+        shape = (self.step_images, *self.x.shape[2:], 1)
+        numbers = self._border(1, torch.int32)
+        self.window.interior(numbers).copy_(numbered(shape, self.x.device) + 1)
+        return self.window.patches(numbers).reshape(-1, self.window.taps)
+
+    def seen(self, x: Tensor, rows: slice) -> tuple[int, Tensor]:
+        """The positions (R, c) of images that the output's rows see, and the first one's number."""
+        first, last = self._reach(rows)
+        return first * prod(x.shape[3:]), x[:, :, first:last].movedim(1, -1).flatten(0, -2)
+
+    def most_inputs(self) -> int:
+        """At most so many positions are seen by a block."""
+        reach = self.window.dilation[0] * (self.window.kernel_size[0] - 1)
+        rows = min(self.x.shape[2], self.step_rows + reach)
+        return self.step_images * rows * prod(self.x.shape[3:])
+
+    def _reach(self, rows: slice) -> tuple[int, int]:
+        """First and one past the last row of the input that the output's rows see at stride 1."""
+        (size, *_), before = self.x.shape[2:], self.window.padding[0]
+        reach = self.window.dilation[0] * (self.window.kernel_size[0] - 1)
+        return max(0, rows.start - before), max(0, min(size, rows.stop + reach - before))
+
+    def table(self, padded: Tensor, rows: slice) -> Tensor:
+        """`padded` as rows of channels (R, c), from the first that the block sees."""
+        return padded[:, rows.start * self.window.stride[0] :].flatten(0, -2)
+
+    def part(self, tensor: Tensor, images: slice, rows: slice) -> Tensor:
+        """View of the block's part of a tensor (n, ..., *out)."""
+        dim = tensor.dim() - len(self.output)
+        return tensor[images].narrow(dim, rows.start, rows.stop - rows.start)
+
+    def images(self) -> Iterator[slice]:
+        """Slices of the batch."""
+        return _slices(self.x.shape[0], self.step_images)
+
+    def rows(self) -> Iterator[slice]:
+        """Slices of the output's first dimension; there are several for single images only."""
+        return _slices(self.output[0], self.step_rows)
+
+    def span(self, images: slice, rows: slice) -> range:
+        """The positions of a block, counted over the batch."""
+        start = (images.start * self.output[0] + rows.start) * self.row
+        size = (images.stop - images.start) * (rows.stop - rows.start) * self.row
+        return range(start, start + size)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """`x` (n, c, *size) in a zero border, channels last."""
+        padded = self._padded[: len(x)]
+        self.window.interior(padded).copy_(x.movedim(1, -1))
+        return padded
+
+
+def _slices(size: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def numbered(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Consecutive numbers from 0."""
+    return torch.arange(prod(shape), dtype=torch.int32, device=device).view(shape)
