@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -159,6 +160,16 @@ def test_a_shorter_list_of_the_same_seed_is_compared_on_its_tasks(tmp_path, task
     assert rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"][5] == (
         expected if compared else ""
     )
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_the_budget_is_that_of_most_rows(results, tmp_path):
+    before = results / "fewshot/mini-cnn4/1"
+    shutil.copytree(before, tmp_path / "fewshot/mini-cnn4/0.25")
+    text = paper.few_shot_markdown(tmp_path)
+    assert text.startswith(f"# {few_shot_table.TITLE} (reduced schedule, budget 0.25)")
+    assert rows(text)["fine-tuning"][4] == rows(paper.few_shot_markdown(results))["fine-tuning"][4]
+    assert rows(paper.few_shot_markdown(tmp_path, 1.0))["fine-tuning"][4] == "not run"
 
 
 @pytest.mark.usefixtures("world", "tiny_table")

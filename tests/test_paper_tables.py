@@ -175,12 +175,13 @@ def test_rows_without_runs_and_the_schedule_are_labelled(tmp_path):
 
 
 def test_fullest_budget(tmp_path):
-    assert fullest_budget(TINY_TABLE, tmp_path) == 1
+    recipes = [row.recipe for row in TINY_TABLE.rows]
+    assert fullest_budget(recipes, tmp_path) == 1
     write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.5)
     write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.25)
-    assert fullest_budget(TINY_TABLE, tmp_path) == 0.5
+    assert fullest_budget(recipes, tmp_path) == 0.5
     write_by_hand(tmp_path, STATIC, 1, [1, 0], budget=0.25)
-    assert fullest_budget(TINY_TABLE, tmp_path) == 0.25
+    assert fullest_budget(recipes, tmp_path) == 0.25
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def table(args: Sequence[str]) -> int:
     if options.table == FEW_SHOT:
         return _show_few_shot(options)
     wanted, results = options.wanted, options.results
-    budget = options.budget or paper.fullest_budget(wanted, results)
+    budget = options.budget or paper.fullest_budget([row.recipe for row in wanted.rows], results)
     report = paper.make_report(wanted, budget=budget, results=results)
     if options.out is None:
         sys.stdout.write(paper.to_markdown(report))
@@ -180,7 +180,7 @@ def table(args: Sequence[str]) -> int:
 
 def _show_few_shot(options: ShowOptions) -> int:
     """Print Table 6 or write it."""
-    text = paper.few_shot_markdown(options.results, options.budget or 1.0)
+    text = paper.few_shot_markdown(options.results, options.budget)
     if options.out is None:
         sys.stdout.write(text)
         return 0

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
 
 from neural_similarity.fewshot.statistics import Interval, interval, paired
-from neural_similarity.paper.few_shot_records import Evaluation, read_evaluations
+from neural_similarity.paper.few_shot_records import FOLDER, Evaluation, read_evaluations
+from neural_similarity.paper.report import fullest_budget
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 
 TITLE = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
@@ -102,9 +104,17 @@ class FewShotLine:
         return f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
 
 
-def few_shot_markdown(results: Path, budget: float = 1.0) -> str:
-    """Table 6 as Markdown, all numbers of ours from the records in `results`."""
-    parts = [f"# {TITLE}" + ("" if budget == 1 else f" (budget {budget:g})")]
+def few_shot_markdown(results: Path, budget: float | None = None) -> str:
+    """Table 6 as Markdown, all numbers of ours from the records in `results`.
+
+    Args:
+        results: Folder of the records.
+        budget: Of the runs; None is the one at which most rows have some.
+    """
+    if budget is None:
+        recipes = [row.recipe_for(shots) for row in chain(*PANELS.values()) for shots in SHOTS]
+        budget = fullest_budget(recipes, results / FOLDER)
+    parts = [f"# {TITLE}" + ("" if budget == 1 else f" (reduced schedule, budget {budget:g})")]
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
         head = ("method", "recipe", "shots", "paper", "ours", *COMPARED)

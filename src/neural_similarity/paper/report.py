@@ -1,7 +1,7 @@
 """A table of the paper beside our runs: every number from the records, none typed."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,10 +121,9 @@ def make_report(table: Table, *, budget: float, results: Path) -> Report:
     )
 
 
-def fullest_budget(table: Table, results: Path) -> float:
-    """The budget at which most of a table's recipes have records, the largest of several; or 1."""
-    names = {row.recipe for row in table.rows}
-    counts = Counter(budget for name in names for budget in budgets(results, [name]))
+def fullest_budget(recipes: Collection[str], results: Path) -> float:
+    """The budget at which most of the recipes have records, the largest of several; or 1."""
+    counts = Counter(budget for name in set(recipes) for budget in budgets(results, [name]))
     return max(map(float, counts), key=lambda b: (counts[budget_name(b)], b), default=1.0)
 
 
