@@ -43,7 +43,8 @@ backward.
 
 `eager` is for where there is no C compiler. It misses its limits beside `compiled`. Torch's
 operations pass over columns of nine times the map in blocks of 2 MiB, the second-level cache; C
-makes and multiplies those of 64 positions at a time.
+makes and multiplies those of 64 positions at a time. The eager forward pass has since been made
+without columns (the kernel goes first) and is to be measured again.
 
 What a matrix unit (AMX) makes several times faster is the plain convolution in bf16, more than the
 dynamic one, whose patches are gathered, multiplied by M and rounded on the vector unit before the
