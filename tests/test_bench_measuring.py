@@ -31,7 +31,8 @@ class Clock:
 def measured(times, **effort):
     """Of names for calls."""
     clock = Clock(times)
-    return measure({name: name for name in times}, Effort(**effort), clock), clock
+    effort = Effort(**{"attempts": 1} | effort)
+    return measure({name: name for name in times}, effort, clock), clock
 
 
 def test_ratios_are_of_the_same_round():
@@ -70,6 +71,25 @@ def test_the_slowest_takes_part_at_least_three_times(rounds, least):
     times = {"plain": itertools.repeat(1.0), "slow": itertools.repeat(1e6)}
     found, _ = measured(times, rounds=rounds, seconds=1)
     assert found["slow"].rounds == least >= timing.LEAST_ROUNDS
+
+
+def test_what_was_not_quiet_is_measured_again_and_the_calmest_baseline_counts():
+    plain = [1, *(1, 2, 3), *(1.0, 1.2, 1.4), *(2, 4, 6)]
+    ours = [1, *(1, 2, 3), *(5.0, 6.0, 7.0), *(2, 4, 6)]  # the slowest beside the calmest
+    found, _ = measured({"plain": plain, "ours": ours}, rounds=3, seconds=1e9, attempts=3)
+    assert found["plain"].spread == pytest.approx(0.2 / 1.2)
+    assert found["ours"].ratio == 5
+
+
+def test_an_effort_without_attempts_is_refused():
+    with pytest.raises(ValueError, match="`attempts` must be at least 1, got 0"):
+        Effort(attempts=0)
+
+
+def test_what_was_quiet_is_measured_once():
+    times = [1, *(1.00, 1.01, 1.02), *(9, 9, 9)]
+    found, clock = measured({"plain": times}, rounds=3, seconds=1e9, attempts=3)
+    assert (found["plain"].seconds, len(clock.asked)) == (1.01, 4)
 
 
 @pytest.mark.parametrize("count", range(3, 40))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from neural_similarity.bench.checking import problem, relative
 from neural_similarity.bench.networks import CHANNELS, CLASSES, SIZE, Setting
 from neural_similarity.bench.report import Row
 from neural_similarity.bench.subject import Placed
-from neural_similarity.bench.timing import Call, Effort, timing
+from neural_similarity.bench.timing import Call, Effort, Timing, quietest, timing
 from neural_similarity.bench.training import STEP, update
 from neural_similarity.data import Images, Preprocess
 from neural_similarity.train.checkpoint import State
@@ -52,15 +52,14 @@ def training_loops(setting: Setting, counts: Sequence[int], effort: Effort) -> l
             race = _Race(setting, Path(folder))
             error = race.error()
             reason = problem({torch.float32: error})
-            times = {} if reason else race.run(effort.rounds)
+            times = {} if reason else race.times(effort)
         for name in (BARE, OURS):
             row = Row(group=group, name=name, baseline=name == BARE, error=error)
             if reason:
                 rows.append(replace(row, problem=reason, wrong=True))
                 continue
-            measured = timing(times[name], times[BARE])
-            costs = {"images_per_second": setting.batch / measured.seconds}
-            rows.append(replace(row, times={STEP: measured}, costs=costs))
+            costs = {"images_per_second": setting.batch / times[name].seconds}
+            rows.append(replace(row, times={STEP: times[name]}, costs=costs))
     return rows
 
 
@@ -100,7 +99,16 @@ class _Race:
         pairs = zip(self._fit(CHECKED, _Silent()), bare.model.parameters(), strict=True)
         return max(relative(ours, theirs.double()) for ours, theirs in pairs)
 
-    def run(self, rounds: int) -> dict[str, dict[int, float]]:
+    def times(self, effort: Effort) -> dict[str, Timing]:
+        """A step of both loops."""
+
+        def attempt() -> dict[str, Timing]:
+            seconds = self._run(effort.rounds)
+            return {name: timing(own, seconds[BARE]) for name, own in seconds.items()}
+
+        return quietest(attempt, BARE, effort)
+
+    def _run(self, rounds: int) -> dict[str, dict[int, float]]:
         """Seconds of a step by blocks of both loops; a first block is left out."""
         turns = _Turns(self._bare(start(self.template, self.runtime)), self.runtime)
         self._fit(BLOCK * (rounds + 1), turns)
@@ -120,8 +128,7 @@ class _Race:
 
     def _fit(self, steps: int, progress: "_Silent") -> list[Tensor]:
         """The weights after so many steps of ours."""
-        path = self.template.path / f"{steps}"
-        path.mkdir()
+        path = Path(mkdtemp(dir=self.template.path))
         recipe = replace(self.template.recipe, steps=steps)
         run = replace(self.template, path=path, recipe=recipe)
         state = start(run, self.runtime)

@@ -21,7 +21,9 @@ change at will, outputs as timed, gradients in float64). What is wrong has no ti
 norm of the difference over the norm of what is expected.
 
 Everything is timed by turns. A ratio is the median over the rounds of the ratio to the baseline in
-the same round; in brackets is a 95 % interval of that median. Maps are channels last. Saved bytes
+the same round; in brackets is a 95 % interval of that median. Where the baseline's times were
+wider apart than 10 %, all were timed again, three times at most, and the attempt with the calmest
+baseline counts. Maps are channels last. Saved bytes
 are all that autograd keeps but parameters, the input included. Peak memory is what a call adds to
 the process at most. MMACs count every multiplication of the forward pass for one image."""
 HEADINGS = {

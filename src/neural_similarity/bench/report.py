@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.bench.timing import Timing
+from neural_similarity.bench.timing import QUIET, Timing
 from neural_similarity.train.files import read_json, write_json
 
-MOST_OTHERS, MOST_SPREAD = 0.1, 0.1
-"""Beyond, the machine was not quiet: cores busy with other work, quartiles of the baseline."""
+MOST_OTHERS = 0.1
+"""Cores busy with other work beyond which the machine was not quiet."""
 SIZES = ("channels", "size", "batch")
 """Of a group, what is no other kind of thing."""
 
@@ -64,7 +64,7 @@ class Report:
             return "a quick run to try the command out, not a measurement"
         if (self.others or 0.0) > MOST_OTHERS:
             return f"not quiet: other processes kept {self.others:.2f} cores busy"
-        if self.spread > MOST_SPREAD:
+        if self.spread > QUIET:
             return f"not quiet: a baseline's times have quartiles {self.spread:.0%} apart"
         return None
 

@@ -79,7 +79,9 @@ class Options:
     @property
     def effort(self) -> Effort:
         """How long to measure."""
-        return Effort(rounds=QUICK_ROUNDS if self.quick else self.rounds, seconds=self.seconds)
+        if self.quick:
+            return Effort(rounds=QUICK_ROUNDS, seconds=self.seconds, attempts=1)
+        return Effort(rounds=self.rounds, seconds=self.seconds)
 
     @property
     def counts(self) -> list[int]:
