@@ -312,6 +312,7 @@ def test_loops_that_differ_are_not_timed(monkeypatch):
         (partial(replace, SMALL, dtype="fp16"), "`dtype` must be one of fp32, bf16, got 'fp16'"),
         (partial(replace, SMALL, size=0), "`size` must be at least 1, got 0"),
         (partial(Effort, rounds=2), "`rounds` must be at least 3, got 2"),
+        (partial(Effort, attempts=0), "`attempts` must be at least 1, got 0"),
         (
             partial(networks.Setting, runtime=choose_runtime("cpu"), batch=0),
             "`batch` must be at least 1, got 0",
