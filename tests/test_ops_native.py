@@ -91,18 +91,27 @@ def test_other_dimensions(f, size, kernel, kind):
     compare(grouped, (x, weight, m))
 
 
-@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize(
+    ("channels", "count", "dtype"),
+    [
+        ((24, 6), 3, torch.float32),
+        ((24, 6), 4, torch.float32),
+        ((64, 64), 1, torch.bfloat16),
+        ((128, 64), 2, torch.bfloat16),
+        ((128, 64), 4, torch.bfloat16),
+    ],
+)
 @both_kinds
-def test_blocks_of_channels(kind, count):
-    problem = Problem("blocks", channels=(24, 6), groups=2)
-    m = torch.stack([problem.similarity(kind) for _ in range(count)], 1)
+def test_blocks_of_channels(kind, channels, count, dtype):
+    problem = Problem("blocks", channels=channels, groups=2)
+    m = torch.stack([1 + 0.3 * problem.similarity(kind) for _ in range(count)], 1)
 
     def f(*operands, backend="reference"):
         return similarity_conv2d(
             *operands, None, *problem.geometry, blocks=("channels", count), backend=backend
         )
 
-    compare(f, (*problem.operands(), m))
+    compare(f, (*problem.operands(), m), dtype)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

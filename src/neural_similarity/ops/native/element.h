@@ -35,28 +35,45 @@ INLINE void NAME(take)(T *to, const T *from, const float *m, int64_t n, int64_t 
     }
 }
 
+/* `take` for positions of a line, of one block of whole pairs of vectors. Not to be inlined: there
+   are not enough registers in the loops that call it. */
+static __attribute__((noinline)) void NAME(take_row)(T *to, const T *from, const float *m,
+                                                     int64_t count, int64_t n, int64_t to_step,
+                                                     int64_t from_step, int64_t m_step) {
+    for (int64_t j = 0; j < count; j++, to += to_step, from += from_step, m += m_step)
+        for (int64_t i = 0; i < n; i += 2 * LANES) NAME(times)(to + i, from + i, *m);
+}
+
+/* What a tap sees from a line of positions, n channels of each, into rows so far apart; where `m`
+   is there, times the diagonal M. */
+INLINE void NAME(look)(const struct frame *f, struct line line, int64_t t, const T *image,
+                       const float *m, T *to, int64_t to_step, int64_t taps, int64_t n,
+                       int64_t blocks) {
+    const struct reach reach = reach_of(f, line, t);
+    const int64_t step = reach.step * f->x_pixel, m_step = f->m;
+    const T *in = image + reach.offset * f->x_pixel;
+    int64_t j = 0;
+    for (; j < reach.first; j++) memset(to + j * to_step, 0, n * sizeof(T));
+    if (m && j < reach.last && blocks == 1 && n % (2 * LANES) == 0) {
+        NAME(take_row)(to + j * to_step, in + j * step, m + t + j * m_step, reach.last - j, n,
+                       to_step, step, m_step);
+        j = reach.last;
+    }
+    for (; m && j < reach.last; j++)
+        NAME(take)(to + j * to_step, in + j * step, m + t + j * m_step, n, blocks, taps);
+    for (; j < reach.last; j++) memcpy(to + j * to_step, in + j * step, n * sizeof(T));
+    for (; j < line.run; j++) memset(to + j * to_step, 0, n * sizeof(T));
+}
+
 /* The patches of positions `at` and following; where `m` is there, times the diagonal M. */
 INLINE void NAME(gather)(const struct frame *f, const T *image, const float *m, int64_t at,
-                         int64_t count, T *to, int64_t taps, int64_t n,
-                         int64_t blocks) {
-    const int64_t depth = f->depth, m_step = f->m, pixel = f->x_pixel;
+                         int64_t count, T *to, int64_t taps, int64_t n, int64_t blocks) {
     for (int64_t done = 0, run; done < count; done += run) {
         const struct line line = line_of(f, at + done, count - done);
         run = line.run;
-        for (int64_t t = 0; t < taps; t++) {
-            const struct reach reach = reach_of(f, line, t);
-            T *out = to + done * depth + t * n;
-            const T *in = image + reach.offset * pixel;
-            const float *factor = m + (at + done) * m_step + t;
-            const int64_t in_step = reach.step * pixel;
-            int64_t j = 0;
-            for (; j < reach.first; j++) memset(out + j * depth, 0, n * sizeof(T));
-            for (; m && j < reach.last; j++)
-                NAME(take)(out + j * depth, in + j * in_step, factor + j * m_step, n, blocks, taps);
-            for (; j < reach.last; j++)
-                memcpy(out + j * depth, in + j * in_step, n * sizeof(T));
-            for (; j < run; j++) memset(out + j * depth, 0, n * sizeof(T));
-        }
+        for (int64_t t = 0; t < taps; t++)
+            NAME(look)(f, line, t, image, m ? m + (at + done) * f->m : 0,
+                       to + done * f->depth + t * n, f->depth, taps, n, blocks);
     }
 }
 
@@ -87,6 +104,23 @@ INLINE void NAME(agree)(float *grad_m, const float *g, const T *x, int64_t taps,
         vector sum = sums(product);
         if (more) sum += load_some_float32(grad_m + base, taps - base);
         store_some_float32(grad_m + base, sum, taps - base);
+    }
+}
+
+/* Whether the matrix unit multiplies taps x taps numbers of n channels. */
+INLINE int NAME(squares)(const struct frame *f, int64_t taps, int64_t n) {
+    return PAIRED && f->full && taps <= LANES && n % TILE == 0 && has_matrix_unit();
+}
+
+/* Full M at one position: grad_m = g xᵀ by the matrix unit. */
+INLINE void NAME(outer)(float *grad_m, const float *g, const T *x, int64_t taps, int64_t n,
+                        int64_t step, int more) {
+    float square[LANES * LANES] __attribute__((aligned(64)));
+    matrix_unit_outer(square, g, (const bfloat16 *)x, taps, n, step);
+    for (int64_t s = 0; s < taps; s++, grad_m += taps) {
+        vector sum = load_float32(square + s * LANES);
+        if (more) sum += load_some_float32(grad_m, taps);
+        store_some_float32(grad_m, sum, taps);
     }
 }
 
@@ -144,6 +178,10 @@ INLINE void NAME(derive)(const struct frame *f, float *g, const T *patches, cons
             const int64_t of_m = (at + j) * f->m + block * (f->full ? taps * taps : taps);
             float *gradient = grad_m ? grad_m + of_m : 0, *outgoing = g + j * f->depth + block * b;
             const T *patch = patches + j * f->depth + block * b;
+            if (NAME(squares)(f, taps, b) && gradient) {
+                NAME(outer)(gradient, outgoing, patch, taps, b, n, f->more);
+                gradient = 0;
+            }
             if (f->full)
                 NAME(unmix)(gradient, outgoing, patch, m + of_m, products, taps, b, n, f->more);
             else if (gradient)
@@ -159,6 +197,41 @@ static T *NAME(bordered)(const struct frame *f, const T *weight) {
     for (int64_t o = 0; o < f->filters; o++)
         memcpy(to + o * f->depth, weight + o * row, row * sizeof(T));
     return to;
+}
+
+/* Whether the matrix unit's tiles hold the sums of all filters. */
+INLINE int NAME(flows)(const struct frame *f) {
+    return PAIRED && !f->full && f->blocks == 1 && f->channels % TILE == 0 && f->width == TILE &&
+           has_matrix_unit();
+}
+
+/* Of some positions W M x for a diagonal M: the matrix unit multiplies what a tap sees while the
+   next one is gathered. */
+INLINE void NAME(flow)(const struct frame *f, const T *image, const float *m, int64_t at,
+                       int64_t count, const uint32_t *packed, float *sum, int64_t taps, int64_t n,
+                       int64_t blocks) {
+    T seen[2][TILE * TILE] __attribute__((aligned(64)));
+    const int64_t row = TILE / 2, step = row * TILE;
+    for (int64_t from = 0; from < count; from += TILE, sum += TILE * TILE) {
+        const int64_t some = count - from < TILE ? count - from : TILE;
+        const uint32_t *kernel = packed;
+        int next = 0;
+        matrix_unit_zero();
+        for (int64_t t = 0; t < taps; t++)
+            for (int64_t i = 0; i < n; i += TILE, next = !next) {
+                for (int64_t done = 0, run; done < some; done += run) {
+                    const struct line line = line_of(f, at + from + done, some - done);
+                    run = line.run;
+                    NAME(look)(f, line, t, image + i, m + (at + from + done) * f->m,
+                               seen[next] + done * TILE, TILE, taps, TILE, blocks);
+                }
+                if (t + i == 0) continue;
+                matrix_unit_add((uint32_t *)seen[!next], row, kernel, TILE);
+                kernel += step;
+            }
+        matrix_unit_add((uint32_t *)seen[!next], row, kernel, TILE);
+        matrix_unit_store(sum, TILE);
+    }
 }
 
 /* y = W M x. */
@@ -185,8 +258,12 @@ void NAME(forward)(const struct frame *f, const T *x, const float *m, const T *w
             const struct matrix b = {packed, TILE * words_deep, TILE};
             const T *from = x + image * f->image;
             const float *of_m = m + image * positions * f->m;
-            SPECIALISED(NAME(columns), f, from, of_m, at, count, columns, patches);
-            multiply(PAIRED, a, b, sum, f->width, whole(count), f->width, words_deep, 0);
+            if (NAME(flows)(f)) {
+                SPECIALISED(NAME(flow), f, from, of_m, at, count, packed, sum);
+            } else {
+                SPECIALISED(NAME(columns), f, from, of_m, at, count, columns, patches);
+                multiply(PAIRED, a, b, sum, f->width, whole(count), f->width, words_deep, 0);
+            }
             T *to = y + (image * positions + at) * f->y_pixel;
             for (int64_t j = 0; j < count; j++, to += f->y_pixel)
                 for (int64_t i = 0; i < f->filters; i += LANES)

@@ -79,35 +79,73 @@ static void release_matrix_unit(struct tiles before) {
     else _tile_release();
 }
 
-/* TILE rows and columns of c = a b, or c += a b; a.step is 1. */
-INLINE void matrix_unit_tile(struct matrix a, struct matrix b, float *c, int64_t c_row,
-                             int64_t depth, int more) {
+/* What four tiles sum up: TILE rows and columns. */
+INLINE void matrix_unit_zero(void) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+INLINE void matrix_unit_load(const float *c, int64_t c_row) {
     MEMORY_IS_USED(c);
-    if (more) {
-        _tile_loadd(0, c, 4 * c_row);
-        _tile_loadd(1, c + 16, 4 * c_row);
-        _tile_loadd(2, c + 16 * c_row, 4 * c_row);
-        _tile_loadd(3, c + 16 * c_row + 16, 4 * c_row);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (int64_t p = 0; p < depth; p += 16) {
-        _tile_loadd(4, a.at + p, 4 * a.row);
-        _tile_loadd(6, b.at + p * b.step, 4 * b.step);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b.at + p * b.step + 16, 4 * b.step);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, a.at + 16 * a.row + p, 4 * a.row);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
+    _tile_loadd(0, c, 4 * c_row);
+    _tile_loadd(1, c + 16, 4 * c_row);
+    _tile_loadd(2, c + 16 * c_row, 4 * c_row);
+    _tile_loadd(3, c + 16 * c_row + 16, 4 * c_row);
+}
+
+INLINE void matrix_unit_store(float *c, int64_t c_row) {
     _tile_stored(0, c, 4 * c_row);
     _tile_stored(1, c + 16, 4 * c_row);
     _tile_stored(2, c + 16 * c_row, 4 * c_row);
     _tile_stored(3, c + 16 * c_row + 16, 4 * c_row);
+    MEMORY_IS_USED(c);
+}
+
+/* Add a b of 16 words of depth, whose rows are so many words apart. */
+INLINE void matrix_unit_add(const uint32_t *a, int64_t a_row, const uint32_t *b, int64_t b_row) {
+    MEMORY_IS_USED(a);
+    _tile_loadd(4, a, 4 * a_row);
+    _tile_loadd(6, b, 4 * b_row);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + 16, 4 * b_row);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a + 16 * a_row, 4 * a_row);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+}
+
+/* TILE rows and columns of c = a b, or c += a b; a.step is 1. */
+INLINE void matrix_unit_tile(struct matrix a, struct matrix b, float *c, int64_t c_row,
+                             int64_t depth, int more) {
+    if (more) matrix_unit_load(c, c_row);
+    else matrix_unit_zero();
+    for (int64_t p = 0; p < depth; p += 16)
+        matrix_unit_add(a.at + p, a.row, b.at + p * b.step, b.step);
+    matrix_unit_store(c, c_row);
+}
+
+/* c = a bᵀ, 16 x 16 numbers of which `rows` x `rows` count, for rows of n numbers, a multiple of
+   TILE, which are so many apart. */
+INLINE void matrix_unit_outer(float *c, const float *a, const bfloat16 *b, int64_t rows, int64_t n,
+                              int64_t step) {
+    uint32_t left[16 * 16] __attribute__((aligned(64))), right[16 * 16] __attribute__((aligned(64)));
+    _tile_zero(0);
+    for (int64_t i = 0; i < n; i += TILE) {
+        for (int64_t row = 0; row < rows; row++) {
+            const float *from = a + row * step + i;
+            store_pair_bfloat16((bfloat16 *)(left + row * 16), load_float32(from),
+                                load_float32(from + LANES));
+        }
+        transpose(right, 16, (const uint32_t *)(b + i), step / 2, rows);
+        MEMORY_IS_USED(left);
+        MEMORY_IS_USED(right);
+        _tile_loadd(4, left, 64);
+        _tile_loadd(6, right, 64);
+        _tile_dpbf16ps(0, 4, 6);
+    }
+    _tile_stored(0, c, 64);
     MEMORY_IS_USED(c);
 }
 #else
@@ -115,8 +153,13 @@ struct tiles { int none; };
 static int has_matrix_unit(void) { return 0; }
 static struct tiles take_matrix_unit(void) { return (struct tiles){0}; }
 static void release_matrix_unit(struct tiles before) { (void)before; }
+INLINE void matrix_unit_zero(void) {}
+INLINE void matrix_unit_store(float *c, int64_t c_row) {}
+INLINE void matrix_unit_add(const uint32_t *a, int64_t a_row, const uint32_t *b, int64_t b_row) {}
 INLINE void matrix_unit_tile(struct matrix a, struct matrix b, float *c, int64_t c_row,
                              int64_t depth, int more) {}
+INLINE void matrix_unit_outer(float *c, const float *a, const bfloat16 *b, int64_t rows, int64_t n,
+                              int64_t step) {}
 #endif
 
 /* c = a b, or c += a b. */
@@ -152,5 +195,6 @@ INLINE void turn(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t fro
                  int64_t rows, int64_t columns) {
     for (int64_t row = 0; row < rows; row += LANES)
         for (int64_t column = 0; column < columns; column += LANES)
-            transpose(to + column * to_row + row, to_row, from + row * from_row + column, from_row);
+            transpose(to + column * to_row + row, to_row, from + row * from_row + column, from_row,
+                      LANES);
 }

@@ -42,6 +42,15 @@ INLINE void store_bfloat16(bfloat16 *to, vector v) {
 #endif
 }
 
+INLINE void store_pair_bfloat16(bfloat16 *to, vector low, vector high) {
+#if defined(__AVX512BF16__)
+    *(__m512bh *)to = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+#else
+    store_bfloat16(to, low);
+    store_bfloat16(to + LANES, high);
+#endif
+}
+
 /* Fewer lanes than a vector has; those that are loaded beside them are 0. See element.h. */
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define MASKED
@@ -108,10 +117,12 @@ INLINE vector sums(const vector v[LANES]) {
     return level[0];
 }
 
-/* A matrix of 16 x 16 words, its rows so many words apart, into its transpose. */
-INLINE void transpose(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row) {
+/* A matrix of `rows` x 16 words, 16 rows at most, so many words apart, into its transpose. */
+INLINE void transpose(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row,
+                      int64_t rows) {
     words v[LANES];
-    for (int i = 0; i < LANES; i++) v[i] = *(const words *)(from + i * from_row);
+    for (int i = 0; i < LANES; i++)
+        v[i] = i < rows ? *(const words *)(from + i * from_row) : (words){0};
     for (int bit = 0; bit < 4; bit++)
         for (int i = 0; i < LANES; i++) {
             if (i >> bit & 1) continue;
