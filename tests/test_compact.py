@@ -163,6 +163,7 @@ def shifting(kernel_size, structure=None, **options):
     return layer
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize(
     ("kernel", "options"),
     [

@@ -93,6 +93,24 @@ def test_linear_in_m(kind):
     assert_close(y(2 * a - 3 * b), 2 * y(a) - 3 * y(b))
 
 
+def test_a_diagonal_folds_into_a_kernel_as_it_lies_in_memory():
+    weight, m = (
+        torch.randn(4, 5, 3, 2).contiguous(memory_format=torch.channels_last),
+        torch.randn(6),
+    )
+    folded = fold_kernel(weight, m)
+    assert folded.is_contiguous(memory_format=torch.channels_last)
+    assert_close(folded.flatten(2), torch.einsum("ocp,pq->ocq", weight.flatten(2), m.diag()))
+
+
+@pytest.mark.parametrize("length", [4, 7])
+def test_a_diagonal_of_another_length_is_refused(length):
+    with pytest.raises(
+        ValueError, match=rf"`similarity` must have .* \(4, 5, 3, 2\), got {length}"
+    ):
+        fold_kernel(torch.randn(4, 5, 3, 2), torch.randn(length))
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("kernel_size", [(3, 2), (4, 3)])

@@ -1,5 +1,7 @@
 """Static similarity: M folds into the kernel, W' = W M."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -23,20 +25,33 @@ def fold_kernel(
             (c/groups·K, c/groups·K), acts on all of them.
         blocks: What has an M of its own, see `similarity_conv2d`.
         groups: Of the convolution; with `blocks` only.
+
+    Raises:
+        ValueError: A diagonal has another length than the last dimensions of `weight`.
     """
     with without_autocast(weight):
         m = promoted(similarity)
         kernel = weight.to(torch.promote_types(weight.dtype, m.dtype))
         m = m.to(kernel.dtype)
         if blocks is None:
-            folded = _times(kernel.reshape(-1, m.shape[-1]), m)
+            folded = _times(kernel, m)
         else:
             folded = _times_blocks(kernel.flatten(2), m, blocks, groups)
         return folded.reshape(weight.shape).to(weight.dtype)
 
 
 def _times(kernel: Tensor, m: Tensor) -> Tensor:
-    return kernel * m if m.dim() == 1 else kernel @ m
+    """A diagonal M multiplies the kernel as it lies in memory, channels last or not."""
+    if m.dim() == 2:
+        return kernel.reshape(-1, m.shape[-1]) @ m
+    sizes = (kernel.shape[-dims:] for dims in range(1, kernel.dim() + 1))
+    trailing = next((size for size in sizes if prod(size) == len(m)), None)
+    if trailing is None:
+        raise ValueError(
+            f"`similarity` must have as many numbers as the last dimensions of the weight "
+            f"{tuple(kernel.shape)}, got {len(m)}"
+        )
+    return kernel * m.reshape(trailing)
 
 
 def _times_blocks(kernel: Tensor, m: Tensor, blocks: Blocks, groups: int) -> Tensor:
