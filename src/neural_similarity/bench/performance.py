@@ -43,15 +43,15 @@ CondConv2d and ODConv2d are other functions, one kernel an image; CondConv2d is 
 weights. Cells are ratios to `nn.Conv2d` of the same dtype and layout, forward, then forward and
 backward.
 
-`eager` is for where there is no C compiler. It misses its limits beside `compiled`. Torch's
-operations pass over columns of nine times the map in blocks of 2 MiB, the second-level cache; C
-makes and multiplies those of 64 positions at a time. The eager forward pass has since been made
-without columns (the kernel goes first) and is to be measured again.
+`eager` is for where there is no C compiler. It misses its limits beside `compiled`, after six
+designs: for the kernel's gradient torch's operations pass over columns of nine times the map in
+blocks of 2 MiB, the second-level cache; C makes and multiplies those of 64 positions at a time.
+Before code 80601f4 the forward pass did so too; now the kernel goes first there.
 
-What a matrix unit (AMX) makes several times faster is the plain convolution in bf16, more than the
-dynamic one, whose patches are gathered, multiplied by M and rounded on the vector unit before the
-matrix unit sees them. [performance.md](performance.md) is of a processor without one,
-[performance-amx.md](performance-amx.md) of one that has it.""",
+A matrix unit (AMX) makes the plain convolution in bf16 several times faster, and the operations
+that `eager` is made of hardly. `compiled` uses it as well, and is bound by what the vector unit
+does to patches: gather, multiply by M, round. [performance.md](performance.md) is of a processor
+that has one, [performance-epyc.md](performance-epyc.md) of one without, and of older code.""",
     "scaling": """\
 Our operators with the backend that `auto` takes. Flat lines are linear growth. The process keeps
 what it frees, as it does in `nsim train`: else glibc fetches blocks beyond 32 MiB anew in every
