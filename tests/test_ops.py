@@ -93,14 +93,14 @@ def test_linear_in_m(kind):
     assert_close(y(2 * a - 3 * b), 2 * y(a) - 3 * y(b))
 
 
-def test_a_diagonal_folds_into_a_kernel_as_it_lies_in_memory():
-    weight, m = (
-        torch.randn(4, 5, 3, 2).contiguous(memory_format=torch.channels_last),
-        torch.randn(6),
-    )
+@pytest.mark.parametrize("shape", [(6,), (6, 6)])
+def test_folding_leaves_channels_last_where_they_are(shape):
+    weight = torch.randn(4, 5, 3, 2).contiguous(memory_format=torch.channels_last)
+    m = torch.randn(shape)
     folded = fold_kernel(weight, m)
     assert folded.is_contiguous(memory_format=torch.channels_last)
-    assert_close(folded.flatten(2), torch.einsum("ocp,pq->ocq", weight.flatten(2), m.diag()))
+    matrix = m if m.dim() == 2 else m.diag()
+    assert_close(folded.flatten(2), torch.einsum("ocp,pq->ocq", weight.flatten(2), matrix))
 
 
 @pytest.mark.parametrize("length", [4, 7])

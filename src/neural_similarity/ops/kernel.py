@@ -41,9 +41,17 @@ def fold_kernel(
 
 
 def _times(kernel: Tensor, m: Tensor) -> Tensor:
-    """A diagonal M multiplies the kernel as it lies in memory, channels last or not."""
-    if m.dim() == 2:
-        return kernel.reshape(-1, m.shape[-1]) @ m
+    """A kernel whose channels are last in memory is taken as it lies there, and stays so."""
+    if m.dim() == 1:
+        return _times_diagonal(kernel, m)
+    if kernel.dim() > 2 and not kernel.is_contiguous():
+        taps_first = kernel.flatten(2).mT
+        if taps_first.is_contiguous() and taps_first.shape[1] == len(m):
+            return torch.bmm(m.mT.expand(len(kernel), -1, -1), taps_first).mT
+    return kernel.reshape(-1, m.shape[-1]) @ m
+
+
+def _times_diagonal(kernel: Tensor, m: Tensor) -> Tensor:
     sizes = (kernel.shape[-dims:] for dims in range(1, kernel.dim() + 1))
     trailing = next((size for size in sizes if prod(size) == len(m)), None)
     if trailing is None:
