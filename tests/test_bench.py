@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from neural_similarity import models
 from neural_similarity.bench import checking, formulations, loops, networks, oracle
 from neural_similarity.bench import subjects as catalogue
 from neural_similarity.bench.case import Case, operands
@@ -18,6 +19,7 @@ from neural_similarity.bench.comparison import Comparison, compare, forward
 from neural_similarity.bench.odconv import ODConv2d
 from neural_similarity.bench.subject import Absent, Operator, Subject
 from neural_similarity.bench.timing import Effort
+from neural_similarity.recipes import RECIPES
 from neural_similarity.train import choose_runtime
 
 SMALL = Case(kind="diagonal", dtype="fp32", batch=3, channels=4, size=5)
@@ -144,6 +146,23 @@ def test_networks_are_right(dtype, similarity):
     setting = networks.Setting(runtime=choose_runtime("cpu", dtype), width=0.1)
     checker = Checker(setting.check_grad, replace(SMALL, dtype=dtype).torch_dtype)
     assert problem(checker.errors(setting.subject(similarity))) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cifar10-cnn++", "cifar10-cnn-macs", "cifar10-dynamic-dns-shared", "cifar10-dynamic-dns-j"],
+)
+@pytest.mark.usefixtures("few")
+def test_networks_of_recipes_are_right_and_the_recipes_own(name):
+    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1)
+    subject = setting.recipe(name)
+    assert problem(Checker(setting.check_grad, torch.float32).errors(subject)) is None
+    recipe = RECIPES[name]
+    own = models.build(recipe.model, 10, width=0.1 * recipe.width, similarity=recipe.similarity)
+    assert subject.name == name
+    assert [(key, value.shape) for key, value in subject.module.network.state_dict().items()] == [
+        (key, value.shape) for key, value in own.state_dict().items()
+    ]
 
 
 def planted(change_x=None, change_weight=None, change_m=None):

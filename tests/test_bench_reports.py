@@ -19,6 +19,7 @@ QUICK = {
     "operators": ("--dtype", "fp32"),
     "scaling": ("--threads", "1"),
     "training": ("--dtype", "fp32", "--similarity", "static-diagonal"),
+    "recipes": ("--recipes", "cifar10-cnn,cifar10-cnn++,cifar10-dynamic-dns-shared"),
     "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "fewshot": (),
 }
@@ -301,6 +302,8 @@ def test_rows_are_measured_with_their_threads(monkeypatch):
         (["operators", "--batch", "0"], "`batch` must be at least 1, got (0,)"),
         (["training", "--similarity", "static"], "no similarity is named 'static'; did you mean"),
         (["training", "--roundz", "3"], "--rounds"),
+        (["recipes", "--recipes", "cifar10-cn"], "no recipe of CIFAR-10 is named 'cifar10-cn'"),
+        (["recipes", "--recipes", "cifar100-cnn"], "no recipe of CIFAR-10 is named"),
     ],
 )
 def test_wrong_command_lines(args, message, capsys):

@@ -11,7 +11,9 @@ from scipy import stats
 from tiny_results import PLAIN, STATIC, TINY_TABLE, write_by_hand
 from tiny_results import tiny_table as tiny_table
 
-from neural_similarity import cli
+from neural_similarity import bench, cli
+from neural_similarity.bench import Row
+from neural_similarity.bench.timing import Timing
 from neural_similarity.paper import TABLES, draw, make_report, read_records, to_markdown
 from neural_similarity.paper.records import budget_name
 from neural_similarity.paper.report import compare, fullest_budget
@@ -250,6 +252,51 @@ def test_command_writes_markdown_and_picture(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [str(out), str(picture)]
     assert out.read_text().endswith("(tiny.v1.png)\n")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def write_costs(folder, **ratios):
+    """A report of `nsim bench recipes` with these ratios, each plus and minus a tenth."""
+    group = {"what": "updates by recipe", "dtype": "bf16", "batch": 128, "threads": 1}
+    rows = [Row(group=group, name=PLAIN, baseline=True, times={"step": timing(1.0, 0.0)})]
+    rows += [Row(group=group, name=n, times={"step": timing(r, 0.1)}) for n, r in ratios.items()]
+    rows += [Row(group=group | {"dtype": "fp32"}, name=STATIC, times={"step": timing(9.0, 0.1)})]
+    environment = {"device": "cpu", "cpu": "A CPU", "torch": "2.15", "command": "nsim bench"}
+    report = bench.Report(
+        bench="recipes", environment=environment, quick=False, others=0.0, rows=tuple(rows)
+    )
+    return bench.write(report, folder)
+
+
+def timing(ratio, reach):
+    return Timing(
+        seconds=ratio, spread=0.01, ratio=ratio, low=ratio - reach, high=ratio + reach, rounds=9
+    )
+
+
+def test_times_of_updates_stand_beside_the_runs(tmp_path, capsys):
+    for seed in (1, 2):
+        write_by_hand(tmp_path, PLAIN, seed, bits(64, seed, 0.5))
+        write_by_hand(tmp_path, STATIC, seed, bits(64, 10 + seed, 0.6))
+    args = ["table", "tiny", "--results", str(tmp_path)]
+    costs = write_costs(tmp_path / "costs", **{STATIC: 1.5, "elsewhere": 2.0})
+    assert cli.main([*args, "--costs", str(costs)]) == 0
+    told = capsys.readouterr().out
+    assert [cells(told, name)[-1] for name in ("network", "plain", "static", "later")] == [
+        *("step", "1", "1.50 [1.40, 1.60]", "")
+    ]
+    assert f"over that of `{PLAIN}`, measured side by side apart from the runs" in told
+    assert "`nsim bench`, dtype bf16, batch 128, threads 1, on A CPU, torch 2.15." in told
+    assert cli.main([*args, "--costs", str(tmp_path / "nowhere")]) == 0
+    assert cells(capsys.readouterr().out, "network")[-1] == "time"
+    out = tmp_path / "with.md"
+    assert cli.main([*args, "--costs", str(costs), "--out", str(out)]) == 0
+    with_costs = image_width(out.with_suffix(".png"))
+    assert cli.main([*args, "--costs", str(tmp_path / "nowhere"), "--out", str(out)]) == 0
+    assert with_costs == 1.5 * image_width(out.with_suffix(".png"))
+
+
+def image_width(path):
+    return int.from_bytes(path.read_bytes()[16:20])
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from neural_similarity.bench.picture import draw_ratios as draw_ratios
 from neural_similarity.bench.quiet import Watch as Watch
 from neural_similarity.bench.report import Report as Report
 from neural_similarity.bench.report import Row as Row
+from neural_similarity.bench.report import grouped as grouped
 from neural_similarity.bench.report import read as read
 from neural_similarity.bench.report import write as write
 from neural_similarity.bench.timing import Effort as Effort

@@ -1,4 +1,4 @@
-"""CNN-9 with every similarity, to be trained or used."""
+"""CNN-9 with every similarity, and the networks of recipes, to be trained or used."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from neural_similarity import models
 from neural_similarity.bench import oracle
 from neural_similarity.bench.case import SEED, seeded
 from neural_similarity.bench.subject import Placed, Subject, learn
+from neural_similarity.recipes import RECIPES
 from neural_similarity.recipes.studies import CHEAPER
 from neural_similarity.train.runtime import Runtime
 
@@ -55,9 +56,21 @@ class Setting:
 
     def subject(self, name: str) -> Subject:
         """The network of the similarity called `name`, or the plain one, as it is trained."""
+        return self._trained(name, self.network(None if name == PLAIN else name))
+
+    def recipe(self, name: str) -> Subject:
+        """The network of the recipe called `name`, one of CIFAR-10, as it is trained."""
+        recipe = RECIPES[name]
+        with seeded():
+            width = self.width * recipe.width
+            model = models.build(recipe.model, CLASSES, width=width, similarity=recipe.similarity)
+            learn(model)
+        return self._trained(name, model)
+
+    def _trained(self, name: str, model: nn.Module) -> Subject:
         return Subject(
             name=name,
-            module=Placed(self.network(None if name == PLAIN else name), self.runtime),
+            module=Placed(model, self.runtime),
             inputs=(self.images(CHECKED),),
             oracle=oracle.network,
             separable=False,

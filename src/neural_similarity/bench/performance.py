@@ -30,6 +30,7 @@ HEADINGS = {
     "operators": "Operators",
     "scaling": "Batch size, resolution, threads",
     "training": "Training",
+    "recipes": "Networks of the tables",
     "inference": "Inference",
     "fewshot": "Few-shot learning",
 }
@@ -63,6 +64,9 @@ A step is forward, loss, backward and SGD on one batch of CNN-9, with a log for 
 recipes` describes. The bare loop has its batches ready and does nothing else; `nsim train` cuts,
 mirrors and counts images and writes its log ten times as often as by default. Its checkpoints, one
 every two minutes, are not in it.""",
+    "recipes": """\
+Steps as above, of the networks of the recipes that `nsim recipes` describes. `nsim table` shows
+these ratios beside what the networks reach, and draws one against the other.""",
     "inference": "CNN-9 in evaluation mode, without autograd.",
     "fewshot": """\
 Tasks of 5 ways, 5 shots and 15 queries a class. MAML: one task's gradient through five steps on all

@@ -1,4 +1,4 @@
-"""`nsim bench training`, first part: updates of CNN-9, plain and with similarities."""
+"""`nsim bench training` and `nsim bench recipes`: updates of networks, side by side."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from neural_similarity.bench.case import DTYPES
 from neural_similarity.bench.comparison import Comparison, compare
 from neural_similarity.bench.costs import macs, peak_bytes
-from neural_similarity.bench.networks import CLASSES, PLAIN, Setting
+from neural_similarity.bench.networks import CLASSES, Setting
 from neural_similarity.bench.report import Row
 from neural_similarity.bench.subject import Subject
 from neural_similarity.bench.timing import Call, Effort, Timing
@@ -22,9 +22,9 @@ Batch = tuple[Tensor, Tensor]
 
 
 def training_steps(
-    setting: Setting, similarities: Sequence[str], counts: Sequence[int], effort: Effort
+    setting: Setting, what: str, subjects: Sequence[Subject], counts: Sequence[int], effort: Effort
 ) -> list[Row]:
-    """Updates of CNN-9, plain and with similarities, on one batch: no data, no log."""
+    """Updates of networks, the baseline first, on one batch: no data, no log."""
     images = setting.images(setting.batch)
     labels = torch.arange(setting.batch, device=images.device) % CLASSES
 
@@ -44,8 +44,8 @@ def training_steps(
     rows = []
     for count in counts:
         comparison = Comparison(
-            group={"what": "updates of CNN-9"} | setting.group(count),
-            subjects=[setting.subject(name) for name in (PLAIN, *similarities)],
+            group={"what": what} | setting.group(count),
+            subjects=subjects,
             grad=setting.check_grad,
             dtype=DTYPES[setting.runtime.precision],
             timed={STEP: call},

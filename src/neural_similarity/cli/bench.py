@@ -11,11 +11,13 @@ import torch
 from neural_similarity import bench as benchmarks
 from neural_similarity.bench import Case, Effort, FewShotCase, Report, Row, Setting, Watch
 from neural_similarity.bench.case import Kind
-from neural_similarity.bench.networks import PREDICTORS
+from neural_similarity.bench.networks import PLAIN, PREDICTORS
 from neural_similarity.bench.quiet import others_now
 from neural_similarity.bench.report import MOST_OTHERS
 from neural_similarity.cli.parsing import listed, parse, unknown
 from neural_similarity.nn import SIMILARITIES
+from neural_similarity.paper import TABLES
+from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Runtime, choose_runtime
 from neural_similarity.train.environment import describe_environment
 from neural_similarity.train.files import write_text
@@ -25,6 +27,18 @@ from neural_similarity.train.runtime import Precision
 Chosen = TypeVar("Chosen")
 Numbers = Annotated[tuple[int, ...], listed(int, "N,N,...")]
 Names = Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")]
+CIFAR10 = [name for name, recipe in RECIPES.items() if recipe.dataset == "cifar10"]
+SLOW = "cifar10-deformable"
+"""Takes minutes on a CPU."""
+COMPARED = tuple(
+    dict.fromkeys(
+        row.recipe
+        for table in ("4", "1", "2", "3", "predictors", "controls", "rivals")
+        for row in TABLES[table].rows
+        if row.recipe in CIFAR10 and row.recipe != SLOW
+    )
+)
+"""Recipes of tables whose networks are CNN-9, the plain one first."""
 QUICK_ROUNDS, QUICK_WIDTH, QUICK_BATCH, QUICK_TASKS = 3, 0.1, 2, 20
 
 
@@ -152,6 +166,25 @@ class TrainingOptions(NetworkOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecipesOptions(Options):
+    """What `nsim bench recipes` takes."""
+
+    seconds: ClassVar[float] = 15.0
+    dtype: Literal["fp32", "bf16", "both"] = "bf16"
+    """Precision; ratios are to the baseline in the same."""
+    batch: Numbers = (128,)
+    """Images an update."""
+    recipes: Names = COMPARED
+    """Recipes of CIFAR-10; others are compared with the first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.recipes:
+            if name not in CIFAR10:
+                raise unknown("recipe of CIFAR-10", name, CIFAR10)
+
+
+@dataclass(frozen=True, kw_only=True)
 class InferenceOptions(NetworkOptions):
     """What `nsim bench inference` takes."""
 
@@ -249,13 +282,30 @@ def training(args: Sequence[str]) -> int:
     def rows() -> list[Row]:
         found = []
         for setting in _settings(options, options.batch):
+            subjects = [setting.subject(name) for name in (PLAIN, *options.similarity)]
             found += benchmarks.training_steps(
-                setting, options.similarity, options.counts, options.effort
+                setting, "updates of CNN-9", subjects, options.counts, options.effort
             )
             found += benchmarks.training_loops(setting, options.counts, options.effort)
         return found
 
     return _run("training", options, rows)
+
+
+def recipes(args: Sequence[str]) -> int:
+    """Updates of the networks of recipes."""
+    options = _parse(RecipesOptions, args, "recipes", "--recipes cifar10-cnn,cifar10-deformable")
+
+    def rows() -> list[Row]:
+        found = []
+        for setting in _settings(options, options.batch):
+            subjects = [setting.recipe(name) for name in options.recipes]
+            found += benchmarks.training_steps(
+                setting, "updates by recipe", subjects, options.counts, options.effort
+            )
+        return found
+
+    return _run("recipes", options, rows)
 
 
 def inference(args: Sequence[str]) -> int:
@@ -304,6 +354,7 @@ BENCHES: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "operators": (operators, "our operators beside other formulations and operators"),
     "scaling": (scaling, "our operators as batches and images grow"),
     "training": (training, "updates of CNN-9, and the training loop beside a bare one"),
+    "recipes": (recipes, "updates of the networks of the tables"),
     "inference": (inference, "CNN-9 plain, static, folded and dynamic"),
     "fewshot": (few_shot, "second-order MAML, and ProtoNet on features that are kept"),
     "page": (page, "write docs/performance.md from what the others saved"),

@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from neural_similarity import paper
+from neural_similarity import bench, paper
 from neural_similarity import train as training
 from neural_similarity.cli.parsing import UsageError, listed, parse, unknown
-from neural_similarity.paper import TABLES, Outcome, Plan, Table, Task
+from neural_similarity.paper import TABLES, Outcome, Plan, StepCosts, Table, Task
+from neural_similarity.paper.statistics import Interval
 from neural_similarity.train.files import write_text
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import Recipe, scaled
@@ -89,6 +90,8 @@ class ShowOptions(TableOptions):
 
     budget: float | None = None
     """Budget of the runs; the default is the one at which most rows have runs."""
+    costs: Path = Path("benchmarks/recipes.json")
+    """Times of updates that `nsim bench recipes` saved; left out where there is no such file."""
     out: Path | None = None
     """Markdown file to write, a picture of the same name beside it; by default text is printed."""
 
@@ -167,7 +170,8 @@ def table(args: Sequence[str]) -> int:
         return _show_few_shot(options)
     wanted, results = options.wanted, options.results
     budget = options.budget or paper.fullest_budget([row.recipe for row in wanted.rows], results)
-    report = paper.make_report(wanted, budget=budget, results=results)
+    costs = _step_costs(options.costs) if options.costs.exists() else None
+    report = paper.make_report(wanted, budget=budget, results=results, costs=costs)
     if options.out is None:
         sys.stdout.write(paper.to_markdown(report))
         return 0
@@ -176,6 +180,18 @@ def table(args: Sequence[str]) -> int:
     write_text(options.out, paper.to_markdown(report, picture.name))
     _say(f"{options.out}\n{picture}")
     return 0
+
+
+def _step_costs(path: Path) -> StepCosts:
+    """What an update of every recipe's network takes; of several comparisons the first counts."""
+    found = bench.read(path)
+    rows = bench.grouped(found.rows)[0]
+    words = ", ".join(f"{name} {value}" for name, value in rows[0].group.items() if name != "what")
+    timings = {row.name: row.times["step"] for row in rows if row.times}
+    ratios = {name: Interval(t.ratio, t.low, t.high) for name, t in timings.items()}
+    source = f"`{found.environment['command']}`, {words}, on {found.machine}"
+    source += f" ({found.noise})" if found.noise else ""
+    return StepCosts(ratios=ratios, baseline=rows[0].name, source=source)
 
 
 def _show_few_shot(options: ShowOptions) -> int:

@@ -1,6 +1,6 @@
 """A report as Markdown."""
 
-from neural_similarity.paper.report import Line, PanelReport, Report
+from neural_similarity.paper.report import Line, PanelReport, Report, StepCosts
 from neural_similarity.paper.statistics import Interval
 from neural_similarity.paper.tables import Row
 from neural_similarity.train.progress import clock
@@ -18,7 +18,12 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
     """
     parts = [f"# {report.table.title} ({report.schedule})"]
     for panel in report.panels:
-        parts += [f"## {panel.panel.title}", _table(panel), _notes(panel)]
+        parts += [f"## {panel.panel.title}", _table(panel, report.costs), _notes(panel)]
+    if report.costs:
+        parts.append(
+            f"Steps are times of an update over that of `{report.costs.baseline}`, measured side "
+            f"by side apart from the runs, with a 95 % interval: {report.costs.source}."
+        )
     if report.others:
         parts.append(f"Runs at other budgets: {', '.join(report.others)} (`--budget`).")
     if picture:
@@ -53,12 +58,16 @@ def interval(value: Interval) -> str:
     return f"{_signed(value.mean)} [{_signed(value.low)}, {_signed(value.high)}]"
 
 
-def _table(report: PanelReport) -> str:
+def _table(report: PanelReport, costs: StepCosts | None) -> str:
     metric, baseline = report.panel.metric, report.panel.baseline
     head = ("network", "recipe", f"paper, {metric} %", f"ours, {metric} %", "n")
     head += (f"to {baseline.label}, by seed", f"to {baseline.label}, by image")
     head += ("parameters", "MACs", "time")
-    rows = [head, ("---",) * len(head), *(_row(line, report) for line in report.lines)]
+    lines = [_row(line, report) for line in report.lines]
+    if costs:
+        head += ("step",)
+        lines = [(*cells, _step(line)) for cells, line in zip(lines, report.lines, strict=True)]
+    rows = [head, ("---",) * len(head), *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -71,6 +80,14 @@ def _row(line: Line, report: PanelReport) -> tuple[str, ...]:
     paper = _paper(line, report)
     name = f"`{row.recipe}`"
     return row.label, name, paper, ours(line), str(n), by_seed, by_image, parameters, macs, time
+
+
+def _step(line: Line) -> str:
+    if line.step is None:
+        return ""
+    if line.step.low == line.step.high:
+        return f"{line.step.mean:g}"
+    return f"{line.step.mean:.2f} [{line.step.low:.2f}, {line.step.high:.2f}]"
 
 
 def _paper(line: Line, report: PanelReport) -> str:

@@ -15,6 +15,8 @@ SHIFT = 0.12
 def draw(report: Report, path: Path) -> None:
     """Draw the metric and the difference to the baseline, a row each, with the paper's beside.
 
+    Where updates were timed, the metric is drawn against that, too.
+
     Args:
         report: a table with its runs.
         path: PNG file to write.
@@ -23,12 +25,15 @@ def draw(report: Report, path: Path) -> None:
     from matplotlib.figure import Figure
 
     heights = [len(panel.lines) for panel in report.panels]
-    size = (13, 0.75 * sum(heights) + 1.2 * len(heights) + 0.6)
+    columns = 2 if report.costs is None else 3
+    size = (6.5 * columns, 0.75 * sum(heights) + 1.2 * len(heights) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
+    grid = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
     for axes, panel in zip(grid, report.panels, strict=True):
         _draw_values(axes[0], panel)
         _draw_differences(axes[1], panel)
+        if report.costs is not None:
+            _draw_costs(axes[2], panel, report.costs.baseline)
     handles = {}
     for axes in grid.flat:
         drawn, labels = axes.get_legend_handles_labels()
@@ -73,6 +78,19 @@ def _draw_differences(axes: Any, report: PanelReport) -> None:
     axes.set_yticks(range(len(texts)), texts, fontsize=8)
     axes.set(ylim=(len(texts) - 0.5, -0.5), xlabel=f"points to {baseline.label}")
     axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_costs(axes: Any, report: PanelReport, baseline: str) -> None:
+    for line in report.lines:
+        if line.step is not None and line.records:
+            place = line.step.mean, line.mean
+            axes.errorbar(*place, yerr=line.deviation or 0, fmt="o", c=SEED, capsize=3)
+            axes.annotate(line.row.label, place, (5, 4), textcoords="offset points", fontsize=7)
+    axes.set(
+        xlabel=f"time of an update ÷ {baseline}'s", ylabel=f"test {report.panel.metric} in percent"
+    )
+    axes.margins(x=0.25, y=0.15)
+    axes.grid(alpha=0.3)
 
 
 def _draw_interval(axes: Any, y: float, value: Interval | None, colour: str, kind: str) -> None:

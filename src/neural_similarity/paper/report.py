@@ -1,7 +1,7 @@
 """A table of the paper beside our runs: every number from the records, none typed."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,18 @@ from neural_similarity.train.recipe import scaled
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepCosts:
+    """What an update of every recipe's network takes, measured side by side."""
+
+    ratios: Mapping[str, Interval]
+    """Times over the baseline's, by recipe."""
+    baseline: str
+    """Recipe of the baseline."""
+    source: str
+    """Command and machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """A row with its runs."""
 
@@ -36,6 +48,8 @@ class Line:
     """Difference to the baseline in points, paired by seed; needs three common seeds."""
     by_image: Interval | None
     """The same, paired by test image; needs one common seed."""
+    step: Interval | None
+    """Time of an update over that of `Report.costs.baseline`, where it was measured."""
 
     @property
     def values(self) -> list[float]:
@@ -92,6 +106,8 @@ class Report:
     """The panels with ours."""
     others: tuple[str, ...]
     """Other budgets at which there are records."""
+    costs: StepCosts | None
+    """What updates take, where that was measured of one of the rows."""
 
     @property
     def schedule(self) -> str:
@@ -105,19 +121,23 @@ class Report:
         return f"{text}: {' or '.join(f'{ours:,} of {full:,}' for ours, full in steps)} steps"
 
 
-def make_report(table: Table, *, budget: float, results: Path) -> Report:
-    """A table of the paper with the records at `budget` in `results`.
+def make_report(
+    table: Table, *, budget: float, results: Path, costs: StepCosts | None = None
+) -> Report:
+    """A table of the paper with the records at `budget` in `results`, and what updates take.
 
     Raises:
         ValueError: a record cannot be used, or records of one panel are of different data.
     """
-    panels = tuple(_panel(panel, budget, results) for panel in table.panels)
+    known = {} if costs is None else costs.ratios
+    panels = tuple(_panel(panel, budget, results, known) for panel in table.panels)
     others = budgets(results, (row.recipe for row in table.rows))
     return Report(
         table=table,
         budget=budget,
         panels=panels,
         others=tuple(other for other in others if float(other) != budget),
+        costs=costs if any(row.recipe in known for row in table.rows) else None,
     )
 
 
@@ -157,7 +177,9 @@ def _stacked(records: dict[int, Record], seeds: Sequence[int]) -> torch.Tensor:
     return torch.stack([records[seed].correct for seed in seeds]).double()
 
 
-def _panel(panel: Panel, budget: float, results: Path) -> PanelReport:
+def _panel(
+    panel: Panel, budget: float, results: Path, costs: Mapping[str, Interval]
+) -> PanelReport:
     names = {row.recipe for row in panel.rows if row.has_recipe}
     records = {name: read_records(results, name, budget) for name in names}
     _require_same_data(record for found in records.values() for record in found.values())
@@ -174,6 +196,7 @@ def _panel(panel: Panel, budget: float, results: Path) -> PanelReport:
             common=common,
             by_seed=seeds,
             by_image=images,
+            step=costs.get(row.recipe),
         )
         lines.append(line)
     return PanelReport(panel=panel, lines=tuple(lines))
