@@ -14,6 +14,7 @@ from neural_similarity.models.rivals import (
     DynamicFilter2d,
     deformable_conv2d,
 )
+from neural_similarity.train import choose_runtime
 
 KINDS = (CondConv2d, DynamicFilter2d, DeformableConv2d)
 WINDOWS = [(3, 1, 1), (3, 2, 0), (5, 3, 2), (2, 1, 1)]
@@ -120,6 +121,21 @@ def test_cnn9_has_nine_of_them_and_trains_in_bf16(name):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         network(torch.randn(2, 3, 32, 32)).float().square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", sorted(models.RIVALS))
+def test_layout_changes_no_score(name):
+    model = models.build(name, 10, width=0.1).double()
+    x = torch.randn(2, 3, 32, 32).double()
+    expected = model(x)
+    runtime = choose_runtime("cpu", "fp32", channels_last=True)
+    placed = runtime.place(model)
+    assert all(
+        tensor.is_contiguous(memory_format=torch.channels_last)
+        for tensor in placed.parameters()
+        if tensor.dim() == 4
+    )
+    torch.testing.assert_close(placed(runtime.place_images(x)), expected)
 
 
 def test_starts_are_those_of_the_layers_also_in_a_network():

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -26,7 +27,12 @@ class Runtime:
 
     def place(self, model: nn.Module) -> nn.Module:
         """Move a model to the device, its kernels in the memory layout."""
-        return model.to(device=self.device).to(memory_format=self.memory_format)
+        model = model.to(device=self.device)
+        # `Module.to` would refuse kernels of several experts, which have five dimensions.
+        for tensor in chain(model.parameters(), model.buffers()):
+            if tensor.dim() == 4:
+                tensor.data = tensor.data.contiguous(memory_format=self.memory_format)
+        return model
 
     def place_images(self, images: Tensor) -> Tensor:
         """Move float images to the device in the memory layout."""
