@@ -65,7 +65,8 @@ recipes` describes. The bare loop has its batches ready and does nothing else; `
 mirrors and counts images and writes its log ten times as often as by default. Its checkpoints, one
 every two minutes, are not in it.""",
     "recipes": """\
-Steps as above, of the networks of the recipes that `nsim recipes` describes. `nsim table` shows
+Steps as above, of the networks of the recipes that `nsim recipes` describes; the process keeps
+what it frees, as it does in `nsim train`. `nsim table` shows
 these ratios beside what the networks reach, and draws one against the other.""",
     "inference": "CNN-9 in evaluation mode, without autograd.",
     "fewshot": """\

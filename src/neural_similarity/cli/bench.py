@@ -305,6 +305,7 @@ def recipes(args: Sequence[str]) -> int:
             )
         return found
 
+    keep_freed_memory()
     return _run("recipes", options, rows)
 
 
