@@ -81,11 +81,12 @@ def _draw_differences(axes: Any, report: PanelReport) -> None:
 
 
 def _draw_costs(axes: Any, report: PanelReport, baseline: str) -> None:
-    for line in report.lines:
-        if line.step is not None and line.records:
-            place = line.step.mean, line.mean
-            axes.errorbar(*place, yerr=line.deviation or 0, fmt="o", c=SEED, capsize=3)
-            axes.annotate(line.row.label, place, (5, 4), textcoords="offset points", fontsize=7)
+    known = [(line, line.step) for line in report.lines if line.step is not None and line.records]
+    axes.set_visible(bool(known))
+    for line, step in known:
+        place = step.mean, line.mean
+        axes.errorbar(*place, yerr=line.deviation or 0, fmt="o", c=SEED, capsize=3)
+        axes.annotate(line.row.label, place, (5, 4), textcoords="offset points", fontsize=7)
     axes.set(
         xlabel=f"time of an update ÷ {baseline}'s", ylabel=f"test {report.panel.metric} in percent"
     )
