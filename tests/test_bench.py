@@ -150,7 +150,10 @@ def test_networks_are_right(dtype, similarity):
 
 @pytest.mark.parametrize(
     "name",
-    ["cifar10-cnn++", "cifar10-cnn-macs", "cifar10-dynamic-dns-shared", "cifar10-dynamic-dns-j"],
+    [
+        *("cifar10-cnn++", "cifar10-cnn-macs", "cifar10-cnn@released"),
+        *("cifar10-dynamic-dns-shared", "cifar10-dynamic-dns-j"),
+    ],
 )
 @pytest.mark.usefixtures("few")
 def test_networks_of_recipes_are_right_and_the_recipes_own(name):
@@ -158,7 +161,11 @@ def test_networks_of_recipes_are_right_and_the_recipes_own(name):
     subject = setting.recipe(name)
     assert problem(Checker(setting.check_grad, torch.float32).errors(subject)) is None
     recipe = RECIPES[name]
-    own = models.build(recipe.model, 10, width=0.1 * recipe.width, similarity=recipe.similarity)
+    options = {"width": 0.1 * recipe.width, "similarity": recipe.similarity}
+    options |= {"variant": "released"} if name.endswith("released") else {}
+    own = models.build(recipe.model, 10, **options)
+    norms = [m for m in subject.module.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert {norm.eps for norm in norms} == {1e-3 if name.endswith("released") else 1e-5}
     assert subject.name == name
     assert [(key, value.shape) for key, value in subject.module.network.state_dict().items()] == [
         (key, value.shape) for key, value in own.state_dict().items()

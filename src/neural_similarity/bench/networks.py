@@ -11,6 +11,7 @@ from neural_similarity.bench.case import SEED, seeded
 from neural_similarity.bench.subject import Placed, Subject, learn
 from neural_similarity.recipes import RECIPES
 from neural_similarity.recipes.studies import CHEAPER
+from neural_similarity.train.run import build_network
 from neural_similarity.train.runtime import Runtime
 
 CLASSES, CHANNELS, SIZE = 10, 3, 32
@@ -62,8 +63,7 @@ class Setting:
         """The network of the recipe called `name`, one of CIFAR-10, as it is trained."""
         recipe = RECIPES[name]
         with seeded():
-            width = self.width * recipe.width
-            model = models.build(recipe.model, CLASSES, width=width, similarity=recipe.similarity)
+            model = build_network(recipe, CLASSES, width=self.width * recipe.width)
             learn(model)
         return self._trained(name, model)
 

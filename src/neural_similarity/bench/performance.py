@@ -66,8 +66,8 @@ mirrors and counts images and writes its log ten times as often as by default. I
 every two minutes, are not in it.""",
     "recipes": """\
 Steps as above, of the networks of the recipes that `nsim recipes` describes; the process keeps
-what it frees, as it does in `nsim train`. `nsim table` shows
-these ratios beside what the networks reach, and draws one against the other.""",
+what it frees, as it does in `nsim train`. `nsim table` shows these ratios beside what the networks
+reach, and draws one against the other.""",
     "inference": "CNN-9 in evaluation mode, without autograd.",
     "fewshot": """\
 Tasks of 5 ways, 5 shots and 15 queries a class. MAML: one task's gradient through five steps on all

@@ -85,19 +85,24 @@ class Run:
         Args:
             overrides: options of `models.build` to change, such as `similarity=None`.
         """
-        recipe = self.recipe
-        options = {"similarity": recipe.similarity, "width": recipe.width}
-        if "variant" in models.options(recipe.model):
-            options["variant"] = recipe.variant
-        torch.manual_seed(recipe.seed)
-        model = models.build(
-            recipe.model,
-            len(self.classes),
-            in_channels=self.channels,
-            image_size=self.image_size,
-            **options | overrides,
-        )
-        return models.set_norms(model, momentum=recipe.norm_momentum, eps=recipe.norm_eps)
+        sizes = {"in_channels": self.channels, "image_size": self.image_size}
+        torch.manual_seed(self.recipe.seed)
+        return build_network(self.recipe, len(self.classes), **sizes | overrides)
+
+
+def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
+    """A fresh network as `recipe` describes it.
+
+    Args:
+        recipe: whose network.
+        classes: number of them.
+        overrides: options of `models.build` besides, or to change.
+    """
+    options = {"similarity": recipe.similarity, "width": recipe.width}
+    if "variant" in models.options(recipe.model):
+        options["variant"] = recipe.variant
+    model = models.build(recipe.model, classes, **options | overrides)
+    return models.set_norms(model, momentum=recipe.norm_momentum, eps=recipe.norm_eps)
 
 
 def require_new(path: Path, command: str = Run.COMMAND) -> None:
