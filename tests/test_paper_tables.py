@@ -295,6 +295,13 @@ def test_times_of_updates_stand_beside_the_runs(tmp_path, capsys):
     assert with_costs == 1.5 * image_width(out.with_suffix(".png"))
 
 
+def test_costs_of_another_benchmark_are_refused(tmp_path, capsys):
+    path = write_costs(tmp_path)
+    path.write_text(path.read_text().replace('"bench": "recipes"', '"bench": "training"'))
+    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) != 0
+    assert "`costs` must be what `nsim bench recipes` saved" in capsys.readouterr().err
+
+
 def image_width(path):
     return int.from_bytes(path.read_bytes()[16:20])
 

@@ -2,222 +2,34 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
-
-import torch
+from dataclasses import replace
+from typing import Any, get_args
 
 from neural_similarity import bench as benchmarks
-from neural_similarity.bench import Case, Effort, FewShotCase, Report, Row, Setting, Watch
+from neural_similarity.bench import Case, FewShotCase, Report, Row, Setting, Watch
 from neural_similarity.bench.case import Kind
-from neural_similarity.bench.networks import PLAIN, PREDICTORS
+from neural_similarity.bench.networks import PLAIN
 from neural_similarity.bench.quiet import others_now
 from neural_similarity.bench.report import MOST_OTHERS
-from neural_similarity.cli.parsing import listed, parse, unknown
-from neural_similarity.nn import SIMILARITIES
-from neural_similarity.paper import TABLES
-from neural_similarity.recipes import RECIPES
+from neural_similarity.cli.bench_options import (
+    QUICK_BATCH,
+    QUICK_TASKS,
+    QUICK_WIDTH,
+    FewShotOptions,
+    InferenceOptions,
+    OperatorsOptions,
+    Options,
+    PageOptions,
+    RecipesOptions,
+    ScalingOptions,
+    Shape,
+    TrainingOptions,
+)
+from neural_similarity.cli.parsing import parse, unknown
 from neural_similarity.train import Runtime, choose_runtime
 from neural_similarity.train.environment import describe_environment
 from neural_similarity.train.files import write_text
 from neural_similarity.train.memory import keep_freed_memory
-from neural_similarity.train.runtime import Precision
-
-Chosen = TypeVar("Chosen")
-Numbers = Annotated[tuple[int, ...], listed(int, "N,N,...")]
-Names = Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")]
-CIFAR10 = [name for name, recipe in RECIPES.items() if recipe.dataset == "cifar10"]
-SLOW = "cifar10-deformable"
-"""Takes minutes on a CPU."""
-COMPARED = tuple(
-    dict.fromkeys(
-        row.recipe
-        for table in ("4", "1", "2", "3", "predictors", "controls", "rivals")
-        for row in TABLES[table].rows
-        if row.recipe in CIFAR10 and row.recipe != SLOW
-    )
-)
-"""Recipes of tables whose networks are CNN-9, the plain one first."""
-QUICK_ROUNDS, QUICK_WIDTH, QUICK_BATCH, QUICK_TASKS = 3, 0.1, 2, 20
-
-
-class Shape(NamedTuple):
-    """Of a map."""
-
-    channels: int
-    size: int
-
-    @staticmethod
-    def read(word: str) -> "Shape":
-        """The shape in a word such as 64x16."""
-        channels, _, size = word.partition("x")
-        if not (channels.isdecimal() and size.isdecimal()):
-            raise ValueError(f"`shapes` must be like 64x16, channels and size, got {word!r}")
-        return Shape(int(channels), int(size))
-
-    def __str__(self) -> str:
-        return f"{self.channels}x{self.size}"
-
-
-Shapes = Annotated[tuple[Shape, ...], listed(Shape.read, "CxS,CxS,...")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What every benchmark takes."""
-
-    seconds: ClassVar[float] = Effort.seconds
-    dtype: Literal["fp32", "bf16", "both"] = "both"
-    """Precision; ratios are to the baseline in the same."""
-    rounds: int = 15
-    """How often everything is timed, by turns."""
-    threads: Numbers = (0,)
-    """Numbers of CPU threads, each apart; 0 is torch's choice."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    out: Path = Path("benchmarks")
-    """Folder for what was found: NAME.json and NAME.png."""
-    quick: bool = False
-    """Try the command out in seconds, at sizes that say nothing."""
-
-    def __post_init__(self) -> None:
-        Effort(rounds=self.rounds)
-        if min(self.threads) < 0:
-            raise ValueError(f"`threads` must not be negative, got {self.threads}")
-        for name in ("batch", "size"):
-            values = getattr(self, name, (1,))
-            if min(values) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {values}")
-
-    @property
-    def effort(self) -> Effort:
-        """How long to measure."""
-        if self.quick:
-            return Effort(rounds=QUICK_ROUNDS, seconds=self.seconds, attempts=1)
-        return Effort(rounds=self.rounds, seconds=self.seconds)
-
-    @property
-    def counts(self) -> list[int]:
-        """The numbers of threads, torch's own for 0."""
-        return [count or torch.get_num_threads() for count in self.threads]
-
-    @property
-    def runtimes(self) -> list[Runtime]:
-        """Device and precision of every part."""
-        wanted = get_args(Precision)[::-1] if self.dtype == "both" else (self.dtype,)
-        return [choose_runtime(self.device, precision) for precision in wanted]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorsOptions(Options):
-    """What `nsim bench operators` takes."""
-
-    rounds: int = 9
-    """How often everything is timed, by turns."""
-    batch: Numbers = (32, 128)
-    """Images at a time."""
-    shapes: Shapes = (Shape(32, 32), Shape(64, 16), Shape(128, 8))
-    """Channels and size of the maps."""
-    similarity: Literal["diagonal", "full", "both"] = "both"
-    """Kind of M."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScalingOptions(Options):
-    """What `nsim bench scaling` takes."""
-
-    dtype: Literal["fp32", "bf16", "both"] = "fp32"
-    """Precision."""
-    threads: Numbers = (1, 2)
-    """Numbers of CPU threads, each apart."""
-    rounds: int = 7
-    """How often everything is timed, by turns."""
-    batch: Numbers = (1, 4, 16, 64, 256)
-    """Images at a time, at the first of the sizes."""
-    size: Numbers = (32, 64, 112, 160, 224)
-    """Height and width, at the second of the batches."""
-    channels: int = 32
-    """Of input and output."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions(Options):
-    """What benchmarks of CNN-9 take."""
-
-    seconds: ClassVar[float] = 15.0
-    similarity: Names = ("static-diagonal", "static-full", "dynamic-diagonal", *PREDICTORS)
-    """Named similarities, beside the plain network; dynamic-full takes minutes."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = [*(name for name in SIMILARITIES if name != "none"), *PREDICTORS]
-        for name in self.similarity:
-            if name not in known:
-                raise unknown("similarity", name, known)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions(NetworkOptions):
-    """What `nsim bench training` takes."""
-
-    batch: Numbers = (128,)
-    """Images an update."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipesOptions(Options):
-    """What `nsim bench recipes` takes."""
-
-    seconds: ClassVar[float] = 15.0
-    dtype: Literal["fp32", "bf16", "both"] = "bf16"
-    """Precision; ratios are to the baseline in the same."""
-    batch: Numbers = (128,)
-    """Images an update."""
-    recipes: Names = COMPARED
-    """Recipes of CIFAR-10; others are compared with the first."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.recipes:
-            if name not in CIFAR10:
-                raise unknown("recipe of CIFAR-10", name, CIFAR10)
-
-
-@dataclass(frozen=True, kw_only=True)
-class InferenceOptions(NetworkOptions):
-    """What `nsim bench inference` takes."""
-
-    batch: Numbers = (1, 128)
-    """Images at a time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewShotOptions(Options):
-    """What `nsim bench fewshot` takes."""
-
-    seconds: ClassVar[float] = 60.0
-    dtype: Literal["fp32"] = "fp32"
-    """Precision of gradients through gradients."""
-    rounds: int = 7
-    """How often everything is timed, by turns."""
-    size: int = 84
-    """Height and width of the images that MAML sees."""
-    tasks: int = 2_000
-    """Tasks on kept features."""
-
-    def __post_init__(self) -> None:
-        Effort(rounds=self.rounds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageOptions:
-    """What `nsim bench page` takes."""
-
-    results: Path = Path("benchmarks")
-    """Folder of what the benchmarks saved."""
-    out: Path = Path("docs/performance.md")
-    """Markdown file to write."""
 
 
 def bench(args: Sequence[str]) -> int:

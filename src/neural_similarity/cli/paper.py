@@ -10,6 +10,7 @@ import tyro
 
 from neural_similarity import bench, paper
 from neural_similarity import train as training
+from neural_similarity.bench.training import STEP
 from neural_similarity.cli.parsing import UsageError, listed, parse, unknown
 from neural_similarity.paper import TABLES, Outcome, Plan, StepCosts, Table, Task
 from neural_similarity.paper.statistics import Interval
@@ -185,9 +186,11 @@ def table(args: Sequence[str]) -> int:
 def _step_costs(path: Path) -> StepCosts:
     """What an update of every recipe's network takes; of several comparisons the first counts."""
     found = bench.read(path)
+    if found.bench != "recipes" or not found.rows:
+        raise ValueError(f"`costs` must be what `nsim bench recipes` saved, got {path}")
     rows = bench.grouped(found.rows)[0]
     words = ", ".join(f"{name} {value}" for name, value in rows[0].group.items() if name != "what")
-    timings = {row.name: row.times["step"] for row in rows if row.times}
+    timings = {row.name: row.times[STEP] for row in rows if row.times}
     ratios = {name: Interval(t.ratio, t.low, t.high) for name, t in timings.items()}
     source = f"`{found.environment['command']}`, {words}, on {found.machine}"
     source += f" ({found.noise})" if found.noise else ""
