@@ -49,9 +49,9 @@ CHEAPER = {
 }
 
 # Factors on the filters: with MACS the plain network has 0.997 of the multiplications of dynamic
-# DNS (`models.counts.macs`); with SLOW about the processor time of its training step: 0.90 of it
-# with 2.5, 1.11 with 2.75 (128 images, bf16, one thread of a CPU with AMX, alternating steps).
-MACS, SLOW = 1.5625, 2.625
+# DNS (`models.counts.macs`); with SLOW about the time of its training step: 0.98 of it, where 2 has
+# 0.74 and 2.5 has 1.06 (`nsim bench recipes --threads 1`: 128 images, bf16, a CPU with AMX).
+MACS, SLOW = 1.5625, 2.25
 CONTROLS = {
     "cifar10-cnn-macs": (
         "plain, with as many multiplications as dynamic DNS",
