@@ -137,6 +137,23 @@ def test_relation_net():
     torch.testing.assert_close(method.loss(episode), error)
 
 
+def test_relation_net_embeds_by_four_layers_with_relu():
+    torch.manual_seed(0)
+    source = network()
+    method = METHODS["relation"].build(source, WAYS).eval()
+    layers = dict(source.eval().named_children())
+    x = images(3)
+    maps = x
+    for i in range(1, 5):
+        conv, norm = layers[f"conv{i}_1"][:2]
+        maps = norm(conv(maps)).relu()
+        maps = nn.functional.max_pool2d(maps, 2) if i < 3 else maps
+    found = method.embed(x)
+    torch.testing.assert_close(found, maps)
+    assert found.shape[-2:] == (4, 4)
+    assert found.min() == 0
+
+
 def test_losses_of_metrics_are_cross_entropies():
     support, query = features(6), features(4, seed=1)
     targets = torch.tensor([0, 1, 2, 0])
@@ -450,3 +467,19 @@ def test_a_method_without_its_parts_says_what_is_missing():
         method.adapt(images(1), LABELS[:1], 1)
     with pytest.raises(NotImplementedError, match="Method is trained by classification"):
         method.loss(episode())
+
+
+def test_running_statistics_that_training_did_not_keep_are_refused():
+    method = METHODS["anil"].build(network(), WAYS)
+    with pytest.raises(ValueError, match='kept no running statistics, got "running"'):
+        use_statistics(method, "running")
+    for norm in method.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.num_batches_tracked.fill_(1)
+    assert use_statistics(method, "running").statistics == "running"
+
+
+def test_static_nsn_refuses_statistics_of_the_support_set():
+    method = use_statistics(METHODS["static-nsn"].build(network(), WAYS), "support")
+    with pytest.raises(ValueError, match=r"`statistics` must be .* for static NSN.*got 'support'"):
+        method.adapt(images(6), LABELS, WAYS)

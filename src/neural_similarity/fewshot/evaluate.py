@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.data import Images, Preprocess
 from neural_similarity.fewshot.batch_norm import set_statistics, support_first
@@ -56,10 +57,20 @@ def evaluate(
 
 
 def use_statistics(method: Method, statistics: Statistics | None) -> Method:
-    """Let batch normalisation of `method` use these at test; None leaves the method's own."""
-    if statistics not in (None, method.statistics):
-        set_statistics(method, statistics)
-    return method
+    """Let batch normalisation of `method` use these at test; None leaves the method's own.
+
+    Raises:
+        ValueError: they are "running", and training kept none, as that of MAML and ANIL does.
+    """
+    if statistics in (None, method.statistics):
+        return method
+    norms = [module for module in method.modules() if isinstance(module, _BatchNorm)]
+    if statistics == "running" and any(norm.num_batches_tracked == 0 for norm in norms):
+        raise ValueError(
+            '`statistics` must be "support" or "transductive" for a method whose training kept no '
+            'running statistics, got "running"'
+        )
+    return set_statistics(method, statistics)
 
 
 class _Source:

@@ -18,8 +18,10 @@ from neural_similarity.fewshot.relation import RelationNet
 from neural_similarity.fewshot.static import StaticTuning
 from neural_similarity.fewshot.tadam import Tadam
 
-MAPS_OF = ("conv1_1", "pool1", "conv2_1", "pool2", "conv3_1", "conv4_1")
-"""The layers of CNN-4 that RelationNet keeps: the last two pools go, so that maps stay large."""
+MAPS_OF = ("conv1_1", "pool1", "conv2_1", "pool2", "conv3_1", "pool3", "conv4_1", "pool4")
+"""The layers of CNN-4 that RelationNet keeps."""
+ONLY_RELU = ("pool3", "pool4")
+"""Those of which the ReLU stays and the pool goes, so that maps stay large."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Kind:
     """Whether it is trained by tasks; if not, its network is trained to name the base classes."""
     head: str = "linear"
     """The classifier that its network is trained with, where that is how it is trained."""
+    frozen: bool = False
+    """Whether training leaves the kernels as they are, so that it must start from a run's."""
 
 
 def matching_net(network: nn.Sequential, ways: int, *, context: bool) -> MatchingNet:
@@ -53,7 +57,10 @@ def relation_net(network: nn.Sequential, ways: int) -> RelationNet:
         raise ValueError(
             f"`network` must be convnet4, whose maps are compared, got layers {', '.join(layers)}"
         )
-    backbone = nn.Sequential(OrderedDict((name, layers[name]) for name in MAPS_OF))
+    kept = {name: layers[name] for name in MAPS_OF}
+    for name in ONLY_RELU:
+        *_, kept[name] = kept[name].children()
+    backbone = nn.Sequential(OrderedDict(kept))
     channels = next(layer for layer in layers["conv4_1"].modules() if isinstance(layer, nn.Conv2d))
     return RelationNet(backbone, channels.out_channels)
 
@@ -79,9 +86,9 @@ METHODS: dict[str, Kind] = {
     "maml": Kind(maml, episodic=True),
     "maml-first-order": Kind(partial(maml, first_order=True), episodic=True),
     "anil": Kind(anil, episodic=True),
-    "meta-nsn": Kind(meta_learned, episodic=True),
+    "meta-nsn": Kind(meta_learned, episodic=True, frozen=True),
     "tadam": Kind(lambda network, _: Tadam(network), episodic=True),
-    "leo": Kind(lambda network, _: Leo(network), episodic=True),
+    "leo": Kind(lambda network, _: Leo(network), episodic=True, frozen=True),
 }
 """Fine-tuning of a network with dynamic similarity is the paper's dynamic NSN; "meta-nsn" is its
 meta-learned static NSN where the similarity is static."""

@@ -21,7 +21,8 @@ class StaticTuning(Method):
     """A network trained without similarity gets M = I in every layer; M and a new head are learned.
 
     The kernels stay, and so do the statistics of batch normalisation. Weight decay pulls M to the
-    identity. 36 numbers besides the head for CNN-4 and a diagonal M.
+    identity. 36 numbers besides the head for CNN-4 and a diagonal M. As M is learned from a few
+    images at a time, "support" statistics are none to learn it by.
 
     Args:
         backbone: Embeds images, is copied; static similarities that it has already are learned.
@@ -48,7 +49,16 @@ class StaticTuning(Method):
         set_statistics(self, "running")
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt`."""
+        """As `Method.adapt`.
+
+        Raises:
+            ValueError: `statistics` is "support".
+        """
+        if self.statistics == "support":
+            raise ValueError(
+                '`statistics` must be "running" or "transductive" for static NSN, which learns '
+                f"from a few images at a time, got {self.statistics!r}"
+            )
         backbone = self.backbone if self.statistics != "running" else _fused(self.backbone)
         matrices = self._matrices()
         weight = self.tuning.first_weights(ways, self.features).to(support.device)
