@@ -208,6 +208,29 @@ def test_a_run_may_start_from_another(tmp_path, similarity):
     wider = replace(recipe, start=str(base.path), width=0.2)
     with pytest.raises(RunError, match="does not fit"):
         train(tmp_path / "wider", wider)
+    environment = json.loads((run.path / "environment.json").read_text())
+    assert environment["start"] == {"recipe": "custom", "seed": 0, "classes": "train"}
+
+
+@pytest.mark.parametrize("method", ["meta-nsn", "leo"])
+def test_frozen_kernels_need_a_start(tmp_path, method):
+    similarity = Static(Diagonal()) if method == "meta-nsn" else None
+    with pytest.raises(RunError, match=f"`start` must be .*: {method} leaves kernels as they are"):
+        train(tmp_path, replace(TINY, method=method, similarity=similarity))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_knows_no_more_classes_and_no_other_data(tmp_path, monkeypatch):
+    base = train(tmp_path / "base", replace(TINY, train_on="train+val"))
+    recipe = replace(TINY, method="proto", start=str(base.path))
+    with pytest.raises(RunError, match=r"on training classes alone.* trained on train\+val"):
+        train(tmp_path, recipe)
+    train(tmp_path / "both", replace(recipe, train_on="train+val"))
+    other = make_split(each=13)
+    monkeypatch.setattr(data, "load_split", lambda *_, **__: other)
+    with pytest.raises(RunError, match=f"on the same data, whose digest is {other.digest}, got"):
+        train(tmp_path, recipe)
+    assert not (tmp_path / "run").exists()
 
 
 def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
@@ -256,6 +279,14 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
 def test_bad_recipes(changes, message):
     with pytest.raises(ValueError, match=message):
         FewShotRecipe(**changes)
+
+
+def test_recipes_of_other_data_differ_in_the_data_and_the_crop_alone():
+    for name, recipe in FEW_SHOT_RECIPES.items():
+        if name.startswith("cifar-fs-"):
+            mini = FEW_SHOT_RECIPES[name.replace("cifar-fs-", "mini-")]
+            crop = {8: 4, 0: 0}[mini.crop]
+            assert recipe == replace(mini, dataset="cifar-fs", crop=crop)
 
 
 @pytest.mark.parametrize("name", FEW_SHOT_RECIPES)
@@ -326,12 +357,14 @@ def test_an_interrupted_evaluation_goes_on(finished, monkeypatch):
         return adapt(*args)
 
     def outcome():
-        (path,) = (finished / "evaluations").glob("static-nsn.*.json")
+        (path,) = (finished / "evaluations").glob("static-nsn.*2s*.json")
         return json.loads(path.read_text())["correct"]
 
     monkeypatch.setattr(StaticTuning, "adapt", counted)
     with pytest.raises(Killed):
         cli.main(command)
+    assert cli.main([*command, "--shots", "1"]) == 0  # Takes nothing from the other.
+    del calls[4:]
     assert cli.main(command) == 0
     assert len(calls) == 4 + 2
     gone_on = outcome()

@@ -33,17 +33,20 @@ def world():
         yield
 
 
-def evaluated(folder, name, method, seed=0, *, count=10, task_seed=0, **changes):
+def evaluated(
+    folder, name, method, seed=0, *, count=10, task_seed=0, part="test", sizes=SIZES, **changes
+):
     """A run that was trained and evaluated on the same ten tasks, or on others."""
     path = folder / f"{name}-{seed}"
     recipe = replace(RECIPES[name], seed=seed, **changes)
     run = session.read_run(path, session.FewShotRun) if path.exists() else None
     run = run or session.train(recipe, name=name, out=path, device="cpu")
     split = make_split()
-    tasks = draw_tasks(split.test, SIZES, count, seed=task_seed, data=split.digest, part="test")
+    images = split.part(part)
+    tasks = draw_tasks(images, sizes, count, seed=task_seed, data=split.digest, part=part)
     module = load_method(run, "last", method)
     runtime = choose_runtime("cpu", "fp32")
-    right = evaluate(module, split.test, tasks, preprocess=run.preprocess, runtime=runtime)
+    right = evaluate(module, images, tasks, preprocess=run.preprocess, runtime=runtime)
     evaluation = paper.make_evaluation(
         run, (method, module), tasks, right, checkpoint="last", seconds=1.0
     )
@@ -69,7 +72,7 @@ def read(results, recipe, method):
 
 
 def test_records_tell_every_task(results):
-    path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s.running.1.json"
+    path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json"
     content = json.loads(path.read_text())
     assert {"code", "environment", "data", "config", "training", "tasks"} <= content.keys()
     one = few_shot_records.read_evaluation(path)
@@ -81,7 +84,7 @@ def test_records_tell_every_task(results):
 
 
 def test_damaged_records_are_named(results, tmp_path):
-    path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s.running.1.json"
+    path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json"
     content = json.loads(path.read_text())
     wrong = [content | {"summary": content["summary"] | {"accuracy": 0.123}}, {}]
     packed = content["correct"] | {"tasks": 11}
@@ -95,26 +98,16 @@ def test_damaged_records_are_named(results, tmp_path):
 @pytest.fixture
 def tiny_table(monkeypatch):
     """Table 6 of tasks as small as ours."""
-    groups = few_shot_table._groups
-
-    def smaller(row, _shots, results, budget):
-        found = {}
-        for one in few_shot_records.read_evaluations(results, row.recipe, budget):
-            if one.method == row.method:
-                key = (one.config.train_on, one.statistics, one.tasks["digest"])
-                found.setdefault(key, []).append(one)
-        return found
-
-    assert groups(few_shot_table.BASELINE, 5, few_shot_table.Path("none"), 1.0) == {}
-    monkeypatch.setattr(few_shot_table, "_groups", smaller)
+    for name, value in {"WAYS": 2, "SHOTS": (2, 1), "QUERIES": 3}.items():
+        monkeypatch.setattr(few_shot_table, name, value)
 
 
 def rows(text):
-    """The cells of every row by label, those of 5 shots."""
+    """The cells of every row by label, those of as many shots as come first."""
     cells = [
         [c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line
     ]
-    return {row[0]: row for row in cells if row[2] == "5"}
+    return {row[0]: row for row in cells if row[2] == str(few_shot_table.SHOTS[0])}
 
 
 @pytest.mark.usefixtures("tiny_table")
@@ -130,9 +123,9 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
     assert row[3] == "51.04 ± 0.65"
     assert row[4] == f"{ours.mean:.2f} ± {ours.reach:.2f}"
     assert row[5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
-    assert row[7:12] == [row[7], "train", "6", "running", "10"]
+    assert row[7:13] == [row[7], "train", "1", "6", "running", "10"]
     spread = torch.tensor([100 * one.summary["accuracy"] for one in near]).double().std()
-    assert row[12] == f"2 (σ {spread:.2f})"
+    assert row[13] == f"2 (σ {spread:.2f})"
     assert found["fine-tuning"][5] == ""
 
 
@@ -160,6 +153,43 @@ def test_a_shorter_list_of_the_same_seed_is_compared_on_its_tasks(tmp_path, task
     assert rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"][5] == (
         expected if compared else ""
     )
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
+    others = [
+        {"count": 4},
+        {"count": 30, "part": "val"},
+        {"count": 30, "sizes": replace(SIZES, queries=1)},
+        {"count": 30, "sizes": replace(SIZES, shots=1)},
+        {"count": 30, "sizes": replace(SIZES, ways=3), "part": "test"},
+    ]
+    for facts in ({}, *others):
+        run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", **facts)
+    paths = paper.record_few_shot(run, tmp_path)
+    assert len(paths) == len(set(paths)) == 1 + len(others)
+    wanted = few_shot_records.read_evaluation(
+        paths[0].with_name("fine-tuning.train.2w2s3q.test-10-0.running.0.json")
+    )
+    text = paper.few_shot_markdown(tmp_path)
+    row = rows(text)["fine-tuning"]
+    ours = interval(100 * wanted.accuracies)
+    assert (row[4], row[12]) == (f"{ours.mean:.2f} ± {ours.reach:.2f}", "10")
+    assert text.count("| fine-tuning |") == 2  # of two shots and of one
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
+    for name, budget in (("mini-cnn4", "1"), ("mini-proto", "0.5"), ("mini-proto", "0.25")):
+        folder = tmp_path / "fewshot" / name / budget
+        shutil.copytree(results / "fewshot" / name / "1", folder)
+        for path in folder.glob("*.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"budget": float(budget)}))
+    found = rows(paper.few_shot_markdown(tmp_path))
+    before = rows(paper.few_shot_markdown(results))
+    assert found["ProtoNet"][9] == "0.5"
+    assert found["ProtoNet"][:9] == before["ProtoNet"][:9]
+    assert rows(paper.few_shot_markdown(tmp_path, 1.0))["ProtoNet"][4] == "not run"
 
 
 @pytest.mark.usefixtures("tiny_table")
@@ -239,4 +269,4 @@ def test_retrained_runs_are_of_their_recipe(tmp_path):
     chosen = {"train_on": "train+val", "steps": 5, "drops": ()}
     run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", **chosen)
     (path,) = paper.record_few_shot(run, tmp_path / "results")
-    assert path.name == "fine-tuning.train+val.2w2s.running.0.json"
+    assert path.name == "fine-tuning.train+val.2w2s3q.test-10-0.running.0.json"

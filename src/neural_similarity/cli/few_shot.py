@@ -184,7 +184,9 @@ def evaluate(args: Sequence[str]) -> int:
     runtime.place(method)
     step = find_checkpoint(run, checkpoint).name
     what = {"tasks": tasks.digest, "statistics": method.statistics, "checkpoint": step}
-    partial = Partial(run.path / paper.EVALUATIONS / f"{name}.partial", what)
+    facts = paper.facts_of(tasks)
+    file = paper.evaluation_name(run.recipe, name, method.statistics, sizes, facts)
+    partial = Partial(run.path / paper.EVALUATIONS / f"{file}.partial", what)
     with threads(run.recipe.threads), _counter("tasks") as count:
 
         def progress(correct: Tensor) -> None:

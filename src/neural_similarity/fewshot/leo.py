@@ -30,10 +30,11 @@ class Latent:
     """Of gradient descent on them."""
     tuning_steps: int = 5
     """Of gradient descent on the decoded classifier."""
-    rate: float = 1.0
-    """Start of the step size on each latent number, which is learned."""
-    tuning_rate: float = 1e-3
-    """Start of the step size on each of a class's weights, which is learned."""
+    rate: float = 5.0
+    """Start of the step size on each latent number, which is learned; on the mean cross-entropy,
+    where the released 1.0 is on its sum over the five classes."""
+    tuning_rate: float = 5e-3
+    """Start of the step size on each of a class's weights, which is learned; released 1e-3."""
     dropout: float = 0.5
     """Share of the features that is dropped in training."""
     kl: float = 1e-3
@@ -78,7 +79,7 @@ class Leo(Method):
 
     The embedding stays as it is: the original's is a WRN-28-10, see `ns.models.wrn28_10`, trained
     to classify. Sizes, starts and penalties are those of the released code
-    (https://github.com/google-deepmind/leo), which clips the gradient at 0.1 and trains with Adam;
+    (https://github.com/google-deepmind/leo), which clips the gradient at 0.1, the recipes not;
     there every support image has a draw of its own, here every class, as in the paper.
 
     Args:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -56,6 +57,11 @@ def train(
 
     Returns:
         The finished run.
+
+    Raises:
+        RunError: the folder is there already, or the recipe's `start` is missing, of other data, or
+            trained on classes that this run must not know.
+        ValueError: the data do not suffice for the recipe's tasks.
     """
     recipe = scaled(recipe, budget)
     budget = budget if scaled_by is None else scaled_by
@@ -67,6 +73,7 @@ def train(
     )
     images = split.part(recipe.train_on)
     check_sizes(split, recipe)
+    start = check_start(recipe, split)
     channels, size = images.pixels.shape[1:3]
     run = FewShotRun(
         path=path,
@@ -81,7 +88,7 @@ def train(
         preprocess=_preprocess(recipe, images),
     )
     with threads(recipe.threads):
-        create_run(run, describe_environment(runtime))
+        create_run(run, describe_environment(runtime) | {"start": start})
         _complete(run, split, images, runtime)
     return run
 
@@ -136,6 +143,34 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
     if recipe.select_on == "val":
         Sampler(split.val, recipe.select_sizes)
     Sampler(split.test, TaskSizes(ways=2, shots=recipe.shots, queries=1))
+
+
+def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | None:
+    """Recipe, seed and classes of the run that training starts from, which must suit this one.
+
+    Raises:
+        RunError: there is none where kernels stay as they are, or it is of other data, or trained
+            on classes that this run must not know.
+    """
+    if recipe.start is None:
+        if METHODS[recipe.method].frozen:
+            raise RunError(
+                f"`start` must be the folder of a run: {recipe.method} leaves kernels as they are, "
+                "got none"
+            )
+        return None
+    run = read_run(recipe.start, FewShotRun)
+    if run.digest != split.digest:
+        raise RunError(
+            f"`start` must be a run on the same data, whose digest is {split.digest}, got "
+            f"{run.path} with {run.digest}"
+        )
+    if run.recipe.train_on != "train" and recipe.train_on == "train":
+        raise RunError(
+            f"`start` must be trained on training classes alone, as this run, got {run.path}, "
+            f"trained on {run.recipe.train_on}"
+        )
+    return {"recipe": run.name, "seed": run.recipe.seed, "classes": run.recipe.train_on}
 
 
 def _preprocess(recipe: FewShotRecipe, images: Images) -> Preprocess:

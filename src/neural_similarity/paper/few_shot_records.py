@@ -21,7 +21,7 @@ from neural_similarity.fewshot.tasks import TaskList, TaskSizes
 from neural_similarity.paper.recording import code_of, layout, machine_of
 from neural_similarity.paper.records import budget_name
 from neural_similarity.recipes import FEW_SHOT_RECIPES
-from neural_similarity.train import RunError, read_run
+from neural_similarity.train import RunError
 from neural_similarity.train.files import read_json, write_text
 from neural_similarity.train.recipe import MACHINE, recipe_from_json, recipe_to_json, scaled
 from neural_similarity.train.run import ENVIRONMENT, find_checkpoint
@@ -75,10 +75,31 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """The file name: method, classes, sizes, statistics, seed."""
-        sizes = f"{self.sizes.ways}w{self.sizes.shots}s"
-        parts = (self.method, self.config.train_on, sizes, self.statistics, str(self.config.seed))
-        return f"{'.'.join(parts)}.json"
+        """The file name, without .json, see `evaluation_name`."""
+        return evaluation_name(self.config, self.method, self.statistics, self.sizes, self.tasks)
+
+
+def evaluation_name(
+    config: FewShotRecipe, method: str, statistics: str, sizes: TaskSizes, tasks: dict[str, Any]
+) -> str:
+    """What tells an evaluation from others of its recipe and budget.
+
+    Method, classes of training, sizes of tasks, part with number and seed of tasks, statistics,
+    seed of training: `fine-tuning.train.5w5s15q.test-2000-0.running.1`.
+    """
+    of = f"{sizes.ways}w{sizes.shots}s{sizes.queries}q"
+    which = f"{tasks['part']}-{tasks['count']}-{tasks['seed']}"
+    return f"{method}.{config.train_on}.{of}.{which}.{statistics}.{config.seed}"
+
+
+def facts_of(tasks: TaskList) -> dict[str, Any]:
+    """Number, seed, part and digest of tasks."""
+    return {
+        "count": len(tasks),
+        "seed": tasks.seed,
+        "part": tasks.part,
+        "digest": tasks.digest,
+    }
 
 
 def make_evaluation(
@@ -102,14 +123,9 @@ def make_evaluation(
         method=name,
         statistics=module.statistics,
         sizes=tasks.sizes,
-        tasks={
-            "count": len(tasks),
-            "seed": tasks.seed,
-            "part": tasks.part,
-            "digest": tasks.digest,
-        },
+        tasks=facts_of(tasks),
         checkpoint={"which": checkpoint, "step": step},
-        start=_start(run.recipe.start),
+        start=environment.get("start"),
         code=code_of(environment),
         environment=machine_of(environment),
         data={"name": run.recipe.dataset, "digest": run.digest},
@@ -127,7 +143,7 @@ def make_evaluation(
 def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     """Write `evaluation` into `folder` under its own name."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / evaluation.name
+    path = folder / f"{evaluation.name}.json"
     fields = {f.name: getattr(evaluation, f.name) for f in dataclasses.fields(evaluation)}
     fields["config"] = recipe_to_json(evaluation.config) | {"start": None}
     fields["sizes"] = dataclasses.asdict(evaluation.sizes)
@@ -190,13 +206,6 @@ def read_evaluations(results: Path, recipe: str, budget: float) -> list[Evaluati
     """The evaluations of a recipe at a budget, in the order of their names."""
     folder = results / FOLDER / recipe / budget_name(budget)
     return [read_evaluation(path) for path in sorted(folder.glob("*.json"))]
-
-
-def _start(path: str | None) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    run = read_run(path, FewShotRun)
-    return {"recipe": run.name, "seed": run.recipe.seed, "classes": run.recipe.train_on}
 
 
 def _pack(correct: Tensor) -> dict[str, Any]:

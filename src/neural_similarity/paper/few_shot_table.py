@@ -1,7 +1,7 @@
 """Table 6, few-shot recognition on Mini-ImageNet, beside our evaluations."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -9,12 +9,16 @@ from statistics import fmean, stdev
 import torch
 
 from neural_similarity.fewshot.statistics import Interval, interval, paired
+from neural_similarity.fewshot.tasks import TaskSizes
 from neural_similarity.paper.few_shot_records import FOLDER, Evaluation, read_evaluations
+from neural_similarity.paper.records import budgets
 from neural_similarity.paper.report import fullest_budget
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 
 TITLE = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
+WAYS, QUERIES = 5, 15
 SHOTS = (5, 1)
+"""Those of the paper, and one."""
 MINUS = "−"
 
 
@@ -70,6 +74,7 @@ PANELS: dict[str, tuple[FewShotRow, ...]] = {
         FewShotRow("static NSN, 64 filters", "mini-cnn4-64", "static-nsn"),
         FewShotRow("fine-tuning (CNN-9)", "mini-cnn9", "fine-tuning"),
         FewShotRow("Baseline++", "mini-cnn4-cosine", "baseline++"),
+        FewShotRow("ProtoNet, 64 filters", "mini-proto-64", "proto"),
         FewShotRow("MatchingNet, no context", "mini-matching", "matching"),
         FewShotRow("MAML, first order", "mini-maml-first-order", "maml-first-order"),
         FewShotRow("ANIL", "mini-anil", "anil"),
@@ -109,20 +114,23 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
 
     Args:
         results: Folder of the records.
-        budget: Of the runs; None is the one at which most rows have some.
+        budget: Of the runs; None is the one at which most rows have some, and for a row that has
+            none there the largest that it has.
     """
-    if budget is None:
+    usual = budget
+    if usual is None:
         recipes = [row.recipe_for(shots) for row in chain(*PANELS.values()) for shots in SHOTS]
-        budget = fullest_budget(recipes, results / FOLDER)
-    parts = [f"# {TITLE}" + ("" if budget == 1 else f" (reduced schedule, budget {budget:g})")]
+        usual = fullest_budget(recipes, results / FOLDER)
+    parts = [f"# {TITLE}" + ("" if usual == 1 else f" (reduced schedule, budget {usual:g})")]
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
         head = ("method", "recipe", "shots", "paper", "ours", *COMPARED)
-        head += ("parameters", "trained on", "step", "batch norm", "tasks", "seeds")
+        head += ("parameters", "trained on", "budget", "step", "batch norm", "tasks", "seeds")
         lines = [head, ("---",) * len(head)]
         for row in rows:
             for shots in SHOTS:
-                lines += _cells(row, shots, results, budget)
+                own = usual if budget is not None else _budget_of(row, shots, results, usual)
+                lines += _cells(row, shots, results, own, usual)
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
     return "\n\n".join([*parts, _NOTE]) + "\n"
 
@@ -133,22 +141,31 @@ _NOTE = (
     "classes and tasks, where of two lists of one seed the shorter is the beginning of the longer. "
     "Batch norm says whose statistics normalise queries; only `transductive` "
     "lets queries see each other. The step is the one evaluated: the best on the validation "
-    "classes, or, on train+val, the last. The paper trains its similarity networks on train+val, "
+    "classes, or, on train+val, the last. A row without runs at the title's budget has those of "
+    "another, and the column says which. The paper trains its similarity networks on train+val, "
     "MAML's row on train. In the table of the authors' response the methods' names are lost; they "
     "stand here in the order that fits the rows of Table 6."
 )
 
 
-def _cells(row: FewShotRow, shots: int, results: Path, budget: float) -> list[tuple[str, ...]]:
+def _budget_of(row: FewShotRow, shots: int, results: Path, usual: float) -> float:
+    """The usual one, unless the row has records at others alone."""
+    found = [float(name) for name in budgets(results / FOLDER, [row.recipe_for(shots)])]
+    return usual if usual in found else max(found, default=usual)
+
+
+def _cells(
+    row: FewShotRow, shots: int, results: Path, budget: float, usual: float
+) -> list[tuple[str, ...]]:
     name = row.recipe_for(shots)
-    paper = "" if shots != 5 or row.paper is None else f"{row.paper:.2f}"
+    paper = "" if shots != SHOTS[0] or row.paper is None else f"{row.paper:.2f}"
     if paper and row.reach is not None:
         paper += f" ± {row.reach:.2f}"
     front = (row.label, f"`{name}`", str(shots), paper)
-    lines = _lines(row, shots, results, budget)
+    lines = _lines(row, shots, results, budget, usual)
     if not lines:
         missing = "not run" if name in FEW_SHOT_RECIPES else "not run (no recipe yet)"
-        return [(*front, missing, *("",) * (6 + len(COMPARED)))]
+        return [(*front, missing, *("",) * (7 + len(COMPARED)))]
     return [(*front, *_ours(line)) for line in lines]
 
 
@@ -159,6 +176,7 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
         *("" if difference is None else _signed(difference) for difference in line.differences),
         f"{first.summary['parameters'] / 1e3:,.1f} k",
         first.config.train_on,
+        f"{first.budget:g}",
         f"{fmean(one.checkpoint['step'] for one in line.evaluations):,.0f}",
         first.statistics,
         f"{first.tasks['count']:,}",
@@ -166,9 +184,11 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
     )
 
 
-def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[FewShotLine]:
+def _lines(
+    row: FewShotRow, shots: int, results: Path, budget: float, usual: float
+) -> list[FewShotLine]:
     """The evaluations of a row, those that differ in the seed alone together."""
-    others = [_groups(other, shots, results, budget) for other in COMPARED.values()]
+    others = [_groups(other, shots, results, usual) for other in COMPARED.values()]
     lines = []
     for found in _groups(row, shots, results, budget).values():
         differences = (
@@ -199,12 +219,22 @@ def _comparable(
 def _groups(
     row: FewShotRow, shots: int, results: Path, budget: float
 ) -> dict[tuple[str, str, str], list[Evaluation]]:
+    """Evaluations on test classes by classes of training, statistics and tasks."""
+    sizes = TaskSizes(ways=WAYS, shots=shots, queries=QUERIES)
     groups: dict[tuple[str, str, str], list[Evaluation]] = {}
-    for one in read_evaluations(results, row.recipe_for(shots), budget):
-        if one.method == row.method and (one.sizes.ways, one.sizes.shots) == (5, shots):
+    for one in _longest(read_evaluations(results, row.recipe_for(shots), budget)):
+        if (one.method, one.sizes, one.tasks["part"]) == (row.method, sizes, "test"):
             key = (one.config.train_on, one.statistics, one.tasks["digest"])
             groups.setdefault(key, []).append(one)
     return groups
+
+
+def _longest(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """Of those that differ in the number of tasks alone, the one of most."""
+    longest: dict[str, Evaluation] = {}
+    for one in sorted(evaluations, key=lambda one: one.tasks["count"]):
+        longest[replace(one, tasks=one.tasks | {"count": 0}).name] = one
+    return list(longest.values())
 
 
 def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> Interval | None:
