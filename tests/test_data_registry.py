@@ -7,7 +7,7 @@ from neural_similarity.data import NAMES, load
     ("name", "nearest"), [("cifar-10", "cifar10"), ("fashionmnist", "fashion-mnist"), ("x", "")]
 )
 def test_unknown_name(name, nearest):
-    match = rf"`name` must be one of {', '.join(NAMES)}, got '{name}'; did you mean '{nearest}"
+    match = rf"`name` must be one of {', '.join(NAMES)}, got '{name}'; nearest: {nearest}"
     with pytest.raises(ValueError, match=match):
         load(name)
 

@@ -1,10 +1,10 @@
 """Data sets by name."""
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from neural_similarity.choices import require_known
 from neural_similarity.data import cifar, embedded, fashion_mnist, folder, imagenet
 from neural_similarity.data.images import Dataset
 
@@ -43,10 +43,7 @@ def load(
         ValueError: there is no such data set, a file is damaged, or `image_size` is given for
             another data set than "folder" and "imagenet".
     """
-    if name not in NAMES:
-        nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0)[0]
-        known = ", ".join(NAMES)
-        raise ValueError(f"`name` must be one of {known}, got {name!r}; did you mean {nearest!r}?")
+    require_known("name", name, NAMES)
     if name == folder.NAME:
         return folder.load_folder(Path(root), image_size)
     if name == imagenet.NAME:

@@ -1,9 +1,9 @@
 """Few-shot data sets by name."""
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 
+from neural_similarity.choices import require_known
 from neural_similarity.data.cifar_splits import SPLITS, load_cifar_split
 from neural_similarity.data.class_files import ClassFiles, find_class_files, find_omniglot
 from neural_similarity.data.class_pickles import find_pickles, load_pickles
@@ -48,10 +48,7 @@ def load_split(
         ValueError: there is no such data set, a class is in two parts or missing, an image cannot
             be read, or the images of `name` have a size of their own.
     """
-    if name not in SPLIT_NAMES:
-        nearest = difflib.get_close_matches(name, SPLIT_NAMES, n=1, cutoff=0)[0]
-        known = ", ".join(SPLIT_NAMES)
-        raise ValueError(f"`name` must be one of {known}, got {name!r}; nearest: {nearest}")
+    require_known("name", name, SPLIT_NAMES)
     root = Path(root)
     if name in FILES:
         return _load_files(name, root, image_size, progress)

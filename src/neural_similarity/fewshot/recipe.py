@@ -4,10 +4,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from neural_similarity.choices import require_known
 from neural_similarity.data import SPLIT_NAMES
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.tasks import TaskSizes
-from neural_similarity.train.recipe import Recipe, require_known
+from neural_similarity.train.recipe import Recipe
 
 Classes = Literal["train", "train+val"]
 

@@ -5,13 +5,13 @@ embedding, of the same parameters (but for the "released" CNN-9, which ends in i
 """
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from typing import Any
 
 from torch import nn
 
+from neural_similarity.choices import require_known
 from neural_similarity.models.building import set_norms as set_norms
 from neural_similarity.models.cnn9 import cnn9 as cnn9
 from neural_similarity.models.cnn9 import cnn9_plus as cnn9_plus
@@ -80,11 +80,7 @@ def build(name: str, num_classes: int, **chosen: Any) -> nn.Module:
     Raises:
         ValueError: there is none of that name, or it has no such option.
     """
-    if name not in MODELS:
-        nearest = get_close_matches(name, MODELS, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"`name` must be one of {', '.join(MODELS)}, got {name!r}; nearest: {nearest}"
-        )
+    require_known("name", name, MODELS)
     for option in sorted(chosen.keys() - options(name).keys()):
         raise ValueError(
             f"`{option}` is not an option of {name}, which has {', '.join(options(name))}"

@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
+from neural_similarity.choices import require_known
 from neural_similarity.models.building import (
     Convolution,
     Sizes,
@@ -21,7 +22,10 @@ from neural_similarity.nn.text import Similarity
 Variant = Literal["paper", "released"]
 
 _CNN9 = Sizes([32, 64, 128], (3, 3, 3), 256)
-_CNN9_PLUS = Sizes([56, 112, 192], (4, 4, 4), 288)
+_CNN9_PLUS = {
+    "paper": Sizes([56, 112, 192], (4, 4, 4), 288),
+    "released": Sizes([64, 120, 208], (4, 4, 4), 288),
+}
 WIDE = Sizes([128, 192, 256], (3, 3, 3), 256)
 ATTENTIVE = WIDE._replace(attended=2)
 SHRINK = 8
@@ -81,9 +85,12 @@ def cnn9_plus(
 
     [3×3, 56]×4, pool, [3×3, 112]×4, pool, [3×3, 192]×4, pool, FC 288, classifier. The paper gives
     no sizes, only "a deeper and wider version" with slightly more parameters than its similarity
-    networks. Arguments, shape and errors: see `cnn9`.
+    networks; the "released" one, without its FC, has 64, 120 and 208 filters to be that.
+    Arguments, shape and errors: see `cnn9`.
     """
-    return _cnn(_CNN9_PLUS.times(width), num_classes, in_channels, image_size, similarity, variant)
+    check_variant(variant)
+    sizes = _CNN9_PLUS[variant].times(width)
+    return _cnn(sizes, num_classes, in_channels, image_size, similarity, variant)
 
 
 def cnn9_wide(
@@ -117,10 +124,7 @@ def cnn9_wide(
 
 def check_variant(variant: str) -> None:
     """Refuse a variant that there is not."""
-    if variant not in get_args(Variant):
-        raise ValueError(
-            f"`variant` must be one of {', '.join(get_args(Variant))}, got {variant!r}"
-        )
+    require_known("variant", variant, get_args(Variant))
 
 
 def _cnn(

@@ -5,9 +5,9 @@ A text is a name of `SIMILARITIES` or the constructor call that `repr` prints, s
 """
 
 import ast
-from difflib import get_close_matches
 from typing import Any
 
+from neural_similarity.choices import nearest
 from neural_similarity.nn.predictor import CNN, SphereNet
 from neural_similarity.nn.shared import Shared
 from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
@@ -44,10 +44,9 @@ def parse_similarity(text: str) -> Similarity | None:
     except SyntaxError:
         node = None
     if not isinstance(node, ast.Call):
-        nearest = get_close_matches(text, SIMILARITIES, n=1, cutoff=0.0)[0]
         raise ValueError(
             f"`similarity` must be one of {', '.join(SIMILARITIES)} or such a text as "
-            f"'Dynamic(Diagonal())', got {text!r}; nearest: {nearest}"
+            f"'Dynamic(Diagonal())', got {text!r}; nearest: {nearest(text, SIMILARITIES)}"
         )
     value = _construct(node)
     if not isinstance(value, Similarity):
@@ -97,8 +96,8 @@ def _construct(node: ast.expr) -> Any:
             raise ValueError(f"expected a literal value, got {ast.unparse(node)!r}") from None
     name = ast.unparse(node.func)
     if name not in SPECS:
-        nearest = get_close_matches(name, SPECS, n=1, cutoff=0.0)[0]
-        raise ValueError(f"unknown part {name!r}; known: {', '.join(SPECS)}; nearest: {nearest}")
+        known = ", ".join(SPECS)
+        raise ValueError(f"unknown part {name!r}; known: {known}; nearest: {nearest(name, SPECS)}")
     arguments = [_construct(argument) for argument in node.args]
     options = {word.arg: _construct(word.value) for word in node.keywords if word.arg}
     try:

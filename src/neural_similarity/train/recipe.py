@@ -1,11 +1,11 @@
 """What a training run depends on, as one frozen value."""
 
 import dataclasses
-import difflib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from neural_similarity.choices import require_known
 from neural_similarity.convert import MEASURES
 from neural_similarity.data import NAMES
 from neural_similarity.models import MODELS, SPHERENETS, WITHOUT_SIMILARITY, options
@@ -121,6 +121,9 @@ class Recipe:
         require_known("dataset", self.dataset, self.DATASETS)
         require_known("model", self.model, MODELS)
         require_known("penalty_measure", self.penalty_measure, MEASURES)
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal:
+                require_known(name, getattr(self, name), get_args(kind))
         if self.variant != "paper" and "variant" not in options(self.model):
             raise ValueError(f'`variant` must be "paper" for {self.model}, got {self.variant!r}')
         for name in POSITIVE:
@@ -155,14 +158,6 @@ class Recipe:
                 "`checkpoint_seconds` must be above 0 and at most "
                 f"{LONGEST_GAP:g}, got {self.checkpoint_seconds}"
             )
-
-
-def require_known(field: str, name: str, names: Collection[str]) -> None:
-    """Refuse a `name` that is none of `names`, and tell the nearest."""
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
-        known = ", ".join(names)
-        raise ValueError(f"`{field}` must be one of {known}, got {name!r}; nearest: {near}")
 
 
 def scaled(recipe: AnyRecipe, budget: float) -> AnyRecipe:

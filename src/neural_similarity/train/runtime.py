@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+
+from neural_similarity.choices import require_known
 
 Precision = Literal["bf16", "fp32"]
 
@@ -76,7 +78,11 @@ def choose_runtime(
 
     Precision "auto" is bf16 where the hardware multiplies it faster than fp32: on CPUs with
     AVX-512 BF16 or AMX, and on the GPUs that support it.
+
+    Raises:
+        ValueError: there is no such device here, or no such precision.
     """
+    require_known("precision", precision, ("auto", *get_args(Precision)))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

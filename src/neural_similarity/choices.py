@@ -1,0 +1,22 @@
+"""Refusing names that are none of those that there are."""
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+
+
+def require_known(argument: str, name: str, names: Collection[str]) -> None:
+    """Refuse a `name` that is none of `names`, and tell the nearest.
+
+    Raises:
+        ValueError: it names the argument, all choices, and what came.
+    """
+    if name not in names:
+        raise ValueError(
+            f"`{argument}` must be one of {', '.join(names)}, got {name!r}; "
+            f"nearest: {nearest(name, names)}"
+        )
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that looks most like `name`."""
+    return get_close_matches(str(name), names, n=1, cutoff=0.0)[0]
