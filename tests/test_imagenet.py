@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,14 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from neural_similarity import data
-from neural_similarity.data import FileBatches, Preprocess, file_batches, image_files, imagenet
+from neural_similarity.data import (
+    FileBatches,
+    Preprocess,
+    file_batches,
+    image_files,
+    imagenet,
+    layout,
+)
 from neural_similarity.data.decoding import in_order
 from neural_similarity.data.pictures import random_window, read_centre, read_random_window
 from neural_similarity.data.seeding import generator
@@ -306,6 +314,42 @@ def test_lay_out_refuses(tmp_path):
     (tmp_path / "images" / "n10.jpg").unlink()
     with pytest.raises(FileNotFoundError, match=r"n10.jpg is missing, which a list names"):
         data.lay_out(tmp_path, tmp_path / "made", held_out=1)
+
+
+def test_lay_out_takes_a_file_of_two_lists_once_and_starts_anew(tmp_path):
+    source = tmp_path / "mini"
+    source.mkdir()
+    lists(source, {"train": ("n1",), "trainval": ("n1", "n2")})
+    before = {path.name: path.read_bytes() for path in (source / "images").iterdir()}
+    left = tmp_path / "made" / layout.PARTIAL / "train" / "n1"
+    left.mkdir(parents=True)
+    (left / "n19.jpg").write_bytes(b"of an interrupted call")
+    root = data.lay_out(source, tmp_path / "made", held_out=2)
+    names = [path.name for path in sorted((root / "train" / "n1").iterdir())]
+    assert names == ["n10.jpg", "n11.jpg", "n12.jpg"]
+    assert sorted(path.name for path in root.iterdir()) == ["train", "val"]
+    assert {path.name: path.read_bytes() for path in (source / "images").iterdir()} == before
+
+
+def test_lay_out_refuses_two_files_of_one_name(tmp_path):
+    (tmp_path / "images").mkdir()
+    rows = "".join(f"{folder}/0.jpg,n1\n" for folder in ("x", "y"))
+    (tmp_path / "all.csv").write_text(f"filename,label\n{rows}")
+    with pytest.raises(ValueError, match=r"got x/0.jpg and y/0.jpg in the class 'n1'"):
+        data.lay_out(tmp_path, tmp_path / "made", held_out=1)
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_listing_notices_files_in_inner_folders(tmp_path):
+    make_imagenet(tmp_path, CLASSES[:2])
+    inner = tmp_path / "train" / CLASSES[0] / "inner"
+    inner.mkdir()
+    write_jpeg(inner / "1.JPEG", 1)
+    before = len(load(tmp_path).train)
+    write_jpeg(inner / "2.JPEG", 2)
+    assert len(load(tmp_path).train) == before + 1
+    shutil.rmtree(inner)
+    assert len(load(tmp_path).train) == before - 1
 
 
 def test_the_cache_is_plain_json(root):

@@ -26,7 +26,7 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
 
     The data set's digest covers the names and sizes of the files, not their content: reading
     150 GB would take hours. The listing itself is kept in `root`/.listing.json, where that can be
-    written, and used again until a class folder changes (files added, removed or renamed in it).
+    written, and used again until files are added to a folder, removed from it or renamed.
 
     Args:
         root: the folder that holds both parts.
@@ -53,19 +53,28 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
 
 
 def _listed(root: Path, parts: list[Path]) -> list[Listing]:
-    """The parts' listings, from the cache where no class folder has changed since."""
-    stamps = {
-        part.name: {folder.name: folder.stat().st_mtime_ns for folder in class_folders(part)}
-        for part in parts
-    }
+    """The parts' listings, from the cache where no folder of images has changed since."""
     cached = _read(root / CACHE)
-    if cached.get("stamps") == stamps:
+    if cached and cached.get("stamps") == _stamps(root, cached.get("files", {})):
         return [_listing(part, cached["files"][part.name]) for part in parts]
     listings = [list_images(part) for part in parts]
     files = {listing.folder.name: _as_json(listing) for listing in listings}
     with contextlib.suppress(OSError):  # A folder that cannot be written is listed every time.
-        _write(root / CACHE, {"stamps": stamps, "files": files})
+        _write(root / CACHE, {"stamps": _stamps(root, files), "files": files})
     return listings
+
+
+def _stamps(root: Path, files: dict[str, dict[str, dict[str, int]]]) -> dict[str, int | None]:
+    """When each class folder, and each folder below one that holds files, last changed."""
+    folders = [folder for name in PARTS for folder in class_folders(root / name)]
+    for part, classes in files.items():
+        for name, members in classes.items():
+            inner = {str(Path(member).parent) for member in members if "/" in member}
+            folders += [root / part / name / folder for folder in sorted(inner)]
+    return {
+        str(folder.relative_to(root)): folder.stat().st_mtime_ns if folder.is_dir() else None
+        for folder in folders
+    }
 
 
 def _as_json(listing: Listing) -> dict[str, dict[str, int]]:
