@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,6 +14,7 @@ from tiny_images import CLASSES, DRAW, LOAD, TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
 
 from neural_similarity import cli, data, models, visualize
+from neural_similarity import train as training
 from neural_similarity.nn import SIMILARITIES, Diagonal, Static
 from neural_similarity.recipes import GROUPS, RECIPES
 from neural_similarity.train import load, read_run, train
@@ -140,12 +142,28 @@ def test_predict_names_the_likeliest_classes(dynamic, tmp_path, capsys):
         assert line.count("%") == 3
 
 
-def test_predict_converts_colour_and_size(dynamic, tmp_path, capsys):
-    Image.new("RGB", (30, 50), "red").save(tmp_path / "red.jpg")
-    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "red.jpg")]) == 0
+def test_predict_sees_an_image_as_training_on_a_folder_does(dynamic, tmp_path, monkeypatch):
+    pixels = torch.randint(0, 256, (30, 50), generator=torch.Generator().manual_seed(0))
+    for part in ("train", "test"):
+        path = tmp_path / part / "a" / "wide.png"
+        path.parent.mkdir(parents=True)
+        Image.fromarray(pixels.to(torch.uint8).numpy()).save(path)
+    (trained,) = LOAD("folder", tmp_path, image_size=8).test.pixels
+    seen = []
+    real = training.predict
+    monkeypatch.setattr(training, "predict", lambda *args: seen.append(args[1]) or real(*args))
+    assert cli.main(["predict", str(dynamic.path), str(path)]) == 0
+    assert torch.equal(seen[0][0], trained)
+
+
+def test_predict_refuses_what_training_refuses(dynamic, tmp_path, capsys):
     (tmp_path / "no.png").write_text("no picture")
     assert cli.main(["predict", str(dynamic.path), str(tmp_path / "no.png")]) == 1
     assert "no.png" in capsys.readouterr().err
+    deep = np.full((8, 8), 40_000, dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "deep.png")]) == 1
+    assert "must have 8 bits per channel" in capsys.readouterr().err
 
 
 def test_fold_writes_a_plain_network_with_the_same_answers(static, tmp_path, capsys):

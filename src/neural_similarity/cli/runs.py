@@ -8,14 +8,13 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from PIL import Image
 from safetensors.torch import save_model
 from torch import Tensor
 
 from neural_similarity import train as training
 from neural_similarity.cli.parsing import UsageError, parse
 from neural_similarity.convert import fold as fold_network
-from neural_similarity.data.pictures import read_centre
+from neural_similarity.data.pictures import read_centre, read_header, read_pixels
 from neural_similarity.train import Run, Scores
 from neural_similarity.train.files import new_file
 
@@ -90,7 +89,8 @@ def evaluate(args: Sequence[str]) -> int:
 def predict(args: Sequence[str]) -> int:
     """Print the likeliest classes of images."""
     description = (
-        "Name the classes of images, which are resized to what the network was trained on."
+        "Name the classes of images, which are resized and cropped to what the network was trained "
+        "on."
         "\n\nexample:\n  nsim predict runs/quickstart-seed0 shoe.png bag.png"
     )
     options = parse(PredictOptions, args, command="predict", description=description)
@@ -115,7 +115,8 @@ def fold(args: Sequence[str]) -> int:
     """Write the weights of the plain network that computes the same, and show that it does."""
     description = (
         "Fold static similarities into the kernels. The weights load into the same network built "
-        "with similarity=None.\n\nexample:\n  nsim fold runs/cifar10-static-dns-seed0"
+        "with similarity=None, unless M was unshared or selected taps: such layers fold into "
+        "others of their own sizes.\n\nexample:\n  nsim fold runs/cifar10-static-dns-seed0"
     )
     options = parse(FoldOptions, args, command="fold", description=description)
     run = training.read_run(options.run)
@@ -165,11 +166,8 @@ def _read_image(path: Path, run: Run) -> Tensor:
     """Pixels (channels, height, width) as the run's network takes them."""
     if run.recipe.dataset == "imagenet":
         return torch.tensor(read_centre(path, run.image_size)).permute(2, 0, 1)
-    with Image.open(path) as image:
-        converted = image.convert("L" if run.channels == 1 else "RGB")
-    resized = converted.resize((run.image_size, run.image_size), Image.Resampling.BILINEAR)
-    pixels = torch.frombuffer(bytearray(resized.tobytes()), dtype=torch.uint8)
-    return pixels.view(run.image_size, run.image_size, run.channels).permute(2, 0, 1)
+    mode, size = "L" if run.channels == 1 else "RGB", (run.image_size, run.image_size)
+    return torch.tensor(read_pixels(read_header(path).path, mode, size))
 
 
 def _describe(scores: Scores) -> str:
