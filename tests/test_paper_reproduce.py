@@ -267,6 +267,23 @@ def test_processes_are_stopped_where_the_command_itself_fails(tmp_path, monkeypa
     assert process.signals == [signal.SIGTERM]
 
 
+@pytest.mark.parametrize(
+    ("code", "written", "told"),
+    [
+        (1, "nsim: no space left\n\n", "no space left"),
+        (3, "", "exit code 3"),
+        (-9, "step 700/8000\n", "killed by SIGKILL (is memory short?)"),
+        (-15, "", "killed by SIGTERM"),
+    ],
+)
+def test_the_reason_of_a_failure_is_of_this_process(tmp_path, code, written, told):
+    log = tmp_path / "run.log"
+    log.write_text("nsim: something old\n")
+    before = log.stat().st_size
+    log.write_text(log.read_text() + written)
+    assert execution.reason(code, log, before) == told
+
+
 def test_a_log_has_one_writer(tmp_path):
     log = tmp_path / "runs" / "run.log"
     process = execution.launch(["sleep", "60"], log)

@@ -133,6 +133,13 @@ def test_run_is_never_overwritten(tmp_path):
     assert run.summary.read_bytes() == before
 
 
+def test_run_that_fails_before_its_first_step_leaves_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="batch_size"):
+        train(replace(TINY, batch_size=65), out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    assert train(TINY, out=tmp_path / "run", device="cpu").summary.exists()
+
+
 def test_read_run_gives_back_the_run(tmp_path):
     run = train_tiny(tmp_path, validation=8, similarity=None)
     assert read_run(run.path) == run

@@ -24,7 +24,7 @@ from neural_similarity.train.journal import read_lines
 from neural_similarity.train.objective import Classification, Objective
 from neural_similarity.train.plots import draw_learning_curves
 from neural_similarity.train.recipe import scaled
-from neural_similarity.train.run import create_run, require_new
+from neural_similarity.train.run import create_run, removed_if_nothing_began, require_new
 from neural_similarity.train.runtime import threads
 from neural_similarity.train.session import batches_of, fit_run
 
@@ -89,7 +89,8 @@ def train(
     )
     with threads(recipe.threads):
         create_run(run, describe_environment(runtime) | {"start": start})
-        _complete(run, split, images, runtime)
+        with removed_if_nothing_began(run):
+            _complete(run, split, images, runtime)
     return run
 
 

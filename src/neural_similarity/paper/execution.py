@@ -102,7 +102,8 @@ class _Runner:
 
     def __init__(self, results: Path, data_root: Path, display: Display) -> None:
         self.results, self.data_root, self.display = results, data_root, display
-        self.running: list[tuple[Task, Process]] = []
+        self.running: list[tuple[Task, Process, int]] = []
+        """With the length of each one's log when it began."""
         self.outcome = Outcome()
 
     def begin(self, task: Task) -> None:
@@ -113,31 +114,34 @@ class _Runner:
             elif task.folder.exists() and read_run(task.folder).summary.exists():
                 self.record(task)
             else:
-                process = launch(train_command(task, self.data_root), log_file(task))
-                self.running.append((task, process))
+                log = log_file(task)
+                before = log.stat().st_size if log.exists() else 0
+                process = launch(train_command(task, self.data_root), log)
+                self.running.append((task, process, before))
                 self.display.started(task)
         except (RunError, OSError) as error:
             self.fail(task, str(error))
 
     def collect(self) -> None:
         """Show how far the processes are and deal with those that have ended."""
-        for task, process in list(self.running):
+        for entry in list(self.running):
+            task, process, before = entry
             code = process.poll()
             if lines := read_lines(task.folder / "metrics.jsonl"):
                 self.display.measured(task, lines[-1])
             if code is None:
                 continue
-            self.running.remove((task, process))
+            self.running.remove(entry)
             if code == 0:
                 self.record(task)
             elif self.outcome.stopped is None:
-                self.fail(task, last_line(log_file(task)) or f"exit code {code}")
+                self.fail(task, reason(code, log_file(task), before))
             else:
                 self.display.ended(task, "stopped")
 
     def stop(self) -> None:
         """Let every process that still runs save a checkpoint and end."""
-        for _, process in self.running:
+        for _, process, _ in self.running:
             process.send_signal(signal.SIGTERM)
 
     def record(self, task: Task) -> None:
@@ -199,8 +203,18 @@ def launch(command: Sequence[str], log: Path) -> Process:
         )
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that says something, without the name of the command."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+def reason(code: int, log: Path, since: int) -> str:
+    """Why a process failed: the signal that killed it, or the last that it wrote.
+
+    Args:
+        code: its exit code, minus the signal where one ended it.
+        log: what it wrote to.
+        since: bytes that were there before.
+    """
+    if code < 0:
+        hint = " (is memory short?)" if -code == signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-code).name}{hint}"
+    written = log.read_bytes()[since:] if log.exists() else b""
+    lines = written.decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
     return last.removeprefix("nsim: ")

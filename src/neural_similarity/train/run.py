@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -11,7 +14,7 @@ from torch import nn
 
 from neural_similarity import models
 from neural_similarity.data import Preprocess
-from neural_similarity.train.checkpoint import RunError, load_weights, newest
+from neural_similarity.train.checkpoint import RunError, checkpoints, load_weights, newest
 from neural_similarity.train.files import new_folder, read_json, write_json
 from neural_similarity.train.recipe import Recipe, recipe_from_json, recipe_to_json
 
@@ -132,6 +135,20 @@ def create_run(run: Run, environment: dict[str, Any]) -> None:
     with new_folder(run.path) as folder:
         write_json(folder / CONFIG, config)
         write_json(folder / ENVIRONMENT, environment)
+
+
+@contextmanager
+def removed_if_nothing_began(run: Run) -> Iterator[None]:
+    """Remove the run's folder again where an error comes before its first metrics or checkpoint.
+
+    A folder that could neither be continued nor made anew would be in the way.
+    """
+    try:
+        yield
+    except Exception:
+        if not run.metrics.exists() and not checkpoints(run.checkpoints):
+            shutil.rmtree(run.path)
+        raise
 
 
 def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:

@@ -27,7 +27,15 @@ from neural_similarity.train.objective import Classification, Objective
 from neural_similarity.train.plots import draw_learning_curves
 from neural_similarity.train.progress import show
 from neural_similarity.train.recipe import Recipe, scaled
-from neural_similarity.train.run import ENVIRONMENT, Run, create_run, load, read_run, require_new
+from neural_similarity.train.run import (
+    ENVIRONMENT,
+    Run,
+    create_run,
+    load,
+    read_run,
+    removed_if_nothing_began,
+    require_new,
+)
 from neural_similarity.train.runtime import Runtime, choose_runtime, threads
 from neural_similarity.train.scoring import Scores, evaluate, pack_correct
 from neural_similarity.train.stopping import signals_noted
@@ -78,7 +86,8 @@ def train(
     )
     with threads(recipe.threads):
         create_run(run, describe_environment(runtime))
-        _complete(run, dataset, runtime)
+        with removed_if_nothing_began(run):
+            _complete(run, dataset, runtime)
     return run
 
 
