@@ -18,6 +18,7 @@ from neural_similarity.paper import TABLES, draw, make_report, read_records, to_
 from neural_similarity.paper.records import budget_name
 from neural_similarity.paper.report import compare, fullest_budget
 from neural_similarity.recipes import RECIPES
+from neural_similarity.train.recipe import recipe_to_json
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 
@@ -261,6 +262,7 @@ def write_costs(folder, **ratios):
     rows += [Row(group=group, name=n, times={"step": timing(r, 0.1)}) for n, r in ratios.items()]
     rows += [Row(group=group | {"dtype": "fp32"}, name=STATIC, times={"step": timing(9.0, 0.1)})]
     environment = {"device": "cpu", "cpu": "A CPU", "torch": "2.15", "command": "nsim bench"}
+    environment["recipes"] = {name: recipe_to_json(RECIPES[name]) for name in (PLAIN, STATIC)}
     report = bench.Report(
         bench="recipes", environment=environment, quick=False, others=0.0, rows=tuple(rows)
     )
@@ -293,6 +295,29 @@ def test_times_of_updates_stand_beside_the_runs(tmp_path, capsys):
     with_costs = image_width(out.with_suffix(".png"))
     assert cli.main([*args, "--costs", str(tmp_path / "nowhere"), "--out", str(out)]) == 0
     assert with_costs == 1.5 * image_width(out.with_suffix(".png"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"), [(STATIC, ["step", "1", "", ""]), (PLAIN, ["time", "1:00", "1:00", ""])]
+)
+def test_costs_of_recipes_that_have_changed_are_left_out(tmp_path, capsys, changed, shown):
+    costs = write_costs(tmp_path / "costs", **{STATIC: 1.5})
+    report = json.loads(costs.read_text())
+    report["environment"]["recipes"][changed]["width"] = 3.0
+    costs.write_text(json.dumps(report))
+    for name in (PLAIN, STATIC):
+        write_by_hand(tmp_path, name, 1, bits(64, 1, 0.5))
+    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(costs)]) == 0
+    told = capsys.readouterr().out
+    assert [cells(told, name)[-1] for name in ("network", "plain", "static", "later")] == shown
+
+
+@pytest.mark.parametrize(("classes", "said"), [(100, True), (1_000, False)])
+def test_runs_on_other_classes_than_imagenets_are_said_to_be(tmp_path, capsys, classes, said):
+    facts = {"name": "imagenet", "digest": "d", "classes": classes}
+    write_by_hand(tmp_path, "imagenet-cnn10", 1, bits(64, 1, 0.5), data=facts)
+    assert cli.main(["table", "5", "--results", str(tmp_path)]) == 0
+    assert ("On 100 classes, not on ImageNet's 1,000." in capsys.readouterr().out) == said
 
 
 def test_costs_of_another_benchmark_are_refused(tmp_path, capsys):

@@ -26,10 +26,12 @@ from neural_similarity.cli.bench_options import (
     TrainingOptions,
 )
 from neural_similarity.cli.parsing import parse, unknown
+from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Runtime, choose_runtime
 from neural_similarity.train.environment import describe_environment
 from neural_similarity.train.files import write_text
 from neural_similarity.train.memory import keep_freed_memory
+from neural_similarity.train.recipe import recipe_to_json
 
 
 def bench(args: Sequence[str]) -> int:
@@ -118,7 +120,8 @@ def recipes(args: Sequence[str]) -> int:
         return found
 
     keep_freed_memory()
-    return _run("recipes", options, rows)
+    configs = {name: recipe_to_json(RECIPES[name]) for name in options.recipes}
+    return _run("recipes", options, rows, recipes=configs)
 
 
 def inference(args: Sequence[str]) -> int:
@@ -175,15 +178,15 @@ BENCHES: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 """The benchmarks by name."""
 
 
-def _run(name: str, options: Options, rows: Callable[[], list[Row]]) -> int:
-    """Measure, print, save and draw; the exit code."""
+def _run(name: str, options: Options, rows: Callable[[], list[Row]], **facts: Any) -> int:
+    """Measure, print, save with the environment and `facts`, and draw; the exit code."""
     if not options.quick and (others_now() or 0.0) > MOST_OTHERS:
         sys.stderr.write("nsim: the machine is not quiet: other processes are at work\n")
     watch = Watch()
     found = tuple(rows())
     report = Report(
         bench=name,
-        environment=_environment(options),
+        environment=_environment(options) | facts,
         quick=options.quick,
         others=watch.others(),
         rows=found,

@@ -14,9 +14,10 @@ from neural_similarity.bench.training import STEP
 from neural_similarity.cli.parsing import UsageError, listed, parse, unknown
 from neural_similarity.paper import TABLES, Outcome, Plan, StepCosts, Table, Task
 from neural_similarity.paper.statistics import Interval
+from neural_similarity.recipes import RECIPES
 from neural_similarity.train.files import write_text
 from neural_similarity.train.progress import clock
-from neural_similarity.train.recipe import Recipe, scaled
+from neural_similarity.train.recipe import Recipe, recipe_to_json, scaled
 
 FEW_SHOT = "6"
 """The table of few-shot learning, whose runs are evaluated on tasks."""
@@ -183,14 +184,21 @@ def table(args: Sequence[str]) -> int:
     return 0
 
 
-def _step_costs(path: Path) -> StepCosts:
-    """What an update of every recipe's network takes; of several comparisons the first counts."""
+def _step_costs(path: Path) -> StepCosts | None:
+    """What an update of every recipe's network takes; of several comparisons the first counts.
+
+    Recipes that have other settings by now are left out, and all where that is the baseline.
+    """
     found = bench.read(path)
     if found.bench != "recipes" or not found.rows:
         raise ValueError(f"`costs` must be what `nsim bench recipes` saved, got {path}")
     rows = bench.grouped(found.rows)[0]
     words = ", ".join(f"{name} {value}" for name, value in rows[0].group.items() if name != "what")
-    timings = {row.name: row.times[STEP] for row in rows if row.times}
+    configs = found.environment.get("recipes", {})
+    current = {name for name in RECIPES if configs.get(name) == recipe_to_json(RECIPES[name])}
+    if rows[0].name not in current:
+        return None
+    timings = {row.name: row.times[STEP] for row in rows if row.times and row.name in current}
     ratios = {name: Interval(t.ratio, t.low, t.high) for name, t in timings.items()}
     source = f"`{found.environment['command']}`, {words}, on {found.machine}"
     source += f" ({found.noise})" if found.noise else ""

@@ -1,5 +1,6 @@
 """A report as Markdown."""
 
+from neural_similarity.data import imagenet
 from neural_similarity.paper.report import Line, PanelReport, Report, StepCosts
 from neural_similarity.paper.statistics import Interval
 from neural_similarity.paper.tables import Row
@@ -7,6 +8,7 @@ from neural_similarity.train.progress import clock
 
 ARROW = {"error": "lower is better", "accuracy": "higher is better"}
 MINUS = "−"
+IMAGENET_CLASSES = 1_000
 
 
 def to_markdown(report: Report, picture: str | None = None) -> str:
@@ -134,8 +136,15 @@ def _notes(report: PanelReport) -> str:
         f"seeds on; by image, over the {images:,} test images, each averaged over the common "
         "seeds, which says nothing about other seeds. MACs are of one image, static similarities "
         "folded. Time is the training time of a run, with others beside it: no benchmark.\n\n"
-        f"Run on {'; '.join(machines)}; code {', '.join(commits)}."
+        f"Run on {'; '.join(machines)}; code {', '.join(commits)}.{_other_classes(report)}"
     )
+
+
+def _other_classes(report: PanelReport) -> str:
+    """A warning where runs in ImageNet's layout are not on ImageNet."""
+    counts = {r.classes for r in report.records if r.recipe.dataset == imagenet.NAME}
+    others = sorted(str(count) for count in counts - {IMAGENET_CLASSES})
+    return f" On {', '.join(others)} classes, not on ImageNet's 1,000." if others else ""
 
 
 def _machine(environment: dict) -> str:

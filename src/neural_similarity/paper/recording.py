@@ -54,7 +54,11 @@ def write_record(
         "seed": run.recipe.seed,
         "code": code_of(environment),
         "environment": machine_of(environment),
-        "data": {"name": run.recipe.dataset, "digest": run.digest},
+        "data": {
+            "name": run.recipe.dataset,
+            "digest": run.digest,
+            "classes": len(run.classes),
+        },
         "config": recipe_to_json(run.recipe),
         "summary": summary,
         "metrics": read_lines(run.metrics),

@@ -31,6 +31,8 @@ class Record:
     """Machine, versions, device and precision."""
     digest: str
     """Digest of the data set."""
+    classes: int | None
+    """How many it has, where the record says it."""
     summary: dict[str, Any]
     """Test scores, parameters, MACs, steps, seconds, command."""
     correct: Tensor
@@ -104,6 +106,7 @@ def read_record(path: Path) -> Record:
             code=content["code"],
             environment=content["environment"],
             digest=content["data"]["digest"],
+            classes=content["data"].get("classes"),
             summary=content["summary"],
             correct=unpack_correct(content["correct"]),
         )
