@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+AT_ONCE = 512
+"""Images that are padded together: what is made on the way stays small."""
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -50,10 +53,13 @@ class Windows:
     def __init__(self, pixels: Tensor, augment: Augment, device: torch.device | str) -> None:
         self._augment = augment
         self._count, self._channels, self._height, self._width = pixels.shape
-        images = _pad(pixels.to(device).permute(0, 2, 3, 1), augment)
-        copies = [images, images.flip(2)] if augment.flip else [images]
-        memory = torch.stack(copies).contiguous()
-        self._rows, self._columns = memory.shape[2:4]
+        self._rows, self._columns = self._height + 2 * augment.crop, self._width + 2 * augment.crop
+        shape = (1 + augment.flip, self._count, self._rows, self._columns, self._channels)
+        memory = torch.empty(shape, dtype=pixels.dtype, device=device)
+        for part, place in zip(pixels.split(AT_ONCE), memory.split(AT_ONCE, 1), strict=True):
+            place[0] = _pad(part.to(device).permute(0, 2, 3, 1), augment)
+            if augment.flip:
+                place[1] = place[0].flip(2)
         self._view = self._windows_of(memory)
 
     def _windows_of(self, memory: Tensor) -> Tensor:
