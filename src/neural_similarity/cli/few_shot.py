@@ -1,24 +1,21 @@
 """`nsim fewshot`: training, evaluation and records of few-shot learning."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from torch import Tensor
 
 from neural_similarity import paper
+from neural_similarity.cli.counter import counter
+from neural_similarity.cli.few_shot_table import reproduce
 from neural_similarity.cli.parsing import UsageError, parse, unknown
 from neural_similarity.fewshot import session
-from neural_similarity.fewshot.evaluate import evaluate as evaluate_method
-from neural_similarity.fewshot.evaluate import use_statistics
 from neural_similarity.fewshot.methods import METHODS
-from neural_similarity.fewshot.partial import Partial
-from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
-from neural_similarity.fewshot.run import FewShotRun, load_method, usual_checkpoint
+from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.fewshot.run import FewShotRun
 from neural_similarity.fewshot.tasks import (
     TaskList,
     TaskSizes,
@@ -27,13 +24,11 @@ from neural_similarity.fewshot.tasks import (
     write_tasks,
 )
 from neural_similarity.recipes import FEW_SHOT, FEW_SHOT_RECIPES
-from neural_similarity.train import RunError, choose_runtime, read_run
+from neural_similarity.train import RunError, read_run
 from neural_similarity.train.files import read_json
 from neural_similarity.train.memory import keep_freed_memory
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import scaled
-from neural_similarity.train.run import find_checkpoint
-from neural_similarity.train.runtime import threads
 
 DEFAULT, DATA_ROOT = "quickstart", "data"
 WAYS = 5
@@ -153,7 +148,12 @@ def train(args: Sequence[str]) -> int:
         run = session.resume(options.resume, data_root=options.data, device=options.device)
     elif options.retrain is not None:
         _require_only(("--retrain", "--out", *RESUMED_WITH[1:]), name, rest)
-        run = _retrain(options.retrain, options)
+        run = session.retrain(
+            read_run(options.retrain, FewShotRun),
+            out=options.out,
+            data_root=options.data,
+            device=options.device,
+        )
     else:
         run = _train(options.recipe, name or DEFAULT, options.budget, options)
     _report(run)
@@ -168,7 +168,7 @@ def evaluate(args: Sequence[str]) -> int:
     run = read_run(options.run, FewShotRun)
     if not run.summary.exists():
         raise RunError(f"{run.path} is not finished; {run.COMMAND} --resume {run.path} goes on")
-    with _counter("images decoded") as decoded:
+    with counter("images decoded") as decoded:
         split = session.load_data(run, options.data, decoded)
     images = split.part(options.part)
     sizes = TaskSizes(
@@ -177,41 +177,16 @@ def evaluate(args: Sequence[str]) -> int:
         queries=options.queries,
     )
     tasks = _tasks(options, sizes, split)
-    checkpoint, name = usual_checkpoint(run), options.method or run.recipe.method
-    runtime = choose_runtime(options.device, run.recipe.precision, run.recipe.channels_last)
-    method = load_method(run, checkpoint, name)
-    use_statistics(method, options.batch_norm)
-    runtime.place(method)
-    step = find_checkpoint(run, checkpoint).name
-    what = {"tasks": tasks.digest, "statistics": method.statistics, "checkpoint": step}
-    facts = paper.facts_of(tasks)
-    file = paper.evaluation_name(run.recipe, name, method.statistics, sizes, facts)
-    partial = Partial(run.path / paper.EVALUATIONS / f"{file}.partial", what)
-    with threads(run.recipe.threads), _counter("tasks") as count:
-
-        def progress(correct: Tensor) -> None:
-            count(len(correct), len(tasks))
-            partial.save(correct)
-
-        correct = evaluate_method(
-            method,
+    with counter("tasks") as count:
+        evaluation, path = paper.evaluate_run(
+            run,
             images,
             tasks,
-            preprocess=run.preprocess,
-            runtime=runtime,
-            done=partial.done,
-            progress=progress,
+            method=options.method,
+            statistics=options.batch_norm,
+            device=options.device,
+            progress=count,
         )
-    evaluation = paper.make_evaluation(
-        run,
-        (name, method),
-        tasks,
-        correct,
-        checkpoint=checkpoint,
-        seconds=partial.spent,
-    )
-    path = paper.write_evaluation(run.path / paper.EVALUATIONS, evaluation)
-    partial.remove()
     _say(_describe(evaluation))
     _say(f"accuracies of all tasks in {path}")
     return 0
@@ -245,12 +220,13 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a network or a method, continue or retrain a run"),
     "evaluate": (evaluate, "evaluate a run on tasks of classes that it never saw"),
     "record": (record, "write the records of evaluated runs"),
+    "reproduce": (reproduce, "train, evaluate and record what table 6 lacks"),
     "recipes": (recipes, "list the recipes"),
 }
 
 
 def _train(recipe: FewShotRecipe, name: str, budget: float, options: TrainOptions) -> FewShotRun:
-    with _counter("images decoded") as decoded:
+    with counter("images decoded") as decoded:
         return session.train(
             recipe,
             name=name,
@@ -260,25 +236,6 @@ def _train(recipe: FewShotRecipe, name: str, budget: float, options: TrainOption
             device=options.device,
             progress=decoded,
         )
-
-
-def _retrain(path: Path, options: TrainOptions) -> FewShotRun:
-    """Train the recipe of the run in `path` on both kinds of classes, for its best epochs."""
-    run = read_run(path, FewShotRun)
-    if not run.summary.exists() or "best_checkpoint" not in read_json(run.summary):
-        raise RunError(f"{path} must be finished and have chosen a step (--select-on val)")
-    step = read_json(run.summary)["best_checkpoint"]["step"]
-    split = session.load_data(run, options.data)
-    growth = 1 + len(split.val) / len(split.train)
-    recipe = retraining(run.recipe, step, growth)
-    return session.train(
-        recipe,
-        name=run.name,
-        out=options.out,
-        data_root=options.data or run.data_root,
-        device=options.device,
-        scaled_by=run.budget,
-    )
 
 
 def _tasks(options: EvaluateOptions, sizes: TaskSizes, split: session.ClassSplit) -> TaskList:
@@ -331,30 +288,6 @@ def _describe(evaluation: paper.Evaluation) -> str:
         f"({evaluation.checkpoint['which']}), batch norm by {evaluation.statistics} statistics, "
         f"{summary['parameters']:,} parameters, {clock(summary['seconds'])}"
     )
-
-
-@contextmanager
-def _counter(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on stderr from the first count to the last, in a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    bar = RichProgress(*columns, console=console, disable=not console.is_terminal)
-    task = bar.add_task("")
-
-    def count(done: int, total: int | None) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=total)
-        if done == total:
-            bar.stop()  # The terminal has room for one bar at a time, and training has its own.
-
-    try:
-        yield count
-    finally:
-        bar.stop()
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,7 @@ import tyro
 from neural_similarity import bench, paper
 from neural_similarity import train as training
 from neural_similarity.bench.training import STEP
-from neural_similarity.cli.parsing import UsageError, listed, parse, unknown
+from neural_similarity.cli.parsing import UsageError, agreed, listed, parse, unknown
 from neural_similarity.paper import TABLES, Outcome, Plan, StepCosts, Table, Task
 from neural_similarity.paper.statistics import Interval
 from neural_similarity.recipes import RECIPES
@@ -29,7 +29,8 @@ class TableOptions:
 
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
-    predictors, controls and rivals; 1-cifar100 and so on for rows on CIFAR-100; 6 can be shown."""
+    predictors, controls and rivals; 1-cifar100 and so on for rows on CIFAR-100; 6 can be shown,
+    and `nsim fewshot reproduce` runs it."""
     variant: Literal["paper", "released"] = "paper"
     """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
     results: Path = Path("results")
@@ -76,6 +77,8 @@ class ReproduceOptions(TableOptions):
     """Show the plan only."""
 
     def __post_init__(self) -> None:
+        if self.table == FEW_SHOT:
+            raise UsageError("table 6 is that of `nsim fewshot reproduce`")
         super().__post_init__()
         # Both raise here, where errors are those of usage.
         scaled(Recipe(), self.budget)
@@ -146,7 +149,7 @@ def reproduce(args: Sequence[str]) -> int:
     _say(_describe(plan, options))
     if options.dry_run or not plan.tasks:
         return 0
-    if not (options.yes or _agreed()):
+    if not (options.yes or agreed()):
         _say("Nothing was started.")
         return 0
     with paper.show(plan.tasks) as display:
@@ -265,15 +268,6 @@ def _duration(plan: Plan, jobs: int) -> str:
         return f"time: unknown, {jobs} at a time (no record of these recipes on such a machine)"
     more = f", and {unknown} of unknown time" if unknown else ""
     return f"time: about {clock(seconds)}, {jobs} at a time{more}"
-
-
-def _agreed() -> bool:
-    """The answer of whoever sits before the terminal; without one there is nobody to ask."""
-    if not sys.stdin.isatty():
-        return True
-    sys.stderr.write("Start? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:

@@ -1,6 +1,7 @@
 """Command lines to dataclasses: tyro, with similarities as text and the nearest names in errors."""
 
 import difflib
+import sys
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
@@ -87,3 +88,12 @@ def unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
     return UsageError(f"no {kind} is named {name!r}; {hint}")
+
+
+def agreed() -> bool:
+    """The answer of whoever sits before the terminal; without one there is nobody to ask."""
+    if not sys.stdin.isatty():
+        return True
+    sys.stderr.write("Start? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,5 +1,6 @@
 """A few-shot run from its recipe to its summary, its continuation, and its evaluation."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from neural_similarity.data.mapped import Progress
 from neural_similarity.fewshot.method import Method
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.objective import Episodes, JudgedByTasks
-from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import FewShotRun, as_network
 from neural_similarity.fewshot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.train import Interrupted as Interrupted
 from neural_similarity.train import RunError, Runtime, choose_runtime, read_run
 from neural_similarity.train.checkpoint import State, checkpoints, newest
 from neural_similarity.train.environment import command_line, describe_environment, device_name
-from neural_similarity.train.files import write_json
+from neural_similarity.train.files import read_json, write_json
 from neural_similarity.train.journal import read_lines
 from neural_similarity.train.objective import Classification, Objective
 from neural_similarity.train.plots import draw_learning_curves
@@ -114,6 +115,42 @@ def resume(
     with threads(run.recipe.threads):
         _complete(run, split, split.part(run.recipe.train_on), runtime)
     return run
+
+
+def retrain(
+    run: FewShotRun,
+    *,
+    out: str | Path | None = None,
+    data_root: str | Path | None = None,
+    device: str = "auto",
+    start: str | Path | None = None,
+) -> FewShotRun:
+    """Train a run's recipe anew on validation classes as well, for as many epochs as were best.
+
+    Args:
+        run: finished, with a step chosen on the validation classes (`select_on`).
+        out: the new run folder; None is the default one.
+        data_root: folder of the data sets; None is the one that the run was trained from.
+        device: "auto", "cpu" or "cuda".
+        start: run folder to start from; None is that of the run, if any.
+
+    Raises:
+        RunError: the run is not finished or chose no step.
+    """
+    summary = read_json(run.summary) if run.summary.exists() else {}
+    if "best_checkpoint" not in summary:
+        raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")
+    split = load_data(run, data_root)
+    growth = 1 + len(split.val) / len(split.train)
+    recipe = retraining(run.recipe, summary["best_checkpoint"]["step"], growth)
+    return train(
+        recipe if start is None else replace(recipe, start=str(start)),
+        name=run.name,
+        out=out,
+        data_root=run.data_root if data_root is None else data_root,
+        device=device,
+        scaled_by=run.budget,
+    )
 
 
 def default_path(name: str, recipe: FewShotRecipe) -> Path:

@@ -5,11 +5,12 @@ from neural_similarity.paper.execution import Outcome as Outcome
 from neural_similarity.paper.execution import execute as execute
 from neural_similarity.paper.few_shot_records import EVALUATIONS as EVALUATIONS
 from neural_similarity.paper.few_shot_records import Evaluation as Evaluation
-from neural_similarity.paper.few_shot_records import evaluation_name as evaluation_name
-from neural_similarity.paper.few_shot_records import facts_of as facts_of
 from neural_similarity.paper.few_shot_records import make_evaluation as make_evaluation
 from neural_similarity.paper.few_shot_records import record_few_shot as record_few_shot
 from neural_similarity.paper.few_shot_records import write_evaluation as write_evaluation
+from neural_similarity.paper.few_shot_runs import Reproduction as Reproduction
+from neural_similarity.paper.few_shot_runs import evaluate_run as evaluate_run
+from neural_similarity.paper.few_shot_runs import wanted_evaluations as wanted_evaluations
 from neural_similarity.paper.few_shot_table import few_shot_markdown as few_shot_markdown
 from neural_similarity.paper.markdown import to_markdown as to_markdown
 from neural_similarity.paper.picture import draw as draw

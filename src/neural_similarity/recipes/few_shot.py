@@ -75,22 +75,29 @@ BY_TASKS = {
     "mini-maml-dynamic": ("MAML, dynamic similarity", replace(MAML, similarity=DYNAMIC)),
     "mini-anil": ("ANIL: MAML of the head alone", replace(MAML, method="anil")),
     "mini-tadam": (
-        "TADAM on ResNet-12; --start RUN of mini-resnet12",
+        "TADAM on ResNet-12, from mini-resnet12",
         replace(TASKS, method="tadam", model="resnet12"),
     ),
     "mini-leo": (
-        "LEO on WRN-28-10; --start RUN of mini-wrn28",
+        "LEO on WRN-28-10, from mini-wrn28",
         replace(TASKS, method="leo", model="wrn28_10", lr=1e-4, meta_batch=12),
     ),
     "mini-meta-static": (
-        "meta-learned static NSN; --start RUN of mini-cnn4",
+        "meta-learned static NSN, from mini-cnn4",
         replace(MAML, method="meta-nsn", similarity=STATIC),
     ),
     "mini-meta-dynamic": (
-        "meta-learned dynamic NSN; --start RUN of mini-dynamic",
+        "meta-learned dynamic NSN, from mini-dynamic",
         replace(MAML, method="meta-nsn", similarity=DYNAMIC),
     ),
 }
+STARTS = {
+    "mini-tadam": "mini-resnet12",
+    "mini-leo": "mini-wrn28",
+    "mini-meta-static": "mini-cnn4",
+    "mini-meta-dynamic": "mini-dynamic",
+}
+"""The recipe whose run another one starts from, that of one shot likewise."""
 ONE_SHOT_SIZES = {"proto": {"ways": 30}, "relation": {"queries": 15}}
 """What the papers of some methods have otherwise with one shot."""
 ONE_SHOT = {

@@ -1,0 +1,90 @@
+"""`nsim fewshot reproduce`: what Table 6 lacks."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from neural_similarity import paper
+from neural_similarity.cli.counter import counter
+from neural_similarity.cli.parsing import agreed, listed, parse
+from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.train.recipe import scaled
+
+DESCRIPTION = """Train, evaluate and record what table 6 lacks, row by row: on training classes, and
+anew on those of validation as well, as the paper does. Finished runs and evaluations are used, what
+was interrupted goes on. Beside another call, name other recipes with --only.
+
+examples:
+  nsim fewshot reproduce --budget 0.25 --seeds 1 --shots 5 --only mini-cnn4,mini-dynamic
+  nsim fewshot reproduce --dry-run"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """What `nsim fewshot reproduce` takes."""
+
+    budget: float = 1.0
+    """Factor on steps and drops."""
+    seeds: Annotated[tuple[int, ...], listed(int, "S,S,...")] = (1, 2, 3)
+    """Seeds of every run."""
+    only: Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")] = ()
+    """Recipes to run of those in the table; a name may hold *."""
+    shots: Annotated[tuple[int, ...], listed(int, "N,N,...")] = (5, 1)
+    """Labelled images of each class of a task."""
+    tasks: int = 2_000
+    """Number of test tasks."""
+    data: Path = Path("data")
+    """Folder of the data sets."""
+    results: Path = Path("results")
+    """Folder of the records."""
+    runs: Path = Path("runs")
+    """Folder of the run folders, RECIPE-BUDGET-seedSEED[-all]."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    yes: bool = False
+    """Start without asking."""
+    dry_run: bool = False
+    """Show the plan only."""
+
+    def __post_init__(self) -> None:
+        # Both raise here, where errors are those of usage.
+        scaled(FewShotRecipe(), self.budget)
+        paper.wanted_evaluations(self.seeds, self.shots, self.only)
+        if self.tasks < 1:
+            raise ValueError(f"`tasks` must be at least 1, got {self.tasks}")
+
+
+def reproduce(args: Sequence[str]) -> int:
+    """Do what the table lacks, after showing it."""
+    options = parse(
+        ReproduceOptions, args, command="fewshot reproduce", description=DESCRIPTION, flags=True
+    )
+    work = paper.Reproduction(
+        budget=options.budget,
+        tasks=options.tasks,
+        results=options.results,
+        runs=options.runs,
+        data_root=options.data,
+        device=options.device,
+    )
+    wanted = paper.wanted_evaluations(options.seeds, options.shots, options.only)
+    lacking = work.lacking(wanted)
+    _say(f"table 6: {len(lacking)} to evaluate, {len(wanted) - len(lacking)} recorded")
+    for one in lacking:
+        _say(f"  {one.title}")
+    if options.dry_run or not lacking:
+        return 0
+    if not (options.yes or agreed()):
+        _say("Nothing was started.")
+        return 0
+    for one in lacking:
+        with counter("tasks") as count:
+            paths = work.complete(one, count)
+        _say(f"{one.title}: {len(paths)} records of the run in {paths[0].parent}")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,241 @@
+"""Evaluating few-shot runs, and running what Table 6 lacks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import chain
+from pathlib import Path
+from typing import get_args
+
+from torch import Tensor
+
+from neural_similarity.data import Images
+from neural_similarity.data.mapped import Progress
+from neural_similarity.fewshot import session
+from neural_similarity.fewshot.evaluate import evaluate, use_statistics
+from neural_similarity.fewshot.method import Statistics
+from neural_similarity.fewshot.partial import Partial
+from neural_similarity.fewshot.recipe import Classes
+from neural_similarity.fewshot.run import FewShotRun, load_method, usual_checkpoint
+from neural_similarity.fewshot.tasks import TaskList, TaskSizes, draw_tasks
+from neural_similarity.paper import few_shot_table
+from neural_similarity.paper.few_shot_records import (
+    EVALUATIONS,
+    FOLDER,
+    Evaluation,
+    evaluation_name,
+    facts_of,
+    make_evaluation,
+    overridden,
+    record_few_shot,
+    write_evaluation,
+)
+from neural_similarity.paper.plan import run_folder
+from neural_similarity.paper.records import budget_name
+from neural_similarity.recipes import FEW_SHOT_RECIPES
+from neural_similarity.recipes.few_shot import STARTS
+from neural_similarity.train import RunError, choose_runtime, read_run
+from neural_similarity.train.run import find_checkpoint
+from neural_similarity.train.runtime import threads
+
+TASK_SEED = 0
+NEVER_RETRAINED = ("maml", "maml-first-order", "anil")
+TRAIN_ALONE: tuple[Classes, ...] = ("train",)
+"""The classes of those; the paper trains its other rows on validation classes as well."""
+
+
+def evaluate_run(
+    run: FewShotRun,
+    images: Images,
+    tasks: TaskList,
+    *,
+    method: str | None = None,
+    statistics: Statistics | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> tuple[Evaluation, Path]:
+    """Evaluate a finished run into its folder, from where an interrupted evaluation stopped.
+
+    Args:
+        run: a finished run.
+        images: what the tasks were drawn from.
+        tasks: the tasks.
+        method: its name; None is what the run was trained for.
+        statistics: what normalises queries; None is the method's own.
+        device: "auto", "cpu" or "cuda".
+        progress: told how many tasks are done, of how many.
+
+    Returns:
+        The evaluation and its file.
+
+    Raises:
+        RunError: the run's network was trained for another method.
+    """
+    runtime = choose_runtime(device, run.recipe.precision, run.recipe.channels_last)
+    checkpoint, name = usual_checkpoint(run), method or run.recipe.method
+    module = use_statistics(load_method(run, checkpoint, name), statistics)
+    runtime.place(module)
+    folder = run.path / EVALUATIONS
+    file = evaluation_name(run.recipe, name, module.statistics, tasks.sizes, facts_of(tasks))
+    what = {"tasks": tasks.digest, "checkpoint": find_checkpoint(run, checkpoint).name}
+    partial = Partial(folder / f"{file}.partial", what)
+
+    def keep(correct: Tensor) -> None:
+        partial.save(correct)
+        if progress:
+            progress(len(correct), len(tasks))
+
+    with threads(run.recipe.threads):
+        correct = evaluate(
+            module,
+            images,
+            tasks,
+            preprocess=run.preprocess,
+            runtime=runtime,
+            done=partial.done,
+            progress=keep,
+        )
+    evaluation = make_evaluation(
+        run, (name, module), tasks, correct, checkpoint=checkpoint, seconds=partial.spent
+    )
+    path = write_evaluation(folder, evaluation)
+    partial.remove()
+    return evaluation, path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """An evaluation that Table 6 has a line for."""
+
+    name: str
+    """Recipe of the run."""
+    seed: int
+    """Its seed."""
+    train_on: Classes
+    """Its classes."""
+    method: str
+    """What is evaluated."""
+    shots: int
+    """Of the tasks."""
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        shots = "1 shot" if self.shots == 1 else f"{self.shots} shots"
+        return f"{self.name} seed {self.seed} on {self.train_on}: {self.method}, {shots}"
+
+
+def wanted_evaluations(
+    seeds: Sequence[int], shots: Sequence[int], only: Sequence[str] = ()
+) -> list[Wanted]:
+    """All of Table 6: its rows by seed, shots and, but for MAML and ANIL, classes of training.
+
+    Args:
+        seeds: of every run.
+        shots: of the tasks, those of the table or some of them.
+        only: patterns such as "mini-cnn4*"; recipes that match none are left out.
+
+    Raises:
+        ValueError: a pattern matches no recipe, or the table has no tasks of so many shots.
+    """
+    if wrong := [count for count in shots if count not in few_shot_table.SHOTS]:
+        raise ValueError(f"`shots` must be among {few_shot_table.SHOTS}, got {wrong[0]}")
+    places = [
+        (row.recipe_for(count), row.method, count)
+        for row in chain(*few_shot_table.PANELS.values())
+        for count in shots
+    ]
+    for pattern in only:
+        if not any(fnmatchcase(name, pattern) for name, *_ in places):
+            names = ", ".join(dict.fromkeys(name for name, *_ in places))
+            raise ValueError(f"`only` must match a recipe of table 6 ({names}), got {pattern!r}")
+    return [
+        Wanted(name=name, seed=seed, train_on=train_on, method=method, shots=count)
+        for seed in seeds
+        for name, method, count in places
+        if not only or any(fnmatchcase(name, pattern) for pattern in only)
+        for train_on in (TRAIN_ALONE if method in NEVER_RETRAINED else get_args(Classes))
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """Trains, evaluates and records what is wanted; whatever is there already is used."""
+
+    budget: float
+    """Share of every recipe's steps."""
+    tasks: int
+    """Number of test tasks."""
+    results: Path
+    """Folder of the records."""
+    runs: Path
+    """Folder of the run folders."""
+    data_root: Path
+    """Folder of the data sets."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+    def lacking(self, wanted: Iterable[Wanted]) -> list[Wanted]:
+        """Those without a record."""
+        folder = self.results / FOLDER
+        return [
+            one
+            for one in wanted
+            if not any((folder / one.name / budget_name(self.budget)).glob(self._files(one)))
+        ]
+
+    def complete(self, one: Wanted, progress: Progress | None = None) -> list[Path]:
+        """Train and evaluate what is not there yet, and write the run's records.
+
+        Raises:
+            Interrupted: a signal came while training; the next call goes on.
+            RunError: a run folder that would be used holds another run.
+        """
+        run = self.run(one.name, one.seed, one.train_on)
+        if not any((run.path / EVALUATIONS).glob(self._files(one))):
+            images = session.load_data(run, self.data_root).test
+            drawn = {"seed": TASK_SEED, "data": run.digest, "part": "test"}
+            tasks = draw_tasks(images, _sizes(one.shots), self.tasks, **drawn)
+            evaluate_run(
+                run, images, tasks, method=one.method, device=self.device, progress=progress
+            )
+        return record_few_shot(run, self.results)
+
+    def run(self, name: str, seed: int, train_on: Classes) -> FewShotRun:
+        """The finished run, and before it those that it builds on."""
+        options = {"data_root": self.data_root, "device": self.device}
+        suffix = "" if train_on == "train" else "-all"
+        folder = run_folder(self.runs, name, self.budget, seed)
+        folder = folder.with_name(folder.name + suffix)
+        if folder.exists():
+            _require_same(read_run(folder, FewShotRun), name, self.budget, seed)
+            return session.resume(folder, **options)
+        source = STARTS.get(name.removesuffix("-1shot"))
+        start = str(self.run(source, seed, train_on).path) if source else None
+        if train_on != "train":
+            before = self.run(name, seed, "train")
+            return session.retrain(before, out=folder, start=start, **options)
+        recipe = replace(FEW_SHOT_RECIPES[name], seed=seed, start=start)
+        return session.train(recipe, name=name, budget=self.budget, out=folder, **options)
+
+    def _files(self, one: Wanted) -> str:
+        """What matches the evaluation's name, whatever statistics the method has."""
+        facts = {"part": "test", "count": self.tasks, "seed": TASK_SEED}
+        changes = {"seed": one.seed, "train_on": one.train_on, "select_on": "none"}
+        recipe = replace(FEW_SHOT_RECIPES[one.name], **changes)
+        return f"{evaluation_name(recipe, one.method, '*', _sizes(one.shots), facts)}.json"
+
+
+def _sizes(shots: int) -> TaskSizes:
+    """Those of the table's tasks."""
+    return TaskSizes(ways=few_shot_table.WAYS, shots=shots, queries=few_shot_table.QUERIES)
+
+
+def _require_same(run: FewShotRun, name: str, budget: float, seed: int) -> None:
+    """Refuse a folder that holds another run than the one it is named after."""
+    same = (run.name, run.budget, run.recipe.seed) == (name, budget, seed)
+    if changed := overridden(run) if same else ["recipe, budget or seed"]:
+        raise RunError(
+            f"{run.path} holds another run than {name} with seed {seed} at budget {budget:g}: it "
+            f"differs in {', '.join(changed)}; move it away or name another folder with --runs"
+        )

@@ -1,0 +1,146 @@
+"""`nsim fewshot reproduce`: nothing is done twice, and every run starts where it should."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_classes import TINY, tiny_classes_world
+
+from neural_similarity import cli
+from neural_similarity.fewshot import session
+from neural_similarity.nn import Diagonal, Static
+from neural_similarity.paper import few_shot_runs, few_shot_table
+from neural_similarity.paper.few_shot_table import FewShotRow
+from neural_similarity.recipes import FEW_SHOT_RECIPES
+
+NAMING = replace(TINY, select_on="val")
+META = replace(NAMING, method="meta-nsn", similarity=Static(Diagonal()), steps=2, drops=())
+RECIPES = {
+    "mini-cnn4": NAMING,
+    "mini-meta-static": META,
+    "mini-anil": replace(NAMING, method="anil", steps=2, drops=()),
+}
+ROWS = (
+    FewShotRow("meta-learned", "mini-meta-static", "meta-nsn"),
+    FewShotRow("fine-tuning", "mini-cnn4", "fine-tuning"),
+    FewShotRow("nearest neighbour", "mini-cnn4", "nearest-neighbour"),
+    FewShotRow("ANIL", "mini-anil", "anil"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    with tiny_classes_world(), pytest.MonkeyPatch.context() as patch:
+        for name, recipe in RECIPES.items():
+            patch.setitem(FEW_SHOT_RECIPES, name, recipe)
+        table = {"PANELS": {"tiny": ROWS}, "WAYS": 2, "QUERIES": 3, "SHOTS": (2,)}
+        for name, value in table.items():
+            patch.setattr(few_shot_table, name, value)
+        yield
+
+
+def reproduce(folder, *args):
+    options = ["--seeds", "4", "--shots", "2", "--tasks", "5", "--device", "cpu", *args]
+    folders = ["--results", str(folder / "results"), "--runs", str(folder / "runs")]
+    return cli.main(["fewshot", "reproduce", *options, *folders])
+
+
+@pytest.fixture(scope="module")
+def done(world, tmp_path_factory):
+    assert world is None
+    folder = tmp_path_factory.mktemp("table")
+    assert reproduce(folder) == 0
+    return folder
+
+
+def records(folder):
+    results = folder / "results/fewshot"
+    return {str(path.relative_to(results)): path for path in results.rglob("*.json")}
+
+
+def test_every_row_is_trained_on_its_classes_evaluated_and_recorded(done):
+    methods = {"mini-meta-static": ["meta-nsn"], "mini-cnn4": ["fine-tuning", "nearest-neighbour"]}
+    names = {
+        f"{name}/1/{method}.{classes}.2w2s3q.test-5-0.{statistics}.4.json"
+        for name, own in methods.items()
+        for method in own
+        for classes in ("train", "train+val")
+        for statistics in ["support" if method == "meta-nsn" else "running"]
+    }
+    assert set(records(done)) == names | {"mini-anil/1/anil.train.2w2s3q.test-5-0.support.4.json"}
+
+
+def test_runs_start_from_those_on_the_same_classes(done):
+    for suffix, classes in (("", "train"), ("-all", "train+val")):
+        folder = done / "runs" / f"mini-meta-static-1-seed4{suffix}"
+        environment = json.loads((folder / "environment.json").read_text())
+        assert environment["start"] == {"recipe": "mini-cnn4", "seed": 4, "classes": classes}
+        fields = json.loads((folder / "config.json").read_text())["fields"]
+        assert fields["start"] == str(done / "runs" / f"mini-cnn4-1-seed4{suffix}")
+
+
+def refuse(*_, **__):
+    raise AssertionError("done again")
+
+
+def test_nothing_is_done_again(done, monkeypatch, capsys):
+    monkeypatch.setattr(session, "train", refuse)
+    monkeypatch.setattr(few_shot_runs, "evaluate_run", refuse)
+    assert reproduce(done) == 0
+    assert "table 6: 0 to evaluate, 7 recorded" in capsys.readouterr().out
+    lost = next(path for name, path in records(done).items() if "nearest" in name)
+    before = lost.read_bytes()
+    lost.unlink()
+    assert reproduce(done) == 0
+    assert lost.read_bytes() == before
+
+
+def test_only_what_is_missing_is_evaluated(done, monkeypatch, capsys):
+    evaluated, real = [], few_shot_runs.evaluate_run
+
+    def noted(run, *args, **options):
+        evaluated.append((run.path.name, options["method"]))
+        return real(run, *args, **options)
+
+    monkeypatch.setattr(few_shot_runs, "evaluate_run", noted)
+    monkeypatch.setattr(session, "train", refuse)
+    for path in (done / "runs/mini-cnn4-1-seed4/evaluations").glob("nearest*"):
+        path.unlink()
+    for name, path in records(done).items():
+        if "nearest-neighbour.train." in name:
+            path.unlink()
+    assert reproduce(done) == 0
+    assert "1 to evaluate, 6 recorded" in capsys.readouterr().out
+    assert evaluated == [("mini-cnn4-1-seed4", "nearest-neighbour")]
+
+
+def test_a_plan_is_only_shown(tmp_path, capsys):
+    assert reproduce(tmp_path, "--dry-run", "--only", "mini-c*,mini-anil") == 0
+    told = capsys.readouterr().out
+    assert "5 to evaluate, 0 recorded" in told
+    assert "mini-cnn4 seed 4 on train+val: fine-tuning, 2 shots" in told
+    assert "mini-anil seed 4 on train: anil, 2 shots" in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
+    other = replace(NAMING, seed=4, lr=0.5)
+    folder = tmp_path / "runs" / "mini-cnn4-1-seed4"
+    session.train(other, name="mini-cnn4", out=folder, device="cpu")
+    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
+    assert "holds another run than mini-cnn4 with seed 4 at budget 1: it differs in lr" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "mini-cnn5"], "`only` must match a recipe of table 6 (mini-meta-static, "),
+        (["--shots", "3"], "`shots` must be among (2,), got 3"),
+        (["--tasks", "0"], "`tasks` must be at least 1, got 0"),
+    ],
+)
+def test_wrong_command_lines(tmp_path, capsys, words, message):
+    assert reproduce(tmp_path, *words) == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
