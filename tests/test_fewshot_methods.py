@@ -479,6 +479,13 @@ def test_running_statistics_that_training_did_not_keep_are_refused():
     assert use_statistics(method, "running").statistics == "running"
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_have_the_statistics_that_the_list_says(name):
+    similarity = "static-diagonal" if name == "meta-nsn" else None
+    method = METHODS[name].build(network(similarity=similarity), WAYS)
+    assert method.statistics == METHODS[name].statistics
+
+
 def test_static_nsn_refuses_statistics_of_the_support_set():
     method = use_statistics(METHODS["static-nsn"].build(network(), WAYS), "support")
     with pytest.raises(ValueError, match=r"`statistics` must be .* for static NSN.*got 'support'"):

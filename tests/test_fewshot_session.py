@@ -222,6 +222,10 @@ def test_frozen_kernels_need_a_start(tmp_path, method):
 
 def test_a_start_knows_no_more_classes_and_no_other_data(tmp_path, monkeypatch):
     base = train(tmp_path / "base", replace(TINY, train_on="train+val"))
+    unfinished = train(tmp_path / "unfinished")
+    unfinished.summary.unlink()
+    with pytest.raises(RunError, match="must be a finished run"):
+        train(tmp_path, replace(BY_TASKS, start=str(unfinished.path)))
     recipe = replace(TINY, method="proto", start=str(base.path))
     with pytest.raises(RunError, match=r"on training classes alone.* trained on train\+val"):
         train(tmp_path, recipe)

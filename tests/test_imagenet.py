@@ -348,6 +348,10 @@ def test_the_listing_notices_files_in_inner_folders(tmp_path):
     before = len(load(tmp_path).train)
     write_jpeg(inner / "2.JPEG", 2)
     assert len(load(tmp_path).train) == before + 1
+    (inner / "empty" / "deeper").mkdir(parents=True)
+    assert len(load(tmp_path).train) == before + 1
+    write_jpeg(inner / "empty" / "deeper" / "3.JPEG", 3)
+    assert len(load(tmp_path).train) == before + 2
     shutil.rmtree(inner)
     assert len(load(tmp_path).train) == before - 1
 

@@ -144,3 +144,54 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
 def test_wrong_command_lines(tmp_path, capsys, words, message):
     assert reproduce(tmp_path, *words) == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_another_run_that_fails_keeps_none_from_being_done(tmp_path, monkeypatch, capsys):
+    real, calls = session.train, []
+
+    def diverge(recipe, **options):
+        calls.append(options["name"])
+        if options["name"] == "mini-cnn4":
+            raise FloatingPointError("the loss is not finite")
+        return real(recipe, **options)
+
+    monkeypatch.setattr(session, "train", diverge)
+    assert reproduce(tmp_path) == 1
+    assert calls == ["mini-cnn4", "mini-cnn4", "mini-anil"]  # For meta-learning, for itself.
+    assert [path.parts[-3] for path in records(tmp_path).values()] == ["mini-anil"]
+    told = capsys.readouterr().err
+    assert told.count("the loss is not finite") == 6
+
+
+def test_two_calls_do_not_train_one_run(tmp_path, capsys):
+    assert reproduce(tmp_path, "--only", "mini-anil") == 0
+    capsys.readouterr()
+    for path in records(tmp_path).values():
+        path.unlink()
+    with few_shot_runs._alone(tmp_path / "runs" / "mini-anil-1-seed4"):
+        assert reproduce(tmp_path, "--only", "mini-anil") == 1
+    assert "another process works on" in capsys.readouterr().err
+    assert reproduce(tmp_path, "--only", "mini-anil") == 0
+
+
+def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):
+    assert reproduce(tmp_path, "--only", "mini-anil") == 0
+    (own,) = records(tmp_path).values()
+    own.unlink()
+    run = tmp_path / "runs" / "mini-anil-1-seed4"
+    sizes = ["--ways", "2", "--shots", "2", "--queries", "3", "--tasks", "5"]
+    words = ["fewshot", "evaluate", str(run), *sizes, "--batch-norm", "transductive"]
+    assert cli.main(words) == 0
+    capsys.readouterr()
+    for path in (run / "evaluations").glob("*.support.*"):
+        path.unlink()
+    assert reproduce(tmp_path, "--only", "mini-anil") == 0
+    assert "1 to evaluate" in capsys.readouterr().out
+    assert own.exists()
+
+
+def test_runs_on_other_classes_than_their_folder_says_are_refused(tmp_path, capsys):
+    folder = tmp_path / "runs" / "mini-cnn4-1-seed4-all"
+    session.train(replace(NAMING, seed=4), name="mini-cnn4", out=folder, device="cpu")
+    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
+    assert "it differs in train_on" in " ".join(capsys.readouterr().err.split())

@@ -22,7 +22,7 @@ from neural_similarity.train import (
     unpack_correct,
 )
 from neural_similarity.train.checkpoint import checkpoints
-from neural_similarity.train.journal import read_lines
+from neural_similarity.train.journal import Journal, read_lines
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -133,9 +133,18 @@ def test_run_is_never_overwritten(tmp_path):
     assert run.summary.read_bytes() == before
 
 
-def test_run_that_fails_before_its_first_step_leaves_no_folder(tmp_path):
+def test_run_that_fails_before_its_first_metrics_leaves_no_folder(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="batch_size"):
         train(replace(TINY, batch_size=65), out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "stepped", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(TINY, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
     assert train(TINY, out=tmp_path / "run", device="cpu").summary.exists()
 

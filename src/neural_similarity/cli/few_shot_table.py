@@ -10,6 +10,8 @@ from neural_similarity import paper
 from neural_similarity.cli.counter import counter
 from neural_similarity.cli.parsing import agreed, listed, parse
 from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.recipes.few_shot import STARTS
+from neural_similarity.train import Interrupted
 from neural_similarity.train.recipe import scaled
 
 DESCRIPTION = """Train, evaluate and record what table 6 lacks, row by row: on training classes, and
@@ -79,11 +81,32 @@ def reproduce(args: Sequence[str]) -> int:
     if not (options.yes or agreed()):
         _say("Nothing was started.")
         return 0
+    failed = _complete(work, lacking)
+    for title, reason in failed.items():
+        sys.stderr.write(f"nsim: {title}: {reason}\n")
+    return 1 if failed else 0
+
+
+def _complete(work: paper.Reproduction, lacking: Sequence[paper.Wanted]) -> dict[str, str]:
+    """Do all that can be done; what went wrong, by the title."""
+    failed: dict[str, str] = {}
+    broken: dict[tuple[str, int], str] = {}
     for one in lacking:
-        with counter("tasks") as count:
-            paths = work.complete(one, count)
-        _say(f"{one.title}: {len(paths)} records of the run in {paths[0].parent}")
-    return 0
+        runs = [(name, one.seed) for name in (one.name, STARTS.get(one.name)) if name]
+        reason = next((broken[run] for run in runs if run in broken), None)
+        if reason is not None:
+            failed[one.title] = reason
+            continue
+        try:
+            with counter("tasks") as count:
+                paths = work.complete(one, count)
+        except Interrupted:
+            raise
+        except Exception as error:  # Whatever is wrong with one run, the others go on.
+            failed[one.title] = broken[one.name, one.seed] = str(error) or repr(error)
+        else:
+            _say(f"{one.title}: {len(paths)} records of the run in {paths[0].parent}")
+    return failed
 
 
 def _say(text: str) -> None:

@@ -7,12 +7,13 @@ https://arxiv.org/abs/1409.0575), whose classes are folders such as n01440764.
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from neural_similarity.data.image_files import ImageFiles
 from neural_similarity.data.images import Dataset
-from neural_similarity.data.listing import Listing, check_classes, class_folders, list_images
+from neural_similarity.data.listing import Listing, check_classes, list_images
 
 NAME = "imagenet"
 PARTS = ("train", "val")
@@ -55,26 +56,20 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
 def _listed(root: Path, parts: list[Path]) -> list[Listing]:
     """The parts' listings, from the cache where no folder of images has changed since."""
     cached = _read(root / CACHE)
-    if cached and cached.get("stamps") == _stamps(root, cached.get("files", {})):
+    if cached and cached.get("stamps") == _stamps(root, cached.get("stamps", ())):
         return [_listing(part, cached["files"][part.name]) for part in parts]
     listings = [list_images(part) for part in parts]
     files = {listing.folder.name: _as_json(listing) for listing in listings}
+    folders = [f"{one.folder.name}/{folder}" for one in listings for folder in (".", *one.folders)]
     with contextlib.suppress(OSError):  # A folder that cannot be written is listed every time.
-        _write(root / CACHE, {"stamps": _stamps(root, files), "files": files})
+        _write(root / CACHE, {"stamps": _stamps(root, folders), "files": files})
     return listings
 
 
-def _stamps(root: Path, files: dict[str, dict[str, dict[str, int]]]) -> dict[str, int | None]:
-    """When each class folder, and each folder below one that holds files, last changed."""
-    folders = [folder for name in PARTS for folder in class_folders(root / name)]
-    for part, classes in files.items():
-        for name, members in classes.items():
-            inner = {str(Path(member).parent) for member in members if "/" in member}
-            folders += [root / part / name / folder for folder in sorted(inner)]
-    return {
-        str(folder.relative_to(root)): folder.stat().st_mtime_ns if folder.is_dir() else None
-        for folder in folders
-    }
+def _stamps(root: Path, folders: Iterable[str]) -> dict[str, int | None]:
+    """When each of the folders below `root` last changed; None: it is gone."""
+    found = {folder: root / folder for folder in folders}
+    return {n: path.stat().st_mtime_ns if path.is_dir() else None for n, path in found.items()}
 
 
 def _as_json(listing: Listing) -> dict[str, dict[str, int]]:

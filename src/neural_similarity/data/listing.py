@@ -20,6 +20,8 @@ class Listing:
     """Of every class, the files below its folder, sorted, with / between folders."""
     sizes: tuple[tuple[int, ...], ...]
     """Their bytes."""
+    folders: tuple[str, ...] = ()
+    """Every folder below `folder` that was looked into."""
 
     @property
     def labels(self) -> list[int]:
@@ -44,13 +46,14 @@ def list_images(folder: Path) -> Listing:
     Raises:
         ValueError: there is no class folder, or one holds no image.
     """
-    classes = class_folders(folder)
-    members = [_images_in(path) for path in classes]
+    classes, inner = class_folders(folder), list[str]()
+    members = [_images_in(path, inner) for path in classes]
     return Listing(
         folder,
         tuple(path.name for path in classes),
         tuple(tuple(files) for files in members),
         tuple(tuple(files.values()) for files in members),
+        tuple(os.path.relpath(path, folder) for path in inner),
     )
 
 
@@ -77,20 +80,21 @@ def check_classes(train: Listing, test: Listing) -> None:
                 )
 
 
-def _images_in(folder: Path) -> dict[str, int]:
-    """Bytes of every image below `folder`, sorted by name."""
-    found = sorted(_walk(str(folder), ""), key=lambda file: file[0].split("/"))
+def _images_in(folder: Path, inner: list[str]) -> dict[str, int]:
+    """Bytes of every image below `folder`, sorted by name; adds the folders on the way."""
+    found = sorted(_walk(str(folder), "", inner), key=lambda file: file[0].split("/"))
     if not found:
         raise ValueError(f"{folder} must hold images ({' '.join(sorted(SUFFIXES))}), got none")
     return dict(found)
 
 
-def _walk(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
+def _walk(folder: str, prefix: str, inner: list[str]) -> Iterator[tuple[str, int]]:
+    inner.append(folder)
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from _walk(entry.path, f"{prefix}{entry.name}/")
+                yield from _walk(entry.path, f"{prefix}{entry.name}/", inner)
             elif Path(entry.name).suffix.lower() in SUFFIXES:
                 yield prefix + entry.name, entry.stat().st_size

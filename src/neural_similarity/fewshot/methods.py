@@ -12,7 +12,7 @@ from neural_similarity.fewshot.gradient import anil, maml, meta_learned
 from neural_similarity.fewshot.heads import CosineFineTuning, FineTuning
 from neural_similarity.fewshot.kshot import DiscriminativeKShot
 from neural_similarity.fewshot.leo import Leo
-from neural_similarity.fewshot.method import Method
+from neural_similarity.fewshot.method import Method, Statistics
 from neural_similarity.fewshot.metric import FullContext, MatchingNet, NearestNeighbour, ProtoNet
 from neural_similarity.fewshot.relation import RelationNet
 from neural_similarity.fewshot.static import StaticTuning
@@ -34,6 +34,8 @@ class Kind:
     """Whether it is trained by tasks; if not, its network is trained to name the base classes."""
     head: str = "linear"
     """The classifier that its network is trained with, where that is how it is trained."""
+    statistics: Statistics = "running"
+    """What normalises queries unless `set_statistics` says otherwise."""
     frozen: bool = False
     """Whether training leaves the kernels as they are, so that it must start from a run's."""
 
@@ -83,10 +85,10 @@ METHODS: dict[str, Kind] = {
     "matching-fce": Kind(partial(matching_net, context=True), episodic=True),
     "proto": Kind(lambda network, _: ProtoNet(network[:-1]), episodic=True),
     "relation": Kind(relation_net, episodic=True),
-    "maml": Kind(maml, episodic=True),
-    "maml-first-order": Kind(partial(maml, first_order=True), episodic=True),
-    "anil": Kind(anil, episodic=True),
-    "meta-nsn": Kind(meta_learned, episodic=True, frozen=True),
+    "maml": Kind(maml, episodic=True, statistics="support"),
+    "maml-first-order": Kind(partial(maml, first_order=True), episodic=True, statistics="support"),
+    "anil": Kind(anil, episodic=True, statistics="support"),
+    "meta-nsn": Kind(meta_learned, episodic=True, statistics="support", frozen=True),
     "tadam": Kind(lambda network, _: Tadam(network), episodic=True),
     "leo": Kind(lambda network, _: Leo(network), episodic=True, frozen=True),
 }

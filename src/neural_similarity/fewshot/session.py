@@ -198,6 +198,8 @@ def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | No
             )
         return None
     run = read_run(recipe.start, FewShotRun)
+    if not run.summary.exists():
+        raise RunError(f"`start` must be a finished run, got {run.path}; --resume it first")
     if run.digest != split.digest:
         raise RunError(
             f"`start` must be a run on the same data, whose digest is {split.digest}, got "

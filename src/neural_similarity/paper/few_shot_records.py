@@ -21,6 +21,7 @@ from neural_similarity.fewshot.tasks import TaskList, TaskSizes
 from neural_similarity.paper.recording import code_of, layout, machine_of
 from neural_similarity.paper.records import budget_name
 from neural_similarity.recipes import FEW_SHOT_RECIPES
+from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import RunError
 from neural_similarity.train.files import read_json, write_text
 from neural_similarity.train.recipe import MACHINE, recipe_from_json, recipe_to_json, scaled
@@ -190,7 +191,7 @@ def record_few_shot(run: FewShotRun, results: Path) -> list[Path]:
 
 
 def overridden(run: FewShotRun) -> list[str]:
-    """The fields in which a run is not one of its recipe.
+    """The fields in which a run is not one of its recipe; it must start from a run of `STARTS`.
 
     A run on training and validation classes may have another number of steps: one that was chosen.
     """
@@ -199,7 +200,9 @@ def overridden(run: FewShotRun) -> list[str]:
     original = scaled(FEW_SHOT_RECIPES[run.name], run.budget)
     free = FREE + (RETRAINED if run.recipe.train_on == "train+val" else ())
     names = [field.name for field in dataclasses.fields(FewShotRecipe) if field.name not in free]
-    return [name for name in names if getattr(run.recipe, name) != getattr(original, name)]
+    start = read_json(run.path / ENVIRONMENT).get("start") or {}
+    changed = [] if start.get("recipe") == STARTS.get(run.name) else ["start"]
+    return changed + [n for n in names if getattr(run.recipe, n) != getattr(original, n)]
 
 
 def read_evaluations(results: Path, recipe: str, budget: float) -> list[Evaluation]:

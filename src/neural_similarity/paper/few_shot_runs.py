@@ -1,6 +1,8 @@
 """Evaluating few-shot runs, and running what Table 6 lacks."""
 
-from collections.abc import Iterable, Sequence
+import fcntl
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -14,6 +16,7 @@ from neural_similarity.data.mapped import Progress
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.evaluate import evaluate, use_statistics
 from neural_similarity.fewshot.method import Statistics
+from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.partial import Partial
 from neural_similarity.fewshot.recipe import Classes
 from neural_similarity.fewshot.run import FewShotRun, load_method, usual_checkpoint
@@ -30,7 +33,7 @@ from neural_similarity.paper.few_shot_records import (
     record_few_shot,
     write_evaluation,
 )
-from neural_similarity.paper.plan import run_folder
+from neural_similarity.paper.plan import require_same, run_folder
 from neural_similarity.paper.records import budget_name
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
@@ -178,10 +181,9 @@ class Reproduction:
     def lacking(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """Those without a record."""
         folder = self.results / FOLDER
+        budget = budget_name(self.budget)
         return [
-            one
-            for one in wanted
-            if not any((folder / one.name / budget_name(self.budget)).glob(self._files(one)))
+            one for one in wanted if not (folder / one.name / budget / self._file(one)).exists()
         ]
 
     def complete(self, one: Wanted, progress: Progress | None = None) -> list[Path]:
@@ -192,14 +194,15 @@ class Reproduction:
             RunError: a run folder that would be used holds another run.
         """
         run = self.run(one.name, one.seed, one.train_on)
-        if not any((run.path / EVALUATIONS).glob(self._files(one))):
-            images = session.load_data(run, self.data_root).test
-            drawn = {"seed": TASK_SEED, "data": run.digest, "part": "test"}
-            tasks = draw_tasks(images, _sizes(one.shots), self.tasks, **drawn)
-            evaluate_run(
-                run, images, tasks, method=one.method, device=self.device, progress=progress
-            )
-        return record_few_shot(run, self.results)
+        with _alone(run.path):
+            if not (run.path / EVALUATIONS / self._file(one)).exists():
+                images = session.load_data(run, self.data_root).test
+                drawn = {"seed": TASK_SEED, "data": run.digest, "part": "test"}
+                tasks = draw_tasks(images, _sizes(one.shots), self.tasks, **drawn)
+                evaluate_run(
+                    run, images, tasks, method=one.method, device=self.device, progress=progress
+                )
+            return record_few_shot(run, self.results)
 
     def run(self, name: str, seed: int, train_on: Classes) -> FewShotRun:
         """The finished run, and before it those that it builds on."""
@@ -207,35 +210,47 @@ class Reproduction:
         suffix = "" if train_on == "train" else "-all"
         folder = run_folder(self.runs, name, self.budget, seed)
         folder = folder.with_name(folder.name + suffix)
-        if folder.exists():
-            _require_same(read_run(folder, FewShotRun), name, self.budget, seed)
-            return session.resume(folder, **options)
-        source = STARTS.get(name.removesuffix("-1shot"))
+        source = STARTS.get(name)
         start = str(self.run(source, seed, train_on).path) if source else None
-        if train_on != "train":
-            before = self.run(name, seed, "train")
-            return session.retrain(before, out=folder, start=start, **options)
-        recipe = replace(FEW_SHOT_RECIPES[name], seed=seed, start=start)
-        return session.train(recipe, name=name, budget=self.budget, out=folder, **options)
+        before = self.run(name, seed, "train") if train_on != "train" else None
+        with _alone(folder):
+            if folder.exists():
+                run = read_run(folder, FewShotRun)
+                other = [] if run.recipe.train_on == train_on else ["train_on"]
+                require_same(run, name, self.budget, seed, overridden(run) + other)
+                return session.resume(folder, **options)
+            if before is not None:
+                return session.retrain(before, out=folder, start=start, **options)
+            recipe = replace(FEW_SHOT_RECIPES[name], seed=seed, start=start)
+            return session.train(recipe, name=name, budget=self.budget, out=folder, **options)
 
-    def _files(self, one: Wanted) -> str:
-        """What matches the evaluation's name, whatever statistics the method has."""
+    def _file(self, one: Wanted) -> str:
+        """The evaluation's file, by the method's own statistics."""
         facts = {"part": "test", "count": self.tasks, "seed": TASK_SEED}
         changes = {"seed": one.seed, "train_on": one.train_on, "select_on": "none"}
         recipe = replace(FEW_SHOT_RECIPES[one.name], **changes)
-        return f"{evaluation_name(recipe, one.method, '*', _sizes(one.shots), facts)}.json"
+        statistics = METHODS[one.method].statistics
+        name = evaluation_name(recipe, one.method, statistics, _sizes(one.shots), facts)
+        return f"{name}.json"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Refuse to work on a run folder that another process works on.
+
+    Raises:
+        RunError: another process does.
+    """
+    lock = folder.with_name(f"{folder.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process works on {folder} already") from None
+        yield
 
 
 def _sizes(shots: int) -> TaskSizes:
     """Those of the table's tasks."""
     return TaskSizes(ways=few_shot_table.WAYS, shots=shots, queries=few_shot_table.QUERIES)
-
-
-def _require_same(run: FewShotRun, name: str, budget: float, seed: int) -> None:
-    """Refuse a folder that holds another run than the one it is named after."""
-    same = (run.name, run.budget, run.recipe.seed) == (name, budget, seed)
-    if changed := overridden(run) if same else ["recipe, budget or seed"]:
-        raise RunError(
-            f"{run.path} holds another run than {name} with seed {seed} at budget {budget:g}: it "
-            f"differs in {', '.join(changed)}; move it away or name another folder with --runs"
-        )

@@ -1,5 +1,6 @@
 """Table 6, few-shot recognition on Mini-ImageNet, beside our evaluations."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,7 +13,6 @@ from neural_similarity.fewshot.statistics import Interval, interval, paired
 from neural_similarity.fewshot.tasks import TaskSizes
 from neural_similarity.paper.few_shot_records import FOLDER, Evaluation, read_evaluations
 from neural_similarity.paper.records import budgets
-from neural_similarity.paper.report import fullest_budget
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 
 TITLE = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
@@ -117,10 +117,10 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
         budget: Of the runs; None is the one at which most rows have some, and for a row that has
             none there the largest that it has.
     """
-    usual = budget
-    if usual is None:
-        recipes = [row.recipe_for(shots) for row in chain(*PANELS.values()) for shots in SHOTS]
-        usual = fullest_budget(recipes, results / FOLDER)
+    places = [(row, shots) for row in chain(*PANELS.values()) for shots in SHOTS]
+    found = {place: _budgets(*place, results) for place in places} if budget is None else {}
+    counts = Counter(chain(*found.values()))
+    usual = budget or max(counts, key=lambda b: (counts[b], b), default=1.0)
     parts = [f"# {TITLE}" + ("" if usual == 1 else f" (reduced schedule, budget {usual:g})")]
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
@@ -129,17 +129,18 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
         lines = [head, ("---",) * len(head)]
         for row in rows:
             for shots in SHOTS:
-                own = usual if budget is not None else _budget_of(row, shots, results, usual)
-                lines += _cells(row, shots, results, own, usual)
+                own = found.get((row, shots), [])
+                at = usual if usual in own else max(own, default=usual)
+                lines += _cells(row, shots, results, at)
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
     return "\n\n".join([*parts, _NOTE]) + "\n"
 
 
 _NOTE = (
     "Accuracy in percent, mean over tasks of the accuracy of each, ± 1.96 standard errors over the "
-    "tasks; σ is the deviation between seeds. Differences are paired: the same seeds, training "
-    "classes and tasks, where of two lists of one seed the shorter is the beginning of the longer. "
-    "Batch norm says whose statistics normalise queries; only `transductive` "
+    "tasks; σ is the deviation between seeds. Differences are paired: the same budget, seeds, "
+    "training classes and tasks, where of two lists of one seed the shorter is the beginning of "
+    "the longer. Batch norm says whose statistics normalise queries; only `transductive` "
     "lets queries see each other. The step is the one evaluated: the best on the validation "
     "classes, or, on train+val, the last. A row without runs at the title's budget has those of "
     "another, and the column says which. The paper trains its similarity networks on train+val, "
@@ -148,21 +149,19 @@ _NOTE = (
 )
 
 
-def _budget_of(row: FewShotRow, shots: int, results: Path, usual: float) -> float:
-    """The usual one, unless the row has records at others alone."""
-    found = [float(name) for name in budgets(results / FOLDER, [row.recipe_for(shots)])]
-    return usual if usual in found else max(found, default=usual)
+def _budgets(row: FewShotRow, shots: int, results: Path) -> list[float]:
+    """Those at which the row has evaluations."""
+    known = map(float, budgets(results / FOLDER, [row.recipe_for(shots)]))
+    return [budget for budget in known if _groups(row, shots, results, budget)]
 
 
-def _cells(
-    row: FewShotRow, shots: int, results: Path, budget: float, usual: float
-) -> list[tuple[str, ...]]:
+def _cells(row: FewShotRow, shots: int, results: Path, budget: float) -> list[tuple[str, ...]]:
     name = row.recipe_for(shots)
     paper = "" if shots != SHOTS[0] or row.paper is None else f"{row.paper:.2f}"
     if paper and row.reach is not None:
         paper += f" ± {row.reach:.2f}"
     front = (row.label, f"`{name}`", str(shots), paper)
-    lines = _lines(row, shots, results, budget, usual)
+    lines = _lines(row, shots, results, budget)
     if not lines:
         missing = "not run" if name in FEW_SHOT_RECIPES else "not run (no recipe yet)"
         return [(*front, missing, *("",) * (7 + len(COMPARED)))]
@@ -184,11 +183,9 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
     )
 
 
-def _lines(
-    row: FewShotRow, shots: int, results: Path, budget: float, usual: float
-) -> list[FewShotLine]:
+def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[FewShotLine]:
     """The evaluations of a row, those that differ in the seed alone together."""
-    others = [_groups(other, shots, results, usual) for other in COMPARED.values()]
+    others = [_groups(other, shots, results, budget) for other in COMPARED.values()]
     lines = []
     for found in _groups(row, shots, results, budget).values():
         differences = (

@@ -148,7 +148,8 @@ def _task(
     steps = scaled(RECIPES[name], budget).steps
     state, done = "new", 0
     if folder.exists():
-        run = _require_same(read_run(folder), name, budget, seed)
+        run = read_run(folder)
+        require_same(run, name, budget, seed, overridden(name, budget, run.recipe))
         state = "finished" if run.summary.exists() else "interrupted"
         done = steps if state == "finished" else _steps_saved(run)
         pace = _own_pace(run) or pace
@@ -165,16 +166,23 @@ def _task(
     )
 
 
-def _require_same(run: Run, name: str, budget: float, seed: int) -> Run:
-    """Refuse a folder that holds another run than the one it is named after."""
-    same = (run.name, run.budget, run.recipe.seed) == (name, budget, seed)
-    changed = overridden(name, budget, run.recipe) if same else ["recipe, budget or seed"]
+def require_same(run: Run, name: str, budget: float, seed: int, changed: Sequence[str]) -> None:
+    """Refuse a folder that holds another run than the one it is named after.
+
+    Args:
+        run: what it holds.
+        name: of the recipe.
+        budget: share of its steps.
+        seed: of the run.
+        changed: fields in which the run is not one of the recipe.
+    """
+    if (run.name, run.budget, run.recipe.seed) != (name, budget, seed):
+        changed = ["recipe, budget or seed"]
     if changed:
         raise RunError(
             f"{run.path} holds another run than {name} with seed {seed} at budget {budget:g}: it "
             f"differs in {', '.join(changed)}; move it away or name another folder with --runs"
         )
-    return run
 
 
 def _steps_saved(run: Run) -> int:

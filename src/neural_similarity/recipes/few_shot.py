@@ -6,7 +6,7 @@ among 100 epochs, tenfold drops after 60 and 85 of them, crops and mirror images
 Rows that are fine-tuned share one backbone.
 Methods trained by tasks have the ways and rates of their own papers, but fewer steps, tenfold drops
 after 60 and 85 % of them where those halve the rate, and no clipping of gradients. ProtoNet has 5
-queries a class where its paper has 15, for three times the updates from as many images.
+queries a class where its paper has 15, for twice the updates from as many images.
 """
 
 from dataclasses import replace
@@ -91,13 +91,6 @@ BY_TASKS = {
         replace(MAML, method="meta-nsn", similarity=DYNAMIC),
     ),
 }
-STARTS = {
-    "mini-tadam": "mini-resnet12",
-    "mini-leo": "mini-wrn28",
-    "mini-meta-static": "mini-cnn4",
-    "mini-meta-dynamic": "mini-dynamic",
-}
-"""The recipe whose run another one starts from, that of one shot likewise."""
 ONE_SHOT_SIZES = {"proto": {"ways": 30}, "relation": {"queries": 15}}
 """What the papers of some methods have otherwise with one shot."""
 ONE_SHOT = {
@@ -129,11 +122,24 @@ QUICKSTART = {
 }
 CIFAR = {
     name.replace("mini-", f"{data}-"): (
-        text,
+        text.replace("mini-", f"{data}-"),
         replace(recipe, dataset=data, crop=4 if recipe.crop else 0),
     )
     for data in ("cifar-fs", "fc100")
     for name, (text, recipe) in MINI.items()
 }
+_STARTS = {
+    "tadam": "resnet12",
+    "leo": "wrn28",
+    "meta-static": "cnn4",
+    "meta-dynamic": "dynamic",
+}
+STARTS = {
+    f"{data}-{name}{shots}": f"{data}-{source}"
+    for data in ("mini", "cifar-fs", "fc100")
+    for name, source in _STARTS.items()
+    for shots in ("", "-1shot")
+}
+"""The recipe whose run another one starts from."""
 FEW_SHOT: dict[str, tuple[str, FewShotRecipe]] = QUICKSTART | MINI | CIFAR
 FEW_SHOT_RECIPES = {name: recipe for name, (_, recipe) in FEW_SHOT.items()}

@@ -146,7 +146,8 @@ def removed_if_nothing_began(run: Run) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if not run.metrics.exists() and not checkpoints(run.checkpoints):
+        written = run.metrics.exists() and run.metrics.stat().st_size > 0
+        if not written and not checkpoints(run.checkpoints):
             shutil.rmtree(run.path)
         raise
 
