@@ -136,7 +136,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "mini-cnn5"], "`only` must match a recipe of table 6 (mini-meta-static, "),
+        (["--only", "mini-cnn5"], "`only` must match a recipe of the table (mini-meta-static, "),
         (["--shots", "3"], "`shots` must be among (2,), got 3"),
         (["--tasks", "0"], "`tasks` must be at least 1, got 0"),
     ],

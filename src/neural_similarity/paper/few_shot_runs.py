@@ -4,7 +4,6 @@ import fcntl
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import get_args
@@ -33,7 +32,7 @@ from neural_similarity.paper.few_shot_records import (
     record_few_shot,
     write_evaluation,
 )
-from neural_similarity.paper.plan import require_same, run_folder
+from neural_similarity.paper.plan import matching, require_same, run_folder
 from neural_similarity.paper.records import budget_name
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
@@ -148,15 +147,12 @@ def wanted_evaluations(
         for row in chain(*few_shot_table.PANELS.values())
         for count in shots
     ]
-    for pattern in only:
-        if not any(fnmatchcase(name, pattern) for name, *_ in places):
-            names = ", ".join(dict.fromkeys(name for name, *_ in places))
-            raise ValueError(f"`only` must match a recipe of table 6 ({names}), got {pattern!r}")
+    names = matching([name for name, *_ in places], only)
     return [
         Wanted(name=name, seed=seed, train_on=train_on, method=method, shots=count)
         for seed in seeds
         for name, method, count in places
-        if not only or any(fnmatchcase(name, pattern) for pattern in only)
+        if name in names
         for train_on in (TRAIN_ALONE if method in NEVER_RETRAINED else get_args(Classes))
     ]
 
@@ -210,15 +206,16 @@ class Reproduction:
         suffix = "" if train_on == "train" else "-all"
         folder = run_folder(self.runs, name, self.budget, seed)
         folder = folder.with_name(folder.name + suffix)
-        source = STARTS.get(name)
-        start = str(self.run(source, seed, train_on).path) if source else None
-        before = self.run(name, seed, "train") if train_on != "train" else None
-        with _alone(folder):
-            if folder.exists():
+        if folder.exists():
+            with _alone(folder):
                 run = read_run(folder, FewShotRun)
                 other = [] if run.recipe.train_on == train_on else ["train_on"]
                 require_same(run, name, self.budget, seed, overridden(run) + other)
                 return session.resume(folder, **options)
+        source = STARTS.get(name)
+        start = str(self.run(source, seed, train_on).path) if source else None
+        before = self.run(name, seed, "train") if train_on != "train" else None
+        with _alone(folder):
             if before is not None:
                 return session.retrain(before, out=folder, start=start, **options)
             recipe = replace(FEW_SHOT_RECIPES[name], seed=seed, start=start)

@@ -112,7 +112,16 @@ def chosen(table: Table, only: Sequence[str]) -> list[str]:
     Raises:
         ValueError: a pattern matches no recipe.
     """
-    names = list(dict.fromkeys(row.recipe for row in table.rows))
+    return matching([row.recipe for row in table.rows], only)
+
+
+def matching(recipes: Iterable[str], only: Sequence[str]) -> list[str]:
+    """The recipes that match one of the patterns `only`, each once; all if there is no pattern.
+
+    Raises:
+        ValueError: a pattern matches no recipe.
+    """
+    names = list(dict.fromkeys(recipes))
     for pattern in only:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(

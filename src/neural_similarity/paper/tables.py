@@ -133,6 +133,7 @@ ABLATIONS = (
             Row("patches normalised, gated", "cifar10-dynamic-dns"),
             Row("batch normalisation, small start, eps 1e-3", "cifar10-dynamic-dns-norm"),
             Row("the same with eps 1e-5", "cifar10-dynamic-dns-norm-1e-5"),
+            Row("batch normalisation, He's start, gated", "cifar10-dynamic-dns-gated-norm"),
             Row("patches and kernels normalised", "cifar10-dynamic-dns-both"),
         ),
     ),

@@ -26,6 +26,10 @@ ABLATIONS = {
     ),
     "cifar10-dynamic-dns-norm": ("normalised, small predictor, eps 1e-3", _normed(1e-3)),
     "cifar10-dynamic-dns-norm-1e-5": ("the same with PyTorch's eps 1e-5", _normed(1e-5)),
+    "cifar10-dynamic-dns-gated-norm": (
+        "normalised, He's start, gated",
+        _dns(SphereNet(batch_norm=True, scales=(1.0, 1.0))),
+    ),
     "cifar10-dynamic-dns-both": (
         "predictor bounded, patches and kernels normalised",
         _dns(SphereNet(normalize="both", bounded=True)),
