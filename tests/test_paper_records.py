@@ -42,7 +42,8 @@ def test_record_holds_the_run(tmp_path):
     content = json.loads(path.read_text())
     assert (content["recipe"], content["budget"], content["seed"]) == (STATIC, 0.5, 3)
     assert content["config"] == recipe_to_json(run.recipe)
-    assert content["data"] == {"name": "embedded", "digest": make_dataset().digest}
+    facts = {"name": "embedded", "digest": make_dataset().digest, "classes": 4}
+    assert content["data"] == facts
     assert content["metrics"] == read_lines(run.metrics)
     assert set(content["code"]) == {"version", "commit", "dirty"}
     assert content["environment"]["torch"] == torch.__version__
