@@ -1,6 +1,5 @@
 """Running what a plan lists: processes of one thread, side by side, each a plain `nsim train`."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 from neural_similarity.paper.plan import THREADS, Task
 from neural_similarity.paper.recording import write_record
 from neural_similarity.train import RunError, read_run
-from neural_similarity.train.files import read_json
+from neural_similarity.train.files import locked, read_json
 from neural_similarity.train.journal import read_lines
 from neural_similarity.train.stopping import signals_noted
 
@@ -185,22 +184,19 @@ def launch(command: Sequence[str], log: Path) -> Process:
     Raises:
         RunError: another process writes to `log`.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        try:
-            # The child inherits the lock with the file and holds it until it ends, even where it
-            # outlives this process.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"another process runs it already and writes to {log}") from None
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=os.environ | ENVIRONMENT,
-            start_new_session=True,
-        )
+    try:
+        # The child holds the lock even where it outlives this process.
+        with locked(log) as file:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=os.environ | ENVIRONMENT,
+                start_new_session=True,
+            )
+    except BlockingIOError:
+        raise RunError(f"another process runs it already and writes to {log}") from None
 
 
 def reason(code: int, log: Path, since: int) -> str:

@@ -1,8 +1,7 @@
 """Evaluating few-shot runs, and running what Table 6 lacks."""
 
-import fcntl
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -37,6 +36,7 @@ from neural_similarity.paper.records import budget_name
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import RunError, choose_runtime, read_run
+from neural_similarity.train.files import locked
 from neural_similarity.train.run import find_checkpoint
 from neural_similarity.train.runtime import threads
 
@@ -238,11 +238,9 @@ def _alone(folder: Path) -> Iterator[None]:
     Raises:
         RunError: another process does.
     """
-    lock = folder.with_name(f"{folder.name}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("ab") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(folder.with_name(f"{folder.name}.lock")))
         except BlockingIOError:
             raise RunError(f"another process works on {folder} already") from None
         yield

@@ -1,13 +1,14 @@
 """Files that are there whole or not at all, also when the process is killed while writing."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 PARTIAL = ".partial"
 
@@ -54,6 +55,21 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(path)
     temporary.rename(path)
     sync(path.parent)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[IO[bytes]]:
+    """The file, opened to be added to, which no other process has open so.
+
+    A child process that inherits the file keeps the lock until it ends.
+
+    Raises:
+        BlockingIOError: another process has.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield file
 
 
 def sync(path: Path) -> None:
