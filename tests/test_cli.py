@@ -279,6 +279,17 @@ def test_the_installed_command_exits_with_its_code():
     assert result.stderr == "nsim: no recipe is named 'quikstart'; did you mean 'quickstart'?\n"
 
 
+def test_a_reader_that_stops_is_not_an_error():
+    """`nsim models | head -1` says nothing on stderr, and exits as shells report SIGPIPE."""
+    code = "import sys; from neural_similarity.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "models", "--help"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
 def test_weights_are_those_of_the_run(static):
     weights = load_file(static.checkpoints / "step-00000006" / "weights.safetensors")
     assert all(torch.equal(weights[name], t) for name, t in load(static).state_dict().items())

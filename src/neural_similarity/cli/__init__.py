@@ -1,5 +1,6 @@
 """The command `nsim`. Exit codes: 0 done, 1 failed while running, 2 wrong command line."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -45,11 +46,17 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         if name not in COMMANDS:
             raise unknown("command", name, COMMANDS)
-        return COMMANDS[name][0](rest)
+        code = COMMANDS[name][0](rest)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         return _fail(error, 2)
     except Interrupted as stop:
         return _fail(stop, stop.exit_code)
+    except BrokenPipeError:
+        # Whoever read has enough, as `head` does; what is left must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # what shells report of a program that a closed pipe has ended
     except (RunError, OSError, ValueError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
