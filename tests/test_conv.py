@@ -220,15 +220,16 @@ def test_the_predictor_is_patch_normalised_convolution_relu_convolution():
     layer = ns.Conv2d(3, 4, 3, padding=1, stride=2, similarity="dynamic-diagonal").double()
     predictor = layer.similarity.predictor
     x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
-    norm = (F.conv2d(x.square(), torch.ones(1, 3, 3, 3).double(), None, 2, 1) + 1e-4).sqrt()
-    hidden = (F.conv2d(x, predictor.patch.weight, None, 2, 1) / norm).relu()
+    energy = F.conv2d(x.square(), torch.ones(1, 3, 3, 3).double(), None, 2, 1) + 1e-4
+    hidden = F.conv2d(x, predictor.patch.weight, None, 2, 1) / (energy / 27).sqrt()
+    hidden = hidden.relu()
     last = predictor.last
     assert_close(predictor(x), F.conv2d(hidden, last.weight, last.bias, padding=1))
 
 
 def test_released_options_of_the_predictor():
     """Batch norm with its eps behind both convolutions, initial scales, no gain."""
-    released = ns.SphereNet(batch_norm=True, batch_norm_eps=1e-3, scales=(0.1, 0.001))
+    released = ns.SphereNet(normalize="input", batch_norm=True, scales=(0.1, 0.001))
     spec = ns.Dynamic(ns.Diagonal(), released, init="released")
     layer = ns.Conv2d(256, 8, 3, padding=1, similarity=spec)
     predictor = layer.similarity.predictor

@@ -80,12 +80,32 @@ def test_bounded_sphere_net(angle):
     assert net(1e3 * x).abs().max() <= 1
 
 
-def test_bounded_sphere_net_with_the_input_normalised_only():
-    net = predictor_of(ns.SphereNet(hidden=5, bounded=True))
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize(("normalize", "numbers"), [("rms", 4 * 2 * 3), ("input", 1)])
+def test_sphere_net_with_the_input_normalised_only(normalize, numbers, bounded):
+    """By the root mean square of a patch, or by its norm."""
+    net = predictor_of(ns.SphereNet(hidden=5, bounded=bounded, normalize=normalize))
+    last = net.last
     x = input_of()
-    norm = F.conv2d(x.square(), x.new_ones(1, 4, *SIZE), None, **FRAME)
-    hidden = (F.conv2d(x, net.patch.weight, None, **FRAME) / (norm + EPS).sqrt()).relu()
-    assert_close(net(x), sphere(hidden, net.last.weight, padding=1))
+    energy = F.conv2d(x.square(), x.new_ones(1, 4, *SIZE), None, **FRAME) + EPS
+    hidden = F.conv2d(x, net.patch.weight, None, **FRAME) / (energy / numbers).sqrt()
+    plain = F.conv2d(hidden.relu(), last.weight, last.bias, padding=1)
+    assert_close(net(x), sphere(hidden.relu(), last.weight, padding=1) if bounded else plain)
+
+
+def test_patches_of_norm_1_start_as_the_same_function_and_learn_slower():
+    """By the number of a patch's numbers, relative to the size of the first kernel."""
+    x = input_of()
+    raw, speed = {}, {}
+    for normalize in ("rms", "input"):
+        torch.manual_seed(0)
+        net = predictor_of(ns.SphereNet(normalize=normalize))
+        raw[normalize] = net(x)
+        raw[normalize].square().sum().backward()
+        kernel = net.patch.weight
+        speed[normalize] = kernel.grad.norm() / kernel.norm()
+    assert_close(raw["input"], raw["rms"])
+    assert_close(speed["rms"], 4 * 2 * 3 * speed["input"])
 
 
 @pytest.mark.parametrize("bound", ["tanh", "normalize", None])
@@ -208,7 +228,8 @@ def test_predictors_of_other_dimensions(dims):
     net = layer.double().similarity.predictor
     x = input_of(*(5, 7, 6)[:dims])
     norm = conv(x.square(), x.new_ones(1, 4, *[3] * dims), None, 2, 1)
-    hidden = (conv(x, net.patch.weight, None, 2, 1) / (norm + EPS).sqrt()).relu()
+    mean_square = (norm + EPS) / (4 * 3**dims)
+    hidden = (conv(x, net.patch.weight, None, 2, 1) / mean_square.sqrt()).relu()
     assert_close(net(x), conv(hidden, net.last.weight, net.last.bias, padding=1))
 
 
@@ -219,7 +240,7 @@ def test_predictors_of_linear_layers_see_all_features(kind):
     x = torch.randn(3, 7, dtype=torch.float64)
     hidden = (x @ net.patch.weight[:, 0].T).relu()
     if kind is ns.SphereNet:
-        hidden = hidden / (x.square().sum(1, keepdim=True) + EPS).sqrt()
+        hidden = hidden / ((x.square().sum(1, keepdim=True) + EPS) / 7).sqrt()
     raw = hidden @ net.last.weight[..., 0].T + net.last.bias
     assert_close(net(x[:, None])[..., 0], raw.tanh() if kind is ns.CNN else raw)
 
@@ -275,7 +296,10 @@ def test_what_a_predictor_must_output(outputs, stride, message):
         (lambda: ns.CNN(bound="relu"), '`bound` must be "tanh", "normalize" or None, got \'relu\''),
         (lambda: ns.SphereNet(angle="sine"), "`angle` must be one of .*, got 'sine'"),
         (lambda: ns.SphereNet(normalize="none"), "`normalize` must be one of .*, got 'none'"),
-        (lambda: ns.SphereNet(angle="linear"), "`normalize` must be \"both\" for `angle` 'linear'"),
+        (
+            lambda: ns.SphereNet(angle="linear"),
+            "`normalize` must be \"both\" for `angle` 'linear', got 'rms'",
+        ),
         (lambda: ns.SphereNet(k=0), "`k` must be positive, got 0"),
         (
             lambda: ns.SphereNet(bounded=True, batch_norm=True),

@@ -15,6 +15,7 @@ from neural_similarity.recipes.released import RELEASED
 from neural_similarity.recipes.studies import ABLATIONS, CHEAPER, CONTROLS, RIVALS
 from neural_similarity.train.recipe import recipe_from_json, recipe_to_json, scaled
 
+NORMED = SphereNet(batch_norm=True)
 TABLE_8 = ("wide-cnn", "wide-cnn-attention", "spherenet", "spherenet-attention")
 
 
@@ -70,7 +71,7 @@ def test_imagenet_recipes_have_the_papers_schedule(name):
     assert (recipe.lr, recipe.momentum, recipe.batch_size) == (0.1, 0.9, 128)
     assert (recipe.dataset, recipe.image_size, recipe.crop) == ("imagenet", None, 0)
     assert recipe.weight_decay == (1e-4 if "resnet" in name else 5e-4)
-    kinds = {"static-dns": Static(Diagonal()), "dynamic-dns": Dynamic(Diagonal())}
+    kinds = {"static-dns": Static(Diagonal()), "dynamic-dns": Dynamic(Diagonal(), NORMED)}
     kind = next((kind for kind in kinds if name.endswith(kind)), None)
     assert recipe.similarity == (kinds[kind] if kind else None)
     nets = {"cnn10++": "cnn10_plus", "cnn10": "cnn10", "resnet18": "resnet18"}
@@ -102,6 +103,13 @@ def test_studies_differ_from_the_papers_recipe_in_one_thing(name):
     assert changed <= {"similarity", "inputs", "label_smoothing", "padding", "width", "model"}
 
 
+@pytest.mark.parametrize("name", [*CHEAPER, "cifar10-dynamic-dns-per-image"])
+def test_cheaper_predictors_differ_in_one_option(name):
+    usual, cheaper = (RECIPES[n].similarity.predictor for n in ("cifar10-dynamic-dns", name))
+    changed = [f.name for f in fields(usual) if getattr(usual, f.name) != getattr(cheaper, f.name)]
+    assert len(changed) == 1
+
+
 def test_the_control_has_as_many_multiplications_as_dynamic_dns():
     def macs(name):
         recipe = RECIPES[name]
@@ -116,13 +124,13 @@ def test_the_control_has_as_many_multiplications_as_dynamic_dns():
 def test_similarities_are_those_of_the_names():
     assert RECIPES["cifar10-static-dns"].similarity == Static(Diagonal())
     assert RECIPES["cifar10-static-uns"].similarity == Static(Full())
-    assert RECIPES["cifar10-dynamic-dns"].similarity == Dynamic(Diagonal())
-    assert RECIPES["cifar10-dynamic-uns"].similarity == Dynamic(Full())
+    assert RECIPES["cifar10-dynamic-dns"].similarity == Dynamic(Diagonal(), NORMED)
+    assert RECIPES["cifar10-dynamic-uns"].similarity == Dynamic(Full(), NORMED)
     assert RECIPES["cifar10-static-dns-j"].similarity == Static(Masked(Diagonal()))
-    assert RECIPES["cifar10-dynamic-dns-j"].similarity == Dynamic(Masked(Diagonal()))
+    assert RECIPES["cifar10-dynamic-dns-j"].similarity == Dynamic(Masked(Diagonal()), NORMED)
     cnn, shared = (RECIPES[f"cifar10-dynamic-dns-{name}"].similarity for name in ("cnn", "shared"))
-    assert cnn == Dynamic(Diagonal(), predictor=CNN())
-    assert shared == Dynamic(Diagonal(), predictor=Shared())
+    assert cnn == Dynamic(Diagonal(), predictor=CNN(batch_norm=True))
+    assert shared == Dynamic(Diagonal(), predictor=Shared(batch_norm=True))
     for name in [name for name in CIFAR if name.startswith("cifar100")]:
         assert RECIPES[name].similarity == RECIPES[name.replace("100", "10")].similarity
     assert isinstance(RECIPES["quickstart"].similarity, Dynamic)

@@ -54,7 +54,7 @@ def test_similarities():
     assert similarity["cnn"] is similarity["cnn++"] is None
     assert similarity["static-dns"] == Static(Diagonal(), init="released")
     assert similarity["static-uns"] == Static(Full(residual=False))
-    small = {"scales": (0.1, 0.001)}
+    small = {"normalize": "input", "scales": (0.1, 0.001)}
     normed = SphereNet(batch_norm=True, **small)
     assert normed.batch_norm_eps == 1e-3
     assert similarity["dynamic-dns"] == Dynamic(Diagonal(), predictor=normed, init="released")

@@ -49,8 +49,7 @@ def perturbed(model):
 def test_the_formula():
     """Patch-normalised C to 3, ReLU; 3×3 to 5, ReLU; 3×3 to the scalars."""
     layer = ns.Conv2d(2, 4, (2, 3), (2, 1), (1, 2), similarity=SHARED).double()
-    adaptation, head = layer.similarity.predictor
-    patch, (first, _, second) = adaptation[0], head
+    patch, (first, second) = layer.similarity.predictor.adaptation, layer.similarity.predictor.head
     assert [tuple(p.shape) for p in layer.similarity.predictor.parameters()] == [
         (3, 2, 2, 3), (5, 3, 3, 3), (5,), (6, 5, 3, 3), (6,),
     ]  # fmt: skip
@@ -58,8 +57,8 @@ def test_the_formula():
         bias.data.normal_()
     x = torch.randn(2, 2, 5, 6, dtype=torch.float64)
     window = {"stride": (2, 1), "padding": (1, 2)}
-    norm = (F.conv2d(x.square(), x.new_ones(1, 2, 2, 3), **window) + 1e-4).sqrt()
-    hidden = (F.conv2d(x, patch.weight, **window) / norm).relu()
+    energy = F.conv2d(x.square(), x.new_ones(1, 2, 2, 3), **window) + 1e-4
+    hidden = (F.conv2d(x, patch.weight, **window) / (energy / 12).sqrt()).relu()
     hidden = F.conv2d(hidden, first.weight, first.bias, padding=1).relu()
     raw = F.conv2d(hidden, second.weight, second.bias, padding=1)
     assert_close(layer.similarity.predictor(x), raw)
@@ -74,13 +73,16 @@ def test_layers_of_one_kernel_size_share_one_module_inside_sharing():
         other_scalars = ns.Conv2d(2, 4, 3, similarity=ns.Dynamic(ns.Full(), SHARED.predictor))
         other_spec = ns.Conv2d(2, 4, 3, similarity=ns.Dynamic(predictor=ns.Shared(channels=4)))
         linear = ns.Linear(3, 4, similarity=SHARED), ns.Conv1d(2, 4, 3, similarity=SHARED)
-    heads = [layer.similarity.predictor[1] for layer in layers]
-    adaptations = [layer.similarity.predictor[0] for layer in layers]
+    heads = [layer.similarity.predictor.head for layer in layers]
+    adaptations = [layer.similarity.predictor.adaptation for layer in layers]
     assert len(set(heads)) == 1
     assert len(set(adaptations)) == 3
-    others = {*heads, *(m.similarity.predictor[1] for m in (other_size, other_scalars, other_spec))}
+    others = {
+        *heads,
+        *(m.similarity.predictor.head for m in (other_size, other_scalars, other_spec)),
+    }
     assert len(others) == 4
-    assert len({m.similarity.predictor[1] for m in linear}) == 2
+    assert len({m.similarity.predictor.head for m in linear}) == 2
 
 
 def test_layers_built_outside_have_a_predictor_to_themselves():
@@ -89,7 +91,7 @@ def test_layers_built_outside_have_a_predictor_to_themselves():
     with ns.sharing():
         later = ns.Conv2d(2, 4, 3, similarity=SHARED)
     outside = [ns.Conv2d(2, 4, 3, similarity=SHARED) for _ in range(2)]
-    heads = {layer.similarity.predictor[1] for layer in (inside, later, *outside)}
+    heads = {layer.similarity.predictor.head for layer in (inside, later, *outside)}
     assert len(heads) == 4
 
 
@@ -97,7 +99,7 @@ def test_sharing_ends_with_an_error():
     with pytest.raises(ValueError, match="static-full"), ns.sharing():
         ns.Conv2d(2, 4, 3, similarity="static-ful")
     layers = [ns.Conv2d(2, 4, 3, similarity=SHARED) for _ in range(2)]
-    assert layers[0].similarity.predictor[1] is not layers[1].similarity.predictor[1]
+    assert layers[0].similarity.predictor.head is not layers[1].similarity.predictor.head
 
 
 def test_adaptations_are_shared_between_layers_of_one_input_and_window():
@@ -110,18 +112,18 @@ def test_adaptations_are_shared_between_layers_of_one_input_and_window():
         layers = [
             ns.Conv2d(c, 4 + 2 * i, 3, similarity=spec, **o) for i, (c, o) in enumerate(frames)
         ]
-    adaptations = [layer.similarity.predictor[0] for layer in layers]
+    adaptations = [layer.similarity.predictor.adaptation for layer in layers]
     assert adaptations[0] is adaptations[1]
     assert len(set(adaptations)) == 6
-    assert len({layer.similarity.predictor[1] for layer in layers}) == 1
+    assert len({layer.similarity.predictor.head for layer in layers}) == 1
 
 
 def test_conversion_shares_within_one_network():
     first, second = (ns.convert(plain_network(), SHARED) for _ in range(2))
-    heads = [predictor[1] for predictor in predictors(first)]
+    heads = [predictor.head for predictor in predictors(first)]
     assert heads[0] is heads[1] is heads[3] is heads[4]
     assert heads[2] is not heads[0]
-    assert not {*heads} & {predictor[1] for predictor in predictors(second)}
+    assert not {*heads} & {predictor.head for predictor in predictors(second)}
     x = torch.randn(2, 2, 15, 16)
     assert_close(first(x), ns.unconvert(first)(x))
 
@@ -132,7 +134,7 @@ def test_half_of_the_predictor_parameters_on_cnn9():
     disjoint = predictors(models.cnn9(10, similarity="dynamic-diagonal"))
     assert count(disjoint) == 9 * 64 * inputs + 9 * (9 * 64 * 9 + 9)
     shared = predictors(models.cnn9(10, similarity=ns.Dynamic(predictor=ns.Shared())))
-    assert len({predictor[1] for predictor in shared}) == 1
+    assert len({predictor.head for predictor in shared}) == 1
     head = 9 * 32 * 64 + 64 + 9 * 64 * 9 + 9
     assert count(shared) == 9 * 32 * inputs + head
     assert 0.45 < count(shared) / count(disjoint) < 0.55
@@ -145,18 +147,18 @@ def test_half_of_the_predictor_parameters_on_cnn9():
 def test_copies_keep_the_ties(clone):
     network = perturbed(ns.convert(plain_network(), SHARED))
     other = clone(network)
-    heads = [predictor[1] for predictor in predictors(other)]
+    heads = [predictor.head for predictor in predictors(other)]
     assert heads[0] is heads[1] is heads[3]
-    assert heads[0] is not predictors(network)[0][1]
+    assert heads[0] is not predictors(network)[0].head
     x = torch.randn(2, 2, 15, 16)
     assert torch.equal(other(x), network(x))
-    predictors(other)[0][1][2].bias.data += 1
-    assert torch.equal(predictors(other)[3][1][2].bias, heads[0][2].bias)
+    predictors(other)[0].head[1].bias.data += 1
+    assert torch.equal(predictors(other)[3].head[1].bias, heads[0][1].bias)
 
 
 def test_ties_survive_dtypes_devices_and_modes():
     network = ns.convert(plain_network().eval(), SHARED).double()
-    first, *_, last = (predictor[1] for predictor in predictors(network))
+    first, *_, last = (predictor.head for predictor in predictors(network))
     assert first is last
     assert {p.dtype for p in network.parameters()} == {torch.float64}
     assert not any(module.training for module in network.modules())
@@ -168,14 +170,14 @@ def test_checkpoints_store_each_storage_once(tmp_path):
     path = save(tmp_path, State(network, optimizer, torch.zeros(3)), {}, keep=1)
     with safe_open(path / WEIGHTS, "pt") as file:
         stored = sum(file.get_tensor(key).numel() for key in file.keys())
-        heads = [key for key in file.keys() if ".predictor.1.2.weight" in key]
+        heads = [key for key in file.keys() if ".predictor.head.1.weight" in key]
     assert stored == sum(p.numel() for p in network.parameters())
     assert len(heads) == 2  # one for each kernel size
     other = ns.convert(plain_network(), SHARED)
     load_weights(path, other)
     x = torch.randn(2, 2, 15, 16)
     assert torch.equal(other(x), network(x))
-    assert predictors(other)[0][1] is predictors(other)[3][1]
+    assert predictors(other)[0].head is predictors(other)[3].head
 
 
 def test_gradients_of_a_shared_predictor_sum_over_its_layers():
@@ -183,14 +185,14 @@ def test_gradients_of_a_shared_predictor_sum_over_its_layers():
     shared = perturbed(ns.convert(plain_network().double(), SHARED))
     separate = copy.deepcopy(shared)
     for layer in separate:
-        layer.similarity.predictor[1] = copy.deepcopy(layer.similarity.predictor[1])
+        layer.similarity.predictor.head = copy.deepcopy(layer.similarity.predictor.head)
     x = torch.randn(2, 2, 15, 16, dtype=torch.float64)
     assert torch.equal(shared(x), separate(x))
     for network in (shared, separate):
         network(x).square().sum().backward()
-    heads = [predictor[1] for predictor in predictors(separate)]
+    heads = [predictor.head for predictor in predictors(separate)]
     assert len(set(heads)) == 5
-    for index, parameter in enumerate(predictors(shared)[0][1].parameters()):
+    for index, parameter in enumerate(predictors(shared)[0].head.parameters()):
         parts = [list(heads[i].parameters())[index].grad for i in (0, 1, 3, 4)]
         assert_close(parameter.grad, sum(parts))
 
@@ -210,3 +212,26 @@ def test_optimisers_get_a_shared_parameter_once():
 def test_errors(name):
     with pytest.raises(ValueError, match=f"`{name}` must be at least 1, got 0"):
         ns.Shared(**{name: 0})
+
+
+def test_every_layer_normalises_by_statistics_of_its_own():
+    """The three convolutions are shared, as without; behind each stands the layer's own norm."""
+    spec = ns.Dynamic(predictor=ns.Shared(channels=3, hidden=5, batch_norm=True))
+    with ns.sharing():
+        one, two = (ns.Conv2d(2, 4, 3, similarity=spec).double() for _ in range(2))
+    first, second = one.similarity.predictor, two.similarity.predictor
+    assert first.head is second.head
+    assert first.norm2 is not second.norm2
+    assert [layer.bias for layer in first.head] == [None, None]
+    x = torch.randn(4, 2, 6, 7, dtype=torch.float64)
+
+    def normed(y):
+        return F.batch_norm(y, None, None, training=True, eps=1e-3)
+
+    y = F.conv2d(x, first.adaptation.weight)
+    y = y / F.conv2d(x.square() / 18, x.new_ones(1, 2, 3, 3)).add(1e-4 / 18).sqrt()
+    hidden = F.conv2d(normed(y).relu(), first.head[0].weight, padding=1)
+    raw = F.conv2d(normed(hidden).relu(), first.head[1].weight, padding=1)
+    assert_close(first(x), normed(raw))
+    assert first.norm3.running_mean.abs().max() > 0
+    assert torch.equal(second.norm3.running_mean, torch.zeros(9, dtype=torch.float64))

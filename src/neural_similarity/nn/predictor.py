@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from neural_similarity.choices import require_known
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere_conv
@@ -18,6 +19,8 @@ Predictor = Callable[[Geometry, int], nn.Module]
 """(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out)."""
 
 CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+PatchNormalize = Literal["rms", "input", "both"]
+
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
@@ -85,22 +88,26 @@ class TwoLayers(Spec, ABC):
 class SphereNet(TwoLayers):
     r"""Patch-normalised convolution, ReLU, 3×3 convolution: the paper's default predictor.
 
-    $$\text{raw} = W_2 * \mathrm{ReLU}\!\left(\frac{W_1 * x}{\|X\|}\right) + b$$
+    $$\text{raw} = W_2 * \mathrm{ReLU}\!\left(\sqrt{N}\,\frac{W_1 * x}{\|X\|}\right) + b$$
 
     The first convolution has the layer's own kernel size, stride, padding and dilation, so it sees
-    the patch X that M will act on and positions always match; it divides by
-    $\|X\| = \sqrt{\sum X^2 + \varepsilon}$ and leaves the kernel as it is ("SphereConv, only x
-    being normalized", App. A). The second is 3×3, stride 1.
+    the patch X of N = C·K numbers that M will act on, and positions always match; it divides by
+    their root mean square, $\|X\|/\sqrt N$ with $\|X\| = \sqrt{\sum X^2 + \varepsilon}$, and
+    leaves the kernel as it is ("SphereConv, only x being normalized", App. A). The second is 3×3,
+    stride 1. Both start at He's.
 
-    The released code puts batch normalisation behind both convolutions of its diagonal predictor
-    (`batch_norm=True`) and starts them at 0.1 and 0.001 of He initialisation
-    (`scales=(0.1, 0.001)`), with `ns.Dynamic(..., init="released")`. By default the second kernel
-    starts at He's and the first at He's for patches of unit norm, √2 whatever their size: a patch
-    of C·K numbers over its norm is √(C·K) times smaller than what He's counts on.
+    With `normalize="input"` it divides by the norm, as the paper has it: the same functions, of a
+    kernel that is √N times larger, and that gradient descent at the rate of the network moves N
+    times less. On CIFAR-10 it hardly learned in 8,000 updates (docs/results.md). It starts at
+    standard deviation √2, which is He's for patches of norm 1.
+
+    The released code does so with batch normalisation behind both convolutions of its diagonal
+    predictor (`batch_norm=True`), starting at 0.1 and 0.001 of He's (`scales=(0.1, 0.001)`), and
+    with `ns.Dynamic(..., init="released")`.
 
     Attributes:
-        normalize: "input", or "both" to divide by the kernels' norms too (the released code's
-            "fully normalised" predictor).
+        normalize: "rms"; "input" to divide by the patch norm; "both" to divide by the kernels'
+            norms too (the released code's "fully normalised" predictor).
         angle: Function of the angle, see `ns.functional.sphere_conv2d`; all but "cosine" need both
             normalised.
         k: Width of the "sigmoid".
@@ -109,7 +116,7 @@ class SphereNet(TwoLayers):
         eps: Added to the squared norms.
     """
 
-    normalize: Normalize = "input"
+    normalize: PatchNormalize = "rms"
     angle: Angle = "cosine"
     k: float = 0.3
     bounded: bool = False
@@ -117,7 +124,12 @@ class SphereNet(TwoLayers):
 
     def __post_init__(self):
         super().__post_init__()
-        check_options(self.angle, self.normalize, self.k, self.eps)
+        require_known("normalize", self.normalize, get_args(PatchNormalize))
+        check_options(self.angle, "both", self.k, self.eps)
+        if self.angle != "cosine" and self.normalize != "both":
+            raise ValueError(
+                f'`normalize` must be "both" for `angle` {self.angle!r}, got {self.normalize!r}'
+            )
         if self.bounded and self.batch_norm:
             raise ValueError("`bounded` must be False with `batch_norm`, which undoes it, got True")
 
@@ -127,12 +139,15 @@ class SphereNet(TwoLayers):
         return not self.batch_norm and not self.bounded
 
     def default_scales(self, patch_size: int) -> tuple[float, float]:
-        """He's for patches of unit norm, and He's."""
-        return patch_size**0.5, 1.0
+        """He's for what the patches are divided by."""
+        return patch_size**0.5 if self.normalize == "input" else 1.0, 1.0
 
     def first(self, x: Tensor, weight: Tensor, *window: Any, rectify: bool) -> Tensor:
         """The patch-normalised convolution, or its ReLU."""
-        options = {"angle": self.angle, "k": self.k, "normalize": self.normalize, "eps": self.eps}
+        if self.normalize == "rms":
+            weight = weight * weight[0].numel() ** 0.5
+        norms: Normalize = "both" if self.normalize == "both" else "input"
+        options = {"angle": self.angle, "k": self.k, "normalize": norms, "eps": self.eps}
         return sphere_conv(x, weight, None, *window, **options, rectify=rectify)
 
     def second(self, hidden: Tensor, last: Any) -> Tensor:
@@ -187,9 +202,9 @@ class _TwoLayers(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.patch = PatchConv(spec, geometry, hidden, rectify=not spec.batch_norm)
-        self.norm1 = _norm(spec, hidden, dims)
+        self.norm1 = norm(spec, hidden, dims)
         self.last = CONV_LAYERS[dims](hidden, scalars, size, padding=size // 2, bias=spec.has_bias)
-        self.norm2 = _norm(spec, scalars, dims)
+        self.norm2 = norm(spec, scalars, dims)
         scales = spec.scales or spec.default_scales(self.patch.weight[0].numel())
         for weight, scale in zip((self.patch.weight, self.last.weight), scales, strict=True):
             nn.init.kaiming_normal_(weight, nonlinearity="relu")
@@ -254,7 +269,8 @@ def _interpolated(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
     return raw
 
 
-def _norm(spec: TwoLayers, channels: int, dims: int) -> nn.Module:
+def norm(spec: Any, channels: int, dims: int) -> nn.Module:
+    """Batch normalisation if `spec.batch_norm`, with eps `spec.batch_norm_eps`, or nothing."""
     if not spec.batch_norm:
         return nn.Identity()
     return _NORMS[dims](channels, eps=spec.batch_norm_eps)

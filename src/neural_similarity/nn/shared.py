@@ -4,14 +4,18 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet
+from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, norm
 from neural_similarity.nn.spec import Spec
 
-_POOL: ContextVar[dict[Hashable, nn.Module] | None] = ContextVar("_POOL", default=None)
+Module = TypeVar("Module", bound=nn.Module)
+
+_POOL: ContextVar[dict[Hashable, Any] | None] = ContextVar("_POOL", default=None)
 
 
 @contextmanager
@@ -45,41 +49,74 @@ class Shared(Spec):
         hidden: Between the shared convolutions.
         share_adaptation: Share the adaptation as well, between layers of the same input channels,
             window and stride, as are those of one stage of a network.
+        batch_norm: Normalise behind all three convolutions, every layer by statistics, gains and
+            biases of its own.
+        batch_norm_eps: Its eps.
     """
 
     channels: int = 32
     hidden: int = 64
     share_adaptation: bool = False
+    batch_norm: bool = False
+    batch_norm_eps: float = 1e-3
 
     def __post_init__(self):
         for name in ("channels", "hidden"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
+        if self.batch_norm_eps <= 0:
+            raise ValueError(f"`batch_norm_eps` must be positive, got {self.batch_norm_eps}")
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
         """The predictor module for a layer of this geometry."""
         own = replace(geometry, out_channels=1, groups=1) if self.share_adaptation else object()
         adaptation = _pooled((self, own), lambda: self._adaptation(geometry))
         key = (self, geometry.kernel_size, geometry.spatial, scalars)
-        return nn.Sequential(adaptation, _pooled(key, lambda: self._head(geometry, scalars)))
+        head = _pooled(key, lambda: self._head(geometry, scalars))
+        return _Shared(self, geometry, adaptation, head)
 
     def _adaptation(self, geometry: Geometry) -> nn.Module:
-        patch = PatchConv(SphereNet(), geometry, self.channels, rectify=True)
-        nn.init.normal_(patch.weight, std=2**0.5)  # as in `SphereNet`, for patches of unit norm
-        return nn.Sequential(patch)
+        patch = PatchConv(SphereNet(), geometry, self.channels, rectify=not self.batch_norm)
+        nn.init.kaiming_normal_(patch.weight, nonlinearity="relu")
+        return patch
 
-    def _head(self, geometry: Geometry, scalars: int) -> nn.Module:
+    def _head(self, geometry: Geometry, scalars: int) -> nn.ModuleList:
         size = 3 if geometry.spatial else 1
         conv = CONV_LAYERS[len(geometry.kernel_size)]
-        first = conv(self.channels, self.hidden, size, padding=size // 2)
-        second = conv(self.hidden, scalars, size, padding=size // 2)
+        bias = not self.batch_norm
+        first = conv(self.channels, self.hidden, size, padding=size // 2, bias=bias)
+        second = conv(self.hidden, scalars, size, padding=size // 2, bias=bias)
         for layer in (first, second):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
-        return nn.Sequential(first, nn.ReLU(), second)
+            if bias:
+                nn.init.zeros_(layer.bias)
+        return nn.ModuleList([first, second])
 
 
-def _pooled(key: Hashable, make: Callable[[], nn.Module]) -> nn.Module:
+class _Shared(nn.Module):
+    """What is shared, and each layer's own normalisation."""
+
+    def __init__(
+        self, spec: Shared, geometry: Geometry, adaptation: nn.Module, head: nn.ModuleList
+    ):
+        super().__init__()
+        dims = len(geometry.kernel_size)
+        self.adaptation = adaptation
+        self.norm1 = norm(spec, spec.channels, dims)
+        self.head = head
+        self.norm2 = norm(spec, spec.hidden, dims)
+        self.norm3 = norm(spec, head[1].out_channels, dims)
+        self.rectify = spec.batch_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, c, *size) to (n, scalars, *out)."""
+        first, second = self.head
+        adapted = self.norm1(self.adaptation(x))
+        hidden = self.norm2(first(F.relu(adapted) if self.rectify else adapted))
+        return self.norm3(second(F.relu(hidden)))
+
+
+def _pooled(key: Hashable, make: Callable[[], Module]) -> Module:
     """The module of this key in the current `sharing`, made where it is missing."""
     pool = _POOL.get()
     if pool is None:

@@ -130,11 +130,14 @@ ABLATIONS = (
         "Predictor of dynamic DNS",
         "error",
         (
-            Row("patches normalised, gated", "cifar10-dynamic-dns"),
-            Row("batch normalisation, small start, eps 1e-3", "cifar10-dynamic-dns-norm"),
+            Row("CNN", "cifar10-cnn"),
+            Row("batch normalisation, patches of mean square 1", "cifar10-dynamic-dns"),
+            Row("the same without batch normalisation", "cifar10-dynamic-dns-plain"),
+            Row("batch normalisation, patches of norm 1", "cifar10-dynamic-dns-unit-norm"),
+            Row("the same without batch normalisation", "cifar10-dynamic-dns-unit"),
+            Row("as released: patches of norm 1, small start", "cifar10-dynamic-dns-norm"),
             Row("the same with eps 1e-5", "cifar10-dynamic-dns-norm-1e-5"),
-            Row("batch normalisation, He's start, gated", "cifar10-dynamic-dns-gated-norm"),
-            Row("patches and kernels normalised", "cifar10-dynamic-dns-both"),
+            Row("bounded, patches and kernels of norm 1", "cifar10-dynamic-dns-both"),
         ),
     ),
     Panel(

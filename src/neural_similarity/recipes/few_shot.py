@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from neural_similarity.fewshot.recipe import FewShotRecipe
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
+from neural_similarity.recipes.cifar import PREDICTOR
 
 BASE = FewShotRecipe(select_on="val", drops=(18_000, 25_500))
 TASKS = replace(BASE, steps=40_000, drops=(24_000, 34_000), evaluate_every=2_000)
@@ -39,7 +40,7 @@ MAML = replace(
     crop=0,
     flip=False,
 )
-STATIC, DYNAMIC = Static(Diagonal()), Dynamic(Diagonal())
+STATIC, DYNAMIC = Static(Diagonal()), Dynamic(Diagonal(), predictor=PREDICTOR)
 
 # Trained to name the base classes.
 NAMING = {

@@ -10,6 +10,7 @@ He et al. (https://arxiv.org/abs/1512.03385).
 from dataclasses import replace
 
 from neural_similarity.nn import Diagonal, Dynamic, Static
+from neural_similarity.recipes.cifar import PREDICTOR
 from neural_similarity.train.recipe import Recipe
 
 BASE = Recipe(
@@ -20,6 +21,7 @@ BASE = Recipe(
     crop=0,
     workers=8,
 )
+DYNAMIC = Dynamic(Diagonal(), predictor=PREDICTOR)
 RESNETS = {
     f"imagenet-{model}{suffix}": (
         text,
@@ -29,7 +31,7 @@ RESNETS = {
     for suffix, text, similarity in (
         ("", "plain", None),
         ("-static-dns", "one learned diagonal matrix a layer", Static(Diagonal())),
-        ("-dynamic-dns", "a diagonal matrix predicted at every position", Dynamic(Diagonal())),
+        ("-dynamic-dns", "a diagonal matrix predicted at every position", DYNAMIC),
     )
 }
 
@@ -41,6 +43,6 @@ IMAGENET = {
     ),
     "imagenet-cnn10-dynamic-dns": (
         "a diagonal matrix predicted at every position",
-        replace(BASE, similarity=Dynamic(Diagonal())),
+        replace(BASE, similarity=DYNAMIC),
     ),
 } | RESNETS

@@ -5,7 +5,7 @@ from dataclasses import replace
 from neural_similarity.models import SPHERENETS
 from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
 from neural_similarity.nn.text import Similarity
-from neural_similarity.recipes.cifar import CIFAR
+from neural_similarity.recipes.cifar import CIFAR, PREDICTOR
 from neural_similarity.train.recipe import Recipe
 
 SUFFIX = "@released"
@@ -13,14 +13,15 @@ MODELS = ("cnn9", "cnn9_plus")
 """The networks of tables 1 to 4."""
 SMALL = (0.1, 0.001)
 """Of He's deviation: where the released predictors start."""
+PATCHES = SphereNet(normalize="input", scales=SMALL)
 SIMILARITIES: dict[Similarity | None, Similarity | None] = {
     None: None,
     Static(Diagonal()): Static(Diagonal(), init="released"),
     Static(Full()): Static(Full(residual=False)),
-    Dynamic(Diagonal()): Dynamic(
-        Diagonal(), predictor=SphereNet(batch_norm=True, scales=SMALL), init="released"
+    Dynamic(Diagonal(), predictor=PREDICTOR): Dynamic(
+        Diagonal(), predictor=replace(PATCHES, batch_norm=True), init="released"
     ),
-    Dynamic(Full()): Dynamic(Full(), predictor=SphereNet(scales=SMALL), init="released"),
+    Dynamic(Full(), predictor=PREDICTOR): Dynamic(Full(), predictor=PATCHES, init="released"),
 }
 """The released similarities by those of the paper's text."""
 UNS_DECAY = 5e-3

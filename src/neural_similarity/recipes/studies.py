@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
 from neural_similarity.nn.predictor import Predictor
-from neural_similarity.recipes.cifar import BASE
-from neural_similarity.recipes.released import SMALL
+from neural_similarity.recipes.cifar import BASE, PREDICTOR
+from neural_similarity.recipes.released import PATCHES
 from neural_similarity.train.recipe import Recipe
 
 
@@ -15,7 +15,7 @@ def _dns(predictor: Predictor) -> Recipe:
 
 def _normed(eps: float) -> Recipe:
     """The released predictor's normalisation with another eps."""
-    predictor = SphereNet(batch_norm=True, batch_norm_eps=eps, scales=SMALL)
+    predictor = replace(PATCHES, batch_norm=True, batch_norm_eps=eps)
     return replace(BASE, similarity=Dynamic(Diagonal(), predictor=predictor, init="released"))
 
 
@@ -24,19 +24,27 @@ ABLATIONS = {
         "M starts at eye(3) flattened, as in the released code",
         replace(BASE, similarity=Static(Diagonal(), init="released")),
     ),
-    "cifar10-dynamic-dns-norm": ("normalised, small predictor, eps 1e-3", _normed(1e-3)),
-    "cifar10-dynamic-dns-norm-1e-5": ("the same with PyTorch's eps 1e-5", _normed(1e-5)),
-    "cifar10-dynamic-dns-gated-norm": (
-        "normalised, He's start, gated",
-        _dns(SphereNet(batch_norm=True, scales=(1.0, 1.0))),
+    "cifar10-dynamic-dns-plain": ("no batch normalisation in predictors", _dns(SphereNet())),
+    "cifar10-dynamic-dns-unit": (
+        "nor that, patches over their norm",
+        _dns(SphereNet(normalize="input")),
     ),
+    "cifar10-dynamic-dns-unit-norm": (
+        "patches over their norm, from He's start",
+        _dns(SphereNet(normalize="input", batch_norm=True, scales=(1.0, 1.0))),
+    ),
+    "cifar10-dynamic-dns-norm": (
+        "patches over their norm, from the released small start",
+        _normed(1e-3),
+    ),
+    "cifar10-dynamic-dns-norm-1e-5": ("the same with PyTorch's eps 1e-5", _normed(1e-5)),
     "cifar10-dynamic-dns-both": (
         "predictor bounded, patches and kernels normalised",
         _dns(SphereNet(normalize="both", bounded=True)),
     ),
     "cifar10-dynamic-uns-no-identity": (
         "the prediction is M, as in App. A",
-        replace(BASE, similarity=Dynamic(Full(residual=False), init="released")),
+        replace(BASE, similarity=Dynamic(Full(residual=False), PREDICTOR, init="released")),
     ),
     "cifar10-cnn-raw": ("pixels 0 to 255", replace(BASE, inputs="raw")),
     "cifar10-cnn-zero": ("zeros around the crops", replace(BASE, padding="zero")),
@@ -44,12 +52,15 @@ ABLATIONS = {
 }
 
 CHEAPER = {
-    "cifar10-dynamic-dns-half-width": ("32 hidden units", _dns(SphereNet(hidden=32))),
+    "cifar10-dynamic-dns-half-width": ("32 hidden units", _dns(replace(PREDICTOR, hidden=32))),
     "cifar10-dynamic-dns-half-resolution": (
         "M at every second row and column, interpolated",
-        _dns(SphereNet(resolution=2)),
+        _dns(replace(PREDICTOR, resolution=2)),
     ),
-    "cifar10-dynamic-dns-1x1": ("the second layer 1×1", _dns(SphereNet(last_kernel_size=1))),
+    "cifar10-dynamic-dns-1x1": (
+        "the second layer 1×1",
+        _dns(replace(PREDICTOR, last_kernel_size=1)),
+    ),
 }
 
 # Factors on the filters: with MACS the plain network has 0.997 of the multiplications of dynamic
@@ -67,7 +78,7 @@ CONTROLS = {
 RIVALS = {
     "cifar10-dynamic-dns-per-image": (
         "one diagonal matrix an image",
-        _dns(SphereNet(per_image=True)),
+        _dns(replace(PREDICTOR, per_image=True)),
     ),
     "cifar10-condconv": ("every image mixes 4 kernels", replace(BASE, model="cnn9_condconv")),
     "cifar10-dynamic-filter": (
