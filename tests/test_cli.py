@@ -279,10 +279,11 @@ def test_the_installed_command_exits_with_its_code():
     assert result.stderr == "nsim: no recipe is named 'quikstart'; did you mean 'quickstart'?\n"
 
 
-def test_a_reader_that_stops_is_not_an_error():
-    """`nsim models | head -1` says nothing on stderr, and exits as shells report SIGPIPE."""
+@pytest.mark.parametrize("args", [["--help"], ["models", "--help"], ["recipes"]])
+def test_a_reader_that_stops_is_not_an_error(args):
+    """`nsim recipes | head -1` says nothing on stderr, and exits as shells report SIGPIPE."""
     code = "import sys; from neural_similarity.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "models", "--help"]
+    command = [sys.executable, "-c", code, *args]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as process:
         process.stdout.close()

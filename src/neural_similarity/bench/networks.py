@@ -15,8 +15,11 @@ from neural_similarity.train.run import build_network
 from neural_similarity.train.runtime import Runtime
 
 CLASSES, CHANNELS, SIZE = 10, 3, 32
-PREDICTORS = {name.removeprefix("cifar10-"): r.similarity for name, (_, r) in CHEAPER.items()}
-"""Diagonal M by cheaper predictors."""
+PREDICTORS = {
+    name.removeprefix("cifar10-"): RECIPES[name].similarity
+    for name in ("cifar10-dynamic-dns", *CHEAPER)
+}
+"""Diagonal M by the predictor of the tables, and by cheaper ones."""
 PLAIN = "plain"
 CHECKED = 16
 """Images that networks are checked on: enough for the statistics of batch normalisation."""

@@ -1,6 +1,10 @@
-"""The command `nsim`. Exit codes: 0 done, 1 failed while running, 2 wrong command line."""
+"""The command `nsim`.
+
+Exit codes: 0 done, 1 failed while running, 2 wrong command line, 141 nobody reads the output.
+"""
 
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 
@@ -40,29 +44,42 @@ def main(args: Sequence[str] | None = None) -> int:
         args: words after `nsim`; None takes those of the process.
     """
     name, *rest = (sys.argv[1:] if args is None else list(args)) or ["--help"]
-    if name in ("-h", "--help"):
-        sys.stdout.write(_help())
-        return 0
     try:
-        if name not in COMMANDS:
-            raise unknown("command", name, COMMANDS)
-        code = COMMANDS[name][0](rest)
+        code = _run(name, rest)
         sys.stdout.flush()
         return code
     except UsageError as error:
         return _fail(error, 2)
     except Interrupted as stop:
         return _fail(stop, stop.exit_code)
-    except BrokenPipeError:
-        # Whoever read has enough, as `head` does; what is left must not fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # what shells report of a program that a closed pipe has ended
+    except BrokenPipeError as error:
+        return 141 if _unread() else _fail(error, 1)
     except (RunError, OSError, ValueError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return 130
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 0
+
+
+def _run(name: str, rest: Sequence[str]) -> int:
+    if name in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    if name not in COMMANDS:
+        raise unknown("command", name, COMMANDS)
+    return COMMANDS[name][0](rest)
+
+
+def _unread() -> bool:
+    """Whether the reader of our output has enough, as `head` has; shells then expect 141."""
+    output = select.poll()
+    output.register(sys.stdout, 0)  # errors alone, which are always told
+    if not output.poll(0):
+        return False
+    # What is left of the output must not fail once more at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _help() -> str:

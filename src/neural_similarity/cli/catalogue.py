@@ -158,7 +158,10 @@ def _print_table(
         table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)
     for row in rows:
         table.add_row(*row)
-    Console(width=max(Console().width, WIDTH)).print(table)
+    console = Console(width=max(Console().width, WIDTH))
+    with console.capture() as text:
+        console.print(table)
+    sys.stdout.write(text.get())
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class TwoLayers(Spec, ABC):
         resolution: Predict at every `resolution`-th position along each dimension, and interpolate
             linearly to those between; behind the last, its prediction stays.
         per_image: Average the hidden channels over the positions: one M for all of an image.
-        batch_norm: Normalise behind both convolutions.
+        batch_norm: Normalise behind both convolutions; with `per_image`, batches need two images.
         batch_norm_eps: Its eps. With PyTorch's usual 1e-5 the released small start is undone.
         scales: Factors on He's standard deviation for the two kernels.
     """
@@ -97,9 +97,9 @@ class SphereNet(TwoLayers):
     stride 1. Both start at He's.
 
     With `normalize="input"` it divides by the norm, as the paper has it: the same functions, of a
-    kernel that is √N times larger, and that gradient descent at the rate of the network moves N
-    times less. On CIFAR-10 it hardly learned in 8,000 updates (docs/results.md). It starts at
-    standard deviation √2, which is He's for patches of norm 1.
+    kernel that is √N times larger, and that gradient descent at the same rate moves N times less,
+    relative to its size. On CIFAR-10 it hardly learned in 8,000 updates (docs/results.md). It
+    starts at standard deviation √2, which is He's for patches of norm 1.
 
     The released code does so with batch normalisation behind both convolutions of its diagonal
     predictor (`batch_norm=True`), starting at 0.1 and 0.001 of He's (`scales=(0.1, 0.001)`), and

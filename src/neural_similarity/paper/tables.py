@@ -132,12 +132,12 @@ ABLATIONS = (
         (
             Row("CNN", "cifar10-cnn"),
             Row("batch normalisation, patches of mean square 1", "cifar10-dynamic-dns"),
-            Row("the same without batch normalisation", "cifar10-dynamic-dns-plain"),
+            Row("patches of mean square 1", "cifar10-dynamic-dns-plain"),
+            Row("patches of norm 1, kernel as much larger", "cifar10-dynamic-dns-unit"),
             Row("batch normalisation, patches of norm 1", "cifar10-dynamic-dns-unit-norm"),
-            Row("the same without batch normalisation", "cifar10-dynamic-dns-unit"),
-            Row("as released: patches of norm 1, small start", "cifar10-dynamic-dns-norm"),
+            Row("the same, small start, no gains (as released)", "cifar10-dynamic-dns-norm"),
             Row("the same with eps 1e-5", "cifar10-dynamic-dns-norm-1e-5"),
-            Row("bounded, patches and kernels of norm 1", "cifar10-dynamic-dns-both"),
+            Row("patches and kernels of norm 1, bounded", "cifar10-dynamic-dns-both"),
         ),
     ),
     Panel(

@@ -26,15 +26,15 @@ ABLATIONS = {
     ),
     "cifar10-dynamic-dns-plain": ("no batch normalisation in predictors", _dns(SphereNet())),
     "cifar10-dynamic-dns-unit": (
-        "nor that, patches over their norm",
+        "predictors of patches over their norm, not batch-normalised",
         _dns(SphereNet(normalize="input")),
     ),
     "cifar10-dynamic-dns-unit-norm": (
-        "patches over their norm, from He's start",
+        "batch-normalised predictors of patches over their norm",
         _dns(SphereNet(normalize="input", batch_norm=True, scales=(1.0, 1.0))),
     ),
     "cifar10-dynamic-dns-norm": (
-        "patches over their norm, from the released small start",
+        "the released predictors: the same, small start, no gains",
         _normed(1e-3),
     ),
     "cifar10-dynamic-dns-norm-1e-5": ("the same with PyTorch's eps 1e-5", _normed(1e-5)),
