@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -285,7 +286,8 @@ def test_a_reader_that_stops_is_not_an_error(args):
     code = "import sys; from neural_similarity.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *args]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 141

@@ -45,15 +45,22 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     name, *rest = (sys.argv[1:] if args is None else list(args)) or ["--help"]
     try:
-        code = _run(name, rest)
+        code = _exit_code(name, rest)
         sys.stdout.flush()
         return code
+    except BrokenPipeError as error:
+        return 141 if _unread() else _fail(error, 1)
+
+
+def _exit_code(name: str, rest: Sequence[str]) -> int:
+    try:
+        return _run(name, rest)
     except UsageError as error:
         return _fail(error, 2)
     except Interrupted as stop:
         return _fail(stop, stop.exit_code)
-    except BrokenPipeError as error:
-        return 141 if _unread() else _fail(error, 1)
+    except BrokenPipeError:
+        raise
     except (RunError, OSError, ValueError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
@@ -158,10 +159,10 @@ def _print_table(
         table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)
     for row in rows:
         table.add_row(*row)
-    console = Console(width=max(Console().width, WIDTH))
-    with console.capture() as text:
-        console.print(table)
-    sys.stdout.write(text.get())
+    text = StringIO()  # rich would end the process itself when nobody reads on
+    width = max(Console().width, WIDTH)
+    Console(file=text, force_terminal=sys.stdout.isatty(), width=width).print(table)
+    sys.stdout.write(text.getvalue())
 
 
 @contextmanager
