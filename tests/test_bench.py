@@ -164,7 +164,9 @@ def test_networks_of_recipes_are_right_and_the_recipes_own(name):
     options = {"width": 0.1 * recipe.width, "similarity": recipe.similarity}
     options |= {"variant": "released"} if name.endswith("released") else {}
     own = models.build(recipe.model, 10, **options)
-    norms = [m for m in subject.module.modules() if isinstance(m, nn.BatchNorm2d)]
+    layers = subject.module.named_modules()
+    backbone = [layer for path, layer in layers if ".predictor." not in path]
+    norms = [layer for layer in backbone if isinstance(layer, nn.BatchNorm2d)]
     assert {norm.eps for norm in norms} == {1e-3 if name.endswith("released") else 1e-5}
     assert subject.name == name
     assert [(key, value.shape) for key, value in subject.module.network.state_dict().items()] == [

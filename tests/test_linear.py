@@ -72,7 +72,8 @@ def test_dynamic_is_w_times_m_of_x_for_every_row(structure):
     for i in range(2):
         for j in range(3):
             row = x[i, j]
-            hidden = (net.patch.weight[:, 0] @ row / (row.square().sum() + 1e-4).sqrt()).relu()
+            mean_square = (row.square().sum() + 1e-4) / 7
+            hidden = (net.patch.weight[:, 0] @ row / mean_square.sqrt()).relu()
             raw = (net.last.weight[..., 0] @ hidden + net.last.bias) * layer.similarity.gain
             m = structure.build(layer.geometry())(raw[None])[0]
             mixed = m * row if m.dim() == 1 else m @ row

@@ -116,7 +116,8 @@ def test_dynamic_products_have_a_matrix_for_every_input(structure):
     def matrix(name, row):
         part = layer.similarity[name]
         net = part.predictor
-        hidden = (net.patch.weight[:, 0] @ row / (row.square().sum() + 1e-4).sqrt()).relu()
+        mean_square = (row.square().sum() + 1e-4) / len(row)
+        hidden = (net.patch.weight[:, 0] @ row / mean_square.sqrt()).relu()
         raw = (net.last.weight[..., 0] @ hidden + net.last.bias) * part.gain
         m = torch.diag(raw) if isinstance(structure, ns.Diagonal) else raw.view(len(row), -1)
         return torch.eye(len(row), dtype=row.dtype) + m
