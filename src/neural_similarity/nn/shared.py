@@ -73,7 +73,7 @@ class Shared(Spec):
         adaptation = _pooled((self, own), lambda: self._adaptation(geometry))
         key = (self, geometry.kernel_size, geometry.spatial, scalars)
         head = _pooled(key, lambda: self._head(geometry, scalars))
-        return _Shared(self, geometry, adaptation, head)
+        return _Shared(self, geometry, scalars, adaptation, head)
 
     def _adaptation(self, geometry: Geometry) -> nn.Module:
         patch = PatchConv(SphereNet(), geometry, self.channels, rectify=not self.batch_norm)
@@ -97,7 +97,12 @@ class _Shared(nn.Module):
     """What is shared, and each layer's own normalisation."""
 
     def __init__(
-        self, spec: Shared, geometry: Geometry, adaptation: nn.Module, head: nn.ModuleList
+        self,
+        spec: Shared,
+        geometry: Geometry,
+        scalars: int,
+        adaptation: nn.Module,
+        head: nn.ModuleList,
     ):
         super().__init__()
         dims = len(geometry.kernel_size)
@@ -105,7 +110,7 @@ class _Shared(nn.Module):
         self.norm1 = norm(spec, spec.channels, dims)
         self.head = head
         self.norm2 = norm(spec, spec.hidden, dims)
-        self.norm3 = norm(spec, head[1].out_channels, dims)
+        self.norm3 = norm(spec, scalars, dims)
         self.rectify = spec.batch_norm
 
     def forward(self, x: Tensor) -> Tensor:
