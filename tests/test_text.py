@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 from torch import nn
@@ -73,3 +74,23 @@ def test_importing_is_light():
 def test_unknown_attributes_are_errors():
     with pytest.raises(AttributeError, match="no attribute 'convolve'"):
         _ = ns.convolve
+
+
+@pytest.mark.parametrize("name", ns.SIMILARITIES)
+def test_the_complete_text_names_every_field_of_every_part(name):
+    spec = parse_similarity(name)
+    text = format_similarity(spec, complete=True)
+    assert parse_similarity(text) == spec
+    if spec is not None:
+        for part in (spec, spec.structure, *([spec.predictor] if "dynamic" in name else [])):
+            assert type(part).__name__ in text
+            assert all(f"{field.name}=" in text for field in fields(part))
+
+
+def test_the_complete_text_keeps_its_meaning_when_a_default_changes(monkeypatch):
+    spec = ns.Dynamic(ns.Diagonal(), predictor=ns.SphereNet(hidden=8))
+    text, short = format_similarity(spec, complete=True), format_similarity(spec)
+    defaults = ns.SphereNet.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "normalize", "input")
+    assert parse_similarity(text) == spec
+    assert parse_similarity(short) != spec

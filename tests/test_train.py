@@ -64,10 +64,17 @@ def test_it_learns(tmp_path):
     assert read_lines(run.metrics)[-1]["accuracy"] > 0.9
 
 
+def test_loading_leaves_the_random_numbers_as_they_are(tmp_path):
+    run = train_tiny(tmp_path)
+    before = torch.get_rng_state()
+    load(run)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_run_folder_is_complete(tmp_path):
     run = train_tiny(tmp_path)
     config = json.loads((run.path / "config.json").read_text())
-    assert config["fields"]["similarity"] == format_similarity(TINY.similarity)
+    assert config["fields"]["similarity"] == format_similarity(TINY.similarity, complete=True)
     assert config["classes"] == ["up", "down", "left", "right"]
     assert config["digest"] == make_dataset().digest
     environment = json.loads((run.path / "environment.json").read_text())

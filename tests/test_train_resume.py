@@ -16,6 +16,7 @@ from tiny_images import tiny as tiny
 from neural_similarity import cli
 from neural_similarity.train import load, read_run, resume, train
 from neural_similarity.train.checkpoint import checkpoints
+from neural_similarity.train.files import locked
 from neural_similarity.train.journal import Journal, cut_back, read_lines
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -195,6 +196,20 @@ def test_resumption_is_recorded_and_a_change_of_threads_warned_of(stopped, caplo
     assert "threads is 1 and was 64" in caplog.text
     resumed = json.loads(path.read_text())["resumed"]
     assert [(process["step"], process["threads"]) for process in resumed] == [(6, 1)]
+
+
+def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
+    monkeypatch.setattr("neural_similarity.train.environment.commit", lambda: "another")
+    resume(stopped, device="cpu")
+    assert "commit is another and was" in caplog.text
+
+
+def test_two_processes_do_not_train_one_run(stopped, capsys):
+    with locked(stopped / "config.json"):
+        assert cli.main(["train", "--resume", str(stopped)]) == 1
+    assert f"another process trains {stopped} already" in capsys.readouterr().err
+    assert not (stopped / "summary.json").exists()
+    assert cli.main(["train", "--resume", str(stopped)]) == 0
 
 
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,6 +32,8 @@ from neural_similarity.train.recipe import scaled
 
 DEFAULT, DATA_ROOT = "quickstart", "data"
 WAYS = 5
+TASK_OPTIONS = {"ways": None, "shots": None, "queries": 15, "tasks": 2_000, "task_seed": 0}
+"""Options that say what tasks are, with their defaults; ways and shots have those of the run."""
 RESUMED_WITH = ("--resume", "--data", "--device")
 TRAIN_DESCRIPTION = """Train for few-shot learning: nsim fewshot train [RECIPE] [--field value ...]
 
@@ -84,12 +86,12 @@ class EvaluateOptions:
     """Classes of a task; the default is 5, or all test classes where there are fewer."""
     shots: int | None = None
     """Labelled images of each class; the default is that of the training."""
-    queries: int = 15
-    """Images of each class to be recognised."""
-    tasks: int = 2_000
-    """Number of tasks."""
-    task_seed: int = 0
-    """Of the list of tasks."""
+    queries: int | None = None
+    """Images of each class to be recognised; the default is 15."""
+    tasks: int | None = None
+    """Number of tasks; the default is 2,000."""
+    task_seed: int | None = None
+    """Of the list of tasks; the default is 0."""
     task_list: Path | None = None
     """File of the list of tasks: used if it is there, else written."""
     part: Literal["test", "val"] = "test"
@@ -168,15 +170,12 @@ def evaluate(args: Sequence[str]) -> int:
     run = read_run(options.run, FewShotRun)
     if not run.summary.exists():
         raise RunError(f"{run.path} is not finished; {run.COMMAND} --resume {run.path} goes on")
+    if options.part == "val" and run.recipe.train_on == "train+val":
+        raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
     with counter("images decoded") as decoded:
         split = session.load_data(run, options.data, decoded)
     images = split.part(options.part)
-    sizes = TaskSizes(
-        ways=options.ways or min(WAYS, len(images.classes)),
-        shots=options.shots or run.recipe.shots,
-        queries=options.queries,
-    )
-    tasks = _tasks(options, sizes, split)
+    tasks = _tasks(options, run.recipe, split)
     with counter("tasks") as count:
         evaluation, path = paper.evaluate_run(
             run,
@@ -238,24 +237,34 @@ def _train(recipe: FewShotRecipe, name: str, budget: float, options: TrainOption
         )
 
 
-def _tasks(options: EvaluateOptions, sizes: TaskSizes, split: session.ClassSplit) -> TaskList:
+def _tasks(
+    options: EvaluateOptions, recipe: FewShotRecipe, split: session.ClassSplit
+) -> TaskList:
     """The list of tasks: read from the file that is named, if it is there, or drawn."""
     images, path = split.part(options.part), options.task_list
+    given = {name: getattr(options, name) for name in TASK_OPTIONS}
     if path is not None and path.exists():
         tasks = read_tasks(path)
         tasks.check(split.digest, options.part, images, path)
+        _require_agreement(tasks, given, path)
         return tasks
-    tasks = draw_tasks(
-        images,
-        sizes,
-        options.tasks,
-        seed=options.task_seed,
-        data=split.digest,
-        part=options.part,
-    )
+    usual = {"ways": min(WAYS, len(images.classes)), "shots": recipe.shots} | TASK_OPTIONS
+    chosen = {name: usual[name] if value is None else value for name, value in given.items()}
+    count, seed = chosen.pop("tasks"), chosen.pop("task_seed")
+    sizes = TaskSizes(**chosen)
+    tasks = draw_tasks(images, sizes, count, seed=seed, data=split.digest, part=options.part)
     if path is not None:
         write_tasks(path, tasks)
     return tasks
+
+
+def _require_agreement(tasks: TaskList, given: dict[str, int | None], path: Path) -> None:
+    """Refuse options that a list which is there already does not have."""
+    held = {**asdict(tasks.sizes), "tasks": len(tasks), "task_seed": tasks.seed}
+    for name, value in given.items():
+        if value not in (None, held[name]):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} must be that of {path}, {held[name]}, got {value}")
 
 
 def _require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) -> None:

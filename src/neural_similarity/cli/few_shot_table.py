@@ -15,7 +15,7 @@ from neural_similarity.train import Interrupted
 from neural_similarity.train.recipe import scaled
 
 DESCRIPTION = """Train, evaluate and record what table 6 lacks, row by row: on training classes, and
-anew on those of validation as well, as the paper does. Finished runs and evaluations are used, what
+but for MAML, ANIL and meta-learned NSN anew on those of validation as well, as the paper does. Finished runs and evaluations are used, what
 was interrupted goes on. Beside another call, name other recipes with --only.
 
 examples:
@@ -54,8 +54,8 @@ class ReproduceOptions:
         # Both raise here, where errors are those of usage.
         scaled(FewShotRecipe(), self.budget)
         paper.wanted_evaluations(self.seeds, self.shots, self.only)
-        if self.tasks < 1:
-            raise ValueError(f"`tasks` must be at least 1, got {self.tasks}")
+        if self.tasks < 2:
+            raise ValueError(f"`tasks` must be at least 2, got {self.tasks}")
 
 
 def reproduce(args: Sequence[str]) -> int:

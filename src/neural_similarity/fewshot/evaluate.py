@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.data import Images, Preprocess
 from neural_similarity.fewshot.batch_norm import set_statistics, support_first
-from neural_similarity.fewshot.method import Method, Predict, Statistics
+from neural_similarity.fewshot.method import Method, Statistics
 from neural_similarity.fewshot.tasks import Draw, TaskList
 from neural_similarity.train import Runtime
 from neural_similarity.train.scoring import BATCH_SIZE
@@ -107,14 +107,14 @@ class _Source:
 
     def _one(self, support: Tensor, query: Tensor, labels: Tensor, ways: int) -> Tensor:
         """The logits of one task whose images are embedded for it alone."""
+        shown, asked = self._images(support), self._images(query)
+        if self._method.fixed_embedding:
+            with self._runtime.autocast():
+                shown, asked = self._embed_task(shown, asked)
+            return self._method.adapt(shown, labels, ways)(asked)
         # Adapting changes parameters within the context, whose copies must not be kept.
         with self._runtime.autocast(cache=False):
-            if self._method.fixed_embedding:
-                shown, asked = self._embed_task(self._images(support), self._images(query))
-            else:
-                shown, asked = self._images(support), self._images(query)
-            predict: Predict = self._method.adapt(shown, labels, ways)
-            return predict(asked)
+            return self._method.adapt(shown, labels, ways)(asked)
 
     def _embed_task(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
         """Features by the statistics of the support set, or of either batch for itself."""

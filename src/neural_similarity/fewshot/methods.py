@@ -38,6 +38,8 @@ class Kind:
     """What normalises queries unless `set_statistics` says otherwise."""
     frozen: bool = False
     """Whether training leaves the kernels as they are, so that it must start from a run's."""
+    fixed_ways: bool = False
+    """Whether the start of its classifier is learned, which all its tasks then have the ways of."""
 
 
 def matching_net(network: nn.Sequential, ways: int, *, context: bool) -> MatchingNet:
@@ -73,6 +75,11 @@ def static_tuning(network: nn.Sequential, ways: int) -> StaticTuning:
     return StaticTuning(*embedding(network))
 
 
+def gradient_based(build: Callable[[nn.Sequential, int], Method], *, frozen: bool = False) -> Kind:
+    """Of methods that descend from a start that is learned, the classifier's included."""
+    return Kind(build, episodic=True, statistics="support", frozen=frozen, fixed_ways=True)
+
+
 METHODS: dict[str, Kind] = {
     "fine-tuning": Kind(lambda network, _: FineTuning(network[:-1]), episodic=False),
     "baseline++": Kind(
@@ -85,10 +92,10 @@ METHODS: dict[str, Kind] = {
     "matching-fce": Kind(partial(matching_net, context=True), episodic=True),
     "proto": Kind(lambda network, _: ProtoNet(network[:-1]), episodic=True),
     "relation": Kind(relation_net, episodic=True),
-    "maml": Kind(maml, episodic=True, statistics="support"),
-    "maml-first-order": Kind(partial(maml, first_order=True), episodic=True, statistics="support"),
-    "anil": Kind(anil, episodic=True, statistics="support"),
-    "meta-nsn": Kind(meta_learned, episodic=True, statistics="support", frozen=True),
+    "maml": gradient_based(maml),
+    "maml-first-order": gradient_based(partial(maml, first_order=True)),
+    "anil": gradient_based(anil),
+    "meta-nsn": gradient_based(meta_learned, frozen=True),
     "tadam": Kind(lambda network, _: Tadam(network), episodic=True),
     "leo": Kind(lambda network, _: Leo(network), episodic=True, frozen=True),
 }

@@ -83,6 +83,16 @@ class FewShotRecipe(Recipe):
             )
         if METHODS[self.method].episodic:
             self._require_none_of("penalty", "label_smoothing", "compile")
+        if self.select_on == "val" and METHODS[self.method].fixed_ways:
+            self._require_same_ways()
+
+    def _require_same_ways(self) -> None:
+        """Refuse validation tasks that a learned classifier does not fit."""
+        if self.select_ways != self.ways:
+            raise ValueError(
+                f"`select_ways` must be `ways`, {self.ways}, as {self.method} learns where its "
+                f"classifier starts, got {self.select_ways}"
+            )
 
     def _require_none_of(self, *names: str) -> None:
         """Refuse what training by tasks has no use for."""

@@ -46,7 +46,16 @@ class RelationNet(Metric):
         return promoted(self.backbone(images))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt` on maps; support and queries may be of many tasks."""
+        """As `Method.adapt` on maps; support and queries may be of many tasks.
+
+        Raises:
+            ValueError: `statistics` is "support".
+        """
+        if self.statistics == "support":
+            raise ValueError(
+                '`statistics` must be "running" or "transductive" for relation networks, which '
+                f"normalise pairs of a class and a query, got {self.statistics!r}"
+            )
         members = class_members(labels, ways).to(support)
         classes = (members @ support.flatten(-3)).unflatten(-1, support.shape[-3:])
 

@@ -29,6 +29,9 @@ class StaticTuning(Method):
         features: Length of its embedding.
         tuning: The gradient descent.
         similarity: What a backbone without similarities gets.
+
+    Raises:
+        ValueError: every convolution of the backbone has another similarity.
     """
 
     fixed_embedding = False
@@ -46,6 +49,11 @@ class StaticTuning(Method):
         self.backbone = deepcopy(backbone) if has_some else convert(backbone, similarity)
         self.features = features
         self.tuning = tuning or Tuning()
+        if not self._matrices():
+            raise ValueError(
+                "`backbone` must have convolutions that are plain or of static similarity for "
+                "static NSN, got none; fine-tuning of a dynamic one is dynamic NSN"
+            )
         set_statistics(self, "running")
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:

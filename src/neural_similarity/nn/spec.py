@@ -18,6 +18,15 @@ class Spec:
         return f"{type(self).__name__}({options})"
 
 
+def written_out(value: Any) -> str:
+    """The constructor call with every field, which means the same whatever defaults become."""
+    if not isinstance(value, Spec):
+        return repr(value)
+    parts = ((field.name, getattr(value, field.name)) for field in fields(cast(Any, value)))
+    options = ", ".join(f"{name}={written_out(part)}" for name, part in parts)
+    return f"{type(value).__name__}({options})"
+
+
 def _default(field: "Field[Any]") -> Any:
     """A field's default; nothing else equals what it is where there is none."""
     return field.default if field.default_factory is MISSING else field.default_factory()

@@ -12,6 +12,7 @@ from neural_similarity.nn.predictor import CNN, SphereNet
 from neural_similarity.nn.shared import Shared
 from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
 from neural_similarity.nn.sparse import Dilation, Masked, Select, Shift, Sparse
+from neural_similarity.nn.spec import written_out
 from neural_similarity.nn.structure import (
     Diagonal,
     Full,
@@ -66,16 +67,23 @@ def required_similarity(similarity: object) -> Similarity:
     return spec
 
 
-def format_similarity(similarity: Similarity | None) -> str:
+def format_similarity(similarity: Similarity | None, *, complete: bool = False) -> str:
     """The text of a similarity, which `parse_similarity` reads back.
+
+    Args:
+        similarity: what to write.
+        complete: Name every field, as what is stored has to: defaults may change. Otherwise the
+            shortest text.
 
     Raises:
         ValueError: a part of it is not one of the library's own, as a user's predictor.
     """
+    if similarity is None:
+        return "none"
     for name, named in SIMILARITIES.items():
-        if similarity == named:
+        if similarity == named and not complete:
             return name
-    text = repr(similarity)
+    text = written_out(similarity) if complete else repr(similarity)
     try:
         same = parse_similarity(text) == similarity
     except ValueError:

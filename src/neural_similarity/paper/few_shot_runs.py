@@ -41,9 +41,9 @@ from neural_similarity.train.run import find_checkpoint
 from neural_similarity.train.runtime import threads
 
 TASK_SEED = 0
-NEVER_RETRAINED = ("maml", "maml-first-order", "anil")
+NEVER_RETRAINED = ("maml", "maml-first-order", "anil", "meta-nsn")
 TRAIN_ALONE: tuple[Classes, ...] = ("train",)
-"""The classes of those; the paper trains its other rows on validation classes as well."""
+"""The classes of those; the paper trains static and dynamic NSN on validation classes as well."""
 
 
 def evaluate_run(
@@ -130,7 +130,7 @@ class Wanted:
 def wanted_evaluations(
     seeds: Sequence[int], shots: Sequence[int], only: Sequence[str] = ()
 ) -> list[Wanted]:
-    """All of Table 6: its rows by seed, shots and, but for MAML and ANIL, classes of training.
+    """All of Table 6: its rows by seed, shots and, but for those of `NEVER_RETRAINED`, classes.
 
     Args:
         seeds: of every run.

@@ -56,18 +56,18 @@ PANELS: dict[str, tuple[FewShotRow, ...]] = {
         FewShotRow("dynamic NSN", "mini-dynamic", "fine-tuning", 71.26, 0.65),
     ),
     "deeper": (
-        FewShotRow("discriminative k-shot (ResNet-34)", "mini-resnet12", "k-shot", 73.90, 0.30),
+        FewShotRow("discriminative k-shot (ResNet-34)", "mini-resnet34", "k-shot", 73.90, 0.30),
         FewShotRow("TADAM (ResNet-12)", "mini-tadam", "tadam", 76.7, 0.3),
         FewShotRow("LEO (WRN-28-10)", "mini-leo", "leo", 77.59, 0.12),
         FewShotRow("dynamic NSN (CNN-9)", "mini-dynamic-cnn9", "fine-tuning", 77.44, 0.63),
     ),
     "similarity within other methods (author response, table 1)": (
-        FewShotRow("static NSN in MAML", "mini-maml-static", "maml", 66.91),
-        FewShotRow("dynamic NSN in MAML", "mini-maml-dynamic", "maml", 67.82),
-        FewShotRow("static NSN in ProtoNet", "mini-proto-static", "proto", 70.30),
-        FewShotRow("dynamic NSN in ProtoNet", "mini-proto-dynamic", "proto", 71.39),
-        FewShotRow("static NSN in RelationNet", "mini-relation-static", "relation", 67.87),
-        FewShotRow("dynamic NSN in RelationNet", "mini-relation-dynamic", "relation", 68.90),
+        FewShotRow("static NSN in MAML", "mini-maml-static", "maml", 66.91, 0.66),
+        FewShotRow("dynamic NSN in MAML", "mini-maml-dynamic", "maml", 67.82, 0.71),
+        FewShotRow("static NSN in ProtoNet", "mini-proto-static", "proto", 70.30, 0.44),
+        FewShotRow("dynamic NSN in ProtoNet", "mini-proto-dynamic", "proto", 71.39, 0.67),
+        FewShotRow("static NSN in RelationNet", "mini-relation-static", "relation", 67.87, 0.42),
+        FewShotRow("dynamic NSN in RelationNet", "mini-relation-dynamic", "relation", 68.90, 0.65),
     ),
     "controls": (
         FewShotRow("fine-tuning, 64 filters", "mini-cnn4-64", "fine-tuning"),
@@ -94,7 +94,7 @@ class FewShotLine:
     """What the paper has."""
     evaluations: tuple[Evaluation, ...]
     """Ours."""
-    differences: tuple[Interval | None, ...]
+    differences: tuple[str, ...]
     """To the rows of `COMPARED` on the same tasks, seeds and classes, in points."""
 
     @property
@@ -143,8 +143,8 @@ _NOTE = (
     "the longer. Batch norm says whose statistics normalise queries; only `transductive` "
     "lets queries see each other. The step is the one evaluated: the best on the validation "
     "classes, or, on train+val, the last. A row without runs at the title's budget has those of "
-    "another, and the column says which. The paper trains its similarity networks on train+val, "
-    "MAML's row on train. In the table of the authors' response the methods' names are lost; they "
+    "another, and the column says which. The paper trains static and dynamic NSN on "
+    "train+val, MAML and meta-learned static NSN on train. In the table of the authors' response the methods' names are lost; they "
     "stand here in the order that fits the rows of Table 6."
 )
 
@@ -172,7 +172,7 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
     first, accuracy = line.evaluations[0], line.accuracy
     return (
         f"{accuracy.mean:.2f} ± {accuracy.reach:.2f}",
-        *("" if difference is None else _signed(difference) for difference in line.differences),
+        *line.differences,
         f"{first.summary['parameters'] / 1e3:,.1f} k",
         first.config.train_on,
         f"{first.budget:g}",
@@ -188,11 +188,11 @@ def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[Fe
     others = [_groups(other, shots, results, budget) for other in COMPARED.values()]
     lines = []
     for found in _groups(row, shots, results, budget).values():
-        differences = (
-            None if row == other else _difference(found, _comparable(found[0], theirs))
+        differences = tuple(
+            "" if row == other else _difference(found, _comparable(found[0], theirs))
             for other, theirs in zip(COMPARED.values(), others, strict=True)
         )
-        lines.append(FewShotLine(row=row, evaluations=tuple(found), differences=tuple(differences)))
+        lines.append(FewShotLine(row=row, evaluations=tuple(found), differences=differences))
     return lines
 
 
@@ -234,14 +234,15 @@ def _longest(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
     return list(longest.values())
 
 
-def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> Interval | None:
-    """Over the common seeds; None without any."""
+def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> str:
+    """Over the common seeds, and how many they are where they are not all; "" without any."""
     seeds = {one.config.seed for one in ours} & {one.config.seed for one in theirs}
     if not seeds:
-        return None
+        return ""
     pair = [[one for one in side if one.config.seed in seeds] for side in (ours, theirs)]
     count = min(len(one.correct) for side in pair for one in side)
-    return paired(*(100 * _mean(side)[:count] for side in pair))
+    difference = _signed(paired(*(100 * _mean(side)[:count] for side in pair)))
+    return difference if len(seeds) == len(ours) else f"{difference} (n = {len(seeds)})"
 
 
 def _mean(evaluations: Sequence[Evaluation]) -> torch.Tensor:

@@ -167,10 +167,10 @@ def scaled(recipe: AnyRecipe, budget: float) -> AnyRecipe:
 
 
 def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
-    """Every field, the similarity in the text form that the command line takes."""
+    """Every field, the similarity in the complete form of the text that the command line takes."""
     fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     return fields | {
-        "similarity": format_similarity(recipe.similarity),
+        "similarity": format_similarity(recipe.similarity, complete=True),
         "drops": list(recipe.drops),
     }
 

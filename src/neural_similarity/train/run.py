@@ -186,15 +186,19 @@ def load(
     checkpoint: Literal["last", "best"] = "last",
     device: str | torch.device = "cpu",
 ) -> nn.Module:
-    """The network that a run trained, in evaluation mode.
+    """The network that a run trained, in evaluation mode; torch's random numbers stay as they are.
 
     Args:
         run: a run folder.
         checkpoint: "last", or "best" on the held-out images, where the run held images out.
         device: where the network goes.
+
+    Raises:
+        RunError: there is no run, or no such checkpoint, in the folder.
     """
     run = run if isinstance(run, Run) else read_run(run)
-    model = run.build()
+    with torch.random.fork_rng(devices=[]):
+        model = run.build()
     load_weights(find_checkpoint(run, checkpoint), model)
     return model.to(device).eval()
 

@@ -1,6 +1,8 @@
 """A training run from its recipe to its summary, and its continuation."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from neural_similarity.data import (
 )
 from neural_similarity.train.checkpoint import RunError, State, checkpoints, newest, restore
 from neural_similarity.train.environment import command_line, describe_environment, device_name
-from neural_similarity.train.files import read_json, write_json
+from neural_similarity.train.files import locked, read_json, write_json
 from neural_similarity.train.journal import Journal, cut_back, read_lines
 from neural_similarity.train.loop import Job, fit
 from neural_similarity.train.objective import Classification, Objective
@@ -28,6 +30,7 @@ from neural_similarity.train.plots import draw_learning_curves
 from neural_similarity.train.progress import show
 from neural_similarity.train.recipe import Recipe, scaled
 from neural_similarity.train.run import (
+    CONFIG,
     ENVIRONMENT,
     Run,
     create_run,
@@ -41,6 +44,8 @@ from neural_similarity.train.scoring import Scores, evaluate, pack_correct
 from neural_similarity.train.stopping import signals_noted
 
 PICTURED = 2
+KEPT = ("commit", "torch", "threads", "device", "precision")
+"""Facts of the process that began a run which those that continue it should share."""
 log = logging.getLogger(__name__)
 
 
@@ -154,7 +159,26 @@ def fit_run(
 
     Returns:
         The state after the last step.
+
+    Raises:
+        RunError: another process trains the run.
     """
+    with _alone(run):
+        return _fit_run(run, runtime, objective, model)
+
+
+@contextmanager
+def _alone(run: Run) -> Iterator[None]:
+    """Let no other process train the run: both would write the same files."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(run.path / CONFIG))
+        except BlockingIOError:
+            raise RunError(f"another process trains {run.path} already") from None
+        yield
+
+
+def _fit_run(run: Run, runtime: Runtime, objective: Objective, model: nn.Module | None) -> State:
     state = start(run, runtime, model)
     if checkpoints(run.checkpoints):
         restore(newest(run.checkpoints), state)
@@ -225,15 +249,15 @@ def _title(run: Run, runtime: Runtime) -> str:
 
 
 def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
-    """Add this process to the record; with other threads or devices sums round differently."""
+    """Add this process to the record; with other code, threads or devices sums may differ."""
     record = read_json(run.path / ENVIRONMENT)
     now = describe_environment(runtime)
-    changed = [key for key in ("threads", "device", "precision") if record[key] != now[key]]
+    changed = [key for key in KEPT if record.get(key) != now.get(key)]
     for key in changed:
         log.warning(
-            "Warning: %s is %s and was %s when the run began; weights will differ in their "
-            "last digits from an uninterrupted run.",
-            *(key, now[key], record[key]),
+            "Warning: %s is %s and was %s when the run began; weights may differ from those of an "
+            "uninterrupted run.",
+            *(key, now.get(key), record.get(key)),
         )
     record.setdefault("resumed", []).append({"step": step} | now)
     write_json(run.path / ENVIRONMENT, record)
