@@ -430,6 +430,22 @@ def test_every_method_is_evaluated_in_bf16(tested, name):
     assert evaluate(method, **tested, **options).shape == (6,)
 
 
+@pytest.mark.parametrize("statistics", ["support", "transductive"])
+def test_features_are_compared_in_full_precision(tested, statistics):
+    """Embedding alone is in bf16, as in training and where features are kept."""
+    kinds = []
+
+    class Noted(ProtoNet):
+        def adapt(self, support, labels, ways):
+            kinds.append((torch.is_autocast_enabled("cpu"), support.dtype))
+            return super().adapt(support, labels, ways)
+
+    method = use_statistics(Noted(network()[:-1]), statistics)
+    options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
+    evaluate(method, **tested, **options)
+    assert kinds == [(False, torch.float32)] * 6
+
+
 class Moving(Method):
     """Names class 0 until its weight has changed, and then class 1."""
 
@@ -486,7 +502,15 @@ def test_methods_have_the_statistics_that_the_list_says(name):
     assert method.statistics == METHODS[name].statistics
 
 
-def test_static_nsn_refuses_statistics_of_the_support_set():
-    method = use_statistics(METHODS["static-nsn"].build(network(), WAYS), "support")
-    with pytest.raises(ValueError, match=r"`statistics` must be .* for static NSN.*got 'support'"):
+@pytest.mark.parametrize(
+    ("name", "called"), [("static-nsn", "static NSN"), ("relation", "relation networks")]
+)
+def test_methods_of_no_batch_of_the_support_set_refuse_its_statistics(name, called):
+    method = use_statistics(METHODS[name].build(network(), WAYS), "support")
+    with pytest.raises(ValueError, match=rf"`statistics` must be .* for {called}.*got 'support'"):
         method.adapt(images(6), LABELS, WAYS)
+
+
+def test_static_nsn_of_a_dynamic_network_is_refused():
+    with pytest.raises(ValueError, match=r"`backbone` must have convolutions that are plain or"):
+        METHODS["static-nsn"].build(network(similarity="dynamic-diagonal"), WAYS)

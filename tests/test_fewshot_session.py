@@ -246,6 +246,8 @@ def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
         train(tmp_path, BY_NAMES)
     with pytest.raises(ValueError, match=r"4 \+ 1 images for shots and queries, got 4 .* 'c7'"):
         train(tmp_path, replace(TINY, shots=4))
+    with pytest.raises(ValueError, match=r"`select_ways` must be at most .* classes, 2, got 3"):
+        train(tmp_path, replace(BY_NAMES, select_ways=3))
     assert not (tmp_path / "run").exists()
 
 
@@ -278,6 +280,10 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
         ({"validation": 8}, "`validation` must be 0: .*, got 8"),
         ({"select_on": "val", "train_on": "train+val"}, '`select_on` "val" needs classes'),
         ({"method": "proto", "label_smoothing": 0.1}, "`label_smoothing` is not for training by"),
+        (
+            {"method": "anil", "ways": 3, "select_on": "val"},
+            "`select_ways` must be `ways`, 3, as anil learns where its classifier starts, got 5",
+        ),
     ],
 )
 def test_bad_recipes(changes, message):
@@ -347,6 +353,30 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
     assert found[0]["checkpoint"]["which"] == "best"
     assert cli.main([*command, "--part", "val"]) == 1
     assert "made for test" in " ".join(capsys.readouterr().err.split())
+    assert cli.main([*command, "--tasks", "6"]) == 2
+    assert f"--tasks must be that of {tasks}, 5, got 6" in " ".join(capsys.readouterr().err.split())
+    assert cli.main(["fewshot", "evaluate", str(finished), "--shots", "0"]) == 1
+    assert "`shots` must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_classes_that_were_trained_on_are_no_validation_classes(finished, tmp_path, capsys):
+    out = tmp_path / "again"
+    assert cli.main(["fewshot", "train", "--retrain", str(finished), "--out", str(out)]) == 0
+    assert cli.main(["fewshot", "evaluate", str(out), *SIZES, "--part", "val"]) == 1
+    assert "was trained on the validation classes; --part must be test" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+
+
+@pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
+def test_what_a_start_does_not_give_is_drawn_by_the_seed(tmp_path, seed, same):
+    source = train(tmp_path / "source")
+    recipe = replace(TINY, method="anil", start=str(source.path), steps=1, drops=())
+    first, other = (
+        session.train(replace(recipe, seed=s), out=tmp_path / f"{s}-{i}", device="cpu").begin()
+        for i, s in enumerate((0, seed))
+    )
+    assert torch.equal(first.head.weight, other.head.weight) == same
 
 
 def test_an_interrupted_evaluation_goes_on(finished, monkeypatch):

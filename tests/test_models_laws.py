@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
-from torchvision.models import ResNet18_Weights, ResNet50_Weights
+from torchvision.models import ResNet18_Weights, ResNet34_Weights, ResNet50_Weights
 
 import neural_similarity as ns
 from neural_similarity import models
@@ -70,6 +70,7 @@ def test_every_part_trains(name, similarity):
         ("resnet12", 12, 4),
         ("wrn28_10", 25, 3),
         ("resnet18", 17, 3),
+        ("resnet34", 33, 3),
         ("resnet50", 17, 36),
     ],
 )
@@ -80,7 +81,7 @@ def test_placement(name, similarity, placed, plain):
         id(m) for c in network.modules() if with_similarity(c) for m in c.similarity.modules()
     }
     layers = [m for m in network.modules() if isinstance(m, nn.Conv2d) and id(m) not in inside]
-    stem = similarity == "dynamic-full" and name in ("resnet18", "resnet50")
+    stem = similarity == "dynamic-full" and name in ("resnet18", "resnet34", "resnet50")
     assert sum(with_similarity(layer) for layer in layers) == placed - stem
     assert sum(not with_similarity(layer) for layer in layers) == plain + stem
     taps = {layer.kernel_size for layer in layers if not with_similarity(layer)}
@@ -197,7 +198,11 @@ def test_no_layer_of_cnn10_plus_is_smaller():
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [("resnet18", ResNet18_Weights.IMAGENET1K_V1), ("resnet50", ResNet50_Weights.IMAGENET1K_V1)],
+    [
+        ("resnet18", ResNet18_Weights.IMAGENET1K_V1),
+        ("resnet34", ResNet34_Weights.IMAGENET1K_V1),
+        ("resnet50", ResNet50_Weights.IMAGENET1K_V1),
+    ],
 )
 def test_counts_are_those_that_torchvision_states(name, weights):
     network, *size = full_size(name)

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import neural_similarity as ns
 from neural_similarity import models
 
-NAMES = ["resnet18", "resnet50"]
+NAMES = ["resnet18", "resnet34", "resnet50"]
 
 
 def randomized(network):

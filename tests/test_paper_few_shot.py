@@ -1,5 +1,4 @@
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -71,6 +70,61 @@ def read(results, recipe, method):
     return [one for one in found if one.method == method]
 
 
+def copied(source, results, name, budget, pattern="*.json"):
+    """Copies of records in a folder, as of another recipe or budget."""
+    config = few_shot_records.recipe_to_json(few_shot_records.scaled(SMALL, float(budget)))
+    folder = results / "fewshot" / name / budget
+    folder.mkdir(parents=True)
+    for path in source.glob(pattern):
+        content = json.loads(path.read_text())
+        content |= {"recipe": name, "budget": float(budget)}
+        content["config"] |= {field: config[field] for field in ("steps", "drops")}
+        (folder / path.name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": "mini-proto"}, "holds fine-tuning.train.2w2s3q.test-10-0.running.1 of mini-p"),
+        ({"budget": 0.5}, "of mini-cnn4, budget 0.5; move it there or delete it"),
+        (
+            {"config": {"seed": 2}},
+            "holds fine-tuning.train.2w2s3q.test-10-0.running.2 of mini-cnn4",
+        ),
+        ({"config": {"lr": 0.1}}, r"other settings than mini-cnn4 has now \(lr\); delete it"),
+        ({"start": {"recipe": "mini-cnn4"}}, r"than mini-cnn4 has now \(start\)"),
+    ],
+)
+def test_records_in_anothers_place_or_of_other_settings_are_refused(
+    results, tmp_path, changes, message
+):
+    name = "fine-tuning.train.2w2s3q.test-10-0.running.1.json"
+    path = copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "1", name) / name
+    content = json.loads(path.read_text())
+    config = content["config"] | changes.get("config", {})
+    path.write_text(json.dumps(content | changes | {"config": config}))
+    with pytest.raises(ValueError, match=message):
+        few_shot_records.read_evaluations(tmp_path, "mini-cnn4", 1.0)
+
+
+@pytest.mark.usefixtures("world")
+def test_a_record_is_never_replaced_by_another_outcome(tmp_path):
+    run = evaluated(tmp_path, "mini-proto", "proto")
+    (path,) = paper.record_few_shot(run, tmp_path / "results")
+    before = path.read_bytes()
+    assert paper.record_few_shot(run, tmp_path / "results") == [path]
+    (ours,) = (run.path / paper.EVALUATIONS).glob("*.json")
+    one = few_shot_records.read_evaluation(ours)
+    correct = (one.correct + 1) % 2
+    right = interval(correct.double() / len(one.sizes.query_labels))
+    summary = one.summary | {"accuracy": right.mean, "reach": right.reach}
+    few_shot_records.write_evaluation(ours.parent, replace(one, correct=correct, summary=summary))
+    with pytest.raises(RunError, match="exists already with another outcome; delete it"):
+        paper.record_few_shot(run, tmp_path / "results")
+    assert path.read_bytes() == before
+
+
 def test_records_tell_every_task(results):
     path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json"
     content = json.loads(path.read_text())
@@ -138,6 +192,17 @@ def test_differences_are_of_common_seeds_alone(results):
     assert found["ProtoNet"][5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
 
 
+@pytest.mark.usefixtures("tiny_table")
+def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
+    source = results / "fewshot/mini-cnn4/1"
+    copied(source, tmp_path, "mini-cnn4", "1", "fine-tuning.*.0.json")
+    for path in source.glob("nearest*"):
+        (tmp_path / "fewshot/mini-cnn4/1" / path.name).write_bytes(path.read_bytes())
+    row = rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"]
+    assert row[5].endswith(" (n = 1)")
+    assert row[13].startswith("2 (")
+
+
 @pytest.mark.usefixtures("world", "tiny_table")
 @pytest.mark.parametrize(("task_seed", "compared"), [(0, True), (1, False)])
 def test_a_shorter_list_of_the_same_seed_is_compared_on_its_tasks(tmp_path, task_seed, compared):
@@ -182,10 +247,7 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
 def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
     places = (("mini-cnn4", "1"), ("mini-proto", "0.5"), ("mini-proto", "0.25"))
     for name, budget in places:
-        folder = tmp_path / "fewshot" / name / budget
-        shutil.copytree(results / "fewshot" / name / "1", folder)
-        for path in folder.glob("*.json"):
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"budget": float(budget)}))
+        copied(results / "fewshot" / name / "1", tmp_path, name, budget)
     found = rows(paper.few_shot_markdown(tmp_path))
     before = rows(paper.few_shot_markdown(results))
     assert found["ProtoNet"][9] == "0.5"
@@ -195,24 +257,23 @@ def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
 
 
 @pytest.mark.usefixtures("tiny_table")
-def test_a_row_keeps_its_budget_where_another_of_the_recipe_has_a_larger_one(results, tmp_path):
+def test_a_row_keeps_its_budget_where_another_of_the_recipe_has_a_larger_one(
+    results, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(FEW_SHOT_RECIPES, "mini-cnn4-64", SMALL)
+    source = results / "fewshot/mini-cnn4/1"
     for budget, pattern in (("0.25", "*.json"), ("1", "fine-tuning.*")):
-        folder = tmp_path / "fewshot" / "mini-cnn4" / budget
-        folder.mkdir(parents=True)
-        for path in (results / "fewshot/mini-cnn4/1").glob(pattern):
-            content = json.loads(path.read_text()) | {"budget": float(budget)}
-            (folder / path.name).write_text(json.dumps(content))
+        copied(source, tmp_path, "mini-cnn4", budget, pattern)
     found = rows(paper.few_shot_markdown(tmp_path))
     assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["0.25", "0.25"]
-    shutil.copytree(tmp_path / "fewshot/mini-cnn4/1", tmp_path / "fewshot/mini-cnn4-64/1")
+    copied(source, tmp_path, "mini-cnn4-64", "1", "fine-tuning.*")
     found = rows(paper.few_shot_markdown(tmp_path))
     assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["1", "0.25"]
 
 
 @pytest.mark.usefixtures("tiny_table")
 def test_the_budget_is_that_of_most_rows(results, tmp_path):
-    before = results / "fewshot/mini-cnn4/1"
-    shutil.copytree(before, tmp_path / "fewshot/mini-cnn4/0.25")
+    copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "0.25")
     text = paper.few_shot_markdown(tmp_path)
     assert text.startswith(f"# {few_shot_table.TITLE} (reduced schedule, budget 0.25)")
     assert rows(text)["fine-tuning"][4] == rows(paper.few_shot_markdown(results))["fine-tuning"][4]

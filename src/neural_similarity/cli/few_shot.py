@@ -237,9 +237,7 @@ def _train(recipe: FewShotRecipe, name: str, budget: float, options: TrainOption
         )
 
 
-def _tasks(
-    options: EvaluateOptions, recipe: FewShotRecipe, split: session.ClassSplit
-) -> TaskList:
+def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: session.ClassSplit) -> TaskList:
     """The list of tasks: read from the file that is named, if it is there, or drawn."""
     images, path = split.part(options.part), options.task_list
     given = {name: getattr(options, name) for name in TASK_OPTIONS}
@@ -248,7 +246,7 @@ def _tasks(
         tasks.check(split.digest, options.part, images, path)
         _require_agreement(tasks, given, path)
         return tasks
-    usual = {"ways": min(WAYS, len(images.classes)), "shots": recipe.shots} | TASK_OPTIONS
+    usual = TASK_OPTIONS | {"ways": min(WAYS, len(images.classes)), "shots": recipe.shots}
     chosen = {name: usual[name] if value is None else value for name, value in given.items()}
     count, seed = chosen.pop("tasks"), chosen.pop("task_seed")
     sizes = TaskSizes(**chosen)

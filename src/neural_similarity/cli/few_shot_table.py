@@ -15,8 +15,9 @@ from neural_similarity.train import Interrupted
 from neural_similarity.train.recipe import scaled
 
 DESCRIPTION = """Train, evaluate and record what table 6 lacks, row by row: on training classes, and
-but for MAML, ANIL and meta-learned NSN anew on those of validation as well, as the paper does. Finished runs and evaluations are used, what
-was interrupted goes on. Beside another call, name other recipes with --only.
+but for MAML, ANIL and meta-learned NSN anew on those of validation as well. Finished runs and
+evaluations are used, what was interrupted goes on. Beside another call, name other recipes with
+--only.
 
 examples:
   nsim fewshot reproduce --budget 0.25 --seeds 1 --shots 5 --only mini-cnn4,mini-dynamic

@@ -179,6 +179,11 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
     if METHODS[recipe.method].episodic:
         Sampler(split.part(recipe.train_on), recipe.sizes)
     if recipe.select_on == "val":
+        if recipe.select_ways > len(split.val.classes):
+            raise ValueError(
+                f"`select_ways` must be at most the number of validation classes, "
+                f"{len(split.val.classes)}, got {recipe.select_ways}"
+            )
         Sampler(split.val, recipe.select_sizes)
     Sampler(split.test, TaskSizes(ways=2, shots=recipe.shots, queries=1))
 

@@ -20,6 +20,7 @@ from neural_similarity.models.cnn10 import cnn10 as cnn10
 from neural_similarity.models.cnn10 import cnn10_plus as cnn10_plus
 from neural_similarity.models.convnet4 import convnet4 as convnet4
 from neural_similarity.models.resnet import resnet18 as resnet18
+from neural_similarity.models.resnet import resnet34 as resnet34
 from neural_similarity.models.resnet import resnet50 as resnet50
 from neural_similarity.models.resnet12 import resnet12 as resnet12
 from neural_similarity.models.rivals import CondConv2d, DeformableConv2d, DynamicFilter2d
@@ -42,6 +43,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet12": resnet12,
     "wrn28_10": wrn28_10,
     "resnet18": resnet18,
+    "resnet34": resnet34,
     "resnet50": resnet50,
 }
 """The networks by name."""

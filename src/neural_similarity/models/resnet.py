@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 (He et al., https://arxiv.org/abs/1512.03385), torchvision's layers."""
+"""ResNet-18, -34 and -50 (He et al., https://arxiv.org/abs/1512.03385), torchvision's layers."""
 
 from collections.abc import Sequence
 
@@ -43,6 +43,20 @@ def resnet18(
     """
     check_sizes(num_classes, in_channels, image_size)
     layers = _stem(in_channels, width) | _stages(_Basic, (2, 2, 2, 2), width)
+    return sequential(layers | _head(_Basic, num_classes, width), similarity)
+
+
+def resnet34(
+    num_classes: int = 1000,
+    *,
+    in_channels: int = 3,
+    image_size: int = 224,
+    width: float = 1,
+    similarity: Similarity | str | None = None,
+) -> nn.Sequential:
+    """ResNet-34: `resnet18` with 3, 4, 6 and 3 blocks, torchvision's `resnet34`."""
+    check_sizes(num_classes, in_channels, image_size)
+    layers = _stem(in_channels, width) | _stages(_Basic, (3, 4, 6, 3), width)
     return sequential(layers | _head(_Basic, num_classes, width), similarity)
 
 

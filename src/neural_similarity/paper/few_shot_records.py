@@ -176,8 +176,10 @@ def read_evaluation(path: Path) -> Evaluation:
 def record_few_shot(run: FewShotRun, results: Path) -> list[Path]:
     """Write the evaluations of a run that is one of its recipe to `results`.
 
+    A record of the same outcome is left as it is.
+
     Raises:
-        RunError: the run overrides fields, or was never evaluated.
+        RunError: the run overrides fields, was never evaluated, or differs from its record.
     """
     if changed := overridden(run):
         raise RunError(
@@ -186,29 +188,75 @@ def record_few_shot(run: FewShotRun, results: Path) -> list[Path]:
     paths = sorted((run.path / EVALUATIONS).glob("*.json"))
     if not paths:
         raise RunError(f"{run.path} has no evaluations; `nsim fewshot evaluate {run.path}` first")
-    folder = results / FOLDER / run.name / budget_name(run.budget)
-    return [write_evaluation(folder, read_evaluation(path)) for path in paths]
+    folder = records_folder(results, run.name, run.budget)
+    return [_record(folder, read_evaluation(path)) for path in paths]
+
+
+def _record(folder: Path, evaluation: Evaluation) -> Path:
+    path = folder / f"{evaluation.name}.json"
+    if not path.exists():
+        return write_evaluation(folder, evaluation)
+    if not torch.equal(read_evaluation(path).correct, evaluation.correct):
+        raise RunError(f"{path} exists already with another outcome; delete it to write it anew")
+    return path
 
 
 def overridden(run: FewShotRun) -> list[str]:
-    """The fields in which a run is not one of its recipe; it must start from a run of `STARTS`.
+    """The fields in which a run is not one of its recipe, see `changed_fields`."""
+    if run.name not in FEW_SHOT_RECIPES:
+        raise RunError(f"{run.path} is of no named recipe, but of {run.name!r}")
+    start = read_json(run.path / ENVIRONMENT).get("start")
+    return changed_fields(run.name, run.budget, run.recipe, start)
+
+
+def changed_fields(
+    name: str, budget: float, config: FewShotRecipe, start: dict[str, Any] | None
+) -> list[str]:
+    """The fields in which `config` is not the named recipe; it must start from a run of `STARTS`.
 
     A run on training and validation classes may have another number of steps: one that was chosen.
     """
-    if run.name not in FEW_SHOT_RECIPES:
-        raise RunError(f"{run.path} is of no named recipe, but of {run.name!r}")
-    original = scaled(FEW_SHOT_RECIPES[run.name], run.budget)
-    free = FREE + (RETRAINED if run.recipe.train_on == "train+val" else ())
+    original = scaled(FEW_SHOT_RECIPES[name], budget)
+    free = FREE + (RETRAINED if config.train_on == "train+val" else ())
     names = [field.name for field in dataclasses.fields(FewShotRecipe) if field.name not in free]
-    start = read_json(run.path / ENVIRONMENT).get("start") or {}
-    changed = [] if start.get("recipe") == STARTS.get(run.name) else ["start"]
-    return changed + [n for n in names if getattr(run.recipe, n) != getattr(original, n)]
+    changed = [] if (start or {}).get("recipe") == STARTS.get(name) else ["start"]
+    return changed + [n for n in names if getattr(config, n) != getattr(original, n)]
+
+
+def records_folder(results: Path, recipe: str, budget: float) -> Path:
+    """Where the records of a recipe at a budget lie."""
+    return results / FOLDER / recipe / budget_name(budget)
 
 
 def read_evaluations(results: Path, recipe: str, budget: float) -> list[Evaluation]:
-    """The evaluations of a recipe at a budget, in the order of their names."""
-    folder = results / FOLDER / recipe / budget_name(budget)
-    return [read_evaluation(path) for path in sorted(folder.glob("*.json"))]
+    """The evaluations of a recipe at a budget, in the order of their names.
+
+    Raises:
+        ValueError: a file is damaged, lies in another record's place, or was made when the recipe
+            had other settings.
+    """
+    folder = records_folder(results, recipe, budget)
+    return [read_placed(path, recipe, budget) for path in sorted(folder.glob("*.json"))]
+
+
+def read_placed(path: Path, recipe: str, budget: float) -> Evaluation:
+    """The evaluation in a file among the records of a recipe at a budget.
+
+    Raises:
+        ValueError: as in `read_evaluations`.
+    """
+    found = read_evaluation(path)
+    if (found.recipe, found.budget, found.name) != (recipe, budget, path.stem):
+        raise ValueError(
+            f"{path} holds {found.name} of {found.recipe}, budget {found.budget:g}; "
+            "move it there or delete it"
+        )
+    if changed := changed_fields(recipe, budget, found.config, found.start):
+        raise ValueError(
+            f"{path} was made with other settings than {recipe} has now ({', '.join(changed)}); "
+            "delete it to have it run again"
+        )
+    return found
 
 
 def _pack(correct: Tensor) -> dict[str, Any]:

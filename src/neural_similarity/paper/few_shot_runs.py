@@ -22,17 +22,17 @@ from neural_similarity.fewshot.tasks import TaskList, TaskSizes, draw_tasks
 from neural_similarity.paper import few_shot_table
 from neural_similarity.paper.few_shot_records import (
     EVALUATIONS,
-    FOLDER,
     Evaluation,
     evaluation_name,
     facts_of,
     make_evaluation,
     overridden,
+    read_placed,
     record_few_shot,
+    records_folder,
     write_evaluation,
 )
 from neural_similarity.paper.plan import matching, require_same, run_folder
-from neural_similarity.paper.records import budget_name
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import RunError, choose_runtime, read_run
@@ -175,12 +175,16 @@ class Reproduction:
     """auto, cpu or cuda."""
 
     def lacking(self, wanted: Iterable[Wanted]) -> list[Wanted]:
-        """Those without a record."""
-        folder = self.results / FOLDER
-        budget = budget_name(self.budget)
-        return [
-            one for one in wanted if not (folder / one.name / budget / self._file(one)).exists()
-        ]
+        """Those without a record.
+
+        Raises:
+            ValueError: a record is damaged or no longer of its recipe.
+        """
+        return [one for one in wanted if not self._recorded(one)]
+
+    def _recorded(self, one: Wanted) -> bool:
+        path = records_folder(self.results, one.name, self.budget) / self._file(one)
+        return path.exists() and bool(read_placed(path, one.name, self.budget))
 
     def complete(self, one: Wanted, progress: Progress | None = None) -> list[Path]:
         """Train and evaluate what is not there yet, and write the run's records.

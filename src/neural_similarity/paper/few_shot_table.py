@@ -143,9 +143,9 @@ _NOTE = (
     "the longer. Batch norm says whose statistics normalise queries; only `transductive` "
     "lets queries see each other. The step is the one evaluated: the best on the validation "
     "classes, or, on train+val, the last. A row without runs at the title's budget has those of "
-    "another, and the column says which. The paper trains static and dynamic NSN on "
-    "train+val, MAML and meta-learned static NSN on train. In the table of the authors' response the methods' names are lost; they "
-    "stand here in the order that fits the rows of Table 6."
+    "another, and the column says which. The paper trains static and dynamic NSN on train+val, "
+    "MAML and meta-learned static NSN on train. In the table of the authors' response the methods' "
+    "names are lost; they stand here in the order that fits the rows of Table 6."
 )
 
 

@@ -1,8 +1,8 @@
 """Few-shot learning: what the rows of Table 6 train, and the controls that it lacks.
 
-Base training (Adam at 1e-3, the paper's) is to name the base classes. Batch size, epochs, drops of
-the rate and augmentation are open in the paper; here 128, the best step on the validation classes
-among 100 epochs, tenfold drops after 60 and 85 of them, crops and mirror images for all rows alike.
+Base training (Adam at 1e-3, the paper's) is to name the base classes. Batch size, epochs and drops
+of the rate are open in the paper; here 128, the best step on the validation classes among 100
+epochs, tenfold drops after 60 and 85 of them. Crops and mirror images, for all rows alike, are ours.
 Rows that are fine-tuned share one backbone.
 Methods trained by tasks have the ways and rates of their own papers, but fewer steps, tenfold drops
 after 60 and 85 % of them where those halve the rate, and no clipping of gradients. ProtoNet has 5
@@ -50,6 +50,7 @@ NAMING = {
     "mini-dynamic": ("dynamic NSN", replace(BASE, similarity=DYNAMIC)),
     "mini-cnn9": ("CNN-9, the control of the deeper dynamic NSN", replace(BASE, model="cnn9")),
     "mini-resnet12": ("ResNet-12, where TADAM starts", replace(BASE, model="resnet12")),
+    "mini-resnet34": ("ResNet-34, for discriminative k-shot", replace(BASE, model="resnet34")),
     "mini-wrn28": ("WRN-28-10, where LEO starts", replace(BASE, model="wrn28_10")),
     "mini-dynamic-cnn9": ("dynamic NSN on CNN-9", replace(BASE, model="cnn9", similarity=DYNAMIC)),
 }
