@@ -22,6 +22,8 @@ MAPS_OF = ("conv1_1", "pool1", "conv2_1", "pool2", "conv3_1", "pool3", "conv4_1"
 """The layers of CNN-4 that RelationNet keeps."""
 ONLY_RELU = ("pool3", "pool4")
 """Those of which the ReLU stays and the pool goes, so that maps stay large."""
+FIRST_SCALE = 0.1
+"""Of the features of ProtoNet."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,20 @@ def matching_net(network: nn.Sequential, ways: int, *, context: bool) -> Matchin
     del ways
     backbone, features = embedding(network)
     return MatchingNet(backbone, FullContext(features) if context else None)
+
+
+def proto_net(network: nn.Sequential, ways: int) -> ProtoNet:
+    """`ProtoNet` whose last normalisation starts at a tenth of the usual size.
+
+    Squared distances of hundreds of normalised features are in the hundreds; training would spend
+    its first updates on shrinking them. The nearest class is the same.
+    """
+    del ways
+    backbone, _ = embedding(network)
+    norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
+    for scale in norms[-1].parameters() if norms else ():
+        scale.data.mul_(FIRST_SCALE)
+    return ProtoNet(backbone)
 
 
 def relation_net(network: nn.Sequential, ways: int) -> RelationNet:
@@ -90,7 +106,7 @@ METHODS: dict[str, Kind] = {
     "k-shot": Kind(lambda network, _: DiscriminativeKShot(network), episodic=False),
     "matching": Kind(partial(matching_net, context=False), episodic=True),
     "matching-fce": Kind(partial(matching_net, context=True), episodic=True),
-    "proto": Kind(lambda network, _: ProtoNet(network[:-1]), episodic=True),
+    "proto": Kind(proto_net, episodic=True),
     "relation": Kind(relation_net, episodic=True),
     "maml": gradient_based(maml),
     "maml-first-order": gradient_based(partial(maml, first_order=True)),
