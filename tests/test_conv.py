@@ -304,6 +304,16 @@ def test_a_predictor_of_the_wrong_width_is_named():
         layer(torch.randn(2, 4, 5, 5))
 
 
+def test_the_default_predictor_is_traced_as_one_graph():
+    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity="dynamic-diagonal"))
+    x = torch.randn(2, 4, 6, 5)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(x), layer(x))
+    inputs = list(layer.parameters())
+    gradients = [torch.autograd.grad(f(x).square().sum(), inputs) for f in (compiled, layer)]
+    assert_close(*gradients)
+
+
 @pytest.mark.slow
 @named
 def test_compiles_without_a_graph_break(similarity):

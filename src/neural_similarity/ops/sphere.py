@@ -152,7 +152,8 @@ def _scale(factors: Tensor, y: Tensor, channels: int, rectify: bool) -> Tensor:
     if y.dim() == -channels:
         return _scale(factors[None], y[None], channels, rectify)[0]
     if factors.shape[1] == 1:
-        return positionwise.scale(factors, y, y if rectify else None)
+        # Dynamo refuses one tensor twice, and a gate has no gradient.
+        return positionwise.scale(factors, y, y.detach() if rectify else None)
     y = y.unflatten(1, (factors.shape[1], -1)) * factors.to(y.dtype).unsqueeze(2)
     return F.relu(y.flatten(1, 2)) if rectify else y.flatten(1, 2)
 
