@@ -118,6 +118,13 @@ def test_a_selection_of_features():
     assert type(layer.fuse()) is nn.Linear
 
 
+@pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])
+@pytest.mark.parametrize("shape", [(), (6,), (2, 8), (0, 8), (7, 1)], ids=str)
+def test_input_of_another_width_is_refused(similarity, shape):
+    with pytest.raises(ValueError, match=r"`input` must be \(\*n, 7\), .* got \("):
+        layer_of(similarity)(input_of(*shape))
+
+
 def test_folding_a_dynamic_layer_is_refused():
     with pytest.raises(ValueError, match="`similarity` must be static for the layer to be folded"):
         layer_of("dynamic-full").fold()

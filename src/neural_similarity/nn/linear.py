@@ -29,6 +29,10 @@ class Linear(SimilarityLayer, nn.Linear):
 
     Shape:
         (*n, in_features) to (*n, out_features).
+
+    Raises:
+        ValueError: `similarity` is not one of these; when called with a dynamic one, the input has
+            not C features.
     """
 
     plain = nn.Linear
@@ -71,7 +75,15 @@ def linear_geometry(in_features: int, out_features: int) -> Geometry:
 
 
 def dynamic_linear(x: Tensor, weight: Tensor, bias: Tensor | None, similarity: nn.Module) -> Tensor:
-    """W M(x) x + b for x (*n, in_features), each with an M of its own."""
+    """W M(x) x + b for x (*n, in_features), each with an M of its own.
+
+    Raises:
+        ValueError: x has another number of features.
+    """
+    if x.shape[-1:] != weight.shape[1:]:
+        raise ValueError(
+            f"`input` must be (*n, {weight.shape[1]}), in_features last, got {tuple(x.shape)}"
+        )
     rows = x.reshape(-1, 1, x.shape[-1])
     y = cast(DynamicSimilarity, similarity).convolve(rows, weight.unsqueeze(1), bias)
     return y.reshape(*x.shape[:-1], -1) if x.numel() else x.new_empty(*x.shape[:-1], len(weight))
