@@ -210,7 +210,7 @@ def test_optimisers_get_a_shared_parameter_once():
 
 @pytest.mark.parametrize("name", ["channels", "hidden"])
 def test_errors(name):
-    with pytest.raises(ValueError, match=f"`{name}` must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"`{name}` must be an integer of at least 1, got 0"):
         ns.Shared(**{name: 0})
 
 

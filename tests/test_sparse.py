@@ -269,15 +269,16 @@ SMALL = Geometry(2, 3, (3, 4), (1, 1), (0, 0), (1, 1))
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ns.Sparse(keep=0), "`keep` must be at least 1, got 0"),
+        (lambda: ns.Sparse(keep=0), "`keep` must be an integer of at least 1, got 0"),
         (lambda: ns.Sparse(ns.Symmetric()), "`structure` of Sparse must be one of Diagonal, Full"),
         (lambda: ns.Sparse(keep=145).build(SMALL), "`keep` must be at most the 144 entries .* 145"),
         (
             lambda: ns.Sparse(ns.Diagonal(), keep=13).build(SMALL),
             r"at most the 12 entries of Diagonal\(\) for a kernel of 12 taps, got 13",
         ),
-        (lambda: ns.Dilation(rate=0), "`rate` must be at least 1, got 0"),
-        (lambda: ns.Dilation(rate=(1, 0)), r"`rate` must be at least 1, got \(1, 0\)"),
+        (lambda: ns.Sparse(keep=2.5), "`keep` must be an integer of at least 1, got 2.5"),
+        (lambda: ns.Dilation(rate=0), "`rate` must be an integer of at least 1, got 0"),
+        (lambda: ns.Dilation(rate=(1, 0)), r"`rate` must be an integer of at least 1, got 0"),
         (lambda: ns.Dilation(ns.Shift()), "`structure` of Dilation must be one of Diagonal, Full,"),
         (
             lambda: ns.Dilation(rate=2).build(SMALL),

@@ -1,4 +1,4 @@
-"""Refusing names that are none of those that there are."""
+"""Refusing names that are none of those that there are, and numbers that count nothing."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -15,6 +15,16 @@ def require_known(argument: str, name: str, names: Collection[str]) -> None:
             f"`{argument}` must be one of {', '.join(names)}, got {name!r}; "
             f"nearest: {nearest(name, names)}"
         )
+
+
+def require_count(argument: str, value: object) -> None:
+    """Refuse what is no integer of at least 1.
+
+    Raises:
+        ValueError: it names the argument and what came.
+    """
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{argument}` must be an integer of at least 1, got {value!r}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

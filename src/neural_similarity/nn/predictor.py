@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.choices import require_known
+from neural_similarity.choices import require_count, require_known
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere_conv
@@ -37,6 +37,9 @@ class TwoLayers(Spec, ABC):
         batch_norm: Normalise behind both convolutions; with `per_image`, batches need two images.
         batch_norm_eps: Its eps. With PyTorch's usual 1e-5 the released small start is undone.
         scales: Factors on He's standard deviation for the two kernels.
+
+    Raises:
+        ValueError: a value is none of these.
     """
 
     hidden: int | None = None
@@ -48,14 +51,17 @@ class TwoLayers(Spec, ABC):
     scales: tuple[float, float] | None = None
 
     def __post_init__(self):
-        for name in ("hidden", "resolution"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}")
+        if self.hidden is not None:
+            require_count("hidden", self.hidden)
+        require_count("resolution", self.resolution)
         if self.last_kernel_size not in (1, 3):
             raise ValueError(f"`last_kernel_size` must be 1 or 3, got {self.last_kernel_size}")
         if self.batch_norm_eps <= 0:
             raise ValueError(f"`batch_norm_eps` must be positive, got {self.batch_norm_eps}")
+        if self.scales is not None and (
+            not isinstance(self.scales, tuple) or len(self.scales) != 2
+        ):
+            raise ValueError(f"`scales` must be a tuple of two numbers, got {self.scales!r}")
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
         """The predictor module for a layer of this geometry."""
@@ -114,6 +120,9 @@ class SphereNet(TwoLayers):
         bounded: Make the second convolution such a function with both normalised, so that every
             prediction lies in [-1, 1] (§3.3.1).
         eps: Added to the squared norms.
+
+    Raises:
+        ValueError: an option is unknown, out of its range, or does not fit the others.
     """
 
     normalize: PatchNormalize = "rms"
@@ -168,6 +177,9 @@ class CNN(TwoLayers):
     Attributes:
         bound: "tanh" of every number; "normalize" divides a position's numbers by their norm; None
             leaves them as they are.
+
+    Raises:
+        ValueError: an option is unknown or out of its range.
     """
 
     bound: Literal["tanh", "normalize"] | None = "tanh"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from neural_similarity.choices import require_count
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, norm
 from neural_similarity.nn.spec import Spec
@@ -52,6 +53,9 @@ class Shared(Spec):
         batch_norm: Normalise behind all three convolutions, every layer by statistics, gains and
             biases of its own.
         batch_norm_eps: Its eps.
+
+    Raises:
+        ValueError: a number is not positive.
     """
 
     channels: int = 32
@@ -61,9 +65,8 @@ class Shared(Spec):
     batch_norm_eps: float = 1e-3
 
     def __post_init__(self):
-        for name in ("channels", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
+        require_count("channels", self.channels)
+        require_count("hidden", self.hidden)
         if self.batch_norm_eps <= 0:
             raise ValueError(f"`batch_norm_eps` must be positive, got {self.batch_norm_eps}")
 

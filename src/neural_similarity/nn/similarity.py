@@ -32,13 +32,15 @@ class Static(Spec):
             the kernel's own diagonal start at 1 and six start at 0, where I has nine ones.
 
     Raises:
-        ValueError: `init` is unknown, or "released" for another structure than `Diagonal`.
+        ValueError: `structure` is none, or `init` is unknown, or "released" for another structure
+            than `Diagonal`.
     """
 
     structure: Structure = field(default_factory=Diagonal)
     init: Init = "identity"
 
     def __post_init__(self):
+        _check_structure(self.structure)
         _check_init(self.init)
         if self.init == "released" and not isinstance(self.structure, Diagonal):
             raise ValueError(f'`init` "released" is one of Diagonal, got {self.structure!r}')
@@ -63,8 +65,9 @@ class Dynamic(Spec):
             initialisation puts it.
 
     Raises:
-        ValueError: the structure cannot be predicted, or has no residual (or cannot be the
-            identity) and `init` is "identity": M would start at zero and stay there.
+        ValueError: an argument is of another kind; or the structure cannot be predicted, or has no
+            residual (or cannot be the identity) and `init` is "identity": M would start at zero and
+            stay there.
     """
 
     structure: Structure = field(default_factory=Diagonal)
@@ -72,6 +75,8 @@ class Dynamic(Spec):
     init: Init = "identity"
 
     def __post_init__(self):
+        _check_structure(self.structure)
+        _check_predictor(self.predictor)
         _check_init(self.init)
         if not self.structure.dynamic:
             raise ValueError(f"`structure` must not be static only, got {self.structure!r}")
@@ -84,6 +89,20 @@ class Dynamic(Spec):
     def build(self, geometry: Geometry) -> "DynamicSimilarity":
         """The module of a layer of this geometry."""
         return DynamicSimilarity(self, geometry)
+
+
+def _check_structure(structure: object) -> None:
+    if not isinstance(structure, Structure):
+        raise ValueError(f"`structure` must be a structure, as ns.Full(), got {structure!r}")
+
+
+def _check_predictor(predictor: object) -> None:
+    is_spec_class = isinstance(predictor, type) and issubclass(predictor, Spec)
+    if is_spec_class or not callable(predictor):
+        raise ValueError(
+            "`predictor` must be a callable (geometry, scalars) -> nn.Module, as ns.SphereNet(), "
+            f"got {predictor!r}"
+        )
 
 
 def _check_init(init: str) -> None:
@@ -165,8 +184,7 @@ class DynamicSimilarity(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
-        make, scalars = spec.predictor, self.structure.scalars
-        self.predictor = make if isinstance(make, nn.Module) else make(geometry, scalars)
+        self.predictor = _predictor_of(spec.predictor, geometry, self.structure.scalars)
         gain = torch.zeros(self.structure.scalars) if spec.init == "identity" else None
         self.gain = None if gain is None else nn.Parameter(gain)
 
@@ -232,6 +250,14 @@ class DynamicSimilarity(nn.Module):
     def extra_repr(self) -> str:
         """The spec."""
         return repr(self.spec)
+
+
+def _predictor_of(make: Predictor | nn.Module, geometry: Geometry, scalars: int) -> nn.Module:
+    """The module that a spec's predictor is or makes."""
+    module = make if isinstance(make, nn.Module) else make(geometry, scalars)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"`predictor` must make an nn.Module, got {module!r} from {make!r}")
+    return module
 
 
 class Layer(Protocol):

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from neural_similarity.choices import require_count
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.structure import (
     Diagonal,
@@ -32,6 +33,9 @@ class Masked(Wrapper):
         structure: Of R.
         threshold: The value above which a tap is kept, alpha in the paper.
         continuous: D = D_r, a spatial mask without a threshold.
+
+    Raises:
+        ValueError: `structure` is none that can be masked.
     """
 
     threshold: float = 0.5
@@ -59,7 +63,8 @@ class Dilation(Wrapper):
     as R has.
 
     Raises:
-        ValueError: `rate` is not positive, or (when built) does not divide k - 1.
+        ValueError: `structure` is none that can be masked, or `rate` is not positive or (when
+            built) does not divide k - 1.
     """
 
     structure: Structure = field(default_factory=Diagonal)
@@ -67,9 +72,8 @@ class Dilation(Wrapper):
 
     def __post_init__(self):
         self.require(Diagonal, Full, Symmetric, PositiveSemidefinite, Sparse, Select)
-        rates = (self.rate,) if isinstance(self.rate, int) else self.rate
-        if any(rate < 1 for rate in rates):
-            raise ValueError(f"`rate` must be at least 1, got {self.rate!r}")
+        for rate in self.rate if isinstance(self.rate, tuple) else (self.rate,):
+            require_count("rate", rate)
 
     def contains_identity(self, geometry: Geometry) -> bool:
         """Only where every tap is kept."""
@@ -108,6 +112,10 @@ class Sparse(Wrapper):
     Attributes:
         structure: Of R, diagonal or full.
         keep: Number of entries that stay.
+
+    Raises:
+        ValueError: `structure` is another one, or `keep` not positive or (when built) more than R
+            has.
     """
 
     structure: Structure = field(default_factory=Full)
@@ -115,8 +123,7 @@ class Sparse(Wrapper):
 
     def __post_init__(self):
         self.require(Diagonal, Full)
-        if self.keep < 1:
-            raise ValueError(f"`keep` must be at least 1, got {self.keep}")
+        require_count("keep", self.keep)
 
     @property
     def exact_gradient(self) -> bool:
