@@ -188,6 +188,16 @@ def test_m_stays_in_float32_under_autocast(similarity):
     assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
+@pytest.mark.parametrize("similarity", ["none", *NAMES])
+def test_autocast_leaves_float64_as_it_is(similarity):
+    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity, dtype=torch.float64))
+    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.float64
+    assert torch.equal(y, layer(x))
+
+
 @named
 def test_the_similarity_learns(similarity):
     """One step moves M although its gain, or its raw numbers, start at zero."""

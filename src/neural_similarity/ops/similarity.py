@@ -15,7 +15,7 @@ from neural_similarity.ops.kernel import fold_kernel
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     Window,
-    autocasts,
+    autocast_dtype,
     same_padding,
     window,
     without_autocast,
@@ -47,7 +47,7 @@ def similarity_conv2d(
     (https://arxiv.org/abs/1910.13003): Eq. 1-2, §3.2-3.3; its index order is M[kernel tap, patch
     tap], as here.
 
-    Under autocast x and weight take the autocast type and M stays in float32.
+    Under autocast x and weight take the autocast type, but for float64, and M stays in float32.
 
     Args:
         x: Input, with or without a batch dimension.
@@ -185,9 +185,7 @@ def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tenso
 
 def _autocast(x: Tensor, weight: Tensor, similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The operands as a convolution under autocast takes them; M in float32, or float64 as x."""
-    if autocasts(x):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
+    x, weight = x.to(autocast_dtype(x)), weight.to(autocast_dtype(weight))
     if x.dtype != weight.dtype:
         raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
     return x, weight, similarity.to(torch.promote_types(torch.float32, x.dtype))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from neural_similarity.ops import positionwise
-from neural_similarity.ops.window import CONVOLUTIONS, autocasts, promoted, without_autocast
+from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promoted, without_autocast
 
 Angle = Literal["cosine", "linear", "sigmoid"]
 Normalize = Literal["both", "input"]
@@ -125,7 +125,7 @@ def sphere_conv(
             kernel = _normalized(promoted(weight), eps)
             cosine = _cosine(promoted(x), kernel, geometry, eps, False)
             theta = cosine.clamp(-1 + _EDGE, 1 - _EDGE).acos()
-        y = _of_angle(angle, k)(theta).to(_autocast_dtype(x))
+        y = _of_angle(angle, k)(theta).to(autocast_dtype(x))
     if bias is not None:
         y = y + bias.to(y.dtype).view(-1, *[1] * (weight.dim() - 2))
     return F.relu(y) if rectify else y
@@ -156,13 +156,6 @@ def _scale(factors: Tensor, y: Tensor, channels: int, rectify: bool) -> Tensor:
         return positionwise.scale(factors, y, y.detach() if rectify else None)
     y = y.unflatten(1, (factors.shape[1], -1)) * factors.to(y.dtype).unsqueeze(2)
     return F.relu(y.flatten(1, 2)) if rectify else y.flatten(1, 2)
-
-
-def _autocast_dtype(x: Tensor) -> torch.dtype:
-    """What a convolution of `x` returns: autocast leaves float64 as it is."""
-    if x.dtype == torch.float64 or not autocasts(x):
-        return x.dtype
-    return torch.get_autocast_dtype(x.device.type)
 
 
 def _normalized(weight: Tensor, eps: float) -> Tensor:

@@ -120,6 +120,13 @@ def autocasts(tensor: Tensor) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
+def autocast_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which a convolution takes `tensor`: autocast leaves float64 as it is."""
+    if tensor.dtype == torch.float64 or not autocasts(tensor):
+        return tensor.dtype
+    return torch.get_autocast_dtype(tensor.device.type)
+
+
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which operations on `tensor`'s device keep their input's precision."""
     if not autocasts(tensor):
