@@ -254,6 +254,18 @@ def test_dilation_masks_the_rows_of_its_structure():
     assert ns.Dilation(rate=1).contains_identity(layer.geometry())
 
 
+@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
+def test_dilation_survives_the_meta_device(inner):
+    spec = ns.Static(ns.Dilation(inner))
+    layer = ns.Conv2d(2, 3, 3, similarity=spec)
+    layer.similarity.raw.data.normal_()
+    with torch.device("meta"):
+        twin = ns.Conv2d(2, 3, 3, similarity=spec)
+    twin.to_empty(device="cpu").load_state_dict(layer.state_dict())
+    x = torch.randn(2, 2, 5, 6)
+    assert torch.equal(twin(x), layer(x))
+
+
 @pytest.mark.parametrize("dims", [1, 3])
 def test_dilation_in_other_dimensions(dims):
     make, conv = {1: (ns.Conv1d, F.conv1d), 3: (ns.Conv3d, F.conv3d)}[dims]

@@ -92,13 +92,14 @@ class Dilation(Wrapper):
                 f"`rate` of a dilation must divide the kernel size {size} less one, "
                 f"got {self.rate!r}"
             )
-        kept = torch.zeros(size)
+        kept = torch.zeros(size, device="cpu")
         kept[tuple(slice(None, None, rate) for rate in rates)] = 1
         return kept.flatten()
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
-        return _Dilation(self.pattern(geometry), self.structure.build(geometry))
+        kept = self.pattern(geometry).nonzero().flatten().tolist()
+        return _Dilation(kept, self.structure.build(geometry))
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,13 +224,18 @@ class MaskedModule(StructureModule):
 
 
 class _Dilation(StructureModule):
-    def __init__(self, pattern: Tensor, inner: StructureModule):
+    """D R; `kept` are the taps where D is one, numbers that no change of device touches."""
+
+    def __init__(self, kept: list[int], inner: StructureModule):
         super().__init__(inner.scalars)
         self.inner = inner
-        self.register_buffer("pattern", pattern, persistent=False)
+        self.kept = kept
 
     def forward(self, raw: Tensor) -> Tensor:
-        return _masked(self.inner(raw), self.get_buffer("pattern"))
+        m = self.inner(raw)
+        masked = torch.zeros_like(m)
+        masked[:, self.kept] = m[:, self.kept]
+        return masked
 
     def initial(self, block: int = 0) -> Tensor:
         return self.inner.initial(block)
