@@ -97,6 +97,13 @@ def test_what_is_not_one_static_matrix_is_refused(similarity):
         layer_of(similarity)
 
 
+@pytest.mark.parametrize("filters", [9, 18])
+def test_as_many_blocks_as_taps_are_no_matrix(filters):
+    spec = ns.Static(ns.Unshared(ns.Diagonal(), channels=9))
+    with pytest.raises(ValueError, match="with one matrix for all channels, got Static"):
+        ns.ConvTranspose2d(9, filters, 3, similarity=spec)
+
+
 def test_a_matrix_over_channels_is_refused():
     with pytest.raises(ValueError, match="with one matrix for all channels, got Static"):
         layer_of(ns.Static(ns.Unstructured()))

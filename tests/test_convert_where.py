@@ -94,8 +94,8 @@ def test_reasons_of_every_kind(mixed):
     blocks = ns.Static(ns.Unshared(ns.Full(), channels=3))
     plan = ns.plan(mixed, blocks, where=["audio", "image", "head", "memory"])
     assert plan["audio"] is None
-    assert plan["image"] == "does not fit: `blocks` must divide the 4 channels, got 3"
-    assert plan["head"] == "does not fit: `blocks` must divide the 1 channels, got 3"
+    assert plan["image"] == "does not fit: `channels` must divide the 4 channels, got 3"
+    assert plan["head"] == "does not fit: `channels` must divide the 1 channels, got 3"
     assert plan["memory"] == plan["head"]
     assert plan["up"] == plan["volume"] == "is not named in `where`"
     assert "not exactly a torch.nn.Conv2d" in ns.plan(mixed, "static-full")["audio"]

@@ -1,5 +1,7 @@
 """What the operators compute, against independent oracles."""
 
+import re
+
 import pytest
 import torch
 from problems import KINDS, PROBLEMS, Problem, ids
@@ -103,12 +105,14 @@ def test_folding_leaves_channels_last_where_they_are(shape):
     assert_close(folded.flatten(2), torch.einsum("ocp,pq->ocq", weight.flatten(2), matrix))
 
 
-@pytest.mark.parametrize("length", [4, 7])
-def test_a_diagonal_of_another_length_is_refused(length):
+@pytest.mark.parametrize(
+    "shape", [(4,), (7,), (), (4, 4), (10, 10), (5, 5), (6, 5), (5, 6), (1, 6), (1, 6, 6)], ids=str
+)
+def test_a_matrix_of_another_size_is_refused(shape):
     with pytest.raises(
-        ValueError, match=rf"`similarity` must have .* \(4, 5, 3, 2\), got {length}"
+        ValueError, match=rf"`similarity` must be .* \(4, 5, 3, 2\), got {re.escape(str(shape))}"
     ):
-        fold_kernel(torch.randn(4, 5, 3, 2), torch.randn(length))
+        fold_kernel(torch.randn(4, 5, 3, 2), torch.randn(shape))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

@@ -118,7 +118,7 @@ def test_a_matrix_over_channels_and_taps():
         (("taps", 2), 1, (2, 9), '`blocks` must be of "channels" or "filters", got \'taps\''),
         (("channels", 3), 1, (3, 9), "`blocks` must divide the 4 channels, got 3"),
         (("filters", 4), 1, (4, 9), "`blocks` must divide the 6 filters, got 4"),
-        (("filters", 3), 2, (3, 9), "`blocks` of filters must divide `groups` 2 or be a mult"),
+        (("filters", 3), 2, (3, 9), "`blocks` must divide `groups` 2 or be a multiple of it"),
         (("channels", 2), 1, (4, 9), r"`similarity` must be \(2, 9\) or \(2, 9, 9\).*\(4, 9\)"),
         (("channels", 2), 1, (1, 9, 4, 5), r"must be \(1, 2, 9, 4, 5\), one .*\(1, 9, 4, 5\)"),
     ],

@@ -215,19 +215,31 @@ def test_unstructured_is_any_matrix_between_kernel_and_patch(groups):
         ),
         (
             lambda: ns.Unshared(ns.Full(), channels=3).build(GEOMETRY),
-            "`blocks` must divide the 4 channels, got 3",
+            "`channels` must divide the 4 channels, got 3",
         ),
         (
-            lambda: ns.Unshared(ns.Full(), filters=0).build(GEOMETRY),
-            "`blocks` must divide the 6 filters, got 0",
+            lambda: ns.Unshared(ns.Full(), filters=4).build(GEOMETRY),
+            "`filters` must divide the 6 filters, got 4",
+        ),
+        (
+            lambda: ns.Unshared(ns.Full(), filters=0),
+            "`filters` must be an integer of at least 1, got 0",
+        ),
+        (
+            lambda: ns.Unshared(ns.Full(), channels=-1),
+            "`channels` must be an integer of at least 1, got -1",
+        ),
+        (
+            lambda: ns.Unshared(ns.Full, channels=2),
+            "`structure` of Unshared must be one of Structure, got <class",
         ),
         (
             lambda: ns.Unshared(ns.Full(), filters=3).build(replace(GEOMETRY, groups=2)),
-            "`blocks` of filters must divide `groups` 2 or be a multiple of it, got 3",
+            "`filters` must divide `groups` 2 or be a multiple of it for filters, got 3",
         ),
         (
-            lambda: ns.Unshared(ns.Full(), channels="all").build(GEOMETRY),
-            "`blocks` must divide the 4 channels, got 'all'",
+            lambda: ns.Unshared(ns.Full(), channels="all"),
+            "`channels` must be an integer of at least 1, got 'all'",
         ),
         (
             lambda: ns.Dynamic(ns.Unstructured()),

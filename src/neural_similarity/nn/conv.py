@@ -146,9 +146,10 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
     def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
         """A static similarity with one M for all channels."""
         module = super().build_similarity(similarity)
-        shared = isinstance(module, StaticSimilarity) and module.matrix().shape in (
-            (module.geometry.taps,),
-            (module.geometry.taps, module.geometry.taps),
+        shared = (
+            isinstance(module, StaticSimilarity)
+            and module.structure.blocks is None
+            and module.matrix().shape[-1] == module.geometry.taps
         )
         if module is not None and not shared:
             raise ValueError(

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from neural_similarity.choices import require_count
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
-from neural_similarity.ops.blocks import Blocks, check_blocks
+from neural_similarity.ops.blocks import Axis, Blocks, check_blocks
 
 
 class StructureModule(nn.Module):
@@ -185,6 +186,10 @@ class Unshared(Wrapper):
         structure: Of every block.
         channels: Number of groups that the input's channels are split into; "each" is one apiece.
         filters: The same for the kernels; exactly one of both is given.
+
+    Raises:
+        ValueError: `structure` is none or unshared itself; both, none, or no number of blocks is
+            given; or (when built) it does not divide the channels or kernels.
     """
 
     channels: int | Literal["each"] | None = None
@@ -196,17 +201,26 @@ class Unshared(Wrapper):
                 "exactly one of `channels` and `filters` must be given, "
                 f"got {self.channels!r} and {self.filters!r}"
             )
+        self.require(Structure)
         if isinstance(self.structure, Unshared | Unstructured):
             raise ValueError(f"`structure` must be that of one block, got {self.structure!r}")
+        axis, count = self._blocks()
+        if count != "each":
+            require_count(axis, count)
+
+    def _blocks(self) -> tuple[Axis, int | Literal["each"]]:
+        """What has an M of its own, and how many of them."""
+        if self.channels is not None:
+            return "channels", self.channels
+        return "filters", cast(int, self.filters)
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
-        axis = "filters" if self.channels is None else "channels"
-        count = self.filters if self.channels is None else self.channels
+        axis, count = self._blocks()
         if count == "each":
             count = geometry.in_channels if axis == "channels" else geometry.out_channels
-        blocks = cast(Blocks, (axis, count))
-        check_blocks(blocks, geometry.in_channels, geometry.out_channels, geometry.groups)
+        blocks = axis, count
+        check_blocks(blocks, geometry.in_channels, geometry.out_channels, geometry.groups, axis)
         return _Unshared(blocks, self.structure.build(geometry))
 
 
@@ -270,7 +284,7 @@ class _Triangular(_Matrix):
 
     def __init__(self, taps: int, residual: bool):
         super().__init__(taps, residual, taps * (taps + 1) // 2)
-        self.rows, self.columns = torch.tril_indices(taps, taps).tolist()
+        self.rows, self.columns = torch.tril_indices(taps, taps, device="cpu").tolist()
 
     def lower(self, raw: Tensor) -> Tensor:
         """(n, scalars, *positions) as (n, K, K, *positions), zero above the diagonal."""

@@ -10,8 +10,14 @@ Blocks = tuple[Axis, int]
 """What has an M of its own, and into how many consecutive groups it is split."""
 
 
-def check_blocks(blocks: Blocks | None, in_channels: int, out_channels: int, groups: int) -> None:
-    """Raise a `ValueError` unless `blocks` fit a convolution of these sizes."""
+def check_blocks(
+    blocks: Blocks | None,
+    in_channels: int,
+    out_channels: int,
+    groups: int,
+    argument: str = "blocks",
+) -> None:
+    """Raise a `ValueError`, of `argument`, unless `blocks` fit a convolution of these sizes."""
     if blocks is None:
         return
     axis, count = blocks
@@ -19,10 +25,11 @@ def check_blocks(blocks: Blocks | None, in_channels: int, out_channels: int, gro
         raise ValueError(f'`blocks` must be of "channels" or "filters", got {axis!r}')
     size = in_channels if axis == "channels" else out_channels
     if not isinstance(count, int) or count < 1 or size % count:
-        raise ValueError(f"`blocks` must divide the {size} {axis}, got {count!r}")
+        raise ValueError(f"`{argument}` must divide the {size} {axis}, got {count!r}")
     if axis == "filters" and count % groups and groups % count:
         raise ValueError(
-            f"`blocks` of filters must divide `groups` {groups} or be a multiple of it, got {count}"
+            f"`{argument}` must divide `groups` {groups} or be a multiple of it for filters, "
+            f"got {count}"
         )
 
 

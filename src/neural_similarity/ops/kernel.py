@@ -27,7 +27,8 @@ def fold_kernel(
         groups: Of the convolution; with `blocks` only.
 
     Raises:
-        ValueError: A diagonal has another length than the last dimensions of `weight`.
+        ValueError: M is neither diagonal nor square, or of another length than the last dimensions
+            of `weight`.
     """
     with without_autocast(weight):
         m = promoted(similarity)
@@ -42,8 +43,9 @@ def fold_kernel(
 
 def _times(kernel: Tensor, m: Tensor) -> Tensor:
     """A kernel whose channels are last in memory is taken as it lies there, and stays so."""
+    trailing = _trailing(kernel, m)
     if m.dim() == 1:
-        return _times_diagonal(kernel, m)
+        return kernel * m.reshape(trailing)
     if kernel.dim() > 2 and not kernel.is_contiguous():
         taps_first = kernel.flatten(2).mT
         if taps_first.is_contiguous() and taps_first.shape[1] == len(m):
@@ -51,15 +53,16 @@ def _times(kernel: Tensor, m: Tensor) -> Tensor:
     return kernel.reshape(-1, m.shape[-1]) @ m
 
 
-def _times_diagonal(kernel: Tensor, m: Tensor) -> Tensor:
+def _trailing(kernel: Tensor, m: Tensor) -> torch.Size:
+    """The kernel's last dimensions, those that M acts on."""
     sizes = (kernel.shape[-dims:] for dims in range(1, kernel.dim() + 1))
-    trailing = next((size for size in sizes if prod(size) == len(m)), None)
+    trailing = next((size for size in sizes if m.shape in ((n := prod(size),), (n, n))), None)
     if trailing is None:
         raise ValueError(
-            f"`similarity` must have as many numbers as the last dimensions of the weight "
-            f"{tuple(kernel.shape)}, got {len(m)}"
+            f"`similarity` must be (K,) or (K, K) for the K numbers of the last dimensions of the "
+            f"weight {tuple(kernel.shape)}, got {tuple(m.shape)}"
         )
-    return kernel * m.reshape(trailing)
+    return trailing
 
 
 def _times_blocks(kernel: Tensor, m: Tensor, blocks: Blocks, groups: int) -> Tensor:
