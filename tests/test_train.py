@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_images import TINY, make_dataset, make_images
 from tiny_images import tiny as tiny
+from torch import nn
 from torch.nn import functional as F
 
 import neural_similarity.train.session as session
@@ -258,3 +259,14 @@ def test_prediction_does_not_depend_on_the_batch(tmp_path, monkeypatch):
     assert model.training
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
     assert torch.equal(parts.correct, whole.correct)
+
+
+def test_scoring_puts_the_mode_of_every_module_back(tmp_path):
+    run = train_tiny(tmp_path)
+    model = load(run).train()
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms[0].eval()
+    runtime = session.choose_runtime("cpu", "fp32")
+    session.evaluate(model, make_images(11, 3), run.preprocess, runtime)
+    assert model.training
+    assert [norm.training for norm in norms] == [False] + [True] * (len(norms) - 1)

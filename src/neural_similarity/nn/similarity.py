@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.modes import evaluating
 from neural_similarity.nn.predictor import Predictor, SphereNet
 from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.structure import Diagonal, Full, Structure
@@ -216,14 +217,9 @@ class DynamicSimilarity(nn.Module):
         Raises:
             ValueError: it does not.
         """
-        modes = {module: module.training for module in self.predictor.modules()}
         x = next(self.parameters()).new_zeros(1, self.geometry.in_channels, *self._some_size())
-        try:
-            self.predictor.eval()
+        with evaluating(self.predictor):
             self._predicted(x)
-        finally:
-            for module, training in modes.items():
-                module.training = training
 
     def _some_size(self) -> list[int]:
         """A small input size with several output positions along every dimension."""

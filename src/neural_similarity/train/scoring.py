@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.data import ImageSet, Preprocess
+from neural_similarity.nn.modes import evaluating
 from neural_similarity.train.runtime import Runtime
 
 BATCH_SIZE = 100
@@ -50,7 +51,7 @@ class Scores:
 def predict(
     model: nn.Module, images: ImageSet | Tensor, preprocess: Preprocess, runtime: Runtime
 ) -> Tensor:
-    """Float32 logits on the CPU, in evaluation mode; the model's mode is as before afterwards.
+    """Float32 logits on the CPU, in evaluation mode; all modes are as before afterwards.
 
     Args:
         model: a classifier, already placed on the runtime's device.
@@ -60,13 +61,11 @@ def predict(
     """
     whole = isinstance(images, Tensor)
     chunks = images.split(BATCH_SIZE) if whole else images.chunks(BATCH_SIZE)
-    training = model.training
-    model.eval()
     logits = []
-    for batch in chunks:
-        with runtime.autocast():
-            logits.append(model(runtime.place_images(preprocess(batch))).float().cpu())
-    model.train(training)
+    with evaluating(model):
+        for batch in chunks:
+            with runtime.autocast():
+                logits.append(model(runtime.place_images(preprocess(batch))).float().cpu())
     return torch.cat(logits)
 
 

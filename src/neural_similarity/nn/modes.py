@@ -1,0 +1,24 @@
+"""Training and evaluation mode."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Networks in evaluation mode inside; behind it, every module is in the mode that it was in.
+
+    So a normalisation that is held in evaluation mode inside a training network stays there.
+    """
+    modes = {part: part.training for model in models for part in model.modules()}
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        # By `train` where the mode differs: torchvision's feature extractors do more than set it.
+        for part, training in modes.items():
+            if part.training != training:
+                part.train(training)
