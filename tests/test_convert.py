@@ -9,6 +9,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import neural_similarity as ns
+from neural_similarity.nn import SimilarityLayer
+from neural_similarity.nn.modes import evaluating
 
 STATIC = ["static-diagonal", "static-full"]
 DYNAMIC = ["dynamic-diagonal", "dynamic-full"]
@@ -129,6 +131,40 @@ def test_where_chooses_the_layers(network):
     assert isinstance(converted.twice, ns.Conv2d)
 
 
+@pytest.mark.parametrize("name", ["stem", "transposed"])
+def test_where_may_be_one_name(network, name):
+    converted = ns.convert(network, "static-full", where=name)
+    changed = [n for n, module in converted.named_modules() if isinstance(module, SimilarityLayer)]
+    assert changed == [name]
+    assert ns.plan(network, "static-full", name)[name] is None
+
+
+def test_where_nothing_is_converted_that_is_an_error(network):
+    with pytest.raises(ValueError, match=r"`model` must have a layer to convert, .*no convolution"):
+        ns.convert(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "static-full")
+    for where in ([], lambda *_: False):
+        with pytest.raises(ValueError, match=r"`model` must have a layer .*'stem': 'is not"):
+            ns.convert(network, "static-full", where)
+
+
+def test_a_conversion_in_place_that_fails_changes_nothing():
+    def predictor(_, scalars):
+        return nn.Conv2d(3, scalars, 3, stride=2, padding=1)  # does not fit the third layer
+
+    window = (3, 2, 1)
+    network = nn.Sequential(
+        nn.Conv2d(3, 3, *window), ns.Conv2d(3, 3, *window), nn.Conv2d(3, 3, 5), nn.Conv2d(3, 3, 3)
+    )
+    kinds = [type(module) for module in network.modules()]
+    keys = network.state_dict().keys()
+    with pytest.raises(ValueError, match="layer '2': "):
+        ns.convert(network, ns.Dynamic(predictor=predictor), inplace=True)
+    assert [type(module) for module in network.modules()] == kinds
+    assert network.state_dict().keys() == keys
+    assert network[1].similarity is None
+    assert not hasattr(network[0], "similarity")
+
+
 def test_a_lone_layer_converts():
     layer = ns.convert(nn.Conv2d(2, 3, 3), "dynamic-diagonal")
     assert isinstance(layer, ns.Conv2d)
@@ -238,6 +274,39 @@ def test_max_difference_compares_in_evaluation_mode_and_restores_it(network, x):
     assert not network.norm.training
     with pytest.raises(ValueError, match="`model` and `other` must have outputs of one shape"):
         ns.max_difference(network, network.stem, x)
+
+
+def test_max_difference_refuses_outputs_that_are_no_tensors(network, x):
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"out": network(x)}
+
+    with pytest.raises(ValueError, match="must output single tensors, got Tensor, dict"):
+        ns.max_difference(network, Named(), x)
+
+
+def test_evaluating_puts_every_mode_back(network):
+    network.train()
+    network.norm.eval()
+    modes = [module.training for module in network.modules()]
+    with evaluating(network, network.stem):
+        assert not any(module.training for module in network.modules())
+    assert [module.training for module in network.modules()] == modes
+
+
+def test_evaluating_switches_modes_by_train():
+    """As of torchvision's feature extractors, which have a graph for each mode."""
+
+    class Switch(nn.Module):
+        def train(self, mode=True):
+            self.graph = "train" if mode else "eval"
+            return super().train(mode)
+
+    network = nn.Sequential(Switch(), Switch()).train()
+    network[1].eval()
+    with evaluating(network):
+        assert [part.graph for part in network] == ["eval", "eval"]
+    assert [part.graph for part in network] == ["train", "eval"]
 
 
 def test_parameter_groups_hold_every_trainable_parameter_once():

@@ -28,6 +28,7 @@ from neural_similarity.nn.layer import (
     is_dynamic,
     strip,
 )
+from neural_similarity.nn.modes import evaluating
 from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity, required_similarity
@@ -36,7 +37,7 @@ Network = TypeVar("Network", bound=nn.Module)
 OnDynamic = Literal["error", "keep"]
 NormMode = Literal["eval", "train"]
 Measure = Callable[[Tensor], Tensor]
-Where = Collection[str] | Callable[[str, nn.Module], bool]
+Where = str | Collection[str] | Callable[[str, nn.Module], bool]
 
 MEASURES: dict[str, Measure] = {
     "l1": lambda m: m.abs().sum(),
@@ -64,25 +65,29 @@ def convert(
         model: Any network; a copy is converted unless `inplace`.
         similarity: A name or spec that starts at the identity, see `ns.Conv2d`. A predictor that
             is a ready module serves a single layer.
-        where: Names of the modules to convert, as in `model.named_modules()`, or a function of
-            (name, module) that tells whether to; by default all convolutions.
-        inplace: Convert `model` itself.
+        where: Name or names of the modules to convert, as in `model.named_modules()`, or a function
+            of (name, module) that tells whether to; by default all convolutions.
+        inplace: Convert `model` itself; where that fails, it is as it was.
 
     Raises:
-        ValueError: a module named in `where` is missing or cannot be converted, the similarity
-            fits none or does not start at the identity in any of them, or a ready predictor would
-            serve several. Errors of a single layer carry its name.
+        ValueError: a module named in `where` is missing or cannot be converted, there is no layer
+            to convert (and none with a similarity already), the similarity fits none or does not
+            start at the identity in any of them, or a ready predictor would serve several. Errors
+            of a single layer carry its name.
     """
     spec = _identity_start(similarity)
+    where = _names(where)
     reasons = plan(model, spec, where)
     _check_plan(model, reasons, spec, where)
     model = model if inplace else _copy(model)
     layers = dict(model.named_modules(remove_duplicate=False))
-    with sharing():
-        for name, reason in reasons.items():
-            if reason is None and not has_similarity(layers[name]):
-                _equip(layers[name], spec, name)
+    _equip_all({layers[name]: name for name, why in reasons.items() if why is None}, spec)
     return model
+
+
+def _names(where: Where | None) -> Where | None:
+    """`where` with a single name as a collection of names."""
+    return [where] if isinstance(where, str) else where
 
 
 def _copy(model: Network) -> Network:
@@ -93,6 +98,22 @@ def _copy(model: Network) -> Network:
         if module.training != modes[name]:
             module.train(modes[name])
     return copied
+
+
+def _equip_all(names: Mapping[nn.Module, str], spec: Similarity) -> None:
+    """All layers equipped, or none where one fails."""
+    kinds = {layer: type(layer) for layer in names}
+    try:
+        with sharing():
+            for layer, name in names.items():
+                _equip(layer, spec, name)
+    except Exception:
+        for layer, kind in kinds.items():
+            if isinstance(layer, SimilarityLayer):
+                layer.similarity = None
+                if kind in LAYERS:
+                    strip(layer)
+        raise
 
 
 def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
@@ -119,6 +140,11 @@ def _check_plan(
         raise ValueError(
             f"`similarity` must fit a layer, and start at the identity to be converted to: {unfit}"
         )
+    if not chosen and not _similarities(model):
+        raise ValueError(
+            "`model` must have a layer to convert, one that `where` chooses, got none: "
+            f"{dict(reasons) or 'no convolution'}"
+        )
     if isinstance(spec, Dynamic) and isinstance(spec.predictor, nn.Module) and len(chosen) > 1:
         raise ValueError(
             f"a predictor that is a ready module serves one layer, and {len(chosen)} would be "
@@ -135,6 +161,7 @@ def plan(
         ValueError: `where` names what is no layer of the model that could have a similarity.
     """
     spec = _identity_start(similarity)
+    where = _names(where)
     modules = dict(model.named_modules(remove_duplicate=False))
     names = set() if where is None or callable(where) else set(where)
     layers = {
@@ -304,22 +331,20 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
 def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float:
     """Largest absolute difference of the two networks' outputs on `example`, in evaluation mode.
 
-    Their training flags are put back afterwards. Outputs must be single tensors of one shape.
+    Every module is in its mode again afterwards.
+
+    Raises:
+        ValueError: the outputs are not single tensors of one shape.
     """
-    outputs = [_evaluated(network, example) for network in (model, other)]
-    if outputs[0].shape != outputs[1].shape:
-        shapes = [tuple(output.shape) for output in outputs]
+    with evaluating(model, other):
+        outputs = [network(example) for network in (model, other)]
+    kinds = [type(output).__name__ for output in outputs]
+    if not all(isinstance(output, Tensor) for output in outputs):
+        raise ValueError(f"`model` and `other` must output single tensors, got {', '.join(kinds)}")
+    shapes = [tuple(output.shape) for output in outputs]
+    if shapes[0] != shapes[1]:
         raise ValueError(f"`model` and `other` must have outputs of one shape, got {shapes}")
     return (outputs[0] - outputs[1]).abs().max().item() if outputs[0].numel() else 0.0
-
-
-def _evaluated(network: nn.Module, example: Tensor) -> Tensor:
-    flags = {module: module.training for module in network.modules()}
-    try:
-        return network.eval()(example)
-    finally:
-        for module, training in flags.items():
-            module.training = training
 
 
 def parameter_groups(
