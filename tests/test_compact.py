@@ -209,3 +209,17 @@ def test_shifts_that_are_no_depthwise_one_fold_into_one_convolution(make):
     x = input_for(layer)
     assert type(fused) is nn.Conv2d
     assert_close(fused(x), layer(x))
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_layers_with_hooks_keep_their_size_and_their_hooks(kind):
+    calls = []
+    layer = selecting((3, 3), [(1, 1)], padding=1)
+    getattr(layer, f"register_{kind}_hook")(lambda *_: calls.append(kind))
+    fused = layer.fuse()
+    assert fused.kernel_size == (3, 3)
+    x = input_for(layer).requires_grad_()
+    y = fused(x)
+    y.sum().backward()
+    assert calls == [kind]
+    assert_close(y, layer(x))

@@ -18,14 +18,22 @@ def compacted(layer: nn.Conv2d, geometry: Geometry, structure: StructureModule) 
 
     Selected taps: border taps that no kernel tap selects go, and the padding with them; where the
     two sides differ, a padding layer stands before the convolution. One tap for every channel: a
-    depthwise convolution that shifts, then a 1×1 convolution. Other layers stay as they are.
+    depthwise convolution that shifts, then a 1×1 convolution. Other layers stay as they are, and
+    so do those with hooks, which are of this layer.
     """
+    if _has_hooks(layer):
+        return layer
     compact = layer
     if layer.padding_mode == "zeros" and _shifts_channels(structure) and layer.groups == 1:
         compact = _shift_and_join(layer)
     elif layer.padding_mode == "zeros" and structure.crops:
         compact = _cropped(layer, geometry)
     return compact.train(layer.training)
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    forward = layer._forward_pre_hooks or layer._forward_hooks
+    return bool(forward or layer._backward_pre_hooks or layer._backward_hooks)
 
 
 def _shifts_channels(structure: StructureModule) -> bool:
