@@ -110,6 +110,12 @@ def test_a_law_that_does_not_apply_says_why():
     assert "transposed" in testing.check("copies", cases["dynamic ConvTranspose2d"])
 
 
+def test_cases_are_a_tuple_that_may_be_gone_through_twice():
+    cases = testing.cases(ns.Unstructured())
+    assert isinstance(cases, tuple)
+    assert [str(case) for case in cases] == [f"static {layer}" for layer in testing.LAYERS]
+
+
 def test_the_table_has_a_row_for_every_case(monkeypatch):
     monkeypatch.setattr(testing, "STRUCTURES", {"Full": ns.Full()})
     monkeypatch.setattr(testing, "LAWS", {"identity": testing.LAWS["identity"]})

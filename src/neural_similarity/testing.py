@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -137,23 +138,17 @@ class Case:
         return torch.randn(self.shape, dtype=torch.float64)
 
 
-def cases(structure: Structure, predictor: Predictor | None = None) -> Iterator[Case]:
+def cases(structure: Structure, predictor: Predictor | None = None) -> tuple[Case, ...]:
     """A structure, static and predicted (by default by a small `SphereNet`), in every layer."""
     start = "identity" if structure.zero_is_identity else "released"
-    kinds: dict[str, Callable[[], Similarity]] = {
-        "static": lambda: Static(structure),
-        "dynamic": lambda: Dynamic(structure, predictor or SphereNet(hidden=3), start),
-    }
-    for kind, spec in kinds.items():
-        if kind == "dynamic" and not structure.dynamic:
-            continue
-        for name, (make, shape) in LAYERS.items():
-            similarity = spec()
-            yield Case(f"{kind} {name}", _maker(make, similarity), shape, similarity)
-
-
-def _maker(make: Make, similarity: Similarity) -> Callable[[], SimilarityLayer]:
-    return lambda: make(similarity)
+    kinds: dict[str, Similarity] = {"static": Static(structure)}
+    if structure.dynamic:
+        kinds["dynamic"] = Dynamic(structure, predictor or SphereNet(hidden=3), start)
+    return tuple(
+        Case(f"{kind} {name}", partial(make, similarity), shape, similarity)
+        for kind, similarity in kinds.items()
+        for name, (make, shape) in LAYERS.items()
+    )
 
 
 def check(law: str, case: Case) -> str | None:
