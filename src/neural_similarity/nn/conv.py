@@ -108,13 +108,22 @@ class Conv2d(_Convolution, nn.Conv2d):
 
 
 class Conv1d(_Convolution, nn.Conv1d):
-    """`torch.nn.Conv1d` with a similarity, see `Conv2d`; K = k taps."""
+    """`torch.nn.Conv1d` with a similarity, see `Conv2d`; K = k taps.
+
+    Shape:
+        (n, c, length) or (c, length) to (n, o, l) or (o, l).
+    """
 
     plain = nn.Conv1d
 
 
 class Conv3d(_Convolution, nn.Conv3d):
-    """`torch.nn.Conv3d` with a similarity, see `Conv2d`; K = kd·kh·kw taps."""
+    """`torch.nn.Conv3d` with a similarity, see `Conv2d`; K = kd·kh·kw taps.
+
+    Shape:
+        (n, c, depth, height, width) or (c, depth, height, width) to (n, o, d, h, w) or
+        (o, d, h, w).
+    """
 
     plain = nn.Conv3d
 
@@ -123,6 +132,9 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d` with a static similarity, folded into its kernel: W' = W M.
 
     M is K×K, shared by all channels. Takes `torch.nn.ConvTranspose2d`'s arguments and `similarity`.
+
+    Shape:
+        (n, c, height, width) or (c, height, width) to (n, o, h, w) or (o, h, w).
 
     Raises:
         ValueError: the similarity is dynamic, or not shared by all channels.
