@@ -73,6 +73,7 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
         (["train", "cifar10-cnn", "--variant=tf"], "`variant` must be paper or released, got 'tf'"),
         (["train", "--steps", "many"], "--steps"),
         (["train", "--steps", "0"], "`steps` must be above 0, got 0"),
+        (["train", "--label-smoothing", "2"], "`label_smoothing` must be below 1, got 2.0"),
         (["train", "--similarity", "dynamic-diagnal"], "dynamic-diagonal"),
         (["train", "--model", "cnn8"], "nearest: cnn9"),
         (["train", "--dataset", "embeded"], "nearest: embedded"),
@@ -111,6 +112,19 @@ def test_failures_exit_with_1_and_one_line(args, message, capsys):
 def test_existing_run_folder_exits_with_1(static, capsys):
     assert cli.main(["train", *SMALL, "--out", str(static.path)]) == 1
     assert "exists already; continue it with `nsim train --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--crop", "100"], "`crop` must be smaller than the images, which have 8x8 pixels, got"),
+        (["--validation", "9000"], "`validation` must leave every class an image to train on"),
+    ],
+)
+def test_settings_that_the_data_do_not_allow_leave_no_folder(args, message, tmp_path, capsys):
+    assert cli.main(["train", *SMALL, *args, "--out", str(tmp_path / "run")]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_missing_data_exit_with_1_and_say_what_to_do(tmp_path, monkeypatch, capsys):

@@ -37,7 +37,7 @@ def sliced(image, augment, top, left, flip):
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("padding", ["zero", "symmetric"])
-@pytest.mark.parametrize("crop", [0, 2, 6])
+@pytest.mark.parametrize("crop", [0, 2, 4])
 def test_every_window_is_a_slice(crop, padding, flip, channels):
     augment, whole = Augment(crop, flip, padding), images(channels)
     windows = Windows(whole.pixels, augment, "cpu")
@@ -147,6 +147,12 @@ def test_preprocess_must_fit_the_images():
 def test_steps_are_not_negative():
     with pytest.raises(ValueError, match="`step` must not be negative, got -1"):
         batches().at(-1)
+
+
+@pytest.mark.parametrize("crop", [5, 100])
+def test_no_crop_may_miss_its_image(crop):
+    with pytest.raises(ValueError, match=f"`crop` must be smaller than .* 5x7 .*, got {crop}"):
+        batches(augment=Augment(crop=crop))
 
 
 def test_augment_refuses_what_it_cannot_do():

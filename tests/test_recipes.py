@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -8,7 +9,7 @@ from neural_similarity import models
 from neural_similarity.models import counts
 from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, SphereNet, Static
 from neural_similarity.paper import TABLES
-from neural_similarity.recipes import DESCRIPTIONS, GROUPS, RECIPES, Recipe
+from neural_similarity.recipes import DESCRIPTIONS, FEW_SHOT_RECIPES, GROUPS, RECIPES, Recipe
 from neural_similarity.recipes.cifar import CIFAR
 from neural_similarity.recipes.imagenet import IMAGENET
 from neural_similarity.recipes.released import RELEASED
@@ -172,14 +173,39 @@ def test_budget_changes_steps_and_drops_only():
     assert scaled(recipe, 1) == recipe
 
 
+def test_every_recipe_can_be_scaled_to_any_budget():
+    for recipe in (*RECIPES.values(), *FEW_SHOT_RECIPES.values()):
+        for budget in (1e-9, 1e-5, 3e-5, 1e-4, 1e-3, 0.125, 4):
+            drops = scaled(recipe, budget).drops
+            assert list(drops) == sorted(set(drops))
+
+
+@pytest.mark.parametrize("field", ["norm_momentum", "drop_factor"])
+def test_a_share_may_be_the_whole(field):
+    assert getattr(Recipe(**{field: 1.0}), field) == 1.0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"steps": 0}, "`steps` must be above 0, got 0"),
         ({"lr": -0.1}, "`lr` must be above 0, got -0.1"),
         ({"crop": -1}, "`crop` must not be negative, got -1"),
-        ({"steps": 100}, r"`drops` must rise and stay below `steps` = 100, got \(34000, 54000\)"),
-        ({"drops": (5, 3)}, r"`drops` must rise .* got \(5, 3\)"),
+        ({"lr": math.inf}, "`lr` must be finite, got inf"),
+        ({"lr": math.nan}, "`lr` must be finite, got nan"),
+        ({"weight_decay": math.inf}, "`weight_decay` must be finite, got inf"),
+        ({"momentum": 1.0}, "`momentum` must be below 1, got 1.0"),
+        ({"momentum": 2}, "`momentum` must be below 1, got 2"),
+        ({"label_smoothing": 2.0}, "`label_smoothing` must be below 1, got 2.0"),
+        ({"norm_momentum": 5.0}, "`norm_momentum` must be at most 1, got 5.0"),
+        ({"drop_factor": 10.0}, "`drop_factor` must be at most 1, got 10.0"),
+        ({"image_size": 0}, "`image_size` must be at least 1, got 0"),
+        ({"image_size": -3}, "`image_size` must be at least 1, got -3"),
+        ({"steps": 100}, r"`drops` must rise, .* below `steps` = 100, got \(34000, 54000\)"),
+        ({"drops": (5, 3)}, r"`drops` must rise, .* got \(5, 3\)"),
+        ({"drops": (3, 3)}, r"`drops` must rise, .* got \(3, 3\)"),
+        ({"drops": (0,)}, r"`drops` must rise, from 1 on, .* got \(0,\)"),
+        ({"drops": (-5,)}, r"`drops` must rise, from 1 on, .* got \(-5,\)"),
         ({"checkpoint_seconds": 301.0}, "above 0 and at most 300, got 301.0"),
         ({"model": "cnn10", "variant": "released"}, '`variant` must be "paper" for cnn10, got '),
         ({"model": "cnn8"}, "`model` must be one of .*, got 'cnn8'; nearest: cnn9"),

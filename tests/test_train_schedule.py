@@ -30,10 +30,13 @@ def test_budget_scales_steps_and_drops_together(budget, steps, drops):
     assert scaled_steps(64_000, PAPER, budget) == (steps, drops)
 
 
-def test_budget_rounds_halves_up_and_leaves_out_drops_that_meet_the_end():
+def test_budget_rounds_halves_up_and_leaves_out_drops_that_meet():
+    """The end, the start, or each other."""
     assert scaled_steps(5, (1, 3), 0.5) == (3, (1, 2))
-    assert scaled_steps(64_000, PAPER, 1e-5) == (1, (0,))
-    assert scaled_steps(10, (9,), 0.01) == (1, (0,))
+    assert scaled_steps(64_000, PAPER, 1e-5) == (1, ())
+    assert scaled_steps(10, (9,), 0.01) == (1, ())
+    assert scaled_steps(10, (1, 9), 0.2) == (2, ())
+    assert scaled_steps(10, (4, 5, 6), 0.25) == (3, (1, 2))
     assert scaled_steps(10, (9,), 0.1) == (1, ())
 
 
@@ -41,3 +44,8 @@ def test_budget_rounds_halves_up_and_leaves_out_drops_that_meet_the_end():
 def test_budget_must_be_positive(budget):
     with pytest.raises(ValueError, match="`budget` must be above 0, got"):
         scaled_steps(10, (), budget)
+
+
+def test_budget_must_be_finite():
+    with pytest.raises(ValueError, match="`budget` must be finite, got inf"):
+        scaled_steps(10, (), float("inf"))

@@ -48,11 +48,20 @@ class Windows:
         pixels: uint8 (n, c, h, w).
         augment: how to pad, and whether to flip.
         device: where the padded images lie.
+
+    Raises:
+        ValueError: the images are no larger than the crop's padding, so that a window could miss
+            its image altogether.
     """
 
     def __init__(self, pixels: Tensor, augment: Augment, device: torch.device | str) -> None:
         self._augment = augment
         self._count, self._channels, self._height, self._width = pixels.shape
+        if augment.crop >= min(self._height, self._width):
+            raise ValueError(
+                f"`crop` must be smaller than the images, which have {self._height}x{self._width} "
+                f"pixels, got {augment.crop}"
+            )
         self._rows, self._columns = self._height + 2 * augment.crop, self._width + 2 * augment.crop
         shape = (1 + augment.flip, self._count, self._rows, self._columns, self._channels)
         memory = torch.empty(shape, dtype=pixels.dtype, device=device)

@@ -86,15 +86,15 @@ class Dataset:
         return digest.hexdigest()
 
 
-def held_out(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Split `count` images off for validation, the same number of every class.
+def held_out(images: ImageSet, validation: int, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Split `validation` images off, the same number of every class.
 
-    Where the classes do not divide `count`, the first classes give one image more. Both parts keep
-    the order of `images`; the choice depends on the labels, `count` and `seed` alone.
+    Where the classes do not divide it, the first classes give one image more. Both parts keep the
+    order of `images`; the choice depends on the labels, `validation` and `seed` alone.
 
     Args:
         images: the training part of a data set.
-        count: how many images to hold out.
+        validation: how many images to hold out.
         seed: which images they are.
 
     Returns:
@@ -103,10 +103,16 @@ def held_out(images: ImageSet, count: int, seed: int) -> tuple[ImageSet, ImageSe
     Raises:
         ValueError: a class has too few images to give its share and keep one.
     """
-    if count < 0:
-        raise ValueError(f"`count` must not be negative, got {count}")
-    each, extra = divmod(count, len(images.classes))
-    return split_off(images, [each + (c < extra) for c in range(len(images.classes))], seed)
+    if validation < 0:
+        raise ValueError(f"`validation` must not be negative, got {validation}")
+    each, extra = divmod(validation, len(images.classes))
+    shares = [each + (c < extra) for c in range(len(images.classes))]
+    try:
+        return split_off(images, shares, seed)
+    except ValueError as error:
+        raise ValueError(
+            f"`validation` must leave every class an image to train on, got {validation}: {error}"
+        ) from error
 
 
 def split_off(images: ImageSet, counts: Sequence[int], seed: int) -> tuple[ImageSet, ImageSet]:

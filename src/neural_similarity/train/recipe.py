@@ -1,8 +1,10 @@
 """What a training run depends on, as one frozen value."""
 
 import dataclasses
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from neural_similarity.choices import require_known
@@ -18,6 +20,8 @@ POSITIVE += ("norm_eps",)
 NOT_NEGATIVE = ("momentum", "weight_decay", "similarity_decay", "label_smoothing", "crop")
 NOT_NEGATIVE += ("validation", "threads", "workers", "seed", "checkpoint_every", "penalty")
 NOT_NEGATIVE += ("orthogonality", "probability_floor", "norm_momentum")
+BELOW_1 = ("momentum", "label_smoothing")
+AT_MOST_1 = ("drop_factor", "norm_momentum")
 LONGEST_GAP = 300.0
 MACHINE = ("precision", "channels_last", "compile", "threads", "workers")
 MACHINE += ("checkpoint_seconds", "checkpoint_every")
@@ -118,46 +122,72 @@ class Recipe:
     """Steps between two checkpoints, besides those by time; 0: by time only."""
 
     def __post_init__(self) -> None:
+        self._require_known_words()
+        self._require_numbers_in_range()
+        self._require_rising_drops()
+        self._require_what_fits_the_model()
+        self._require_what_fits_the_data()
+
+    def _require_known_words(self) -> None:
         require_known("dataset", self.dataset, self.DATASETS)
         require_known("model", self.model, MODELS)
         require_known("penalty_measure", self.penalty_measure, MEASURES)
         for name, kind in get_type_hints(type(self)).items():
             if get_origin(kind) is Literal:
                 require_known(name, getattr(self, name), get_args(kind))
-        if self.variant != "paper" and "variant" not in options(self.model):
-            raise ValueError(f'`variant` must be "paper" for {self.model}, got {self.variant!r}')
+
+    def _require_numbers_in_range(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float):
+                self._require(math.isfinite(value), field.name, "be finite")
         for name in POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)}")
+            self._require(getattr(self, name) > 0, name, "be above 0")
         for name in NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}")
-        if self.similarity is not None and self.model in WITHOUT_SIMILARITY:
-            raise ValueError(f"`similarity` must be none for {self.model}, got {self.similarity!r}")
-        if self.orthogonality and self.model not in SPHERENETS:
+            self._require(getattr(self, name) >= 0, name, "not be negative")
+        for name in BELOW_1:
+            self._require(getattr(self, name) < 1, name, "be below 1")
+        for name in AT_MOST_1:
+            self._require(getattr(self, name) <= 1, name, "be at most 1")
+        gap = self.checkpoint_seconds
+        wanted = f"be above 0 and at most {LONGEST_GAP:g}"
+        self._require(0 < gap <= LONGEST_GAP, "checkpoint_seconds", wanted)
+        size = self.image_size
+        self._require(size is None or size >= 1, "image_size", "be at least 1")
+
+    def _require_rising_drops(self) -> None:
+        bounds = (0, *self.drops, self.steps)
+        if not all(before < after for before, after in pairwise(bounds)):
+            raise ValueError(
+                f"`drops` must rise, from 1 on, and stay below `steps` = {self.steps}, got "
+                f"{self.drops}; a budget scales steps and drops together"
+            )
+
+    def _require_what_fits_the_model(self) -> None:
+        model, similarity = self.model, self.similarity
+        if "variant" not in options(model):
+            self._require(self.variant == "paper", "variant", f'be "paper" for {model}')
+        if model in WITHOUT_SIMILARITY:
+            self._require(similarity is None, "similarity", f"be none for {model}")
+        if self.orthogonality and model not in SPHERENETS:
             raise ValueError(
                 f"`orthogonality` is one of {', '.join(sorted(SPHERENETS))} and must be 0 for "
-                f"{self.model}, got {self.orthogonality}"
+                f"{model}, got {self.orthogonality}"
             )
-        if self.crop and self.dataset == "imagenet":
-            raise ValueError(
-                f"`crop` must be 0 for imagenet, whose windows are resized, got {self.crop}"
-            )
-        if self.penalty and not isinstance(self.similarity, Static):
+        if self.penalty and not isinstance(similarity, Static):
             raise ValueError(
                 "`penalty` is one of static similarities and must be 0 for others, "
-                f"got {self.penalty} for {self.similarity!r}"
+                f"got {self.penalty} for {similarity!r}"
             )
-        if list(self.drops) != sorted(self.drops) or any(d >= self.steps for d in self.drops):
-            raise ValueError(
-                f"`drops` must rise and stay below `steps` = {self.steps}, got {self.drops}; "
-                "a budget scales steps and drops together"
-            )
-        if not 0 < self.checkpoint_seconds <= LONGEST_GAP:
-            raise ValueError(
-                "`checkpoint_seconds` must be above 0 and at most "
-                f"{LONGEST_GAP:g}, got {self.checkpoint_seconds}"
-            )
+
+    def _require_what_fits_the_data(self) -> None:
+        if self.dataset == "imagenet":
+            self._require(not self.crop, "crop", "be 0 for imagenet, whose windows are resized")
+
+    def _require(self, holds: bool, name: str, wanted: str) -> None:
+        """Raise a ValueError about the field `name` unless what is wanted of it `holds`."""
+        if not holds:
+            raise ValueError(f"`{name}` must {wanted}, got {getattr(self, name)!r}")
 
 
 def scaled(recipe: AnyRecipe, budget: float) -> AnyRecipe:

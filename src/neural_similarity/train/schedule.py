@@ -1,5 +1,6 @@
 """The paper's learning rate as a function of the step, and how a budget shortens it."""
 
+import math
 from collections.abc import Sequence
 
 
@@ -14,13 +15,16 @@ def learning_rate(step: int, lr: float, drops: Sequence[int], factor: float) -> 
 def scaled_steps(steps: int, drops: Sequence[int], budget: float) -> tuple[int, tuple[int, ...]]:
     """`steps` and `drops` times `budget`, each rounded to the nearest step, halves up.
 
-    At least one step remains, and a drop that rounds to the end of a short run is left out.
+    At least one step remains, and a drop that rounds to the start or the end of a short run, or
+    to the drop before it, is left out.
     """
     if not budget > 0:
         raise ValueError(f"`budget` must be above 0, got {budget}")
+    if not math.isfinite(budget):
+        raise ValueError(f"`budget` must be finite, got {budget}")
     shorter = max(1, _nearest(steps * budget))
-    scaled = (_nearest(drop * budget) for drop in drops)
-    return shorter, tuple(drop for drop in scaled if drop < shorter)
+    scaled = dict.fromkeys(_nearest(drop * budget) for drop in drops)
+    return shorter, tuple(drop for drop in scaled if 0 < drop < shorter)
 
 
 def _nearest(value: float) -> int:
