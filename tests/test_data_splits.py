@@ -75,6 +75,21 @@ def test_mini_imagenet_as_images_and_lists(tmp_path):
     assert np.array_equal(split.train.pixels[3].numpy(), expected)
 
 
+def test_mini_imagenet_is_never_split_at_random(tmp_path):
+    for name in ("ant", "bee", "cat", "dog"):
+        picture(tmp_path / name / "0.png", 0)
+    with pytest.raises(FileNotFoundError, match=r"mini-imagenet is missing; it must hold images/ "):
+        load_split("mini-imagenet", tmp_path)
+    picture(tmp_path / "mini-imagenet" / "ant" / "0.png", 0)
+    with pytest.raises(FileNotFoundError, match=r"mini-imagenet lacks its parts; it must hold"):
+        load_split("mini-imagenet", tmp_path)
+
+
+def test_mini_imagenet_as_folders_of_parts(tmp_path):
+    write_folders(tmp_path / "mini-imagenet")
+    check(load_split("mini-imagenet", tmp_path, image_size=6))
+
+
 def test_pictures_are_decoded_once(tmp_path):
     write_folders(tmp_path)
     counts = []

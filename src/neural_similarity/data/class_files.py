@@ -69,11 +69,21 @@ def find_class_files(folder: Path) -> ClassFiles:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder of images")
+    return find_parts(folder) or _shared_out(folder, _class_folders(folder))
+
+
+def find_parts(folder: Path) -> ClassFiles | None:
+    """The files of `folder` where lists or folders say which class is in which part, else None.
+
+    Raises:
+        FileNotFoundError: the list or the folder of a part is missing.
+        ValueError: a class is missing, empty or in two parts.
+    """
     if (folder / "train.csv").is_file():
         return ClassFiles(folder, {part: _read_csv(folder, part) for part in PARTS})
     if (folder / "train").is_dir():
         return ClassFiles(folder, {part: _class_folders(folder / part) for part in PARTS})
-    return _shared_out(folder, _class_folders(folder))
+    return None
 
 
 def find_omniglot(folder: Path) -> ClassFiles:

@@ -5,15 +5,35 @@ from pathlib import Path
 
 from neural_similarity.choices import require_known
 from neural_similarity.data.cifar_splits import SPLITS, load_cifar_split
-from neural_similarity.data.class_files import ClassFiles, find_class_files, find_omniglot
+from neural_similarity.data.class_files import (
+    ClassFiles,
+    find_class_files,
+    find_omniglot,
+    find_parts,
+)
 from neural_similarity.data.class_pickles import find_pickles, load_pickles
 from neural_similarity.data.class_split import ClassSplit, all_images, digest_of, select_classes
 from neural_similarity.data.embedded import load_embedded
 from neural_similarity.data.mapped import Progress, load_mapped
 
 MINI, OMNIGLOT, CLASSES, EMBEDDED = "mini-imagenet", "omniglot", "classes", "embedded"
+
+
+def _find_mini_imagenet(folder: Path) -> ClassFiles:
+    """The files of Mini-ImageNet, in parts: with a split of our own it were another data set."""
+    found = find_parts(folder)
+    if found is None:
+        place = folder if folder.name == MINI else folder / MINI
+        raise FileNotFoundError(
+            f"{place} {'lacks its parts' if place.is_dir() else 'is missing'}; it must hold "
+            "images/ with train.csv, val.csv and test.csv, or one of the public sets of pickles, "
+            "or folders train, val and test of class folders (docs/few-shot.md)"
+        )
+    return found
+
+
 FILES: dict[str, tuple[Callable[[Path], ClassFiles], int, str | None]] = {
-    MINI: (find_class_files, 84, "RGB"),
+    MINI: (_find_mini_imagenet, 84, "RGB"),
     OMNIGLOT: (find_omniglot, 28, "L"),
     CLASSES: (find_class_files, 84, None),
 }
