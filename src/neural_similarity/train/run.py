@@ -110,11 +110,22 @@ def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
 
 def require_new(path: Path, command: str = Run.COMMAND) -> None:
     """Refuse a folder that is there already: a run never overwrites another."""
-    if path.exists():
-        raise RunError(
-            f"{path} exists already; continue it with `{command} --resume {path}` "
-            "or name another folder with --out"
-        )
+    if not path.exists():
+        return
+    found = _command_of(path)
+    if found == command:
+        hint = f"; continue it with `{command} --resume {path}` or"
+    else:
+        hint = ", and is no run folder;" if found is None else f", a run of `{found}`;"
+    raise RunError(f"{path} exists already{hint} name another folder with --out")
+
+
+def _command_of(path: Path) -> str | None:
+    """The command that trained the run in a folder, or None where that holds no run."""
+    try:
+        return read_json(path / CONFIG).get("command", Run.COMMAND)
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def create_run(run: Run, environment: dict[str, Any]) -> None:
