@@ -72,11 +72,12 @@ def test_records_name_no_folder_of_the_machine(tmp_path):
     [
         ("abc", ["abc"], {"commit": "abc", "dirty": False}),
         ("abc-dirty", [], {"commit": "abc", "dirty": True}),
-        ("abc", ["abd-dirty"], {"commit": "abc", "dirty": True}),
+        ("abc", ["abd-dirty"], {"commit": "abc", "dirty": True, "resumed": ["abd"]}),
+        ("abc", ["abd", "abc", "abd"], {"commit": "abc", "dirty": False, "resumed": ["abd"]}),
         (None, [None], {"commit": None, "dirty": False}),
     ],
 )
-def test_code_is_dirty_if_any_process_was(tmp_path, began, resumed, code):
+def test_code_is_that_of_all_processes_and_dirty_if_any_was(tmp_path, began, resumed, code):
     run = run_of(PLAIN, tmp_path)
     environment = run.path / "environment.json"
     edit(environment, commit=began, resumed=[{"commit": commit} for commit in resumed])

@@ -1,6 +1,7 @@
 """A report as Markdown."""
 
 from neural_similarity.data import imagenet
+from neural_similarity.paper.records import Record, commits_of
 from neural_similarity.paper.report import Line, PanelReport, Report, StepCosts
 from neural_similarity.paper.statistics import Interval
 from neural_similarity.paper.tables import Row
@@ -128,7 +129,7 @@ def _notes(report: PanelReport) -> str:
         return ""
     images = len(report.records[0].correct)
     machines = sorted({_machine(record.environment) for record in report.records})
-    commits = sorted({_commit(record.code) for record in report.records})
+    commits = sorted({_code(record) for record in report.records})
     return (
         f"{ARROW[report.panel.metric].capitalize()}. ± is the sample standard deviation over n "
         "seeds. Differences are in points to the baseline re-run with the same seeds and budget, "
@@ -155,9 +156,13 @@ def _machine(environment: dict) -> str:
     return f"{where}, {environment['precision']}, torch {environment['torch']}"
 
 
-def _commit(code: dict) -> str:
-    commit = (code["commit"] or f"version {code['version']}")[:12]
-    return f"{commit} with local changes" if code["dirty"] else commit
+def _code(record: Record) -> str:
+    """The commits of a run, as its environment tells them: older records name the first alone."""
+    code = record.code
+    began = (code["commit"] or "")[:12] or f"version {code['version']}"
+    others = [c[:12] for c in commits_of(record.environment) if c != code["commit"]]
+    text = " then ".join((began, *others))
+    return f"{text} with local changes" if code["dirty"] else text
 
 
 def _signed(number: float) -> str:

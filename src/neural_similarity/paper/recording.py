@@ -8,7 +8,7 @@ from typing import Any
 from neural_similarity import train as training
 from neural_similarity.convert import fold
 from neural_similarity.models.counts import macs
-from neural_similarity.paper.records import overridden, record_path
+from neural_similarity.paper.records import DIRTY, commits_of, overridden, record_path
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Run, RunError
 from neural_similarity.train.files import read_json, write_text
@@ -16,8 +16,6 @@ from neural_similarity.train.journal import read_lines
 from neural_similarity.train.recipe import MACHINE, recipe_to_json
 from neural_similarity.train.run import ENVIRONMENT
 from neural_similarity.train.runtime import threads
-
-DIRTY = "-dirty"
 
 
 def write_record(
@@ -111,13 +109,19 @@ def _score_again(
 
 
 def code_of(environment: dict[str, Any]) -> dict[str, Any]:
-    """The code that began the run; dirty if any of its processes ran changed files."""
+    """The code that began the run, and other commits under which it went on, if there are any.
+
+    It is dirty if any of the run's processes ran changed files.
+    """
     processes = [environment, *environment.get("resumed", [])]
-    return {
+    began = environment["commit"] and environment["commit"].removesuffix(DIRTY)
+    code = {
         "version": environment["neural_similarity"],
-        "commit": environment["commit"] and environment["commit"].removesuffix(DIRTY),
+        "commit": began,
         "dirty": any((process["commit"] or "").endswith(DIRTY) for process in processes),
     }
+    others = [commit for commit in commits_of(environment) if commit != began]
+    return code | ({"resumed": others} if others else {})
 
 
 def machine_of(environment: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from neural_similarity.train import Recipe, unpack_correct
 from neural_similarity.train.files import read_json
 from neural_similarity.train.recipe import MACHINE, recipe_from_json, scaled
 
+DIRTY = "-dirty"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
@@ -26,7 +28,7 @@ class Record:
     recipe: Recipe
     """Every setting, steps scaled already."""
     code: dict[str, Any]
-    """Version, commit, and whether files differed from the commit."""
+    """Version, commits, and whether files differed from a commit."""
     environment: dict[str, Any]
     """Machine, versions, device and precision."""
     digest: str
@@ -47,6 +49,13 @@ class Record:
 def record_path(results: Path, name: str, budget: float, seed: int) -> Path:
     """Where the record of a run lies."""
     return results / name / budget_name(budget) / f"{seed}.json"
+
+
+def commits_of(environment: dict[str, Any]) -> list[str]:
+    """The commits that trained a run, each once: the one that began it, then those that went on."""
+    processes = [environment, *environment.get("resumed", [])]
+    found = [process["commit"] for process in processes if process.get("commit")]
+    return list(dict.fromkeys(commit.removesuffix(DIRTY) for commit in found))
 
 
 def budget_name(budget: float) -> str:
