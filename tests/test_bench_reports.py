@@ -13,6 +13,8 @@ from neural_similarity.bench import subjects as catalogue
 from neural_similarity.bench.report import Report, Row, split
 from neural_similarity.bench.targets import TARGETS
 from neural_similarity.bench.timing import Timing
+from neural_similarity.recipes import RECIPES
+from neural_similarity.train.recipe import recipe_to_json
 
 operators = import_module("neural_similarity.bench.operators")
 QUICK = {
@@ -244,6 +246,38 @@ def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
     assert "| ours, compiled | 164; 3.0 |" in text
     assert f"![operators](../{tmp_path.name}/operators.png)" in text
     assert "## Inference" not in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "left_out"),
+    [
+        ((), ()),
+        (("cifar10-static-dns",), ("cifar10-static-dns",)),
+        (("cifar10-cnn",), ("cifar10-cnn", "cifar10-static-dns")),
+    ],
+)
+def test_the_page_leaves_out_recipes_that_have_changed(tmp_path, changed, left_out):
+    names = ("cifar10-cnn", "cifar10-static-dns")
+    configs = {name: recipe_to_json(RECIPES[name]) for name in names}
+    for name in changed:
+        configs[name]["similarity"] = "static-full"
+    rows = [network("updates by recipe", names[0], 1.0, baseline=True)]
+    rows += [network("updates by recipe", names[1], 1.5)]
+    write(report("recipes", *rows, environment=ENVIRONMENT | {"recipes": configs}), tmp_path)
+    text = performance.page(tmp_path, tmp_path / "page.md", "nsim bench page")
+    assert [name for name in names if f"| {name} |" not in text] == list(left_out)
+    assert ("Left out" in text) == bool(left_out)
+    assert all(f"`{name}`" in text for name in left_out)
+
+
+def test_a_page_of_nothing_is_refused_and_the_old_one_stays(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("before")
+    assert cli.main(["bench", "page", "--results", str(tmp_path / "no"), "--out", str(page)]) == 1
+    assert "`results` must hold what a benchmark saved, such as operators.json" in (
+        capsys.readouterr().err
+    )
+    assert page.read_text() == "before"
 
 
 def test_every_benchmark_has_a_section():

@@ -9,7 +9,7 @@ it saved.
 `checking` tell what is right; `timing`, `costs` and `quiet` measure; `comparison` does all of this
 for subjects side by side, and `operators`, `training`, `loops`, `inference` and `few_shot` say for
 which;
-`report`, `markdown`, `picture` and `performance` show what was found.
+`report`, `markdown`, `picture`, `settings` and `performance` show what was found.
 """
 
 from neural_similarity.bench.case import Case as Case
@@ -31,5 +31,6 @@ from neural_similarity.bench.report import Row as Row
 from neural_similarity.bench.report import grouped as grouped
 from neural_similarity.bench.report import read as read
 from neural_similarity.bench.report import write as write
+from neural_similarity.bench.settings import current as current
 from neural_similarity.bench.timing import Effort as Effort
 from neural_similarity.bench.training import training_steps as training_steps

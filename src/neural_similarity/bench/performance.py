@@ -6,6 +6,7 @@ from pathlib import Path
 
 from neural_similarity.bench.markdown import comparison, table
 from neural_similarity.bench.report import Report, Row, grouped, read, split, title
+from neural_similarity.bench.settings import current
 from neural_similarity.bench.targets import TARGETS
 
 INTRODUCTION = """\
@@ -77,18 +78,26 @@ another; the error is the share of queries that are judged otherwise than in flo
 }
 
 
-def page(folder: Path, path: Path, command: str) -> str:
+def page(results: Path, path: Path, command: str) -> str:
     """The page for the reports in a folder.
 
     Args:
-        folder: Where `nsim bench` saved them; what is missing there is told as not measured.
-        path: The page's own file, from which it shows the pictures in `folder`.
+        results: Where `nsim bench` saved them; what is missing there is told as not measured.
+        path: The page's own file, from which it shows the pictures in `results`.
         command: What writes the page.
+
+    Raises:
+        ValueError: `results` holds no report, or a damaged one.
     """
-    files = {name: folder / f"{name}.json" for name in HEADINGS}
+    files = {name: results / f"{name}.json" for name in HEADINGS}
     reports = {name: read(file) for name, file in files.items() if file.exists()}
-    parts = [INTRODUCTION.format(command=command, folder=folder.as_posix()), _targets(reports)]
-    pictures = Path(os.path.relpath(folder, path.parent)).as_posix()
+    if not reports:
+        raise ValueError(
+            f"`results` must hold what a benchmark saved, such as {files['operators'].name}, got "
+            f"{results} without any"
+        )
+    parts = [INTRODUCTION.format(command=command, folder=results.as_posix()), _targets(reports)]
+    pictures = Path(os.path.relpath(results, path.parent)).as_posix()
     for name, report in reports.items():
         parts.append(f"## {HEADINGS[name]}")
         parts += _section(report)
@@ -106,7 +115,7 @@ def _targets(reports: Mapping[str, Report]) -> str:
 
 def _section(report: Report) -> list[str]:
     environment = report.environment
-    commit = (environment["commit"] or f"version {environment['neural_similarity']}")[:12]
+    commit = (environment["commit"] or "")[:12] or f"version {environment['neural_similarity']}"
     dirty = " with local changes" if str(environment["commit"]).endswith("-dirty") else ""
     others = "unknown" if report.others is None else f"{report.others:.2f} cores"
     facts = f"`{environment['command']}` on {report.machine}; code {commit}{dirty}; "
@@ -114,12 +123,27 @@ def _section(report: Report) -> list[str]:
     parts = [facts, NOTES[report.bench]]
     if report.noise:
         parts.append(f"**{report.noise}**")
+    if report.bench == "recipes":
+        measured, report = report, current(report)
+        parts += _note_left_out(measured, report)
     if report.bench in ("operators", "scaling"):
         parts += _pivots(report)
     else:
         for rows in grouped(report.rows):
             parts += [f"### {title(rows[0].group)}", comparison(rows)]
     return parts
+
+
+def _note_left_out(before: Report, after: Report) -> list[str]:
+    """What is no longer what its name says; the picture was drawn when it was."""
+    names = dict.fromkeys(f"`{row.name}`" for row in before.rows if row not in after.rows)
+    if not names:
+        return []
+    text = (
+        "Left out, as these recipes or the one that they are compared with have other settings by "
+        f"now: {', '.join(names)}. The picture has them still."
+    )
+    return [text]
 
 
 def _pivots(report: Report) -> list[str]:

@@ -160,8 +160,9 @@ def page(args: Sequence[str]) -> int:
     """Write the page of what the benchmarks saved, beside the targets."""
     options = _parse(PageOptions, args, "page", "--out docs/performance.md")
     command = f"nsim bench page --results {options.results} --out {options.out}"
+    text = benchmarks.page(options.results, options.out, command)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(options.out, benchmarks.page(options.results, options.out, command))
+    write_text(options.out, text)
     _say(f"{options.out}\n")
     return 0
 
