@@ -115,6 +115,25 @@ def test_existing_run_folder_exits_with_1(static, capsys):
 
 
 @pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            '{"command": "nsim fewshot train"}',
+            "already, a run of `nsim fewshot train`; name anothe",
+        ),
+        ("{}", "exists already; continue it with `nsim train --resume"),
+        ("no json", "exists already, and is no run folder; name another folder with --out"),
+        (None, "exists already, and is no run folder; name another folder with --out"),
+    ],
+)
+def test_a_folder_in_the_way_is_called_what_it_is(config, message, tmp_path, capsys):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert cli.main(["train", *SMALL, "--out", str(tmp_path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--crop", "100"], "`crop` must be smaller than the images, which have 8x8 pixels, got"),
@@ -201,7 +220,9 @@ def test_fold_writes_a_plain_network_with_the_same_answers(static, tmp_path, cap
 
 def test_dynamic_similarities_cannot_be_folded(dynamic, tmp_path, capsys):
     assert cli.main(["fold", str(dynamic.path), "--out", str(tmp_path / "plain")]) == 1
-    assert "dynamic similarities cannot be folded" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "has dynamic similarities, which cannot be folded" in told
+    assert "dynamic=" not in told
     assert not list(tmp_path.iterdir())
 
 
@@ -276,6 +297,12 @@ def test_data_prints_the_sizes(tmp_path, capsys):
 def test_help_has_examples(command, capsys):
     assert cli.main([command, "--help"]) == 0
     assert f"nsim {command}" in capsys.readouterr().out
+
+
+def test_help_of_data_lists_the_data_sets(capsys):
+    assert cli.main(["data", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in data.NAMES)
 
 
 def test_help_names_every_command(capsys):

@@ -113,7 +113,9 @@ def test_a_class_without_images_cannot_give_any():
 
 
 def test_validation_is_named():
-    with pytest.raises(ValueError, match="`validation` must leave every class .* got 40: `images`"):
+    with pytest.raises(
+        ValueError, match=r"`validation` must leave every class .* got 40: `images`"
+    ):
         held_out(images(), 40, seed=0)
     with pytest.raises(ValueError, match="`validation` must not be negative, got -1"):
         held_out(images(), -1, seed=0)

@@ -246,6 +246,27 @@ def test_command_prints_the_table(tmp_path, capsys):
     assert capsys.readouterr().out == markdown_of(tmp_path)
 
 
+def test_command_without_records_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["table", "tiny"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "nsim: no records in results/\n"
+    assert "not run" in told.out
+
+
+def test_all_commits_of_a_run_are_named(tmp_path):
+    path = write_by_hand(tmp_path, PLAIN, 1, [1, 0])
+    content = json.loads(path.read_text())
+    content["environment"]["resumed"] = [{"commit": "fedcba9876543210"}]
+    path.write_text(json.dumps(content))
+    assert "code 0123456789ab then fedcba987654." in markdown_of(tmp_path)
+
+
+def test_code_without_a_commit_is_named_by_its_version(tmp_path):
+    write_by_hand(tmp_path, PLAIN, 1, [1, 0], code={"version": "0.1.0", "commit": None, "dirty": 0})
+    assert "code version 0.1.0." in markdown_of(tmp_path)
+
+
 def test_command_writes_markdown_and_picture(tmp_path, capsys):
     out = tmp_path / "docs" / "tiny.v1.md"
     assert cli.main(["table", "tiny", "--results", str(tmp_path), "--out", str(out)]) == 0
@@ -338,6 +359,9 @@ def image_width(path):
         (["respnse"], "no table is named 'respnse'; did you mean 'response'?"),
         (["4", "--out", "table.txt"], "`out` must end in .md, got table.txt"),
         (["4", "--budget", "0"], "`budget` must be above 0, got 0.0"),
+        (["4", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
+        (["6", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
+        (["6", "--variant", "released"], "--variant is for CIFAR; table 6 is of one variant"),
         ([], "TABLE"),
     ],
 )

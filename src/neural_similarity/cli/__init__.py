@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "data": (catalogue.data, "download or verify a data set"),
 }
 EXAMPLES = """\
-  nsim train                                          two minutes on a laptop
+  nsim train                                          a few minutes on a laptop
   nsim train cifar10-dynamic-dns --data data --seed 1
   nsim train --resume runs/cifar10-dynamic-dns-seed1
   nsim predict runs/quickstart-seed0 shoe.png

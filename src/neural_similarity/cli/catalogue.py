@@ -111,8 +111,9 @@ def _model_row(name: str, similarity: str) -> tuple[str, ...]:
 def data(args: Sequence[str]) -> int:
     """Download or verify a data set and print its sizes."""
     description = (
-        "Download a data set, or verify the one that is there, and print its sizes."
-        "\n\nexamples:\n  nsim data cifar10 --data data\n  nsim data imagenet --data ILSVRC2012\n"
+        "Download a data set, or verify the one that is there, and print its sizes.\n\n"
+        f"data sets: {', '.join(datasets.NAMES)}\n\nexamples:\n"
+        "  nsim data cifar10 --data data\n  nsim data imagenet --data ILSVRC2012\n"
         "  nsim data imagenet --source data/mini-imagenet --data data/mini-imagenet-100"
     )
     options = parse(DataOptions, args, command="data", description=description)

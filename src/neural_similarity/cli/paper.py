@@ -11,16 +11,16 @@ import tyro
 from neural_similarity import bench, paper
 from neural_similarity import train as training
 from neural_similarity.bench.training import STEP
-from neural_similarity.cli.parsing import UsageError, agreed, listed, parse, unknown
+from neural_similarity.cli.parsing import UsageError, agreed, listed, parse, say, unknown
 from neural_similarity.paper import TABLES, Outcome, Plan, StepCosts, Table, Task
 from neural_similarity.paper.statistics import Interval
-from neural_similarity.recipes import RECIPES
 from neural_similarity.train.files import write_text
 from neural_similarity.train.progress import clock
-from neural_similarity.train.recipe import Recipe, recipe_to_json, scaled
+from neural_similarity.train.recipe import Recipe, scaled
 
 FEW_SHOT = "6"
 """The table of few-shot learning, whose runs are evaluated on tasks."""
+RESULTS = Path("results")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class TableOptions:
     and `nsim fewshot reproduce` runs it."""
     variant: Literal["paper", "released"] = "paper"
     """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
-    results: Path = Path("results")
+    results: Path = RESULTS
     """Folder of the run records."""
 
     def __post_init__(self) -> None:
@@ -110,6 +110,10 @@ class ShowOptions(TableOptions):
             scaled(Recipe(), self.budget)
         if self.out is not None and self.out.suffix != ".md":
             raise ValueError(f"`out` must end in .md, got {self.out}")
+        if self.table == FEW_SHOT and self.variant != "paper":
+            raise UsageError("--variant is for CIFAR; table 6 is of one variant")
+        if self.results != RESULTS and not self.results.is_dir():
+            raise UsageError(f"--results must be a folder of records, got {self.results}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,7 @@ class RecordOptions:
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
     """Folders of finished runs."""
-    results: Path = Path("results")
+    results: Path = RESULTS
     """Folder of the run records."""
     data: Path | None = None
     """Folder of the data sets, should a run have to be scored again; by default the run's own."""
@@ -146,11 +150,11 @@ def reproduce(args: Sequence[str]) -> int:
         runs=options.runs,
         only=options.only,
     )
-    _say(_describe(plan, options))
+    say(_describe(plan, options))
     if options.dry_run or not plan.tasks:
         return 0
     if not (options.yes or agreed()):
-        _say("Nothing was started.")
+        say("Nothing was started.")
         return 0
     with paper.show(plan.tasks) as display:
         outcome = paper.execute(
@@ -171,6 +175,8 @@ def table(args: Sequence[str]) -> int:
         "  nsim table 4 --budget 0.125 --out docs/table-4.md"
     )
     options = parse(ShowOptions, args, command="table", description=description)
+    if not options.results.is_dir():
+        sys.stderr.write(f"nsim: no records in {options.results}/\n")
     if options.table == FEW_SHOT:
         return _show_few_shot(options)
     wanted, results = options.wanted, options.results
@@ -183,7 +189,7 @@ def table(args: Sequence[str]) -> int:
     picture = options.out.with_suffix(".png")
     paper.draw(report, picture)
     write_text(options.out, paper.to_markdown(report, picture.name))
-    _say(f"{options.out}\n{picture}")
+    say(f"{options.out}\n{picture}")
     return 0
 
 
@@ -195,13 +201,12 @@ def _step_costs(path: Path) -> StepCosts | None:
     found = bench.read(path)
     if found.bench != "recipes" or not found.rows:
         raise ValueError(f"`costs` must be what `nsim bench recipes` saved, got {path}")
-    rows = bench.grouped(found.rows)[0]
-    words = ", ".join(f"{name} {value}" for name, value in rows[0].group.items() if name != "what")
-    configs = found.environment.get("recipes", {})
-    current = {name for name in RECIPES if configs.get(name) == recipe_to_json(RECIPES[name])}
-    if rows[0].name not in current:
+    groups = bench.grouped(bench.current(found).rows)
+    if not groups:
         return None
-    timings = {row.name: row.times[STEP] for row in rows if row.times and row.name in current}
+    rows = groups[0]
+    words = ", ".join(f"{name} {value}" for name, value in rows[0].group.items() if name != "what")
+    timings = {row.name: row.times[STEP] for row in rows if row.times}
     ratios = {name: Interval(t.ratio, t.low, t.high) for name, t in timings.items()}
     source = f"`{found.environment['command']}`, {words}, on {found.machine}"
     source += f" ({found.noise})" if found.noise else ""
@@ -215,7 +220,7 @@ def _show_few_shot(options: ShowOptions) -> int:
         sys.stdout.write(text)
         return 0
     write_text(options.out, text)
-    _say(str(options.out))
+    say(str(options.out))
     return 0
 
 
@@ -234,7 +239,7 @@ def record(args: Sequence[str]) -> int:
         written = paper.write_record(
             run, options.results, data_root=options.data, device=options.device
         )
-        _say(str(written))
+        say(str(written))
     return 0
 
 
@@ -272,7 +277,7 @@ def _duration(plan: Plan, jobs: int) -> str:
 
 def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:
     """Say what came of it and how to go on; the exit code."""
-    _say(f"{len(outcome.recorded)} recorded, {len(outcome.failed)} failed")
+    say(f"{len(outcome.recorded)} recorded, {len(outcome.failed)} failed")
     for title, reason in outcome.failed.items():
         sys.stderr.write(f"nsim: {title}: {reason}\n")
     if outcome.stopped is not None:
@@ -281,9 +286,5 @@ def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:
     if outcome.failed:
         sys.stderr.write(f"nsim: what failed printed more into {options.runs}/*.log\n")
         return 1
-    _say(f"nsim table {options.words} --budget {options.budget:g} shows the table")
+    say(f"nsim table {options.words} --budget {options.budget:g} shows the table")
     return 0
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")

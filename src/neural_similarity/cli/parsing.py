@@ -97,3 +97,25 @@ def agreed() -> bool:
     sys.stderr.write("Start? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) -> None:
+    """Refuse what would change the run that is to be continued or repeated.
+
+    Args:
+        allowed: the option that names the run, then those that may stand beside it.
+        name: a recipe that was named.
+        args: the other words of the command line.
+    """
+    flags = (arg.partition("=")[0] for arg in args if arg.startswith("--"))
+    for word in (*([name] if name else []), *flags):
+        if word not in allowed:
+            raise UsageError(
+                f"{word} cannot be given with {allowed[0]}, which takes every setting from the "
+                f"run folder; only {', '.join(allowed[1:])} may"
+            )
+
+
+def say(line: str) -> None:
+    """Print a line, or several."""
+    sys.stdout.write(line + "\n")

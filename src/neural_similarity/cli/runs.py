@@ -1,6 +1,5 @@
 """`nsim evaluate`, `predict`, `fold` and `inspect`: what one does with a finished run."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Annotated, Literal
 import torch
 import tyro
 from safetensors.torch import save_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from neural_similarity import train as training
-from neural_similarity.cli.parsing import UsageError, parse
+from neural_similarity.cli.parsing import UsageError, parse, say
 from neural_similarity.convert import fold as fold_network
 from neural_similarity.data.pictures import read_centre, read_header, read_pixels
-from neural_similarity.train import Run, Scores
+from neural_similarity.nn.layer import is_dynamic
+from neural_similarity.train import Run, RunError, Runtime, Scores
 from neural_similarity.train.files import new_file
 
 TOP = 3
@@ -77,12 +77,9 @@ def evaluate(args: Sequence[str]) -> int:
     options = parse(DataOptions, args, command="evaluate", description=description)
     run = training.read_run(options.run)
     dataset = training.load_data(run, options.data)
-    runtime = training.choose_runtime(
-        options.device, run.recipe.precision, run.recipe.channels_last
-    )
-    model = runtime.place(training.load(run, options.checkpoint))
-    scores = training.evaluate(model, dataset.test, run.preprocess, runtime)
-    _say(f"{_describe(scores)} on {len(dataset.test):,} test images")
+    runtime, model = _network(run, options, run.recipe.precision)
+    scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
+    say(f"{_describe(scores)} on {len(dataset.test):,} test images")
     return 0
 
 
@@ -98,16 +95,15 @@ def predict(args: Sequence[str]) -> int:
         raise UsageError("nsim predict needs at least one image")
     run = training.read_run(options.run)
     pixels = torch.stack([_read_image(path, run) for path in options.images])
-    runtime = training.choose_runtime(options.device, "fp32")
-    model = runtime.place(training.load(run, options.checkpoint))
-    chances = training.predict(model, pixels, run.preprocess, runtime).softmax(1)
-    for path, row in zip(options.images, chances, strict=True):
+    runtime, model = _network(run, options)
+    logits = training.predict(runtime.place(model), pixels, run.preprocess, runtime)
+    for path, row in zip(options.images, logits.softmax(1), strict=True):
         best = row.topk(min(TOP, len(run.classes)))
         named = (
             f"{run.classes[index]} {100 * chance:.1f} %"
             for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         )
-        _say(f"{path}: {', '.join(named)}")
+        say(f"{path}: {', '.join(named)}")
     return 0
 
 
@@ -121,8 +117,8 @@ def fold(args: Sequence[str]) -> int:
     options = parse(FoldOptions, args, command="fold", description=description)
     run = training.read_run(options.run)
     dataset = training.load_data(run, options.data)
-    runtime = training.choose_runtime(options.device, "fp32", run.recipe.channels_last)
-    model = training.load(run, options.checkpoint)
+    runtime, model = _network(run, options)
+    _require_foldable(run, model)
     plain = fold_network(model).eval()
     path = options.out or run.path / "folded.safetensors"
     with new_file(path) as temporary:
@@ -132,10 +128,10 @@ def fold(args: Sequence[str]) -> int:
         for network in (model, plain)
     )
     labels = dataset.test.labels
-    _say(f"max |Δlogit| {(before - after).abs().max().item():.2e} in float32")
-    _say(f"before: {_describe(training.score(before, labels))}")
-    _say(f"after:  {_describe(training.score(after, labels))}")
-    _say(f"plain weights in {path}")
+    say(f"max |Δlogit| {(before - after).abs().max().item():.2e} in float32")
+    say(f"before: {_describe(training.score(before, labels))}")
+    say(f"after:  {_describe(training.score(after, labels))}")
+    say(f"plain weights in {path}")
     return 0
 
 
@@ -149,17 +145,32 @@ def inspect(args: Sequence[str]) -> int:
     options = parse(InspectOptions, args, command="inspect", description=description)
     run = training.read_run(options.run)
     dataset = training.load_data(run, options.data)
-    runtime = training.choose_runtime(options.device, "fp32")
-    model = runtime.place(training.load(run, options.checkpoint))
+    runtime, model = _network(run, options)
     pixels = dataset.train.head(training.PICTURED)
     if options.images:
         pixels = torch.stack([_read_image(path, run) for path in options.images])
-    paths = training.draw_similarities(run, model, pixels, options.out or run.plots)
+    paths = training.draw_similarities(run, runtime.place(model), pixels, options.out or run.plots)
     for path in paths:
-        _say(str(path))
+        say(str(path))
     if not paths:
-        _say(f"{run.path} has no similarity to draw: its layers are plain convolutions")
+        say(f"{run.path} has no similarity to draw: its layers are plain convolutions")
     return 0
+
+
+def _network(
+    run: Run, options: RunOptions, precision: Literal["auto", "bf16", "fp32"] = "fp32"
+) -> tuple[Runtime, nn.Module]:
+    """Where to compute, and the run's network, which is yet to be placed there."""
+    runtime = training.choose_runtime(options.device, precision, run.recipe.channels_last)
+    return runtime, training.load(run, options.checkpoint)
+
+
+def _require_foldable(run: Run, model: nn.Module) -> None:
+    if any(is_dynamic(module) for module in model.modules()):
+        raise RunError(
+            f"{run.path} has dynamic similarities, which cannot be folded: they differ from image "
+            "to image, and kernels do not"
+        )
 
 
 def _read_image(path: Path, run: Run) -> Tensor:
@@ -177,7 +188,3 @@ def _describe(scores: Scores) -> str:
         + ("" if top5 is None else f"top-5 error {top5:.2f} %, ")
         + f"loss {scores.loss:.4f}"
     )
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")

@@ -1,6 +1,5 @@
 """`nsim train`."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from neural_similarity import train as training
-from neural_similarity.cli.parsing import UsageError, parse, unknown
+from neural_similarity.cli.parsing import UsageError, parse, require_only, say, unknown
 from neural_similarity.recipes import RECIPES, in_variant
 from neural_similarity.train import Recipe, Run
 from neural_similarity.train.files import read_json
@@ -64,7 +63,7 @@ def train(args: Sequence[str]) -> int:
     if options.resume is None:
         run = _start(chosen, options)
     else:
-        _require_no_settings(name, rest)
+        require_only(WITH_RESUME, name, rest)
         run = _resume(options.resume, options)
     _report(run)
     return 0
@@ -94,19 +93,8 @@ def _start(name: str, options: TrainOptions) -> Run:
 
 def _resume(path: Path, options: TrainOptions) -> Run:
     if training.read_run(path).summary.exists():
-        sys.stdout.write(f"{path} is finished already.\n")
+        say(f"{path} is finished already.")
     return training.resume(path, data_root=options.data, device=options.device)
-
-
-def _require_no_settings(name: str | None, args: Sequence[str]) -> None:
-    """Refuse what would change the run that is to be continued."""
-    flags = (arg.partition("=")[0] for arg in args if arg.startswith("--"))
-    for word in (*([name] if name else []), *flags):
-        if word not in WITH_RESUME:
-            raise UsageError(
-                f"{word} cannot be given with --resume, which takes every setting from the run "
-                "folder; only --data and --device may change"
-            )
 
 
 def _report(run: Run) -> None:
@@ -117,4 +105,4 @@ def _report(run: Run) -> None:
     )
     if best := summary.get("best_checkpoint"):
         text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
-    sys.stdout.write(f"{text}run folder {run.path}, pictures in {run.plots}\n")
+    say(f"{text}run folder {run.path}, pictures in {run.plots}")

@@ -1,9 +1,9 @@
-"""The recipe that `nsim train` runs: real images that come with the package, a minute or two."""
+"""The recipe that `nsim train` runs: real images that come with the package, a few minutes."""
 
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 from neural_similarity.train.recipe import Recipe
 
-# Chosen for a laptop and two minutes: small batches, because five hundred updates have to do; no
+# Chosen for a laptop and a few minutes: small batches, because five hundred updates have to do; no
 # mirror images, because the shoes of Fashion-MNIST all point the same way; fp32, because bf16
 # gains nothing at so few channels; one thread, because a second one gains a quarter on an idle
 # machine and is a disaster on a busy one.
