@@ -11,7 +11,7 @@ import tyro
 from neural_similarity import paper
 from neural_similarity.cli.counter import counter
 from neural_similarity.cli.few_shot_table import reproduce
-from neural_similarity.cli.parsing import UsageError, parse, unknown
+from neural_similarity.cli.parsing import UsageError, parse, require_only, say, unknown
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.recipe import FewShotRecipe
@@ -24,6 +24,7 @@ from neural_similarity.fewshot.tasks import (
     write_tasks,
 )
 from neural_similarity.recipes import FEW_SHOT, FEW_SHOT_RECIPES
+from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import RunError, read_run
 from neural_similarity.train.files import read_json
 from neural_similarity.train.memory import keep_freed_memory
@@ -146,10 +147,10 @@ def train(args: Sequence[str]) -> int:
         TrainOptions, rest, command="fewshot train", description=TRAIN_DESCRIPTION, default=default
     )
     if options.resume is not None:
-        _require_only(RESUMED_WITH, name, rest)
+        require_only(RESUMED_WITH, name, rest)
         run = session.resume(options.resume, data_root=options.data, device=options.device)
     elif options.retrain is not None:
-        _require_only(("--retrain", "--out", *RESUMED_WITH[1:]), name, rest)
+        require_only(("--retrain", "--out", *RESUMED_WITH[1:]), name, rest)
         run = session.retrain(
             read_run(options.retrain, FewShotRun),
             out=options.out,
@@ -186,8 +187,8 @@ def evaluate(args: Sequence[str]) -> int:
             device=options.device,
             progress=count,
         )
-    _say(_describe(evaluation))
-    _say(f"accuracies of all tasks in {path}")
+    say(_describe(evaluation))
+    say(f"accuracies of all tasks in {path}")
     return 0
 
 
@@ -202,7 +203,7 @@ def record(args: Sequence[str]) -> int:
         raise UsageError("nsim fewshot record needs at least one run folder")
     for path in options.runs:
         for written in paper.record_few_shot(read_run(path, FewShotRun), options.results):
-            _say(str(written))
+            say(str(written))
     return 0
 
 
@@ -211,7 +212,7 @@ def recipes(args: Sequence[str]) -> int:
     parse(RecipesOptions, args, command="fewshot recipes", description="List the recipes.")
     width = max(map(len, FEW_SHOT)) + 2
     for name, (text, recipe) in FEW_SHOT.items():
-        _say(f"{name:<{width}}{recipe.method:<18}{recipe.steps:>7,} steps  {text}")
+        say(f"{name:<{width}}{recipe.method:<18}{recipe.steps:>7,} steps  {text}")
     return 0
 
 
@@ -225,6 +226,8 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 
 
 def _train(recipe: FewShotRecipe, name: str, budget: float, options: TrainOptions) -> FewShotRun:
+    if recipe.start is None and name in STARTS:
+        sys.stderr.write(f"nsim: {name} is to start from a run of {STARTS[name]}, see --start\n")
     with counter("images decoded") as decoded:
         return session.train(
             recipe,
@@ -265,24 +268,13 @@ def _require_agreement(tasks: TaskList, given: dict[str, int | None], path: Path
             raise UsageError(f"{option} must be that of {path}, {held[name]}, got {value}")
 
 
-def _require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) -> None:
-    """Refuse what would change the run that is to be continued or repeated."""
-    flags = (arg.partition("=")[0] for arg in args if arg.startswith("--"))
-    for word in (*([name] if name else []), *flags):
-        if word not in allowed:
-            raise UsageError(
-                f"{word} cannot be given with {allowed[0]}, which takes every setting from the "
-                f"run folder; only {', '.join(allowed[1:])} may"
-            )
-
-
 def _report(run: FewShotRun) -> None:
     summary = read_json(run.summary)
     text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
     if best := summary.get("best_checkpoint"):
         accuracy = 100 * best["validation_accuracy"]
         text += f"; best on validation classes at step {best['step']:,}: {accuracy:.2f} %"
-    _say(f"{text}\nrun folder {run.path}; nsim fewshot evaluate {run.path}")
+    say(f"{text}\nrun folder {run.path}; nsim fewshot evaluate {run.path}")
 
 
 def _describe(evaluation: paper.Evaluation) -> str:
@@ -295,7 +287,3 @@ def _describe(evaluation: paper.Evaluation) -> str:
         f"({evaluation.checkpoint['which']}), batch norm by {evaluation.statistics} statistics, "
         f"{summary['parameters']:,} parameters, {clock(summary['seconds'])}"
     )
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")

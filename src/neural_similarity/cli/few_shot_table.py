@@ -8,7 +8,7 @@ from typing import Annotated
 
 from neural_similarity import paper
 from neural_similarity.cli.counter import counter
-from neural_similarity.cli.parsing import agreed, listed, parse
+from neural_similarity.cli.parsing import agreed, listed, parse, say
 from neural_similarity.fewshot.recipe import FewShotRecipe
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import Interrupted
@@ -74,13 +74,13 @@ def reproduce(args: Sequence[str]) -> int:
     )
     wanted = paper.wanted_evaluations(options.seeds, options.shots, options.only)
     lacking = work.lacking(wanted)
-    _say(f"table 6: {len(lacking)} to evaluate, {len(wanted) - len(lacking)} recorded")
+    say(f"table 6: {len(lacking)} to evaluate, {len(wanted) - len(lacking)} recorded")
     for one in lacking:
-        _say(f"  {one.title}")
+        say(f"  {one.title}")
     if options.dry_run or not lacking:
         return 0
     if not (options.yes or agreed()):
-        _say("Nothing was started.")
+        say("Nothing was started.")
         return 0
     failed = _complete(work, lacking)
     for title, reason in failed.items():
@@ -106,9 +106,5 @@ def _complete(work: paper.Reproduction, lacking: Sequence[paper.Wanted]) -> dict
         except Exception as error:  # Whatever is wrong with one run, the others go on.
             failed[one.title] = broken[one.name, one.seed] = str(error) or repr(error)
         else:
-            _say(f"{one.title}: {len(paths)} records of the run in {paths[0].parent}")
+            say(f"{one.title}: {len(paths)} records of the run in {paths[0].parent}")
     return failed
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")

@@ -12,6 +12,7 @@ import torch
 from neural_similarity.fewshot.statistics import Interval, interval, paired
 from neural_similarity.fewshot.tasks import TaskSizes
 from neural_similarity.paper.few_shot_records import FOLDER, Evaluation, read_evaluations
+from neural_similarity.paper.markdown import signed
 from neural_similarity.paper.records import budgets
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 
@@ -19,7 +20,6 @@ TITLE = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
 WAYS, QUERIES = 5, 15
 SHOTS = (5, 1)
 """Those of the paper, and one."""
-MINUS = "−"
 
 
 @dataclass(frozen=True)
@@ -241,16 +241,12 @@ def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> str
         return ""
     pair = [[one for one in side if one.config.seed in seeds] for side in (ours, theirs)]
     count = min(len(one.correct) for side in pair for one in side)
-    difference = _signed(paired(*(100 * _mean(side)[:count] for side in pair)))
-    return difference if len(seeds) == len(ours) else f"{difference} (n = {len(seeds)})"
+    difference = paired(*(100 * _mean(side)[:count] for side in pair))
+    text = f"{signed(difference.mean)} ± {difference.reach:.2f}"
+    return text if len(seeds) == len(ours) else f"{text} (n = {len(seeds)})"
 
 
 def _mean(evaluations: Sequence[Evaluation]) -> torch.Tensor:
     """Accuracy of each task that all have, averaged over the evaluations."""
     count = min(len(one.correct) for one in evaluations)
     return torch.stack([one.accuracies[:count] for one in evaluations]).mean(0)
-
-
-def _signed(value: Interval) -> str:
-    text = f"{value.mean:+.2f} ± {value.reach:.2f}"
-    return text.replace("-", MINUS)

@@ -58,7 +58,7 @@ def cost(line: Line) -> tuple[str, str, str]:
 
 def interval(value: Interval) -> str:
     """A difference with its interval."""
-    return f"{_signed(value.mean)} [{_signed(value.low)}, {_signed(value.high)}]"
+    return f"{signed(value.mean)} [{signed(value.low)}, {signed(value.high)}]"
 
 
 def _table(report: PanelReport, costs: StepCosts | None) -> str:
@@ -100,7 +100,7 @@ def _paper(line: Line, report: PanelReport) -> str:
         return ""
     top5 = "" if row.top5 is None else f", top-5 {row.top5:.2f}"
     change = paper_change(row, baseline)
-    return f"{row.paper:.2f}" + ("" if change is None else f" ({_signed(change)})") + top5
+    return f"{row.paper:.2f}" + ("" if change is None else f" ({signed(change)})") + top5
 
 
 def paper_change(row: Row, baseline: Row) -> float | None:
@@ -165,7 +165,7 @@ def _code(record: Record) -> str:
     return f"{text} with local changes" if code["dirty"] else text
 
 
-def _signed(number: float) -> str:
+def signed(number: float) -> str:
     """Two decimals and a sign, with a minus as wide as the plus."""
     text = f"{number:+.2f}"
     return text.replace("-", MINUS) if float(text) else "0.00"
