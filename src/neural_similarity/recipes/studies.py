@@ -64,8 +64,9 @@ CHEAPER = {
 }
 
 # Factors on the filters: with MACS the plain network has 0.997 of the multiplications of dynamic
-# DNS (`models.counts.macs`); with SLOW about the time of its training step: 0.98 of it, where 2 has
-# 0.74 and 2.5 has 1.06 (`nsim bench recipes --threads 1`: 128 images, bf16, a CPU with AMX).
+# DNS (`models.counts.macs`); with SLOW about the time of its training step: 0.97 of it while
+# predictors were not normalised (`nsim bench recipes --threads 1`: 128 images, bf16, a CPU with
+# AMX).
 MACS, SLOW = 1.5625, 2.25
 CONTROLS = {
     "cifar10-cnn-macs": (
