@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 from neural_similarity.choices import require_count, require_known
 from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.normalization import norm, rectifier
 from neural_similarity.nn.spec import Spec
+from neural_similarity.ops.positionwise import Finish, scaled
 from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere_conv
 from neural_similarity.ops.window import CONVOLUTIONS, promoted
 
@@ -20,8 +22,6 @@ Predictor = Callable[[Geometry, int], nn.Module]
 
 CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 PatchNormalize = Literal["rms", "input", "both"]
-
-_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -78,8 +78,8 @@ class TwoLayers(Spec, ABC):
         return 1.0, 1.0
 
     @abstractmethod
-    def first(self, x: Tensor, weight: Tensor, *window: Any, rectify: bool) -> Tensor:
-        """The first convolution, or its ReLU; `window` is stride, padding and dilation."""
+    def first(self, x: Tensor, weight: Tensor, *window: Any, finish: Finish) -> Tensor:
+        """The first convolution, and what follows it; `window` is stride, padding, dilation."""
 
     @abstractmethod
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
@@ -151,13 +151,13 @@ class SphereNet(TwoLayers):
         """He's for what the patches are divided by."""
         return patch_size**0.5 if self.normalize == "input" else 1.0, 1.0
 
-    def first(self, x: Tensor, weight: Tensor, *window: Any, rectify: bool) -> Tensor:
-        """The patch-normalised convolution, or its ReLU."""
+    def first(self, x: Tensor, weight: Tensor, *window: Any, finish: Finish) -> Tensor:
+        """The patch-normalised convolution."""
         if self.normalize == "rms":
             weight = weight * weight[0].numel() ** 0.5
         norms: Normalize = "both" if self.normalize == "both" else "input"
         options = {"angle": self.angle, "k": self.k, "normalize": norms, "eps": self.eps}
-        return sphere_conv(x, weight, None, *window, **options, rectify=rectify)
+        return sphere_conv(x, weight, None, *window, **options, finish=finish)
 
     def second(self, hidden: Tensor, last: Any) -> Tensor:
         """A plain convolution, or a hyperspherical one without bias."""
@@ -189,10 +189,9 @@ class CNN(TwoLayers):
         if self.bound not in ("tanh", "normalize", None):
             raise ValueError(f'`bound` must be "tanh", "normalize" or None, got {self.bound!r}')
 
-    def first(self, x: Tensor, weight: Tensor, *window: Any, rectify: bool) -> Tensor:
-        """The plain convolution, or its ReLU."""
-        y = CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
-        return F.relu(y, inplace=True) if rectify else y
+    def first(self, x: Tensor, weight: Tensor, *window: Any, finish: Finish) -> Tensor:
+        """The plain convolution."""
+        return finish(None, CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window))
 
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
         """The plain convolution."""
@@ -213,7 +212,7 @@ class _TwoLayers(nn.Module):
         size = spec.last_kernel_size if geometry.spatial and not spec.per_image else 1
         self.spec = spec
         self.geometry = geometry
-        self.patch = PatchConv(spec, geometry, hidden, rectify=not spec.batch_norm)
+        self.patch = PatchConv(spec, geometry, hidden)
         self.norm1 = norm(spec, hidden, dims)
         self.last = CONV_LAYERS[dims](hidden, scalars, size, padding=size // 2, bias=spec.has_bias)
         self.norm2 = norm(spec, scalars, dims)
@@ -226,9 +225,7 @@ class _TwoLayers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out)."""
-        hidden = self.patch(x)
-        if self.spec.batch_norm:
-            hidden = F.relu(self.norm1(hidden))
+        hidden = self.patch(x, rectifier(self.norm1))
         positions = tuple(range(2, x.dim()))
         if self.spec.per_image:
             hidden = hidden.mean(positions, keepdim=True)
@@ -242,25 +239,21 @@ class _TwoLayers(nn.Module):
 
 
 class PatchConv(nn.Module):
-    """A predictor's first convolution: the layer's own window over the layer's own input.
+    """A predictor's first convolution: the layer's own window over the layer's own input."""
 
-    `rectify` includes the ReLU.
-    """
-
-    def __init__(self, spec: TwoLayers, geometry: Geometry, out_channels: int, *, rectify: bool):
+    def __init__(self, spec: TwoLayers, geometry: Geometry, out_channels: int):
         super().__init__()
         self.spec = spec
         self.geometry = geometry
-        self.rectify = rectify
         self.stride = tuple(spec.resolution * step for step in geometry.stride)
         size = (out_channels, geometry.in_channels, *geometry.kernel_size)
         self.weight = nn.Parameter(torch.empty(size))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, c, *size) to (n, out_channels, *out)."""
+    def forward(self, x: Tensor, finish: Finish = scaled) -> Tensor:
+        """(n, c, *size) to (n, out_channels, *out), with what follows."""
         x, padding = self.geometry.pad(x)
         window = self.stride, padding, self.geometry.dilation
-        return self.spec.first(x, self.weight, *window, rectify=self.rectify)
+        return self.spec.first(x, self.weight, *window, finish=finish)
 
     def extra_repr(self) -> str:
         """Shape of the kernel."""
@@ -279,10 +272,3 @@ def _interpolated(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
         share = (position % every / every).to(raw.dtype).view(-1, *[1] * (raw.dim() - dim - 1))
         raw = torch.lerp(raw.index_select(dim, before), raw.index_select(dim, after), share)
     return raw
-
-
-def norm(spec: Any, channels: int, dims: int) -> nn.Module:
-    """Batch normalisation if `spec.batch_norm`, with eps `spec.batch_norm_eps`, or nothing."""
-    if not spec.batch_norm:
-        return nn.Identity()
-    return _NORMS[dims](channels, eps=spec.batch_norm_eps)

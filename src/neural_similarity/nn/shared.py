@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from neural_similarity.choices import require_count
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, norm
+from neural_similarity.nn.normalization import norm, rectifier
+from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet
 from neural_similarity.nn.spec import Spec
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -79,7 +79,7 @@ class Shared(Spec):
         return _Shared(self, geometry, scalars, adaptation, head)
 
     def _adaptation(self, geometry: Geometry) -> nn.Module:
-        patch = PatchConv(SphereNet(), geometry, self.channels, rectify=not self.batch_norm)
+        patch = PatchConv(SphereNet(), geometry, self.channels)
         nn.init.kaiming_normal_(patch.weight, nonlinearity="relu")
         return patch
 
@@ -114,14 +114,12 @@ class _Shared(nn.Module):
         self.head = head
         self.norm2 = norm(spec, spec.hidden, dims)
         self.norm3 = norm(spec, scalars, dims)
-        self.rectify = spec.batch_norm
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out)."""
         first, second = self.head
-        adapted = self.norm1(self.adaptation(x))
-        hidden = self.norm2(first(F.relu(adapted) if self.rectify else adapted))
-        return self.norm3(second(F.relu(hidden)))
+        adapted = self.adaptation(x, rectifier(self.norm1))
+        return self.norm3(second(rectifier(self.norm2)(None, first(adapted))))
 
 
 def _pooled(key: Hashable, make: Callable[[], Module]) -> Module:

@@ -6,13 +6,19 @@ operators give gradients of every order. The gate g is optional and has no gradi
 not a number it is open.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional as F
 
 from neural_similarity.ops import native
 from neural_similarity.ops.registration import Operator, batched, register
 from neural_similarity.ops.window import promoted
+
+Finish = Callable[[Tensor | None, Tensor], Tensor]
+"""What follows a convolution: of d (n, 1, *size), or None for ones, and x (n, c, *size)."""
 
 
 def dot(x: Tensor, y: Tensor, gate: Tensor | None = None) -> Tensor:
@@ -32,6 +38,17 @@ def scale(d: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
     if torch.compiler.is_exporting():
         return _plain_scale(d, x, gate)
     return _Scale.apply(d, x, gate)
+
+
+def scaled(d: Tensor | None, x: Tensor) -> Tensor:
+    """`scale`; x itself where there is no d."""
+    return x if d is None else scale(d, x)
+
+
+def rectified(d: Tensor | None, x: Tensor) -> Tensor:
+    """The ReLU of `scaled`, for a d that is never negative."""
+    # Dynamo refuses one tensor twice, and a gate has no gradient.
+    return F.relu(x) if d is None else scale(d, x, x.detach())
 
 
 def _plain_dot(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:

@@ -9,7 +9,9 @@ from torch import Tensor
 Operator = Callable[..., Any]
 
 
-def register(name: str, schema: str, body: Operator, fake: Operator, vmap: Operator) -> Operator:
+def register(
+    name: str, schema: str, body: Operator, fake: Operator, vmap: Operator | None = None
+) -> Operator:
     """The operator `neural_similarity::name`.
 
     Not by `torch.library.custom_op`: its wrapper imports the compiler, seconds long, at first use.
@@ -18,7 +20,8 @@ def register(name: str, schema: str, body: Operator, fake: Operator, vmap: Opera
     torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)
     torch.library.impl(qualified, "default", body)
     torch.library.register_fake(qualified, fake)
-    torch.library.register_vmap(qualified, vmap)
+    if vmap is not None:
+        torch.library.register_vmap(qualified, vmap)
     return getattr(torch.ops.neural_similarity, name).default
 
 

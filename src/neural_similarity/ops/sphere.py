@@ -7,9 +7,9 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from neural_similarity.ops import positionwise
+from neural_similarity.ops.positionwise import Finish, scaled
 from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promoted, without_autocast
 
 Angle = Literal["cosine", "linear", "sigmoid"]
@@ -111,31 +111,32 @@ def sphere_conv(
     k: float | Tensor = 0.3,
     normalize: Normalize = "both",
     eps: float = 1e-4,
-    rectify: bool = False,
+    finish: Finish = scaled,
 ) -> Tensor:
-    """`sphere_conv2d` over as many dimensions as `weight` has; `rectify` takes the ReLU of g(θ)."""
+    """`sphere_conv2d` over as many dimensions as `weight` has, and what follows it."""
     check_options(angle, normalize, k, eps)
     geometry = stride, padding, dilation, groups
     if angle == "cosine":
         kernel = weight if normalize == "input" else _normalized(weight, eps)
-        y = _cosine(x, kernel, geometry, eps, rectify and bias is None)
-        rectify = rectify and bias is not None
+        if bias is None:
+            return _cosine(x, kernel, geometry, eps, finish)
+        y = _cosine(x, kernel, geometry, eps, scaled)
     else:
         with without_autocast(x):
             kernel = _normalized(promoted(weight), eps)
-            cosine = _cosine(promoted(x), kernel, geometry, eps, False)
+            cosine = _cosine(promoted(x), kernel, geometry, eps, scaled)
             theta = cosine.clamp(-1 + _EDGE, 1 - _EDGE).acos()
         y = _of_angle(angle, k)(theta).to(autocast_dtype(x))
     if bias is not None:
         y = y + bias.to(y.dtype).view(-1, *[1] * (weight.dim() - 2))
-    return F.relu(y) if rectify else y
+    return finish(None, y)
 
 
-def _cosine(x: Tensor, kernel: Tensor, geometry: tuple, eps: float, rectify: bool) -> Tensor:
-    """The convolution with `kernel`, divided by the norm of every patch, or the ReLU of that."""
+def _cosine(x: Tensor, kernel: Tensor, geometry: tuple, eps: float, finish: Finish) -> Tensor:
+    """The convolution with `kernel`, divided by the norm of every patch, and what follows."""
     norm = patch_norm(x, kernel.shape[2:], *geometry, eps=eps)
     y = CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry)
-    return _scale(norm.reciprocal(), y, 1 - kernel.dim(), rectify)
+    return _finished(finish, norm.reciprocal(), y, 1 - kernel.dim())
 
 
 def _energy(x: Tensor, groups: int, channels: int) -> Tensor:
@@ -147,15 +148,14 @@ def _energy(x: Tensor, groups: int, channels: int) -> Tensor:
     return positionwise.energy(x)
 
 
-def _scale(factors: Tensor, y: Tensor, channels: int, rectify: bool) -> Tensor:
-    """Every group's channels of y (*n, o, *out) times its factor, (*n, groups, *out), above 0."""
+def _finished(finish: Finish, factors: Tensor, y: Tensor, channels: int) -> Tensor:
+    """`finish` of every group's channels of y (*n, o, *out) and its factor, (*n, groups, *out)."""
     if y.dim() == -channels:
-        return _scale(factors[None], y[None], channels, rectify)[0]
+        return _finished(finish, factors[None], y[None], channels)[0]
     if factors.shape[1] == 1:
-        # Dynamo refuses one tensor twice, and a gate has no gradient.
-        return positionwise.scale(factors, y, y.detach() if rectify else None)
+        return finish(factors, y)
     y = y.unflatten(1, (factors.shape[1], -1)) * factors.to(y.dtype).unsqueeze(2)
-    return F.relu(y.flatten(1, 2)) if rectify else y.flatten(1, 2)
+    return finish(None, y.flatten(1, 2))
 
 
 def _normalized(weight: Tensor, eps: float) -> Tensor:

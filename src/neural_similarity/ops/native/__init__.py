@@ -27,7 +27,7 @@ from neural_similarity.ops.window import Window
 
 MOST_TAPS = 64
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
-_SOURCES = ("operators.c", "element.h", "product.h", "vector.h")
+_SOURCES = ("operators.c", "element.h", "positionwise.h", "product.h", "vector.h")
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _TILE = 32
 _Count = ctypes.c_int64
@@ -205,11 +205,53 @@ def scale(d: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
     return z
 
 
+def norm_sums(
+    d: Tensor | None, x: Tensor, grad: Tensor | None, line: Tensor | None, centre: Tensor
+) -> Tensor:
+    """Sums over all positions of every channel, (2, c) in float64: v and v (t - centre).
+
+    t = d x; v is t - centre, or `grad` where `line` is above 0 at t.
+    """
+    found = x.new_zeros(torch.get_num_threads(), 2, x.shape[1], dtype=torch.float64)
+    operands = _optional(d), _last(x), None if grad is None else _last(grad), line, centre
+    _by_position("norm_sums", x, *operands, found)
+    return found.sum(0)
+
+
+def norm_relu(d: Tensor | None, x: Tensor, line: Tensor) -> Tensor:
+    """The ReLU of `line`, slope and offset of every channel (2, c), at d x."""
+    z = torch.empty_like(x)
+    target = _last(z)
+    _by_position("norm_relu", x, _optional(d), _last(x), line, target)
+    _fill(z, target.movedim(-1, 1))
+    return z
+
+
+def norm_relu_backward(
+    d: Tensor | None, x: Tensor, grad: Tensor, line: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of d (empty where there is none) and x.
+
+    That of t = d x is slope · grad, where `line` is above 0 at t, + level + tilt t; `line`, (4, c),
+    has slopes, offsets, levels and tilts.
+    """
+    grad_x, grad_d = torch.empty_like(x), line.new_empty(0 if d is None else d.shape)
+    target, of_d = _last(grad_x), None if d is None else grad_d
+    operands = _optional(d), _last(x), _last(grad), line, target, of_d
+    _by_position("norm_relu_backward", x, *operands)
+    _fill(grad_x, target.movedim(-1, 1))
+    return grad_d, grad_x
+
+
 def _by_position(name: str, x: Tensor, *operands: Tensor | None) -> None:
     positions = x.shape[0] * prod(x.shape[2:])
     sizes = map(_Count, (positions, x.shape[1], torch.get_num_threads()))
     function = getattr(_library(), f"{name}_{_TYPES[x.dtype]}")
     function(*sizes, *(_pointer(tensor, 0) for tensor in operands))
+
+
+def _optional(d: Tensor | None) -> Tensor | None:
+    return None if d is None else d.contiguous()
 
 
 def _last(maps: Tensor) -> Tensor:

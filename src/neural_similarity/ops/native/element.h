@@ -374,35 +374,3 @@ void NAME(backward)(const struct frame *f, const T *x, const float *m, const T *
     free(woven);
     free(bordered);
 }
-
-INLINE vector NAME(gated)(vector v, const T *gate, int64_t lanes) {
-    if (!gate) return v;
-    const vector g = NAME(load_some)(gate, lanes);
-    return (vector)((words)v & ~(words)(g <= 0));
-}
-
-/* d = <x, y> over the n channels of a position, where the gate is open. */
-void NAME(dot)(int64_t positions, int64_t n, int64_t threads, const T *x, const T *y,
-               const T *gate, float *d) {
-    #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t at = 0; at < positions; at++) {
-        vector product = {0};
-        for (int64_t i = 0, from = at * n; i < n; i += LANES)
-            product += NAME(gated)(NAME(load_some)(x + from + i, n - i) *
-                                   NAME(load_some)(y + from + i, n - i),
-                                   gate ? gate + from + i : 0, n - i);
-        float sum = 0;
-        for (int lane = 0; lane < LANES; lane++) sum += product[lane];
-        d[at] = sum;
-    }
-}
-
-/* z = d x at every position, where the gate is open. */
-void NAME(scale)(int64_t positions, int64_t n, int64_t threads, const float *d, const T *x,
-                 const T *gate, T *z) {
-    #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t at = 0; at < positions; at++)
-        for (int64_t i = 0, from = at * n; i < n; i += LANES)
-            NAME(store_some)(z + from + i, NAME(gated)(d[at] * NAME(load_some)(x + from + i, n - i),
-                                                       gate ? gate + from + i : 0, n - i), n - i);
-}

@@ -1,0 +1,142 @@
+r"""ReLU of batch-normalised maps times one number per position, in few passes over memory.
+
+$$z_c(p) = \max\left(0,\ w_c\,\frac{t_c(p) - \mu_c}{\sqrt{\sigma_c^2 + \varepsilon}} + b_c\right),
+\qquad t_c(p) = d(p)\, x_c(p)$$
+
+with the mean μ and the variance σ² of every channel over all positions of the batch, as in
+training. This is what follows the patch-normalised convolution of a predictor. It reads x three
+times and writes z, and keeps x and d alone; torch's operations one by one read and write maps of
+that size twice as often, and keep three. Only in C (`native`): the caller takes torch's elsewhere.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from neural_similarity.ops import native, positionwise
+from neural_similarity.ops.registration import register
+
+
+def norm_relu(
+    d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """z, and the mean and the biased variance of every channel, which have no gradient.
+
+    Args:
+        d: (n, 1, *size), float32; None for ones.
+        x: (n, c, *size), float32 or bfloat16.
+        weight: w (c), float32.
+        bias: b (c), float32.
+        eps: Added to the variance.
+    """
+    return _NormRelu.apply(d, x, weight, bias, eps)
+
+
+def available(d: Tensor | None, x: Tensor) -> bool:
+    """Whether `norm_relu` can take d and x; not inside transforms of `torch.func` or compilers."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return native.declines(x, 1) is None and (d is None or d.dtype == torch.float32)
+
+
+def _forward(
+    d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    centre = _first(x) if d is None else _first(x) * _first(d)
+    first, second = native.norm_sums(d, x, None, None, centre) / _count(x)
+    mean, variance = (centre + first).float(), (second - first.square()).float()
+    return native.norm_relu(d, x, _line(weight, bias, mean, variance, eps)), mean, variance
+
+
+def _backward(
+    grad: Tensor,
+    d: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of d (empty where there is none), x, weight and bias."""
+    line = _line(weight, bias, mean, variance, eps)
+    first, second = native.norm_sums(d, x, grad, line, mean).float()
+    tilt = -line[0] * second / ((variance + eps) * _count(x))
+    level = -line[0] * first / _count(x) - tilt * mean
+    grad_d, grad_x = native.norm_relu_backward(
+        d, x, grad, torch.cat((line, level[None], tilt[None]))
+    )
+    return grad_d, grad_x, second * (variance + eps).rsqrt(), first
+
+
+def _line(weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
+    """Slope and offset of every channel, (2, c): its normalisation as a function of t."""
+    slope = weight * (variance + eps).rsqrt()
+    return torch.stack((slope, bias - mean * slope))
+
+
+def _first(maps: Tensor) -> Tensor:
+    """The first position's numbers, (c), in float32."""
+    return maps.flatten(2)[0, :, 0].float().contiguous()
+
+
+def _count(x: Tensor) -> int:
+    return x.numel() // x.shape[1]
+
+
+def _fake_forward(d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float):
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _fake_backward(grad, d, x, weight, bias, mean, variance, eps):
+    grad_d = weight.new_empty(0) if d is None else torch.empty_like(d)
+    return grad_d, torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+
+
+_forward_op = register(
+    "norm_relu",
+    "(Tensor? d, Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _fake_forward,
+)
+_backward_op = register(
+    "norm_relu_backward",
+    "(Tensor grad, Tensor? d, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
+    "float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _fake_backward,
+)
+
+
+class _NormRelu(Function):
+    @staticmethod
+    def forward(ctx: Any, *operands):
+        d, x, weight, bias, eps = operands
+        z, mean, variance = _forward_op(d, x, weight, bias, eps)
+        ctx.save_for_backward(d, x, weight, bias, mean, variance)
+        ctx.eps = eps
+        ctx.mark_non_differentiable(mean, variance)
+        return z, mean, variance
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        grad, (d, x, weight, bias, mean, variance) = grad_outputs[0], ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_with_graph(grad, d, x, weight, bias, ctx.eps), None
+        grad_d, *others = _backward_op(grad, d, x, weight, bias, mean, variance, ctx.eps)
+        return None if d is None else grad_d, *others, None
+
+
+def _with_graph(
+    grad: Tensor, d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> list[Tensor | None]:
+    """The gradients by torch's operations, which can be differentiated again."""
+    t = positionwise.scaled(d, x)
+    z = F.relu(F.batch_norm(t, None, None, weight, bias, True, 0.0, eps))
+    operands = d, x, weight, bias
+    wanted = [operand for operand in operands if operand is not None and operand.requires_grad]
+    found = iter(torch.autograd.grad(z, wanted, grad, create_graph=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in operands]

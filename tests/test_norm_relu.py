@@ -1,0 +1,221 @@
+"""ReLU of batch-normalised maps in one operator, against torch's operations in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import neural_similarity as ns
+from neural_similarity.nn import normalization
+from neural_similarity.nn.normalization import rectifier
+from neural_similarity.ops import native
+from neural_similarity.ops.norm_relu import available, norm_relu
+from neural_similarity.ops.positionwise import scaled
+
+pytestmark = pytest.mark.skipif(
+    native.declines(torch.zeros(1), 1) is not None, reason="needs a C compiler"
+)
+EPS = 1e-3
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
+
+
+def operands(dtype=torch.float32, channels=5, memory_format=torch.channels_last, shift=1.0):
+    generator = torch.Generator().manual_seed(3)
+    x = 3 * torch.randn(4, channels, 5, 7, generator=generator) + shift
+    d = torch.rand(4, 1, 5, 7, generator=generator) + 0.5
+    weight, bias = (
+        torch.randn(channels, generator=generator),
+        torch.rand(channels, generator=generator),
+    )
+    x = x.to(dtype).to(memory_format=memory_format)
+    return [t.requires_grad_() for t in (d, x, weight, bias)]
+
+
+def expected(d, x, weight, bias):
+    t = x if d is None else d * x
+    return F.relu(F.batch_norm(t, None, None, weight, bias, True, 0.0, EPS))
+
+
+def in_float64(tensors):
+    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+
+
+def gradients(z, tensors, grad, **options):
+    return torch.autograd.grad(z, [t for t in tensors if t is not None], grad, **options)
+
+
+def error(found, right):
+    right = right.detach()
+    return float((found.detach().double() - right).norm() / right.norm())
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("channels", [1, 5, 16, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_d", [True, False])
+def test_value_and_gradients(with_d, dtype, channels, memory_format):
+    ours = operands(dtype, channels, memory_format)
+    ours[0] = ours[0] if with_d else None
+    right = in_float64(ours)
+    z, mean, variance = norm_relu(*ours, EPS)
+    assert z.dtype == dtype
+    assert z.stride() == ours[1].stride()
+    grad = torch.randn_like(z)
+    found = z, *gradients(z, ours, grad)
+    z64 = expected(*right)
+    for one, other in zip(found, (z64, *gradients(z64, right, grad.double())), strict=True):
+        assert error(one, other) < TOLERANCE[dtype]
+    t = right[1] if right[0] is None else right[0] * right[1]
+    assert_close(mean.double(), t.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
+    assert_close(variance.double(), t.var((0, 2, 3), correction=0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_mean_far_from_zero_leaves_the_variance_exact():
+    _, x, weight, bias = operands(shift=3e4)
+    variance = norm_relu(None, x, weight, bias, EPS)[2]
+    assert_close(variance.double(), x.double().var((0, 2, 3), correction=0), rtol=1e-5, atol=0)
+
+
+def test_derivatives_of_second_order():
+    ours = operands()
+    results = []
+    for tensors, function in (
+        (ours, lambda *t: norm_relu(*t, EPS)[0]),
+        (in_float64(ours), expected),
+    ):
+        z = function(*tensors)
+        first = gradients(z, tensors, torch.ones_like(z) * z, create_graph=True)
+        second = sum(g.square().sum() for g in first)
+        results.append(torch.autograd.grad(second, tensors))
+    for one, other in zip(*results, strict=True):
+        assert error(one, other) < 1e-5
+
+
+def test_parts_without_gradients():
+    d, x, weight, bias = operands()
+    d, bias = d.detach(), bias.detach()
+    z = norm_relu(d, x, weight, bias, EPS)[0]
+    for create_graph in (True, False):
+        found = torch.autograd.grad(z.sum(), (x, weight), create_graph=create_graph)
+        assert all(g.isfinite().all() for g in found)
+
+
+def test_not_a_number_passes():
+    _, x, weight, bias = operands()
+    with torch.no_grad():
+        x[0, 2] = float("nan")
+        z = norm_relu(None, x, weight, bias, EPS)[0]
+    assert z[:, 2].isnan().all()
+    assert z[:, :2].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_are_registered_well(dtype):
+    d, x, weight, bias = (t.detach() for t in operands(dtype))
+    registered = torch.ops.neural_similarity
+    torch.library.opcheck(registered.norm_relu.default, (d, x, weight, bias, EPS))
+    z, mean, variance = norm_relu(d, x, weight, bias, EPS)
+    for factor in (d, None):
+        arguments = z, factor, x, weight, bias, mean, variance, EPS
+        torch.library.opcheck(registered.norm_relu_backward.default, arguments)
+
+
+def layer(**options):
+    torch.manual_seed(1)
+    predictor = ns.SphereNet(hidden=6, batch_norm=True, **options)
+    made = ns.Conv2d(3, 4, 3, padding=1, similarity=ns.Dynamic(ns.Diagonal(), predictor=predictor))
+    nn.init.ones_(made.similarity.gain)
+    return made
+
+
+def calls(monkeypatch):
+    """How often the fused operator runs from here on."""
+    count = []
+
+    def counted(*args):
+        count.append(args)
+        return norm_relu(*args)
+
+    monkeypatch.setattr(normalization, "norm_relu", counted)
+    return count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_trains_as_by_torchs_operations(monkeypatch, dtype):
+    fused, plain = layer(), layer()
+    x = torch.randn(4, 3, 6, 5)
+    count = calls(monkeypatch)
+    outputs = []
+    for network, allowed in ((fused, available), (plain, lambda *_: False)):
+        monkeypatch.setattr(normalization, "available", allowed)
+        with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+            for _ in range(2):
+                y = network(x)
+        y.float().square().sum().backward()
+        outputs.append(y.float())
+    assert len(count) == 2
+    near = 1e-4 if dtype == torch.float32 else 0.1
+    assert_close(*outputs, rtol=near, atol=near)
+    assert_close(fused.state_dict(), plain.state_dict(), rtol=near, atol=near)
+    assert dict(fused.named_buffers())["similarity.predictor.norm1.num_batches_tracked"] == 2
+    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
+        assert error(one.grad, other.grad.double()) < near
+
+
+def norms(change):
+    norm = nn.BatchNorm2d(5)
+    change(norm)
+    return norm
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda norm: norm.eval(),
+        lambda norm: norm.register_forward_hook(lambda *_: None),
+        lambda norm: norm.register_forward_pre_hook(lambda *_: None),
+        lambda norm: norm.register_full_backward_hook(lambda *_: None),
+        lambda norm: setattr(norm, "momentum", None),
+        lambda norm: setattr(norm, "__class__", type("Mine", (nn.BatchNorm2d,), {})),
+        lambda norm: norm.double(),
+    ],
+)
+def test_any_other_normalisation_runs_itself(monkeypatch, change):
+    count = calls(monkeypatch)
+    d, x, *_ = operands()
+    norm = norms(change)
+    if norm.weight.dtype == torch.float64:
+        d, x = d.double(), x.double()
+    again = copy.deepcopy(norm)
+    assert_close(rectifier(norm)(d, x), F.relu(again(scaled(d, x))))
+    assert_close(norm.state_dict(), again.state_dict())
+    assert not count
+
+
+def test_without_gains_or_running_statistics_torch_normalises():
+    d, x, *_ = operands()
+    for norm in (nn.BatchNorm2d(5, affine=False), nn.BatchNorm2d(5, track_running_stats=False)):
+        assert_close(rectifier(norm)(d, x), F.relu(norm(scaled(d, x))))
+
+
+def test_one_position_is_refused_as_torch_does():
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        rectifier(nn.BatchNorm2d(5))(None, torch.zeros(1, 5, 1, 1))
+
+
+def test_transforms_take_torchs_operations():
+    network = layer()
+    x = torch.randn(4, 3, 6, 5)
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    buffers = {name: b.clone() for name, b in network.named_buffers()}
+
+    def loss(weights):
+        state = weights | {name: b.clone() for name, b in buffers.items()}
+        return torch.func.functional_call(network, state, x).square().sum()
+
+    network(x).square().sum().backward()
+    for name, found in torch.func.grad(loss)(weights).items():
+        assert_close(found, network.get_parameter(name).grad, rtol=1e-3, atol=1e-4)
