@@ -9,9 +9,9 @@ from tiny_images import TINY, make_dataset, tiny_world
 from torch import nn
 from torch.nn import functional as F
 
-from neural_similarity.convert import parameter_groups
 from neural_similarity.data import Augment, Batches, Preprocess
 from neural_similarity.models import cnn9
+from neural_similarity.regularize import parameter_groups
 from neural_similarity.train import graph, loop
 from neural_similarity.train.checkpoint import State
 from neural_similarity.train.objective import Classification

@@ -9,8 +9,6 @@ from neural_similarity.convert import convert as convert
 from neural_similarity.convert import fold as fold
 from neural_similarity.convert import freeze_backbone as freeze_backbone
 from neural_similarity.convert import max_difference as max_difference
-from neural_similarity.convert import parameter_groups as parameter_groups
-from neural_similarity.convert import penalty as penalty
 from neural_similarity.convert import plan as plan
 from neural_similarity.convert import unconvert as unconvert
 from neural_similarity.convert import unfreeze_backbone as unfreeze_backbone
@@ -43,6 +41,8 @@ from neural_similarity.nn import Unshared as Unshared
 from neural_similarity.nn import Unstructured as Unstructured
 from neural_similarity.nn import orthogonality as orthogonality
 from neural_similarity.nn import sharing as sharing
+from neural_similarity.regularize import parameter_groups as parameter_groups
+from neural_similarity.regularize import penalty as penalty
 
 if TYPE_CHECKING:
     from neural_similarity import data as data

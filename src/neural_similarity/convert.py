@@ -1,4 +1,4 @@
-"""Surgery on any network: put similarities in, take them out, fold them, choose what decays."""
+"""Surgery on any network: put similarities in, take them out, fold them."""
 
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
@@ -13,11 +13,8 @@ from neural_similarity.nn import (
     DynamicSimilarity,
     Geometry,
     GlobalSimilarity,
-    MaskedModule,
     SelfAttention,
     SimilarityLayer,
-    SphereConv2d,
-    StaticSimilarity,
     sharing,
 )
 from neural_similarity.nn.layer import (
@@ -36,15 +33,8 @@ from neural_similarity.nn.text import Similarity, required_similarity
 Network = TypeVar("Network", bound=nn.Module)
 OnDynamic = Literal["error", "keep"]
 NormMode = Literal["eval", "train"]
-Measure = Callable[[Tensor], Tensor]
 Where = str | Collection[str] | Callable[[str, nn.Module], bool]
 
-MEASURES: dict[str, Measure] = {
-    "l1": lambda m: m.abs().sum(),
-    "nuclear": lambda m: torch.linalg.matrix_norm(m, "nuc").sum(),
-    "deviation": lambda m: (m - torch.eye(m.shape[-1], device=m.device)).square().sum(),
-}
-"""What `penalty` may sum up, by name."""
 _UNFIT = ("does not fit:", "does not contain the identity:")
 
 
@@ -345,79 +335,3 @@ def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float
     if shapes[0] != shapes[1]:
         raise ValueError(f"`model` and `other` must have outputs of one shape, got {shapes}")
     return (outputs[0] - outputs[1]).abs().max().item() if outputs[0].numel() else 0.0
-
-
-def parameter_groups(
-    model: nn.Module,
-    *,
-    weight_decay: float,
-    similarity_decay: float = 0.0,
-    predictor_decay: float | None = None,
-    sphere_decay: float | None = None,
-) -> list[dict[str, Any]]:
-    """Trainable parameters in groups for an optimiser, by how they decay.
-
-    "weights": kernels, biases and normalisation, by `weight_decay`. "predictors": those of dynamic
-    M, by `predictor_decay`, by default as weights. "spheres": hyperspherical kernels, if there is a
-    `sphere_decay`. "similarities": static M by `similarity_decay`, towards the identity where the
-    structure has a residual and towards zero where not.
-    "undecayed": the gains of dynamic M, the masks of kernel shapes, and the learned k of
-    hyperspherical convolutions. Empty groups are left out.
-    """
-    groups: dict[str, dict[nn.Parameter, None]] = {
-        name: {} for name in ("undecayed", "similarities", "predictors", "spheres", "weights")
-    }
-    for module in model.modules():
-        if isinstance(module, StaticSimilarity):
-            groups["similarities"][module.raw] = None
-        elif isinstance(module, DynamicSimilarity):
-            groups["predictors"] |= dict.fromkeys(module.predictor.parameters())
-        elif isinstance(module, SphereConv2d) and sphere_decay is not None:
-            groups["spheres"][cast(nn.Parameter, module.weight)] = None
-        if (own := _undecayed(module)) is not None:
-            groups["undecayed"][own] = None
-    apart = {parameter for group in groups.values() for parameter in group}
-    groups["weights"] = {p: None for p in model.parameters() if p not in apart}
-    decays = {
-        "weights": weight_decay,
-        "predictors": weight_decay if predictor_decay is None else predictor_decay,
-        "spheres": sphere_decay,
-        "similarities": similarity_decay,
-        "undecayed": 0.0,
-    }
-    trained = {name: [p for p in groups[name] if p.requires_grad] for name in decays}
-    return [
-        {"name": name, "params": ps, "weight_decay": decays[name]}
-        for name, ps in trained.items()
-        if ps
-    ]
-
-
-def _undecayed(module: nn.Module) -> nn.Parameter | None:
-    """The parameter of `module` itself for which zero is no better than another value."""
-    if isinstance(module, DynamicSimilarity | SelfAttention):
-        return module.gain
-    if isinstance(module, MaskedModule):
-        return module.mask
-    return module.log_k if isinstance(module, SphereConv2d) else None
-
-
-def penalty(model: nn.Module, measure: Measure | str = "l1") -> Tensor:
-    r"""A penalty on all static M, to be added to the loss: $\sum_\ell \text{measure}(M_\ell)$.
-
-    "l1" is soft sparsity, Σ|M| (paper, §3.4); "nuclear" the sum of the singular values, for low
-    rank; "deviation" Σ(M - I)²; or any function of the matrices (*blocks, K, K) of a layer to a
-    scalar. A network without static M has penalty 0.
-
-    Raises:
-        ValueError: there is no measure of that name.
-    """
-    if isinstance(measure, str):
-        if measure not in MEASURES:
-            raise ValueError(
-                f"`measure` must be one of {', '.join(MEASURES)} or a function, got {measure!r}"
-            )
-        measure = MEASURES[measure]
-    static = [module for module in model.modules() if isinstance(module, StaticSimilarity)]
-    parts = [measure(module.full_matrix()) for module in static]
-    return torch.stack(parts).sum() if parts else torch.zeros(())

@@ -13,7 +13,7 @@ from neural_similarity.bench.networks import CLASSES, Setting
 from neural_similarity.bench.report import Row
 from neural_similarity.bench.subject import Subject
 from neural_similarity.bench.timing import Call, Effort, Timing
-from neural_similarity.convert import parameter_groups
+from neural_similarity.regularize import parameter_groups
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.runtime import threads
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.convert import penalty
 from neural_similarity.data import Batches, FileBatches, ImageSet, Preprocess
 from neural_similarity.nn import orthogonality
+from neural_similarity.regularize import penalty
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.runtime import Runtime
 from neural_similarity.train.scoring import evaluate

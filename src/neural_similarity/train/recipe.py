@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from neural_similarity.choices import require_known
-from neural_similarity.convert import MEASURES
 from neural_similarity.data import NAMES
 from neural_similarity.models import MODELS, SPHERENETS, WITHOUT_SIMILARITY, options
 from neural_similarity.nn import Static, format_similarity, parse_similarity
 from neural_similarity.nn.text import Similarity
+from neural_similarity.regularize import MEASURES
 from neural_similarity.train.schedule import scaled_steps
 
 POSITIVE = ("width", "steps", "lr", "drop_factor", "batch_size", "log_every", "evaluate_every")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity import data, visualize
-from neural_similarity.convert import parameter_groups
 from neural_similarity.data import (
     Augment,
     Batches,
@@ -20,6 +19,7 @@ from neural_similarity.data import (
     ImageSet,
     Preprocess,
 )
+from neural_similarity.regularize import parameter_groups
 from neural_similarity.train.checkpoint import RunError, State, checkpoints, newest, restore
 from neural_similarity.train.environment import command_line, describe_environment, device_name
 from neural_similarity.train.files import locked, read_json, write_json
