@@ -53,7 +53,7 @@ def sequential(
 def _start(network: nn.Module) -> None:
     """He's initialisation of kernels; layers whose kernel depends on the image know their own."""
     for layer in network.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv2d | nn.Linear) and not layer.weight.is_meta:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     for layer in network.modules():
         if isinstance(layer, Rival):
