@@ -181,14 +181,14 @@ def norms(change):
         lambda norm: setattr(norm, "momentum", None),
         lambda norm: setattr(norm, "__class__", type("Mine", (nn.BatchNorm2d,), {})),
         lambda norm: norm.double(),
+        lambda norm: norm.bfloat16(),
     ],
 )
 def test_any_other_normalisation_runs_itself(monkeypatch, change):
     count = calls(monkeypatch)
     d, x, *_ = operands()
     norm = norms(change)
-    if norm.weight.dtype == torch.float64:
-        d, x = d.double(), x.double()
+    d, x = d.to(torch.promote_types(norm.weight.dtype, torch.float32)), x.to(norm.weight.dtype)
     again = copy.deepcopy(norm)
     assert_close(rectifier(norm)(d, x), F.relu(again(scaled(d, x))))
     assert_close(norm.state_dict(), again.state_dict())

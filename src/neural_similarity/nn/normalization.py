@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -34,11 +35,13 @@ def _normalized(norm: _BatchNorm, d: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _learns(norm: _BatchNorm) -> bool:
-    """Whether it is torch's own, in training, with all that it can have, and nobody listens."""
-    whole = norm.affine and norm.track_running_stats and norm.momentum is not None
+    """Whether it is torch's own, on the CPU, training, with all it can have, nobody listening."""
+    parts = norm.weight, norm.bias, norm.running_mean, norm.running_var
+    whole = all(p is not None and p.dtype == torch.float32 and p.is_cpu for p in parts)
     hooks = norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks
     silent = not any((*hooks, norm._backward_pre_hooks))
-    return type(norm) in _NORMS.values() and norm.training and whole and silent
+    trains = norm.training and norm.momentum is not None
+    return type(norm) in _NORMS.values() and trains and whole and silent
 
 
 def _update(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
