@@ -59,7 +59,7 @@ def test_training_is_the_textbook_loop(tmp_path):
 
 
 def test_it_learns(tmp_path):
-    run = train_tiny(tmp_path, steps=60, drops=(40,), flip=False, lr=0.05)
+    run = train_tiny(tmp_path, steps=60, drops=(40,), flip=False, lr=0.02)
     summary = json.loads(run.summary.read_text())
     assert summary["test_accuracy"] > 0.9
     assert read_lines(run.metrics)[-1]["accuracy"] > 0.9
