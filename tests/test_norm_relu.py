@@ -15,9 +15,8 @@ from neural_similarity.ops import native
 from neural_similarity.ops.norm_relu import available, norm_relu
 from neural_similarity.ops.positionwise import scaled
 
-pytestmark = pytest.mark.skipif(
-    native.declines(torch.zeros(1), 1) is not None, reason="needs a C compiler"
-)
+MISSING = native.declines(torch.zeros(1), 1)
+in_c = pytest.mark.skipif(MISSING is not None, reason=f"the operator is only in C: {MISSING}")
 EPS = 1e-3
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 
@@ -52,6 +51,7 @@ def error(found, right):
     return float((found.detach().double() - right).norm() / right.norm())
 
 
+@in_c
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("channels", [1, 5, 16, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -73,12 +73,30 @@ def test_value_and_gradients(with_d, dtype, channels, memory_format):
     assert_close(variance.double(), t.var((0, 2, 3), correction=0), rtol=1e-5, atol=1e-5)
 
 
+@in_c
 def test_a_mean_far_from_zero_leaves_the_variance_exact():
     _, x, weight, bias = operands(shift=3e4)
     variance = norm_relu(None, x, weight, bias, EPS)[2]
     assert_close(variance.double(), x.double().var((0, 2, 3), correction=0), rtol=1e-5, atol=0)
 
 
+@in_c
+def test_threads_share_out_the_positions():
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            ours = operands(channels=20)
+            z = norm_relu(*ours, EPS)[0]
+            results.append((z, *gradients(z, ours, torch.ones_like(z) * z.detach())))
+    finally:
+        torch.set_num_threads(threads)
+    for one, two in zip(*results, strict=True):
+        assert error(two, one.double()) < 1e-6
+
+
+@in_c
 def test_derivatives_of_second_order():
     ours = operands()
     results = []
@@ -94,6 +112,7 @@ def test_derivatives_of_second_order():
         assert error(one, other) < 1e-5
 
 
+@in_c
 def test_parts_without_gradients():
     d, x, weight, bias = operands()
     d, bias = d.detach(), bias.detach()
@@ -103,6 +122,7 @@ def test_parts_without_gradients():
         assert all(g.isfinite().all() for g in found)
 
 
+@in_c
 def test_not_a_number_passes():
     _, x, weight, bias = operands()
     with torch.no_grad():
@@ -112,6 +132,7 @@ def test_not_a_number_passes():
     assert z[:, :2].isfinite().all()
 
 
+@in_c
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_operators_are_registered_well(dtype):
     d, x, weight, bias = (t.detach() for t in operands(dtype))
@@ -143,6 +164,7 @@ def calls(monkeypatch):
     return count
 
 
+@in_c
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_layer_trains_as_by_torchs_operations(monkeypatch, dtype):
     fused, plain = layer(), layer()
