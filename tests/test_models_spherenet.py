@@ -57,8 +57,9 @@ def test_self_attention_stands_behind_the_first_two_pools(make):
     model = make(10, width=0.25, self_attention=True)
     names = [name for name, _ in model.named_children()]
     for stage in (1, 2):
-        at = names.index(f"pool{stage}")
+        at = names.index(f"conv{stage}_3")
         assert names[at + 1] == f"attention{stage}"
+        assert isinstance(model.get_submodule(f"conv{stage}_3")[2], nn.MaxPool2d)
     kind = ns.SphereConv2d if make is models.spherenet9 else nn.Conv2d
     assert type(model.attention1.query) is kind
     assert model.attention2.query.weight.shape == (6, 48, 1, 1)

@@ -1,4 +1,4 @@
-"""ReLU of batch-normalised maps in one operator, against torch's operations in float64."""
+"""ReLU of batch-normalised maps, pooled or not, in one operator, against torch in float64."""
 
 import copy
 
@@ -21,21 +21,29 @@ EPS = 1e-3
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 
 
-def operands(dtype=torch.float32, channels=5, memory_format=torch.channels_last, shift=1.0):
+def operands(
+    dtype=torch.float32,
+    channels=5,
+    memory_format=torch.channels_last,
+    shift=1.0,
+    size=(5, 7),
+    with_d=True,
+):
     generator = torch.Generator().manual_seed(3)
-    x = 3 * torch.randn(4, channels, 5, 7, generator=generator) + shift
-    d = torch.rand(4, 1, 5, 7, generator=generator) + 0.5
+    x = 3 * torch.randn(4, channels, *size, generator=generator) + shift
+    d = torch.rand(4, 1, *size, generator=generator) + 0.5
     weight, bias = (
         torch.randn(channels, generator=generator),
         torch.rand(channels, generator=generator),
     )
     x = x.to(dtype).to(memory_format=memory_format)
-    return [t.requires_grad_() for t in (d, x, weight, bias)]
+    d = d.requires_grad_() if with_d else None
+    return [d, *(t.requires_grad_() for t in (x, weight, bias))]
 
 
-def expected(d, x, weight, bias):
-    t = x if d is None else d * x
-    return F.relu(F.batch_norm(t, None, None, weight, bias, True, 0.0, EPS))
+def expected(d, x, weight, bias, pool=False):
+    t = F.batch_norm(x if d is None else d * x, None, None, weight, bias, True, 0.0, EPS)
+    return F.relu(F.max_pool2d(t, 2) if pool else t)
 
 
 def in_float64(tensors):
@@ -57,8 +65,7 @@ def error(found, right):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_d", [True, False])
 def test_value_and_gradients(with_d, dtype, channels, memory_format):
-    ours = operands(dtype, channels, memory_format)
-    ours[0] = ours[0] if with_d else None
+    ours = operands(dtype, channels, memory_format, with_d=with_d)
     right = in_float64(ours)
     z, mean, variance = norm_relu(*ours, EPS)
     assert z.dtype == dtype
@@ -74,6 +81,39 @@ def test_value_and_gradients(with_d, dtype, channels, memory_format):
 
 
 @in_c
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(2, 2), (5, 7), (6, 5), (3, 4), (2, 140)])
+@pytest.mark.parametrize("channels", [1, 16, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pooled_value_and_gradients(dtype, channels, size, memory_format):
+    ours = operands(dtype, channels, memory_format, size=size, with_d=False)
+    right = in_float64(ours)
+    z, mean, variance = norm_relu(*ours, EPS, pool=True)
+    z64 = expected(*right, pool=True)
+    assert (z.dtype, z.shape) == (dtype, z64.shape)
+    assert z.is_contiguous(memory_format=torch.channels_last)
+    grad = torch.rand_like(z)
+    found = z, *gradients(z, ours, grad)
+    for one, other in zip(found, (z64, *gradients(z64, right, grad.double())), strict=True):
+        assert error(one, other) < TOLERANCE[dtype]
+    unpooled = norm_relu(*ours, EPS)
+    assert_close((mean, variance), unpooled[1:], rtol=0, atol=0)
+
+
+@in_c
+def test_of_equal_numbers_in_a_window_the_first_has_the_gradient_as_in_torch():
+    x = torch.tensor([[1.0, 2.0, 0.0], [2.0, 1.0, 0.0], [3.0, 3.0, 0.0], [3.0, 3.0, 0.0]])
+    x = x.view(1, 1, 4, 3).requires_grad_()
+    ours = None, x, torch.ones(1).requires_grad_(), torch.ones(1).requires_grad_()
+    right = in_float64(ours)
+    grad = torch.tensor([1.0, -2.0]).view(1, 1, 2, 1)
+    found = gradients(norm_relu(*ours, EPS, pool=True)[0], ours, grad)
+    wanted = gradients(expected(*right, pool=True), right, grad.double())
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
+
+
+@in_c
 def test_a_mean_far_from_zero_leaves_the_variance_exact():
     _, x, weight, bias = operands(shift=3e4)
     variance = norm_relu(None, x, weight, bias, EPS)[2]
@@ -81,14 +121,15 @@ def test_a_mean_far_from_zero_leaves_the_variance_exact():
 
 
 @in_c
-def test_threads_share_out_the_positions():
+@pytest.mark.parametrize("pool", [True, False])
+def test_threads_share_out_the_positions(pool):
     threads = torch.get_num_threads()
     results = []
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            ours = operands(channels=20)
-            z = norm_relu(*ours, EPS)[0]
+            ours = operands(channels=20, with_d=not pool)
+            z = norm_relu(*ours, EPS, pool)[0]
             results.append((z, *gradients(z, ours, torch.ones_like(z) * z.detach())))
     finally:
         torch.set_num_threads(threads)
@@ -97,17 +138,18 @@ def test_threads_share_out_the_positions():
 
 
 @in_c
-def test_derivatives_of_second_order():
-    ours = operands()
+@pytest.mark.parametrize("pool", [True, False])
+def test_derivatives_of_second_order(pool):
+    ours = operands(with_d=not pool)
     results = []
     for tensors, function in (
-        (ours, lambda *t: norm_relu(*t, EPS)[0]),
-        (in_float64(ours), expected),
+        (ours, lambda *t: norm_relu(*t, EPS, pool)[0]),
+        (in_float64(ours), lambda *t: expected(*t, pool)),
     ):
         z = function(*tensors)
         first = gradients(z, tensors, torch.ones_like(z) * z, create_graph=True)
         second = sum(g.square().sum() for g in first)
-        results.append(torch.autograd.grad(second, tensors))
+        results.append(gradients(second, tensors, None))
     for one, other in zip(*results, strict=True):
         assert error(one, other) < 1e-5
 
@@ -123,11 +165,12 @@ def test_parts_without_gradients():
 
 
 @in_c
-def test_not_a_number_passes():
+@pytest.mark.parametrize("pool", [True, False])
+def test_not_a_number_passes(pool):
     _, x, weight, bias = operands()
     with torch.no_grad():
         x[0, 2] = float("nan")
-        z = norm_relu(None, x, weight, bias, EPS)[0]
+        z = norm_relu(None, x, weight, bias, EPS, pool)[0]
     assert z[:, 2].isnan().all()
     assert z[:, :2].isfinite().all()
 
@@ -137,10 +180,11 @@ def test_not_a_number_passes():
 def test_operators_are_registered_well(dtype):
     d, x, weight, bias = (t.detach() for t in operands(dtype))
     registered = torch.ops.neural_similarity
-    torch.library.opcheck(registered.norm_relu.default, (d, x, weight, bias, EPS))
-    z, mean, variance = norm_relu(d, x, weight, bias, EPS)
-    for factor in (d, None):
-        arguments = z, factor, x, weight, bias, mean, variance, EPS
+    for factor, pool in ((d, False), (None, False), (None, True)):
+        arguments = factor, x, weight, bias, EPS, pool
+        torch.library.opcheck(registered.norm_relu.default, arguments)
+        z, *moments = norm_relu(*arguments)
+        arguments = z, factor, x, weight, bias, *moments, EPS, pool
         torch.library.opcheck(registered.norm_relu_backward.default, arguments)
 
 

@@ -17,11 +17,10 @@ from neural_similarity.fewshot.metric import FullContext, MatchingNet, NearestNe
 from neural_similarity.fewshot.relation import RelationNet
 from neural_similarity.fewshot.static import StaticTuning
 from neural_similarity.fewshot.tadam import Tadam
+from neural_similarity.models.conv_block import without_pool
 
-MAPS_OF = ("conv1_1", "pool1", "conv2_1", "pool2", "conv3_1", "pool3", "conv4_1", "pool4")
-"""The layers of CNN-4 that RelationNet keeps."""
-ONLY_RELU = ("pool3", "pool4")
-"""Those of which the ReLU stays and the pool goes, so that maps stay large."""
+MAPS_OF = {"conv1_1": True, "conv2_1": True, "conv3_1": False, "conv4_1": False}
+"""The layers of CNN-4 that RelationNet keeps, and whether with their pool."""
 FIRST_SCALE = 0.1
 """Of the features of ProtoNet."""
 
@@ -77,12 +76,12 @@ def relation_net(network: nn.Sequential, ways: int) -> RelationNet:
         raise ValueError(
             f"`network` must be convnet4, whose maps are compared, got layers {', '.join(layers)}"
         )
-    kept = {name: layers[name] for name in MAPS_OF}
-    for name in ONLY_RELU:
-        *_, kept[name] = kept[name].children()
-    backbone = nn.Sequential(OrderedDict(kept))
+    kept = OrderedDict(
+        (name, layers[name] if pools else without_pool(layers[name]))
+        for name, pools in MAPS_OF.items()
+    )
     channels = next(layer for layer in layers["conv4_1"].modules() if isinstance(layer, nn.Conv2d))
-    return RelationNet(backbone, channels.out_channels)
+    return RelationNet(nn.Sequential(kept), channels.out_channels)
 
 
 def static_tuning(network: nn.Sequential, ways: int) -> StaticTuning:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from neural_similarity.fewshot.episode import Episode
 from neural_similarity.fewshot.method import Predict
 from neural_similarity.fewshot.metric import Metric, class_members
-from neural_similarity.models.building import unit
+from neural_similarity.models.conv_block import conv_block
 from neural_similarity.ops.window import promoted
 
 HIDDEN, CELLS = 8, 3
@@ -31,9 +31,8 @@ class RelationNet(Metric):
     def __init__(self, backbone: nn.Module, channels: int):
         super().__init__(backbone)
         self.compare = nn.Sequential(
-            unit(nn.Conv2d(2 * channels, channels, 3, padding=1)),
-            nn.MaxPool2d(2),
-            unit(nn.Conv2d(channels, channels, 3, padding=1)),
+            conv_block(nn.Conv2d(2 * channels, channels, 3, padding=1), pool=True),
+            conv_block(nn.Conv2d(channels, channels, 3, padding=1)),
             nn.AdaptiveMaxPool2d(CELLS),
             nn.Flatten(),
             nn.Linear(channels * CELLS**2, HIDDEN),

@@ -1,4 +1,4 @@
-"""What the networks are made of: units, stages, and one start for every similarity."""
+"""What the networks are made of: stages, heads, and one start for every similarity."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from neural_similarity.models.conv_block import conv_block, pools
 from neural_similarity.models.rivals import Rival
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
 from neural_similarity.nn.layer import resolve
@@ -63,14 +64,13 @@ def _start(network: nn.Module) -> None:
 def _attending(
     network: nn.Sequential, attended: Sequence[int], convolution: Callable[..., nn.Conv2d]
 ) -> nn.Sequential:
-    channels = {f"pool{stage}": c for stage, c in enumerate(attended, start=1)}
-    layers = OrderedDict[str, nn.Module]()
+    layers, stages = OrderedDict[str, nn.Module](), enumerate(attended, start=1)
     for name, layer in network.named_children():
         layers[name] = layer
-        if name in channels:
-            attention = SelfAttention(channels[name], convolution=convolution)
-            _start(attention)
-            layers[name.replace("pool", "attention")] = attention
+        if pools(layer) and (found := next(stages, None)):
+            stage, channels = found
+            layers[f"attention{stage}"] = SelfAttention(channels, convolution=convolution)
+            _start(layers[f"attention{stage}"])
     return nn.Sequential(layers)
 
 
@@ -104,30 +104,19 @@ def set_norms(network: nn.Module, *, momentum: float, eps: float) -> nn.Module:
     return network
 
 
-def unit(conv: nn.Conv2d | Rival, *, pooled: bool = False) -> nn.Sequential:
-    """A convolution, batch normalisation, and ReLU unless a pool with one follows."""
-    relu = [] if pooled else [nn.ReLU(inplace=True)]
-    return nn.Sequential(conv, nn.BatchNorm2d(conv.out_channels), *relu)
-
-
 def stages(
     in_channels: int,
     channels: Sequence[int],
     depths: Sequence[int],
     convolution: Convolution = Conv2d,
 ) -> Layers:
-    """Units of 3×3 convolutions, `depths` of them for every number of channels, then a pool.
-
-    The last unit's ReLU stands behind the pool, where the map is a quarter: the largest number of
-    a window is the same before and after it, and so is the gradient.
-    """
+    """Blocks of 3×3 convolutions, `depths` of them for every number of channels; the last pools."""
     layers: Layers = {}
     for stage, (out_channels, depth) in enumerate(zip(channels, depths, strict=True), start=1):
         for number in range(1, depth + 1):
             conv = convolution(in_channels, out_channels, 3, padding=1, bias=False)
-            layers[f"conv{stage}_{number}"] = unit(conv, pooled=number == depth)
+            layers[f"conv{stage}_{number}"] = conv_block(conv, pool=number == depth)
             in_channels = out_channels
-        layers[f"pool{stage}"] = nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True))
     return layers
 
 

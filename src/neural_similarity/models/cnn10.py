@@ -9,8 +9,8 @@ from neural_similarity.models.building import (
     padding,
     sequential,
     stages,
-    unit,
 )
+from neural_similarity.models.conv_block import conv_block
 from neural_similarity.nn.text import Similarity
 
 _CNN10 = Sizes([64, 128, 256], (3, 3, 3), 512)
@@ -84,7 +84,7 @@ def _cnn(
     size = -(-image_size // _SHRINK)
     root = nn.Conv2d(in_channels, channels[0], 7, stride=2, padding=3, bias=False)
     layers = padding(image_size, _SHRINK)
-    layers |= {"root": unit(root), "pool0": nn.MaxPool2d(3, stride=2, padding=1)}
+    layers |= {"root": conv_block(root), "pool0": nn.MaxPool2d(3, stride=2, padding=1)}
     layers |= stages(channels[0], channels, sizes.depths)
     layers |= fully_connected(channels[-1] * size**2, sizes.hidden, num_classes)
     return sequential(layers, similarity)

@@ -14,8 +14,8 @@ from neural_similarity.models.building import (
     padding,
     sequential,
     stages,
-    unit,
 )
+from neural_similarity.models.conv_block import conv_block
 from neural_similarity.nn import Conv2d
 from neural_similarity.nn.text import Similarity
 
@@ -143,7 +143,9 @@ def _cnn(
     layers = padding(image_size, SHRINK)
     if variant == "released":
         root = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False)
-        layers |= {"root": unit(root)} | stages(channels[0], channels, sizes.depths, convolution)
+        layers |= {"root": conv_block(root)} | stages(
+            channels[0], channels, sizes.depths, convolution
+        )
         score = nn.Conv2d(channels[-1], num_classes, size, bias=False)
         layers |= {"classifier": score, "flatten": nn.Flatten()}
     else:

@@ -11,9 +11,9 @@ from neural_similarity.models.building import (
     padding,
     sequential,
     stages,
-    unit,
 )
 from neural_similarity.models.cnn9 import ATTENTIVE, SHRINK, WIDE, Variant, check_variant
+from neural_similarity.models.conv_block import conv_block
 from neural_similarity.nn import SphereConv2d
 from neural_similarity.nn.text import Similarity
 from neural_similarity.ops.sphere import Angle
@@ -75,7 +75,7 @@ def spherenet9(
 def _head(whole: nn.Conv2d, num_classes: int, variant: Variant) -> Layers:
     released = variant == "released"
     return {
-        "fc": whole if released else unit(whole),
+        "fc": whole if released else conv_block(whole),
         "flatten": nn.Flatten(),
         "classifier": nn.Linear(whole.out_channels, num_classes, bias=not released),
     }

@@ -1,4 +1,4 @@
-"""Batch normalisation inside predictors, and the ReLU behind it."""
+"""Batch normalisation, and the pool and ReLU behind it in one operator where that can be."""
 
 from functools import partial
 from typing import Any
@@ -26,22 +26,35 @@ def rectifier(norm: nn.Module) -> Finish:
     return partial(_normalized, norm) if isinstance(norm, _BatchNorm) else rectified
 
 
-def _normalized(norm: _BatchNorm, d: Tensor | None, x: Tensor) -> Tensor:
-    if not _learns(norm) or x.numel() <= x.shape[1] or not available(d, x):
-        return F.relu(norm(scaled(d, x)))
-    z, mean, variance = norm_relu(d, x, norm.weight, norm.bias, norm.eps)
+def fuses(norm: nn.Module, d: Tensor | None, x: Tensor) -> bool:
+    """Whether `fused` can normalise d x as `norm` does.
+
+    That is torch's own, on the CPU, training, with all it can have, nobody listening.
+    """
+    if not isinstance(norm, _BatchNorm) or type(norm) not in _NORMS.values():
+        return False
+    parts = norm.weight, norm.bias, norm.running_mean, norm.running_var
+    whole = all(p is not None and p.dtype == torch.float32 and p.is_cpu for p in parts)
+    trains = norm.training and norm.momentum is not None
+    fits = norm.num_features == x.shape[1] < x.numel()
+    return trains and whole and fits and silent(norm) and available(d, x)
+
+
+def fused(norm: Any, d: Tensor | None, x: Tensor, *, pool: bool = False) -> Tensor:
+    """The ReLU of normalised d x, of the largest of every 2×2 window if `pool`."""
+    z, mean, variance = norm_relu(d, x, norm.weight, norm.bias, norm.eps, pool)
     _update(norm, mean, variance, x.numel() // x.shape[1])
     return z
 
 
-def _learns(norm: _BatchNorm) -> bool:
-    """Whether it is torch's own, on the CPU, training, with all it can have, nobody listening."""
-    parts = norm.weight, norm.bias, norm.running_mean, norm.running_var
-    whole = all(p is not None and p.dtype == torch.float32 and p.is_cpu for p in parts)
-    hooks = norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks
-    silent = not any((*hooks, norm._backward_pre_hooks))
-    trains = norm.training and norm.momentum is not None
-    return type(norm) in _NORMS.values() and trains and whole and silent
+def silent(module: nn.Module) -> bool:
+    """Whether nobody listens to the module, by a hook of its own."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+    return not any((*hooks, module._backward_pre_hooks))
+
+
+def _normalized(norm: _BatchNorm, d: Tensor | None, x: Tensor) -> Tensor:
+    return fused(norm, d, x) if fuses(norm, d, x) else F.relu(norm(scaled(d, x)))
 
 
 def _update(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:

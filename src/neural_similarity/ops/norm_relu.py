@@ -1,12 +1,14 @@
-r"""ReLU of batch-normalised maps times one number per position, in few passes over memory.
+r"""ReLU of batch-normalised maps, times one number per position or pooled, in few passes.
 
 $$z_c(p) = \max\left(0,\ w_c\,\frac{t_c(p) - \mu_c}{\sqrt{\sigma_c^2 + \varepsilon}} + b_c\right),
 \qquad t_c(p) = d(p)\, x_c(p)$$
 
 with the mean μ and the variance σ² of every channel over all positions of the batch, as in
-training. This is what follows the patch-normalised convolution of a predictor. It reads x three
-times and writes z, and keeps x and d alone; torch's operations one by one read and write maps of
-that size twice as often, and keep three. Only in C (`native`): the caller takes torch's elsewhere.
+training; pooled, the largest z of every 2×2 window, without d. The first is what follows the
+patch-normalised convolution of a predictor, the second what ends a stage of a network. They read x
+three times, write z, and keep x and d alone; torch's operations one by one read and write maps of
+that size two to five times as often, and keep two or three. Only in C (`native`): the caller takes
+torch's elsewhere.
 """
 
 from typing import Any
@@ -19,9 +21,11 @@ from torch.nn import functional as F
 from neural_similarity.ops import native, positionwise
 from neural_similarity.ops.registration import register
 
+WINDOW = 2
+
 
 def norm_relu(
-    d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """z, and the mean and the biased variance of every channel, which have no gradient.
 
@@ -31,8 +35,10 @@ def norm_relu(
         weight: w (c), float32.
         bias: b (c), float32.
         eps: Added to the variance.
+        pool: Take the largest of every 2×2 window of x (n, c, h, w); a last odd row or column
+            counts in μ and σ² alone. d is None, and z (n, c, h // 2, w // 2) is channels-last.
     """
-    return _NormRelu.apply(d, x, weight, bias, eps)
+    return _NormRelu.apply(d, x, weight, bias, eps, pool)
 
 
 def available(d: Tensor | None, x: Tensor) -> bool:
@@ -43,12 +49,14 @@ def available(d: Tensor | None, x: Tensor) -> bool:
 
 
 def _forward(
-    d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     centre = _first(x) if d is None else _first(x) * _first(d)
     first, second = native.norm_sums(d, x, None, None, centre) / _count(x)
     mean, variance = (centre + first).float(), (second - first.square()).float()
-    return native.norm_relu(d, x, _line(weight, bias, mean, variance, eps)), mean, variance
+    line = _line(weight, bias, mean, variance, eps)
+    z = native.pool_relu(x, line) if pool else native.norm_relu(d, x, line)
+    return z, mean, variance
 
 
 def _backward(
@@ -60,15 +68,21 @@ def _backward(
     mean: Tensor,
     variance: Tensor,
     eps: float,
+    pool: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of d (empty where there is none), x, weight and bias."""
     line = _line(weight, bias, mean, variance, eps)
-    first, second = native.norm_sums(d, x, grad, line, mean).float()
+    sums = (
+        native.pool_sums(x, grad, line, mean) if pool else native.norm_sums(d, x, grad, line, mean)
+    )
+    first, second = sums.float()
     tilt = -line[0] * second / ((variance + eps) * _count(x))
     level = -line[0] * first / _count(x) - tilt * mean
-    grad_d, grad_x = native.norm_relu_backward(
-        d, x, grad, torch.cat((line, level[None], tilt[None]))
-    )
+    line = torch.cat((line, level[None], tilt[None]))
+    if pool:
+        grad_d, grad_x = line.new_empty(0), native.pool_relu_backward(x, grad, line)
+    else:
+        grad_d, grad_x = native.norm_relu_backward(d, x, grad, line)
     return grad_d, grad_x, second * (variance + eps).rsqrt(), first
 
 
@@ -87,25 +101,32 @@ def _count(x: Tensor) -> int:
     return x.numel() // x.shape[1]
 
 
-def _fake_forward(d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float):
-    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+def _fake_forward(
+    d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: bool
+):
+    z = torch.empty_like(x)
+    if pool:
+        images, channels, height, width = x.shape
+        z = x.new_empty(images, height // WINDOW, width // WINDOW, channels).movedim(-1, 1)
+    return z, torch.empty_like(weight), torch.empty_like(weight)
 
 
-def _fake_backward(grad, d, x, weight, bias, mean, variance, eps):
+def _fake_backward(grad, d, x, weight, bias, mean, variance, eps, pool):
     grad_d = weight.new_empty(0) if d is None else torch.empty_like(d)
     return grad_d, torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
 
 
 _forward_op = register(
     "norm_relu",
-    "(Tensor? d, Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    "(Tensor? d, Tensor x, Tensor weight, Tensor bias, float eps, bool pool) "
+    "-> (Tensor, Tensor, Tensor)",
     _forward,
     _fake_forward,
 )
 _backward_op = register(
     "norm_relu_backward",
     "(Tensor grad, Tensor? d, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
-    "float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    "float eps, bool pool) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _fake_backward,
 )
@@ -114,10 +135,10 @@ _backward_op = register(
 class _NormRelu(Function):
     @staticmethod
     def forward(ctx: Any, *operands):
-        d, x, weight, bias, eps = operands
-        z, mean, variance = _forward_op(d, x, weight, bias, eps)
+        d, x, weight, bias, *options = operands
+        z, mean, variance = _forward_op(*operands)
         ctx.save_for_backward(d, x, weight, bias, mean, variance)
-        ctx.eps = eps
+        ctx.options = options
         ctx.mark_non_differentiable(mean, variance)
         return z, mean, variance
 
@@ -125,17 +146,23 @@ class _NormRelu(Function):
     def backward(ctx, *grad_outputs):
         grad, (d, x, weight, bias, mean, variance) = grad_outputs[0], ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_with_graph(grad, d, x, weight, bias, ctx.eps), None
-        grad_d, *others = _backward_op(grad, d, x, weight, bias, mean, variance, ctx.eps)
-        return None if d is None else grad_d, *others, None
+            return *_with_graph(grad, d, x, weight, bias, *ctx.options), None, None
+        grad_d, *others = _backward_op(grad, d, x, weight, bias, mean, variance, *ctx.options)
+        return None if d is None else grad_d, *others, None, None
 
 
 def _with_graph(
-    grad: Tensor, d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    grad: Tensor,
+    d: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    pool: bool,
 ) -> list[Tensor | None]:
     """The gradients by torch's operations, which can be differentiated again."""
-    t = positionwise.scaled(d, x)
-    z = F.relu(F.batch_norm(t, None, None, weight, bias, True, 0.0, eps))
+    t = F.batch_norm(positionwise.scaled(d, x), None, None, weight, bias, True, 0.0, eps)
+    z = F.relu(F.max_pool2d(t, WINDOW) if pool else t)
     operands = d, x, weight, bias
     wanted = [operand for operand in operands if operand is not None and operand.requires_grad]
     found = iter(torch.autograd.grad(z, wanted, grad, create_graph=True))

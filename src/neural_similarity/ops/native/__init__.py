@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from itertools import product
 from math import prod
@@ -27,7 +27,7 @@ from neural_similarity.ops.window import Window
 
 MOST_TAPS = 64
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
-_SOURCES = ("operators.c", "element.h", "positionwise.h", "product.h", "vector.h")
+_SOURCES = ("operators.c", "element.h", "pooled.h", "positionwise.h", "product.h", "vector.h")
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _TILE = 32
 _Count = ctypes.c_int64
@@ -243,9 +243,45 @@ def norm_relu_backward(
     return grad_d, grad_x
 
 
+def pool_sums(x: Tensor, grad: Tensor, line: Tensor, centre: Tensor) -> Tensor:
+    """`norm_sums` of x alone, over what 2×2 windows chose: `grad` is that of `pool_relu`."""
+    found = x.new_zeros(torch.get_num_threads(), 2, x.shape[1], dtype=torch.float64)
+    _by_window("pool_sums", x, _last(x), _last(grad), line, centre, found)
+    return found.sum(0)
+
+
+def pool_relu(x: Tensor, line: Tensor) -> Tensor:
+    """The ReLU of the largest `line` of every 2×2 window of x (n, c, h, w), channels-last."""
+    images, channels, height, width = x.shape
+    z = x.new_empty(images, height // 2, width // 2, channels)
+    _by_window("pool_relu", x, _last(x), line, z)
+    return z.movedim(-1, 1)
+
+
+def pool_relu_backward(x: Tensor, grad: Tensor, line: Tensor) -> Tensor:
+    """The gradient of x, as of `norm_relu_backward`; `grad` counts where a window chose x."""
+    grad_x = torch.empty_like(x)
+    target = _last(grad_x)
+    _by_window("pool_relu_backward", x, _last(x), _last(grad), line, target)
+    _fill(grad_x, target.movedim(-1, 1))
+    return grad_x
+
+
+def _by_window(name: str, x: Tensor, *operands: Tensor) -> None:
+    images, channels, height, width = x.shape
+    sizes = map(_Count, (images, height, width, channels, torch.get_num_threads()))
+    _run(name, x, sizes, operands)
+
+
 def _by_position(name: str, x: Tensor, *operands: Tensor | None) -> None:
     positions = x.shape[0] * prod(x.shape[2:])
     sizes = map(_Count, (positions, x.shape[1], torch.get_num_threads()))
+    _run(name, x, sizes, operands)
+
+
+def _run(
+    name: str, x: Tensor, sizes: Iterable[ctypes.c_int64], operands: Iterable[Tensor | None]
+) -> None:
     function = getattr(_library(), f"{name}_{_TYPES[x.dtype]}")
     function(*sizes, *(_pointer(tensor, 0) for tensor in operands))
 

@@ -92,6 +92,7 @@ INLINE void scatter(const struct frame *f, float *image, const float *m, int64_t
 #define NAME(name) name##_float32
 #include "element.h"
 #include "positionwise.h"
+#include "pooled.h"
 #undef T
 #undef PAIRED
 #undef NAME
@@ -100,3 +101,4 @@ INLINE void scatter(const struct frame *f, float *image, const float *m, int64_t
 #define NAME(name) name##_bfloat16
 #include "element.h"
 #include "positionwise.h"
+#include "pooled.h"
