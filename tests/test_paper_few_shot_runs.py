@@ -1,6 +1,7 @@
 """`nsim fewshot reproduce`: nothing is done twice, and every run starts where it should."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -125,7 +126,34 @@ def test_a_plan_is_only_shown(tmp_path, capsys):
     assert "5 to evaluate, 0 recorded" in told
     assert "mini-cnn4 seed 4 on train+val: fine-tuning, 2 shots" in told
     assert "mini-anil seed 4 on train: anil, 2 shots" in told
+    runs = ["mini-cnn4-1-seed4", "mini-cnn4-1-seed4-all", "mini-anil-1-seed4"]
+    assert f"to train for them, of {tmp_path / 'runs'}: {', '.join(runs)}" in told
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_tells_the_trainings_that_are_missing(done, tmp_path):
+    work = few_shot_runs.Reproduction(
+        budget=1.0,
+        tasks=5,
+        results=tmp_path,
+        runs=tmp_path,
+        data_root=tmp_path,
+    )
+    wanted = few_shot_runs.wanted_evaluations([4], [2], ["mini-tadam"])
+    everything = [
+        f"mini-{name}-1-seed4{suffix}"
+        for name, suffix in (
+            ("resnet12", ""),
+            ("tadam", ""),
+            ("resnet12", "-all"),
+            ("tadam", "-all"),
+        )
+    ]
+    assert [path.name for path in work.trainings(wanted)] == everything
+    assert not replace(work, runs=done / "runs").trainings(wanted)
+    shutil.copytree(done / "runs/mini-tadam-1-seed4", tmp_path / "mini-tadam-1-seed4")
+    (tmp_path / "mini-tadam-1-seed4/summary.json").unlink()
+    assert [path.name for path in work.trainings(wanted[:1])] == ["mini-tadam-1-seed4"]
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path, capsys):

@@ -77,6 +77,8 @@ def reproduce(args: Sequence[str]) -> int:
     say(f"table 6: {len(lacking)} to evaluate, {len(wanted) - len(lacking)} recorded")
     for one in lacking:
         say(f"  {one.title}")
+    if folders := work.trainings(lacking):
+        say(f"to train for them, of {options.runs}: {', '.join(path.name for path in folders)}")
     if options.dry_run or not lacking:
         return 0
     if not (options.yes or agreed()):

@@ -37,7 +37,7 @@ from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import RunError, choose_runtime, read_run
 from neural_similarity.train.files import locked
-from neural_similarity.train.run import find_checkpoint
+from neural_similarity.train.run import SUMMARY, find_checkpoint
 from neural_similarity.train.runtime import threads
 
 TASK_SEED = 0
@@ -186,6 +186,22 @@ class Reproduction:
         path = records_folder(self.results, one.name, self.budget) / self._file(one)
         return path.exists() and bool(read_placed(path, one.name, self.budget))
 
+    def trainings(self, wanted: Iterable[Wanted]) -> list[Path]:
+        """The run folders that have to be trained for these, or trained to the end, in order."""
+        found: dict[Path, None] = {}
+
+        def visit(name: str, seed: int, train_on: Classes) -> None:
+            folder = self._folder(name, seed, train_on)
+            if not folder.exists():
+                for before in _before(name, train_on):
+                    visit(before[0], seed, before[1])
+            if not (folder / SUMMARY).exists():
+                found[folder] = None
+
+        for one in wanted:
+            visit(one.name, one.seed, one.train_on)
+        return list(found)
+
     def complete(self, one: Wanted, progress: Progress | None = None) -> list[Path]:
         """Train and evaluate what is not there yet, and write the run's records.
 
@@ -207,23 +223,24 @@ class Reproduction:
     def run(self, name: str, seed: int, train_on: Classes) -> FewShotRun:
         """The finished run, and before it those that it builds on."""
         options = {"data_root": self.data_root, "device": self.device}
-        suffix = "" if train_on == "train" else "-all"
-        folder = run_folder(self.runs, name, self.budget, seed)
-        folder = folder.with_name(folder.name + suffix)
+        folder = self._folder(name, seed, train_on)
         if folder.exists():
             with _alone(folder):
                 run = read_run(folder, FewShotRun)
                 other = [] if run.recipe.train_on == train_on else ["train_on"]
                 require_same(run, name, self.budget, seed, overridden(run) + other)
                 return session.resume(folder, **options)
-        source = STARTS.get(name)
-        start = str(self.run(source, seed, train_on).path) if source else None
-        before = self.run(name, seed, "train") if train_on != "train" else None
+        before = {found: self.run(found[0], seed, found[1]) for found in _before(name, train_on)}
+        start = str(before[STARTS[name], train_on].path) if name in STARTS else None
         with _alone(folder):
-            if before is not None:
-                return session.retrain(before, out=folder, start=start, **options)
+            if train_on != "train":
+                return session.retrain(before[name, "train"], out=folder, start=start, **options)
             recipe = replace(FEW_SHOT_RECIPES[name], seed=seed, start=start)
             return session.train(recipe, name=name, budget=self.budget, out=folder, **options)
+
+    def _folder(self, name: str, seed: int, train_on: Classes) -> Path:
+        folder = run_folder(self.runs, name, self.budget, seed)
+        return folder if train_on == "train" else folder.with_name(f"{folder.name}-all")
 
     def _file(self, one: Wanted) -> str:
         """The evaluation's file, by the method's own statistics."""
@@ -233,6 +250,12 @@ class Reproduction:
         statistics = METHODS[one.method].statistics
         name = evaluation_name(recipe, one.method, statistics, _sizes(one.shots), facts)
         return f"{name}.json"
+
+
+def _before(name: str, train_on: Classes) -> list[tuple[str, Classes]]:
+    """Recipes and classes of the runs that one builds on: where it starts, what it retrains."""
+    starts: list[tuple[str, Classes]] = [(STARTS[name], train_on)] if name in STARTS else []
+    return starts if train_on == "train" else [*starts, (name, "train")]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from neural_similarity.train.checkpoint import RunError, checkpoints, load_weigh
 from neural_similarity.train.files import new_folder, read_json, write_json
 from neural_similarity.train.recipe import Recipe, recipe_from_json, recipe_to_json
 
-CONFIG, ENVIRONMENT = "config.json", "environment.json"
+CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 AnyRun = TypeVar("AnyRun", bound="Run")
 
 
@@ -70,7 +70,7 @@ class Run:
     @property
     def summary(self) -> Path:
         """JSON; written last, so its presence means that the run is finished."""
-        return self.path / "summary.json"
+        return self.path / SUMMARY
 
     @property
     def plots(self) -> Path:
