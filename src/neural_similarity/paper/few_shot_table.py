@@ -75,6 +75,7 @@ PANELS: dict[str, tuple[FewShotRow, ...]] = {
         FewShotRow("fine-tuning (CNN-9)", "mini-cnn9", "fine-tuning"),
         FewShotRow("Baseline++", "mini-cnn4-cosine", "baseline++"),
         FewShotRow("ProtoNet, 64 filters", "mini-proto-64", "proto"),
+        FewShotRow("ProtoNet, from fine-tuning", "mini-proto-pretrained", "proto"),
         FewShotRow("MatchingNet, no context", "mini-matching", "matching"),
         FewShotRow("MAML, first order", "mini-maml-first-order", "maml-first-order"),
         FewShotRow("ANIL", "mini-anil", "anil"),

@@ -65,6 +65,7 @@ BY_TASKS = {
     "mini-proto-64": ("the same with 64 filters", replace(PROTO, width=2)),
     "mini-proto-static": ("the same, static similarity", replace(PROTO, similarity=STATIC)),
     "mini-proto-dynamic": ("the same, dynamic similarity", replace(PROTO, similarity=DYNAMIC)),
+    "mini-proto-pretrained": ("prototypical networks from mini-cnn4, 20 ways", PROTO),
     "mini-relation": ("relation networks", RELATION),
     "mini-relation-static": ("the same, static similarity", replace(RELATION, similarity=STATIC)),
     "mini-relation-dynamic": (
@@ -133,6 +134,7 @@ CIFAR = {
 _STARTS = {
     "tadam": "resnet12",
     "leo": "wrn28",
+    "proto-pretrained": "cnn4",
     "meta-static": "cnn4",
     "meta-dynamic": "dynamic",
 }
