@@ -4,17 +4,14 @@ import copy
 
 import pytest
 import torch
+from compiler import in_c
 from torch import nn
 from torch.testing import assert_close
 
 from neural_similarity.models import convnet4
 from neural_similarity.models.conv_block import conv_block, pools, without_pool
 from neural_similarity.nn import normalization
-from neural_similarity.ops import native
 from neural_similarity.ops.norm_relu import norm_relu
-
-MISSING = native.declines(torch.zeros(1), 1)
-in_c = pytest.mark.skipif(MISSING is not None, reason=f"the operator is only in C: {MISSING}")
 
 
 def images(size=(7, 6), channels=3):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from compiler import in_c
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -11,12 +12,9 @@ from torch.testing import assert_close
 import neural_similarity as ns
 from neural_similarity.nn import normalization
 from neural_similarity.nn.normalization import rectifier
-from neural_similarity.ops import native
 from neural_similarity.ops.norm_relu import available, norm_relu
 from neural_similarity.ops.positionwise import scaled
 
-MISSING = native.declines(torch.zeros(1), 1)
-in_c = pytest.mark.skipif(MISSING is not None, reason=f"the operator is only in C: {MISSING}")
 EPS = 1e-3
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 
