@@ -1,6 +1,7 @@
 """What the operators compute, against independent oracles."""
 
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -153,6 +154,23 @@ def test_memory_layouts(layout, kind):
     y = similarity_conv2d(x, weight, m, padding=1)
     assert_close(y.flatten(2), by_hand(x, weight, m, (1, 1), (1, 1), (1, 1), 1))
     assert y.is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
+
+
+LAYOUTS = torch.contiguous_format, torch.channels_last
+"""A layout is told by strides alone where a tensor has one channel or one position."""
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 6, 4), (3, 1, 6, 4), (3, 5, 6, 1)])
+@pytest.mark.parametrize("kernel_size", [1, 3])
+@pytest.mark.parametrize("layouts", [*product(LAYOUTS, LAYOUTS)])
+def test_output_lies_as_that_of_a_convolution(shape, kernel_size, layouts):
+    kernel = torch.randn(4, shape[1], kernel_size, kernel_size)
+    tensors = torch.randn(shape), kernel
+    laid = [t.clone(memory_format=layout) for t, layout in zip(tensors, layouts, strict=True)]
+    padding = kernel_size // 2
+    y = F.conv2d(*laid, padding=padding)
+    m = torch.ones(shape[0], kernel_size**2, *shape[2:])
+    assert similarity_conv2d(*laid, m, padding=padding).stride() == y.stride()
 
 
 @both_kinds

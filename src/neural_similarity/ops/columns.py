@@ -123,7 +123,7 @@ class Eager:
                 y[span.start : span.stop] = _bag(
                     products.view(-1, filters), some, weights.reshape(len(span), -1)
                 )
-        return like_convolution(y.unflatten(0, (x.shape[0], *blocks.output)), x)
+        return like_convolution(y.unflatten(0, (x.shape[0], *blocks.output)), x, weight)
 
     def _sweep(
         self,
@@ -158,7 +158,7 @@ class Eager:
                     grad_kernel += torch.bmm(outgoing.mT, _split(columns, groups))
         if joins:
             y = y.unflatten(1, (x.shape[0], *blocks.output)).movedim(0, -2).flatten(-2)
-            y = like_convolution(y, x)
+            y = like_convolution(y, x, weight)
         return y, _kernel_tensor(grad_kernel, weight)
 
     def _spread(
@@ -236,21 +236,30 @@ def empty_gradients(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Te
     ]
 
 
-def like_convolution(y: Tensor, x: Tensor) -> Tensor:
-    """(n, *out, o) as (n, o, *out), in memory channels-last exactly where `x` is."""
-    return y.movedim(-1, 1).contiguous(memory_format=_output_format(x))
+def like_convolution(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """(n, *out, o) as (n, o, *out), in the memory format of torch's convolution."""
+    return y.movedim(-1, 1).contiguous(memory_format=_output_format(x, weight))
 
 
-def empty_output(x: Tensor, output: Sequence[int], channels: int) -> Tensor:
-    """Uninitialised (n, channels, *output), likewise."""
-    shape = (x.shape[0], channels, *output)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_output_format(x))
+def empty_output(x: Tensor, weight: Tensor, output: Sequence[int]) -> Tensor:
+    """Uninitialised (n, o, *output), likewise."""
+    shape = (x.shape[0], weight.shape[0], *output)
+    memory_format = _output_format(x, weight)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
 
 
-def _output_format(x: Tensor) -> torch.memory_format:
-    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-    keep = x.dim() > 3 and x.is_contiguous(memory_format=last) and not x.is_contiguous()
-    return last if keep else torch.contiguous_format
+def _output_format(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """Channels-last where the input or the kernel is."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(x.dim(), torch.contiguous_format)
+    return last if any(_lies(t, last) for t in (x, weight)) else torch.contiguous_format
+
+
+def _lies(t: Tensor, last: torch.memory_format) -> bool:
+    """Whether t is channels-last; of one channel or one position it is both, and strides tell."""
+    if t.is_contiguous() and t.is_contiguous(memory_format=last):
+        return t.stride(1) == 1 and t.stride(-1) == t.shape[1] and prod(t.shape[1:]) > 1
+    return t.is_contiguous(memory_format=last)
 
 
 def _has_mirror(window: Window, m: Tensor) -> bool:

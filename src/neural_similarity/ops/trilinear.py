@@ -28,7 +28,7 @@ class Implementation(Protocol):
     """One way to compute an operator, for x (n, c, *size) and M (n, b, *taps, *out)."""
 
     def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
-        """y (n, o, *out), in the memory format of x."""
+        """y (n, o, *out), in the memory format of `columns.empty_output`."""
         ...
 
     def backward(
@@ -68,7 +68,7 @@ def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator
 
     def fake(x, weight, similarity, stride, padding, dilation, groups, backend):
         output = _window(weight, stride, padding, dilation).output_size(x.shape[2:])
-        return columns.like_convolution(x.new_empty(x.shape[0], *output, weight.shape[0]), x)
+        return columns.empty_output(x, weight, output)
 
     def vmap(info, in_dims, *arguments):
         operands, geometry = arguments[:3], arguments[3:]

@@ -48,7 +48,7 @@ class Compiled:
         for group in range(groups):
             part = self._part(window, group, groups, (maps, kernel, matrices, y))
             part.call("forward", part.x(maps), part.m(matrices), part.kernel(kernel), part.y(y))
-        return columns.like_convolution(y, x)
+        return columns.like_convolution(y, x, weight)
 
     def backward(
         self,

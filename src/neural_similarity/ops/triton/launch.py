@@ -86,7 +86,7 @@ def plan(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> P
 
 def forward(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
     """`Triton.forward`."""
-    y = empty_output(x, window.output_size(x.shape[2:]), weight.shape[0])
+    y = empty_output(x, weight, window.output_size(x.shape[2:]))
     task = plan(x, weight, m, window, groups)
     constants = task.tiles(32 if task.full else 64, 128) | {"FULL": task.full}
     blocks = groups * triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
