@@ -1,4 +1,4 @@
-"""A block trains as torch's layers do, in one operator, and as those layers wherever it cannot."""
+"""A block is torch's layers, in one operator, and runs those layers wherever it cannot."""
 
 import copy
 
@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from neural_similarity.models import convnet4
 from neural_similarity.models.conv_block import conv_block, pools, without_pool
 from neural_similarity.nn import normalization
+from neural_similarity.ops.affine_relu import affine_relu
 from neural_similarity.ops.norm_relu import norm_relu
 
 
@@ -35,22 +36,29 @@ def by_torch(block):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Whether each use of the operator pooled."""
+    """Whether each use of the operators pooled."""
     found = []
 
-    def counted(*args):
-        found.append(args[-1])
-        return norm_relu(*args)
+    def counting(function):
+        def counted(*args):
+            found.append(args[-1])
+            return function(*args)
 
-    monkeypatch.setattr(normalization, "norm_relu", counted)
+        return counted
+
+    for function in (norm_relu, affine_relu):
+        monkeypatch.setattr(normalization, function.__name__, counting(function))
     return found
 
 
 @in_c
 @pytest.mark.parametrize("pool", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_trains_as_torchs_layers(calls, dtype, pool):
-    block = made(pool)
+@pytest.mark.parametrize("training", [True, False])
+def test_it_computes_and_trains_as_torchs_layers(calls, training, dtype, pool):
+    block = made(pool).train(training)
+    block[1].running_mean.uniform_(-1, 1)
+    block[1].running_var.uniform_(0.5, 2)
     other = by_torch(block)
     outputs = []
     for network in (block, other):
@@ -68,7 +76,6 @@ def test_it_trains_as_torchs_layers(calls, dtype, pool):
 
 
 CHANGES = {
-    "evaluation": lambda block: block.eval(),
     "a hook on the pool": lambda block: block[2].register_forward_hook(lambda *_: None),
     "a hook on the ReLU": lambda block: block[3].register_forward_pre_hook(lambda *_: None),
     "another activation": lambda block: block.set_submodule("3", nn.Softplus()),
@@ -103,8 +110,10 @@ def test_what_torch_refuses_is_refused():
         block(images())
 
 
-def test_transforms_and_tracing_take_torchs_layers(calls):
-    block = made()
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.parametrize("training", [True, False])
+def test_transforms_and_tracing_take_torchs_layers(calls, training):
+    block = made().train(training)
     x, state = images(), {name: p.detach() for name, p in block.named_parameters()}
     buffers = {name: b.clone() for name, b in block.named_buffers()}
 
@@ -118,7 +127,9 @@ def test_transforms_and_tracing_take_torchs_layers(calls):
     for name, gradient in found.items():
         assert_close(gradient, other.get_parameter(name).grad, rtol=1e-4, atol=1e-4)
     assert {node.op for node in torch.fx.symbolic_trace(block).graph.nodes} >= {"call_module"}
+    traced = torch.jit.trace(block.eval(), x, check_trace=False)
     assert not calls
+    assert_close(traced(x), by_torch(block)(x))
 
 
 def test_slices_and_a_block_without_its_pool():

@@ -238,7 +238,6 @@ def norms(change):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda norm: norm.eval(),
         lambda norm: norm.register_forward_hook(lambda *_: None),
         lambda norm: norm.register_forward_pre_hook(lambda *_: None),
         lambda norm: norm.register_full_backward_hook(lambda *_: None),

@@ -1,12 +1,10 @@
 """Static NSN (§7.2): on the support set, M of every layer is learned beside the classifier."""
 
 from copy import deepcopy
-from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from neural_similarity.convert import convert
 from neural_similarity.fewshot.batch_norm import set_statistics
@@ -67,7 +65,7 @@ class StaticTuning(Method):
                 '`statistics` must be "running" or "transductive" for static NSN, which learns '
                 f"from a few images at a time, got {self.statistics!r}"
             )
-        backbone = self.backbone if self.statistics != "running" else _fused(self.backbone)
+        backbone = self.backbone if self.statistics != "running" else _settled(self.backbone)
         matrices = self._matrices()
         weight = self.tuning.first_weights(ways, self.features).to(support.device)
         bias = self.tuning.first_weights(ways, self.features + 1)[:, 0].to(support.device)
@@ -96,16 +94,6 @@ class StaticTuning(Method):
         }
 
 
-def _fused(network: nn.Module) -> nn.Module:
-    """A copy whose kernels hold the factors of the normalisation behind them.
-
-    Normalisation by constants is affine and commutes with M: the network is the same, and a quarter
-    of an update's time is saved.
-    """
-    network = deepcopy(network).eval()
-    chains = [module for module in network.modules() if isinstance(module, nn.Sequential)]
-    for chain in chains:
-        for (i, conv), (j, norm) in pairwise(list(enumerate(chain))):
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                chain[i], chain[j] = fuse_conv_bn_eval(conv, norm), nn.Identity()
-    return network
+def _settled(network: nn.Module) -> nn.Module:
+    """A copy in evaluation, whose normalisation by constants is torch's: a block has it fused."""
+    return set_statistics(deepcopy(network), None).eval().requires_grad_(False)

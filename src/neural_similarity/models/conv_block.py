@@ -15,15 +15,15 @@ class ConvBlock(nn.Sequential):
     """A sequence of a convolution, batch normalisation, a 2×2 pool where a stage ends, and ReLU.
 
     The ReLU stands behind the pool, where the map is a quarter: the largest number of a window is
-    the same before and after it, and so is the gradient. In training on a CPU what follows the
-    convolution is one operator, on channels-last maps and unless a layer was replaced or has hooks.
+    the same before and after it, and so is the gradient. On a CPU what follows the convolution is
+    one operator, on channels-last maps and unless a layer was replaced or has hooks.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """The block's maps of `input`."""
         conv, *others = self
         x = conv(input)
-        if _as_made(others) and _images(x) and fuses(others[0], None, x):
+        if _as_made(others) and fuses(others[0], None, x) and _images(x):
             return fused(others[0], None, x, pool=pools(self))
         for layer in others:
             x = layer(x)
@@ -58,7 +58,7 @@ def _halves(pool: Any) -> bool:
 
 
 def _images(x: Tensor) -> bool:
-    """Whether x is a tensor itself, nothing that is traced, of channels-last maps of some size."""
-    if type(x) is not Tensor or x.dim() != len(("image", "channel", "row", "column")):
+    """Whether x is channels-last maps of some size."""
+    if x.dim() != len(("image", "channel", "row", "column")):
         return False
     return min(x.shape[2:]) > 1 and x.is_contiguous(memory_format=torch.channels_last)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neural_similarity.ops.norm_relu import available, norm_relu
+from neural_similarity.ops.affine_relu import affine_relu
+from neural_similarity.ops.norm_relu import available, norm_relu, normalizing_line
 from neural_similarity.ops.positionwise import Finish, rectified, scaled
 
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -29,19 +30,23 @@ def rectifier(norm: nn.Module) -> Finish:
 def fuses(norm: nn.Module, d: Tensor | None, x: Tensor) -> bool:
     """Whether `fused` can normalise d x as `norm` does.
 
-    That is torch's own, on the CPU, training, with all it can have, nobody listening.
+    That is torch's own, on the CPU, with all it can have, nobody listening.
     """
     if not isinstance(norm, _BatchNorm) or type(norm) not in _NORMS.values():
         return False
+    if not (silent(norm) and available(d, x)):
+        return False
     parts = norm.weight, norm.bias, norm.running_mean, norm.running_var
     whole = all(p is not None and p.dtype == torch.float32 and p.is_cpu for p in parts)
-    trains = norm.training and norm.momentum is not None
-    fits = norm.num_features == x.shape[1] < x.numel()
-    return trains and whole and fits and silent(norm) and available(d, x)
+    steady = not norm.training or norm.momentum is not None
+    return steady and whole and norm.num_features == x.shape[1] < x.numel()
 
 
 def fused(norm: Any, d: Tensor | None, x: Tensor, *, pool: bool = False) -> Tensor:
     """The ReLU of normalised d x, of the largest of every 2×2 window if `pool`."""
+    if not norm.training:
+        constants = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
+        return affine_relu(d, x, normalizing_line(*constants), pool)
     z, mean, variance = norm_relu(d, x, norm.weight, norm.bias, norm.eps, pool)
     _update(norm, mean, variance, x.numel() // x.shape[1])
     return z

@@ -4,7 +4,8 @@ $$z_c(p) = \max\left(0,\ w_c\,\frac{t_c(p) - \mu_c}{\sqrt{\sigma_c^2 + \varepsil
 \qquad t_c(p) = d(p)\, x_c(p)$$
 
 with the mean μ and the variance σ² of every channel over all positions of the batch, as in
-training; pooled, the largest z of every 2×2 window, without d. The first is what follows the
+training (`affine_relu` has constants); pooled, the largest z of every 2×2 window, without d. The
+first is what follows the
 patch-normalised convolution of a predictor, the second what ends a stage of a network. They read x
 three times, write z, and keep x and d alone; torch's operations one by one read and write maps of
 that size two to five times as often, and keep two or three. Only in C (`native`): the caller takes
@@ -19,9 +20,8 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from neural_similarity.ops import native, positionwise
+from neural_similarity.ops.affine_relu import empty_relu, gradients_with_graph, pooled_relu
 from neural_similarity.ops.registration import register
-
-WINDOW = 2
 
 
 def norm_relu(
@@ -42,8 +42,13 @@ def norm_relu(
 
 
 def available(d: Tensor | None, x: Tensor) -> bool:
-    """Whether `norm_relu` can take d and x; not inside transforms of `torch.func` or compilers."""
+    """Whether `norm_relu` and `affine_relu` can take d and x.
+
+    Not inside transforms of `torch.func`, compilers or tracers.
+    """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if type(x) is not Tensor or torch._C._get_tracing_state():
         return False
     return native.declines(x, 1) is None and (d is None or d.dtype == torch.float32)
 
@@ -54,7 +59,7 @@ def _forward(
     centre = _first(x) if d is None else _first(x) * _first(d)
     first, second = native.norm_sums(d, x, None, None, centre) / _count(x)
     mean, variance = (centre + first).float(), (second - first.square()).float()
-    line = _line(weight, bias, mean, variance, eps)
+    line = normalizing_line(weight, bias, mean, variance, eps)
     z = native.pool_relu(x, line) if pool else native.norm_relu(d, x, line)
     return z, mean, variance
 
@@ -71,7 +76,7 @@ def _backward(
     pool: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of d (empty where there is none), x, weight and bias."""
-    line = _line(weight, bias, mean, variance, eps)
+    line = normalizing_line(weight, bias, mean, variance, eps)
     sums = (
         native.pool_sums(x, grad, line, mean) if pool else native.norm_sums(d, x, grad, line, mean)
     )
@@ -86,7 +91,9 @@ def _backward(
     return grad_d, grad_x, second * (variance + eps).rsqrt(), first
 
 
-def _line(weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
+def normalizing_line(
+    weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float
+) -> Tensor:
     """Slope and offset of every channel, (2, c): its normalisation as a function of t."""
     slope = weight * (variance + eps).rsqrt()
     return torch.stack((slope, bias - mean * slope))
@@ -101,14 +108,8 @@ def _count(x: Tensor) -> int:
     return x.numel() // x.shape[1]
 
 
-def _fake_forward(
-    d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: bool
-):
-    z = torch.empty_like(x)
-    if pool:
-        images, channels, height, width = x.shape
-        z = x.new_empty(images, height // WINDOW, width // WINDOW, channels).movedim(-1, 1)
-    return z, torch.empty_like(weight), torch.empty_like(weight)
+def _fake_forward(d, x, weight, bias, eps, pool):
+    return empty_relu(x, pool), torch.empty_like(weight), torch.empty_like(weight)
 
 
 def _fake_backward(grad, d, x, weight, bias, mean, variance, eps, pool):
@@ -146,24 +147,10 @@ class _NormRelu(Function):
     def backward(ctx, *grad_outputs):
         grad, (d, x, weight, bias, mean, variance) = grad_outputs[0], ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_with_graph(grad, d, x, weight, bias, *ctx.options), None, None
+            eps, pool = ctx.options
+            t = positionwise.scaled(d, x)
+            t = F.batch_norm(t, None, None, weight, bias, True, 0.0, eps)
+            operands = d, x, weight, bias
+            return *gradients_with_graph(pooled_relu(t, pool), operands, grad), None, None
         grad_d, *others = _backward_op(grad, d, x, weight, bias, mean, variance, *ctx.options)
         return None if d is None else grad_d, *others, None, None
-
-
-def _with_graph(
-    grad: Tensor,
-    d: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    pool: bool,
-) -> list[Tensor | None]:
-    """The gradients by torch's operations, which can be differentiated again."""
-    t = F.batch_norm(positionwise.scaled(d, x), None, None, weight, bias, True, 0.0, eps)
-    z = F.relu(F.max_pool2d(t, WINDOW) if pool else t)
-    operands = d, x, weight, bias
-    wanted = [operand for operand in operands if operand is not None and operand.requires_grad]
-    found = iter(torch.autograd.grad(z, wanted, grad, create_graph=True))
-    return [next(found) if t is not None and t.requires_grad else None for t in operands]

@@ -1,0 +1,124 @@
+r"""ReLU of an affine function of every channel, times a number per position or pooled, in one pass.
+
+$$z_c(p) = \max\left(0,\ a_c\, t_c(p) + b_c\right), \qquad t_c(p) = d(p)\, x_c(p)$$
+
+which batch normalisation by constants is, as in evaluation; pooled, the largest z of every 2×2
+window, without d. Only in C (`native`), for what `norm_relu.available` says; `norm_relu` has the
+statistics of the batch.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from neural_similarity.ops import native, positionwise
+from neural_similarity.ops.registration import register
+from neural_similarity.ops.window import promoted
+
+WINDOW = 2
+
+
+def affine_relu(d: Tensor | None, x: Tensor, line: Tensor, pool: bool = False) -> Tensor:
+    """z, like x or (n, c, h // 2, w // 2).
+
+    Args:
+        d: (n, 1, *size), float32; None for ones.
+        x: (n, c, *size), float32 or bfloat16.
+        line: a and b (2, c), float32.
+        pool: Take the largest of every 2×2 window of x (n, c, h, w). d is None, and z is
+            channels-last.
+    """
+    apply = _AffineRelu.apply if torch.is_grad_enabled() else _forward_op
+    return apply(d, x, line, pool)
+
+
+def pooled_relu(t: Tensor, pool: bool) -> Tensor:
+    """The ReLU of t, or of the largest of its windows, by torch's operations."""
+    return F.relu(F.max_pool2d(t, WINDOW) if pool else t)
+
+
+def gradients_with_graph(
+    z: Tensor, operands: Iterable[Tensor | None], grad: Tensor
+) -> list[Tensor | None]:
+    """The gradients of operands of z, to be differentiated again; None where none is needed."""
+    operands = list(operands)
+    wanted = [t for t in operands if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(z, wanted, grad, create_graph=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in operands]
+
+
+def empty_relu(x: Tensor, pool: bool) -> Tensor:
+    """Uninitialised z."""
+    if not pool:
+        return torch.empty_like(x)
+    images, channels, height, width = x.shape
+    return x.new_empty(images, height // WINDOW, width // WINDOW, channels).movedim(-1, 1)
+
+
+def _forward(d: Tensor | None, x: Tensor, line: Tensor, pool: bool) -> Tensor:
+    return native.pool_relu(x, line) if pool else native.norm_relu(d, x, line)
+
+
+def _backward(
+    grad: Tensor, d: Tensor | None, x: Tensor, line: Tensor, pool: bool, needs_line: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of d, x and `line`; empty where there is none or it is not needed."""
+    nothing = torch.zeros_like(line)
+    level = torch.cat((line, nothing))
+    if pool:
+        grad_d, grad_x = line.new_empty(0), native.pool_relu_backward(x, grad, level)
+    else:
+        grad_d, grad_x = native.norm_relu_backward(d, x, grad, level)
+    if not needs_line:
+        return grad_d, grad_x, line.new_empty(0)
+    options = grad, line, nothing[0]
+    sums = native.pool_sums(x, *options) if pool else native.norm_sums(d, x, *options)
+    return grad_d, grad_x, sums.flip(0).float()
+
+
+def _fake_forward(d, x, line, pool):
+    del d, line
+    return empty_relu(x, pool)
+
+
+def _fake_backward(grad, d, x, line, pool, needs_line):
+    grad_d = line.new_empty(0) if d is None else torch.empty_like(d)
+    return grad_d, torch.empty_like(x), line.new_empty(line.shape if needs_line else 0)
+
+
+_forward_op = register(
+    "affine_relu",
+    "(Tensor? d, Tensor x, Tensor line, bool pool) -> Tensor",
+    _forward,
+    _fake_forward,
+)
+_backward_op = register(
+    "affine_relu_backward",
+    "(Tensor grad, Tensor? d, Tensor x, Tensor line, bool pool, bool needs_line) "
+    "-> (Tensor, Tensor, Tensor)",
+    _backward,
+    _fake_backward,
+)
+
+
+class _AffineRelu(Function):
+    @staticmethod
+    def forward(ctx: Any, *operands):
+        *tensors, ctx.pool = operands
+        ctx.save_for_backward(*tensors)
+        return _forward_op(*operands)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (grad,), (d, x, line) = grad_outputs, ctx.saved_tensors
+        if torch.is_grad_enabled():
+            slope, offset = line.view(2, -1, *[1] * (x.dim() - 2))
+            t = (promoted(positionwise.scaled(d, x)) * slope + offset).to(x.dtype)
+            return *gradients_with_graph(pooled_relu(t, ctx.pool), (d, x, line), grad), None
+        needs = ctx.needs_input_grad[2]
+        grad_d, grad_x, grad_line = _backward_op(grad, d, x, line, ctx.pool, needs)
+        return None if d is None else grad_d, grad_x, grad_line if needs else None, None
