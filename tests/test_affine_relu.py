@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from against_float64 import TOLERANCE, error, gradients, in_float64
 from compiler import in_c
 from torch.nn import functional as F
 
 from neural_similarity.ops.affine_relu import affine_relu
 
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 everywhere = pytest.mark.parametrize(
     ("with_d", "pool"), [(True, False), (False, False), (False, True)]
 )
@@ -25,19 +25,6 @@ def operands(with_d, dtype=torch.float32, channels=5, memory_format=torch.channe
 def expected(d, x, line, pool):
     t = (x if d is None else d * x) * line[0].view(-1, 1, 1) + line[1].view(-1, 1, 1)
     return F.relu(F.max_pool2d(t, 2) if pool else t)
-
-
-def in_float64(tensors):
-    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
-
-
-def gradients(z, tensors, grad, **options):
-    return torch.autograd.grad(z, [t for t in tensors if t is not None], grad, **options)
-
-
-def error(found, right):
-    right = right.detach()
-    return float((found.detach().double() - right).norm() / right.norm())
 
 
 @in_c

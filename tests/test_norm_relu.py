@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from against_float64 import TOLERANCE, error, gradients, in_float64
 from compiler import in_c
 from torch import nn
 from torch.nn import functional as F
@@ -16,7 +17,6 @@ from neural_similarity.ops.norm_relu import available, norm_relu
 from neural_similarity.ops.positionwise import scaled
 
 EPS = 1e-3
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 
 
 def operands(
@@ -42,19 +42,6 @@ def operands(
 def expected(d, x, weight, bias, pool=False):
     t = F.batch_norm(x if d is None else d * x, None, None, weight, bias, True, 0.0, EPS)
     return F.relu(F.max_pool2d(t, 2) if pool else t)
-
-
-def in_float64(tensors):
-    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
-
-
-def gradients(z, tensors, grad, **options):
-    return torch.autograd.grad(z, [t for t in tensors if t is not None], grad, **options)
-
-
-def error(found, right):
-    right = right.detach()
-    return float((found.detach().double() - right).norm() / right.norm())
 
 
 @in_c
