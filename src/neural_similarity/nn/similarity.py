@@ -194,10 +194,10 @@ class DynamicSimilarity(nn.Module):
 
         (n, K, *out) or (n, K, K, *out), with an axis of blocks after n where there are.
         """
-        raw = promoted(self._predicted(x))
-        if self.gain is not None:
-            raw = raw * self.gain.to(raw.dtype).view(-1, *[1] * (raw.dim() - 2))
-        return self.structure(raw)
+        raw = self._predicted(x)
+        if self.gain is None:
+            return self.structure(promoted(raw))
+        return self.structure.predicted(raw, self.gain)
 
     def _predicted(self, x: Tensor) -> Tensor:
         raw = self.predictor(x)

@@ -12,6 +12,7 @@ from neural_similarity.choices import require_count
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.blocks import Axis, Blocks, check_blocks
+from neural_similarity.ops.gained import gained
 
 
 class StructureModule(nn.Module):
@@ -27,6 +28,10 @@ class StructureModule(nn.Module):
     def __init__(self, scalars: int):
         super().__init__()
         self.scalars = scalars
+
+    def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
+        """M of predicted numbers (n, scalars, *positions) times gains (scalars,)."""
+        return self(gained(raw, gain, torch.zeros_like(gain)))
 
     def initial(self, block: int = 0) -> Float[Tensor, " scalars"]:
         """The raw numbers to start from: those of the identity, where M can be that.
@@ -248,6 +253,9 @@ class _Diagonal(StructureModule):
     def forward(self, raw: Tensor) -> Tensor:
         return raw + 1 if self.residual else raw
 
+    def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
+        return gained(raw, gain, torch.full_like(gain, self.residual))
+
     def initial(self, block: int = 0) -> Tensor:
         return torch.zeros(self.scalars) if self.residual else torch.ones(self.scalars)
 
@@ -274,6 +282,10 @@ class _Full(_Matrix):
 
     def forward(self, raw: Tensor) -> Tensor:
         return self.with_identity(raw.unflatten(1, (self.taps, self.taps)))
+
+    def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
+        eye = torch.eye(self.taps, dtype=gain.dtype, device=gain.device).flatten()
+        return gained(raw, gain, self.residual * eye).unflatten(1, (self.taps, self.taps))
 
     def initial(self, block: int = 0) -> Tensor:
         return super().initial() if self.residual else torch.eye(self.taps).flatten()

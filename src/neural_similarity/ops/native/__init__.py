@@ -243,6 +243,25 @@ def norm_relu_backward(
     return grad_d, grad_x
 
 
+def affine(x: Tensor, line: Tensor) -> Tensor:
+    """`line`, slope and offset of every channel (2, c), at x, in float32."""
+    z = torch.empty_like(x, dtype=torch.float32)
+    target = _last(z)
+    _by_position("affine", x, _last(x), line, target)
+    _fill(z, target.movedim(-1, 1))
+    return z
+
+
+def affine_backward(x: Tensor, grad: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x, and in float64 of the slope (c), from that of `affine`."""
+    grad_x = torch.empty_like(x)
+    target = _last(grad_x)
+    found = x.new_zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float64)
+    _by_position("affine_backward", x, _last(x), _last(grad), slope, target, found)
+    _fill(grad_x, target.movedim(-1, 1))
+    return grad_x, found.sum(0)
+
+
 def pool_sums(x: Tensor, grad: Tensor, line: Tensor, centre: Tensor) -> Tensor:
     """`norm_sums` of x alone, over what 2×2 windows chose: `grad` is that of `pool_relu`."""
     found = x.new_zeros(torch.get_num_threads(), 2, x.shape[1], dtype=torch.float64)

@@ -119,3 +119,47 @@ void NAME(norm_relu_backward)(int64_t positions, int64_t n, int64_t threads, con
         if (grad_d) grad_d[at] = total(product);
     }
 }
+
+/* z = slope x + offset at every position, in float32. */
+void NAME(affine)(int64_t positions, int64_t n, int64_t threads, const T *x, const float *line,
+                  float *z) {
+    #pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t at = 0; at < positions; at++)
+        for (int64_t i = 0; i < n; i += LANES)
+            store_some_float32(z + at * n + i,
+                               load_some_float32(line + i, n - i) *
+                                       NAME(load_some)(x + at * n + i, n - i) +
+                                   load_some_float32(line + n + i, n - i), n - i);
+}
+
+/* Over some positions, of one vector of channels, the sum of g x; the gradient of x is slope g. */
+INLINE void NAME(affine_backward_of)(int64_t from, int64_t to, int64_t n, const T *x,
+                                     const float *g, const float *slope, T *grad_x, double *sum,
+                                     int64_t lanes) {
+    const vector factor = load_some_float32(slope, lanes);
+    vector products = {0};
+    for (int64_t at = from * n; at < to * n; at += n) {
+        const vector v = load_some_float32(g + at, lanes);
+        products += v * NAME(load_some)(x + at, lanes);
+        NAME(store_some)(grad_x + at, factor * v, lanes);
+    }
+    for (int64_t lane = 0; lane < LANES && lane < lanes; lane++) sum[lane] += products[lane];
+}
+
+/* From the gradient g of `affine`'s z that of x, and that of every slope, each thread's own. */
+void NAME(affine_backward)(int64_t positions, int64_t n, int64_t threads, const T *x,
+                           const float *g, const float *slope, T *grad_x, double *sums) {
+    const int64_t chunks = (positions + POSITIONS - 1) / POSITIONS;
+    #pragma omp parallel num_threads(threads)
+    {
+        double *sum = sums + omp_get_thread_num() * n;
+        #pragma omp for schedule(static)
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            const int64_t from = chunk * POSITIONS, rest = positions - from;
+            const int64_t to = from + (rest < POSITIONS ? rest : POSITIONS);
+            for (int64_t i = 0; i < n; i += LANES)
+                NAME(affine_backward_of)(from, to, n, x + i, g + i, slope + i, grad_x + i,
+                                         sum + i, n - i);
+        }
+    }
+}
