@@ -1,5 +1,10 @@
+import os
+
 import pytest
 import torch
+
+# Every process that a test starts would compile torch anew: as long again as its import takes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(autouse=True)
