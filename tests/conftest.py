@@ -3,8 +3,26 @@ import os
 import pytest
 import torch
 
+from neural_similarity import data, fewshot, train, visualize
+from neural_similarity.paper import TABLES
+from neural_similarity.recipes import FEW_SHOT_RECIPES, RECIPES
+
 # Every process that a test starts would compile torch anew: as long again as its import takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks():
+    """A test leaves recipes, tables and data sets as they were: the first set up, so the last."""
+    before = shared_state()
+    yield
+    assert shared_state() == before
+
+
+def shared_state():
+    functions = data.load, data.load_split, visualize.draw
+    curves = train.session.draw_learning_curves, fewshot.session.draw_learning_curves
+    return functions, curves, dict(RECIPES), dict(FEW_SHOT_RECIPES), dict(TABLES)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_classes import LOAD, TINY, make_split, tiny_classes_world
+from tiny_classes import DRAW_CURVES, LOAD, TINY, make_split, tiny_classes_world
 from tiny_classes import tiny_classes as tiny_classes
 from torch import nn
 
@@ -21,7 +21,9 @@ from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import FewShotRun, load_method
 from neural_similarity.fewshot.static import StaticTuning
 from neural_similarity.fewshot.tasks import draw_tasks
+from neural_similarity.fewshot.tuning import Tuning
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
+from neural_similarity.paper.few_shot_records import read_evaluation
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.train import RunError, choose_runtime, load, read_run
 from neural_similarity.train.journal import Journal, read_lines
@@ -94,7 +96,8 @@ def test_the_best_step_on_validation_classes_is_kept(tmp_path):
     assert mean == best["validation_accuracy"]
 
 
-def test_lines_of_training_by_tasks_have_no_accuracy(tmp_path):
+def test_lines_of_training_by_tasks_have_no_accuracy(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "draw_learning_curves", DRAW_CURVES)
     run = train(tmp_path, replace(BY_TASKS, select_on="none"))
     assert all("accuracy" not in line for line in read_lines(run.metrics))
     assert all(line["images_per_second"] > 0 for line in read_lines(run.metrics))
@@ -384,15 +387,16 @@ def test_an_interrupted_evaluation_goes_on(finished, monkeypatch):
     command = ["fewshot", "evaluate", str(finished), *SIZES, "--method", "static-nsn"]
     adapt, deadly, calls = StaticTuning.adapt, 4, []
 
-    def counted(*args):
-        calls.append(args)
+    def counted(method, *task):
+        method.tuning = Tuning(epochs=10, lr=1.0)
+        calls.append(task)
         if len(calls) == deadly:
             raise Killed
-        return adapt(*args)
+        return adapt(method, *task)
 
     def outcome():
         (path,) = (finished / "evaluations").glob("static-nsn.*2s*.json")
-        return json.loads(path.read_text())["correct"]
+        return read_evaluation(path).correct.tolist()
 
     monkeypatch.setattr(StaticTuning, "adapt", counted)
     with pytest.raises(Killed):
@@ -402,6 +406,7 @@ def test_an_interrupted_evaluation_goes_on(finished, monkeypatch):
     assert cli.main(command) == 0
     assert len(calls) == 4 + 2
     gone_on = outcome()
+    assert gone_on[:3] != gone_on[2::-1]  # So that a change of their order would show.
     assert cli.main(command) == 0
     assert len(calls) == 4 + 2 + 5
     assert outcome() == gone_on

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_images import TINY, make_dataset, make_images
+from tiny_images import DRAW_CURVES, TINY, make_dataset, make_images
 from tiny_images import tiny as tiny
 from torch import nn
 from torch.nn import functional as F
@@ -72,7 +72,8 @@ def test_loading_leaves_the_random_numbers_as_they_are(tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_run_folder_is_complete(tmp_path):
+def test_run_folder_is_complete(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "draw_learning_curves", DRAW_CURVES)
     run = train_tiny(tmp_path)
     config = json.loads((run.path / "config.json").read_text())
     assert config["fields"]["similarity"] == format_similarity(TINY.similarity, complete=True)
@@ -236,17 +237,6 @@ def test_changed_data_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset(test_seed=9))
     with pytest.raises(RunError, match=f"its digest is .*, not {run.digest}"):
         session.load_data(run)
-
-
-def test_missing_gpu_is_an_error(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="`device` must be present, got 'cuda'"):
-        session.choose_runtime("cuda")
-
-
-def test_unknown_device_is_an_error():
-    with pytest.raises(ValueError, match="`device` must be auto, cpu or cuda, got 'cud'"):
-        session.choose_runtime("cud")
 
 
 def test_prediction_does_not_depend_on_the_batch(tmp_path, monkeypatch):

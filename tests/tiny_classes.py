@@ -8,9 +8,11 @@ import torch
 from neural_similarity import data
 from neural_similarity.data import ClassSplit, Images
 from neural_similarity.data.class_split import digest_of
+from neural_similarity.fewshot import session
 from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.train.runtime import threads
 
-LOAD = data.load_split
+LOAD, DRAW_CURVES = data.load_split, session.draw_learning_curves
 PARTS = {"train": (0, 5), "val": (5, 7), "test": (7, 10)}
 TINY = FewShotRecipe(
     dataset="embedded",
@@ -45,19 +47,21 @@ def make_split(each=12):
     return ClassSplit("tiny", *parts, digest=digest_of(parts))
 
 
+def use_tiny_classes(patch):
+    """Every few-shot data set is the tiny one, no curves are drawn, until `patch` is undone."""
+    patch.setattr(data, "load_split", lambda *_, **__: make_split())
+    patch.setattr(session, "draw_learning_curves", lambda *_: None)
+
+
 @contextlib.contextmanager
 def tiny_classes_world():
-    """Every few-shot data set is the tiny one, and one thread makes every sum."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "load_split", lambda *_, **__: make_split())
+    """See `use_tiny_classes`; one thread makes every sum."""
+    with threads(1), pytest.MonkeyPatch.context() as patch:
+        use_tiny_classes(patch)
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
-def tiny_classes():
-    """See `tiny_classes_world`."""
-    with tiny_classes_world():
-        yield
+def tiny_classes(monkeypatch):
+    """See `use_tiny_classes`; a test's own patches over these are undone before them."""
+    use_tiny_classes(monkeypatch)

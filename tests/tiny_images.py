@@ -8,9 +8,10 @@ import torch
 from neural_similarity import data, visualize
 from neural_similarity.data import Dataset, Images
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
-from neural_similarity.train import Recipe
+from neural_similarity.train import Recipe, session
+from neural_similarity.train.runtime import threads
 
-LOAD, DRAW = data.load, visualize.draw
+LOAD, DRAW, DRAW_CURVES = data.load, visualize.draw, session.draw_learning_curves
 CLASSES = ("up", "down", "left", "right")
 TINY = Recipe(
     dataset="embedded",
@@ -39,20 +40,22 @@ def make_dataset(test_seed=1):
     return Dataset("tiny", make_images(64, 0), make_images(32, test_seed))
 
 
+def use_tiny_images(patch):
+    """Every data set is the tiny one and no pictures are drawn, until `patch` is undone."""
+    patch.setattr(data, "load", lambda *_, **__: make_dataset())
+    patch.setattr(visualize, "draw", lambda *_: [])
+    patch.setattr(session, "draw_learning_curves", lambda *_: None)
+
+
 @contextlib.contextmanager
 def tiny_world():
-    """Every data set is the tiny one, no pictures are drawn, and one thread makes every sum."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "load", lambda *_, **__: make_dataset())
-        patch.setattr(visualize, "draw", lambda *_: [])
+    """See `use_tiny_images`; one thread makes every sum."""
+    with threads(1), pytest.MonkeyPatch.context() as patch:
+        use_tiny_images(patch)
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
-def tiny():
-    """See `tiny_world`."""
-    with tiny_world():
-        yield
+def tiny(monkeypatch):
+    """See `use_tiny_images`; a test's own patches over these are undone before them."""
+    use_tiny_images(monkeypatch)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_images import TINY, tiny_world
+from tiny_images import TINY, use_tiny_images
 
 from neural_similarity.nn import Diagonal, Static
 from neural_similarity.paper import TABLES, make_plan
@@ -27,11 +27,10 @@ TINY_TABLE = Table("A tiny table", (Panel("Tiny", "error", ROWS),))
 @pytest.fixture
 def tiny_table(monkeypatch):
     """The tiny data set, recipes and table "tiny", whose last row has no recipe."""
+    use_tiny_images(monkeypatch)
     for name, recipe in TINY_RECIPES.items():
         monkeypatch.setitem(RECIPES, name, recipe)
     monkeypatch.setitem(TABLES, "tiny", TINY_TABLE)
-    with tiny_world():
-        yield
 
 
 def write_by_hand(results, name, seed, correct, /, *, budget=1.0, seconds=60.0, **changes):
