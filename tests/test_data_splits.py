@@ -2,6 +2,7 @@ import csv
 import json
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -103,6 +104,26 @@ def test_pictures_are_decoded_once(tmp_path):
     assert len(counts) == 8 + 9
     assert third.digest != first.digest
     assert len(third.train) == 5
+
+
+def test_two_that_begin_at_once_decode_once(tmp_path):
+    write_folders(tmp_path)
+    counts = []
+
+    def load(progress):
+        return load_split("classes", tmp_path, image_size=6, progress=progress)
+
+    with ThreadPoolExecutor() as pool:
+        others = []
+
+        def start_another(*_):
+            if not others:
+                others.append(pool.submit(load, lambda *count: counts.append(count)))
+                wait(others, timeout=0.3)
+
+        first = load(start_another)
+        assert others[0].result().digest == first.digest
+    assert not counts
 
 
 def test_the_cache_is_mapped_and_never_written(tmp_path):

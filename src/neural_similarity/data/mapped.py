@@ -1,8 +1,11 @@
 """Image files decoded once into a file that later runs map into memory."""
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ def load_mapped(
     """The images of `files`, resized and cropped to `size` pixels, from a cache beside them.
 
     The cache, `cache-<size>.pixels` and its description in JSON, is made where it is missing or
-    of other files; it tells files by their names and sizes.
+    of other files; it tells files by their names and sizes. Of processes that begin at once, one
+    makes it and the others wait.
 
     Args:
         name: of the data set.
@@ -40,10 +44,22 @@ def load_mapped(
     """
     signature = files.signature()
     pixels = files.folder / f"cache-{size}.pixels"
-    description = _read_description(pixels.with_suffix(".json"))
-    if description.get("signature") != signature or not pixels.is_file():
-        description = _decode(files, signature, pixels, mode, progress)
+    with _locked(files.folder):
+        description = _read_description(pixels.with_suffix(".json"))
+        if description.get("signature") != signature or not pixels.is_file():
+            description = _decode(files, signature, pixels, mode, progress)
     return _split(name, files, pixels, description["content"])
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process decodes the images of `folder`, and let none begin."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _read_description(path: Path) -> dict[str, Any]:
