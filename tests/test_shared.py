@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity import models
-from neural_similarity.train.checkpoint import WEIGHTS, State, load_weights, save
+from neural_similarity.train.checkpoint import WEIGHTS, State, restore, save
 
 SHARED = ns.Dynamic(ns.Diagonal(), ns.Shared(channels=3, hidden=5))
 
@@ -164,17 +164,21 @@ def test_ties_survive_dtypes_devices_and_modes():
     assert not any(module.training for module in network.modules())
 
 
-def test_checkpoints_store_each_storage_once(tmp_path):
-    network = perturbed(ns.convert(plain_network(), SHARED))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_checkpoints_store_each_storage_once(tmp_path, layout):
+    network = perturbed(ns.convert(plain_network(), SHARED)).to(memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
-    path = save(tmp_path, State(network, optimizer, torch.zeros(3)), {}, keep=1)
+    path = save(tmp_path, State(network, optimizer, torch.zeros(3)), {"b": "c"}, keep=1)
     with safe_open(path / WEIGHTS, "pt") as file:
+        named = set(file.keys()) | (file.metadata().keys() - {"b"})
+        assert file.metadata()["b"] == "c"
         stored = sum(file.get_tensor(key).numel() for key in file.keys())
         heads = [key for key in file.keys() if ".predictor.head.1.weight" in key]
     assert stored == sum(p.numel() for p in network.parameters())
     assert len(heads) == 2  # one for each kernel size
-    other = ns.convert(plain_network(), SHARED)
-    load_weights(path, other)
+    assert named == network.state_dict().keys()
+    other = ns.convert(plain_network(), SHARED).to(memory_format=layout)
+    restore(path, State(other, torch.optim.SGD(other.parameters(), 0.1), torch.zeros(3)))
     x = torch.randn(2, 2, 15, 16)
     assert torch.equal(other(x), network(x))
     assert predictors(other)[0].head is predictors(other)[3].head

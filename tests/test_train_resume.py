@@ -198,6 +198,14 @@ def test_resumption_is_recorded_and_a_change_of_threads_warned_of(stopped, caplo
     assert [(process["step"], process["threads"]) for process in resumed] == [(6, 1)]
 
 
+def test_a_run_goes_on_in_the_precision_that_it_began_with(stopped):
+    path = stopped / "environment.json"
+    assert INTERRUPTED.precision != "bf16"
+    path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
+    assert json.loads(resume(stopped, device="cpu").summary.read_text())["precision"] == "bf16"
+    assert [p["precision"] for p in json.loads(path.read_text())["resumed"]] == ["bf16"]
+
+
 def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
     monkeypatch.setattr("neural_similarity.train.environment.commit", lambda: "another")
     resume(stopped, device="cpu")

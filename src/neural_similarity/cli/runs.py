@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from neural_similarity import train as training
@@ -17,6 +16,7 @@ from neural_similarity.data.pictures import read_centre, read_header, read_pixel
 from neural_similarity.nn.layer import is_dynamic
 from neural_similarity.train import Run, RunError, Runtime, Scores
 from neural_similarity.train.files import new_file
+from neural_similarity.train.weights import save_weights
 
 TOP = 3
 
@@ -122,7 +122,7 @@ def fold(args: Sequence[str]) -> int:
     plain = fold_network(model).eval()
     path = options.out or run.path / "folded.safetensors"
     with new_file(path) as temporary:
-        save_model(plain, str(temporary), metadata=run.metadata)
+        save_weights(temporary, plain, run.metadata)
     before, after = (
         training.predict(runtime.place(network), dataset.test, run.preprocess, runtime)
         for network in (model, plain)

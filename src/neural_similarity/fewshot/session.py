@@ -110,7 +110,7 @@ def resume(
     run = read_run(path, FewShotRun)
     if run.summary.exists():
         return run
-    runtime = choose_runtime(device, run.recipe.precision, run.recipe.channels_last)
+    runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
     split = load_data(run, data_root)
     with threads(run.recipe.threads):
         _complete(run, split, split.part(run.recipe.train_on), runtime)

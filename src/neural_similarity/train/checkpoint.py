@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from neural_similarity.train.files import new_folder, read_json, sha256, write_json
+from neural_similarity.train.weights import load_weights, save_weights
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
     """
     path = folder / f"step-{state.step:08d}"
     with new_folder(path) as temporary:
-        save_model(state.model, str(temporary / WEIGHTS), metadata=dict(metadata))
+        save_weights(temporary / WEIGHTS, state.model, metadata)
         torch.save(_rest(state), temporary / STATE)
         write_json(
             temporary / MANIFEST, {name: _seal(temporary / name) for name in (WEIGHTS, STATE)}
@@ -97,14 +97,9 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def load_weights(path: Path, model: nn.Module) -> None:
-    """Load a checkpoint's weights into `model`, wherever it is."""
-    load_model(model, str(path / WEIGHTS))
-
-
 def restore(path: Path, state: State) -> None:
     """Bring `state` back to where it was when the checkpoint `path` was written."""
-    load_weights(path, state.model)
+    load_weights(path / WEIGHTS, state.model)
     device = state.totals.device
     rest: dict[str, Any] = torch.load(path / STATE, map_location=device, weights_only=True)
     state.optimizer.load_state_dict(rest.pop("optimizer"))

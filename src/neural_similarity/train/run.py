@@ -14,9 +14,11 @@ from torch import nn
 
 from neural_similarity import models
 from neural_similarity.data import Preprocess
-from neural_similarity.train.checkpoint import RunError, checkpoints, load_weights, newest
+from neural_similarity.train.checkpoint import WEIGHTS, RunError, checkpoints, newest
 from neural_similarity.train.files import new_folder, read_json, write_json
 from neural_similarity.train.recipe import Recipe, recipe_from_json, recipe_to_json
+from neural_similarity.train.runtime import Precision
+from neural_similarity.train.weights import load_weights
 
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 AnyRun = TypeVar("AnyRun", bound="Run")
@@ -76,6 +78,11 @@ class Run:
     def plots(self) -> Path:
         """Folder of pictures."""
         return self.path / "plots"
+
+    @property
+    def precision(self) -> Precision:
+        """What the run began with: "auto" may be another one where it goes on."""
+        return read_json(self.path / ENVIRONMENT)["precision"]
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -210,7 +217,7 @@ def load(
     run = run if isinstance(run, Run) else read_run(run)
     with torch.random.fork_rng(devices=[]):
         model = run.build()
-    load_weights(find_checkpoint(run, checkpoint), model)
+    load_weights(find_checkpoint(run, checkpoint) / WEIGHTS, model)
     return model.to(device).eval()
 
 

@@ -110,7 +110,7 @@ def resume(path: str | Path, *, data_root: str | Path | None = None, device: str
     run = read_run(path)
     if run.summary.exists():
         return run
-    runtime = choose_runtime(device, run.recipe.precision, run.recipe.channels_last)
+    runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
     with threads(run.recipe.threads):
         _complete(run, load_data(run, data_root), runtime)
     return run
