@@ -177,6 +177,18 @@ def test_rows_without_runs_and_the_schedule_are_labelled(tmp_path):
     assert markdown_of(tmp_path, 2).startswith("# A tiny table (extended schedule, budget 2")
 
 
+def test_runs_in_another_precision_are_named(tmp_path):
+    written = [write_by_hand(tmp_path, PLAIN, seed, [1, 0]) for seed in (1, 2)]
+    environment = json.loads(written[0].read_text())["environment"]
+    assert " and not " not in markdown_of(tmp_path)
+    for seed in (1, 3):
+        changed = environment | {"precision": "bf16"}
+        write_by_hand(tmp_path, STATIC, seed, [1, 0], environment=changed)
+    write_by_hand(tmp_path, PLAIN, 3, [1, 0])
+    told = f" In bf16 and not fp32: `{STATIC}` seed 1, `{STATIC}` seed 3."
+    assert told in markdown_of(tmp_path)
+
+
 def test_fullest_budget(tmp_path):
     recipes = [row.recipe for row in TINY_TABLE.rows]
     assert fullest_budget(recipes, tmp_path) == 1

@@ -137,7 +137,22 @@ def _notes(report: PanelReport) -> str:
         f"seeds on; by image, over the {images:,} test images, each averaged over the common "
         "seeds, which says nothing about other seeds. MACs are of one image, static similarities "
         "folded. Time is the training time of a run, with others beside it: no benchmark.\n\n"
-        f"Run on {'; '.join(machines)}; code {', '.join(commits)}.{_other_classes(report)}"
+        f"Run on {'; '.join(machines)}; code {', '.join(commits)}."
+        f"{_other_precisions(report)}{_other_classes(report)}"
+    )
+
+
+def _other_precisions(report: PanelReport) -> str:
+    """The runs in another precision than most of the panel."""
+    groups: dict[str, list[str]] = {}
+    for record in report.records:
+        run = f"`{record.name}` seed {record.seed}"
+        groups.setdefault(record.environment["precision"], []).append(run)
+    usual = max(groups, key=lambda precision: len(groups[precision]))
+    return "".join(
+        f" In {precision} and not {usual}: {', '.join(runs)}."
+        for precision, runs in groups.items()
+        if precision != usual
     )
 
 
