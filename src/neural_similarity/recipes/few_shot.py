@@ -27,7 +27,7 @@ PROTO = replace(
     evaluate_every=500,
 )
 RELATION = replace(TASKS, method="relation", queries=10)
-# Second derivatives are a quarter faster in torch's own memory layout.
+# Second derivatives of convolutions are a quarter faster in torch's own memory layout.
 MAML = replace(
     TASKS,
     method="maml",
@@ -40,6 +40,7 @@ MAML = replace(
     crop=0,
     flip=False,
 )
+FIRST_ORDER = replace(MAML, method="maml-first-order", channels_last=True)
 STATIC, DYNAMIC = Static(Diagonal()), Dynamic(Diagonal(), predictor=PREDICTOR)
 
 # Trained to name the base classes.
@@ -73,10 +74,10 @@ BY_TASKS = {
         replace(RELATION, similarity=DYNAMIC),
     ),
     "mini-maml": ("MAML", MAML),
-    "mini-maml-first-order": ("MAML of first order", replace(MAML, method="maml-first-order")),
+    "mini-maml-first-order": ("MAML of first order", FIRST_ORDER),
     "mini-maml-static": ("MAML, static similarity", replace(MAML, similarity=STATIC)),
     "mini-maml-dynamic": ("MAML, dynamic similarity", replace(MAML, similarity=DYNAMIC)),
-    "mini-anil": ("ANIL: MAML of the head alone", replace(MAML, method="anil")),
+    "mini-anil": ("ANIL: MAML of the head alone", replace(FIRST_ORDER, method="anil")),
     "mini-tadam": (
         "TADAM on ResNet-12, from mini-resnet12",
         replace(TASKS, method="tadam", model="resnet12"),
