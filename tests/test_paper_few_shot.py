@@ -177,9 +177,9 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
     assert row[3] == "51.04 ± 0.65"
     assert row[4] == f"{ours.mean:.2f} ± {ours.reach:.2f}"
     assert row[5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
-    assert row[7:13] == [row[7], "train", "1", "6", "running", "10"]
+    assert row[7:14] == [row[7], "train", "1", "6", "fp32", "running", "10"]
     spread = torch.tensor([100 * one.summary["accuracy"] for one in near]).double().std()
-    assert row[13] == f"2 (σ {spread:.2f})"
+    assert row[14] == f"2 (σ {spread:.2f})"
     assert found["fine-tuning"][5] == ""
 
 
@@ -200,7 +200,7 @@ def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
         (tmp_path / "fewshot/mini-cnn4/1" / path.name).write_bytes(path.read_bytes())
     row = rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"]
     assert row[5].endswith(" (n = 1)")
-    assert row[13].startswith("2 (")
+    assert row[14].startswith("2 (")
 
 
 @pytest.mark.usefixtures("world", "tiny_table")
@@ -239,7 +239,7 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
     text = paper.few_shot_markdown(tmp_path)
     row = rows(text)["fine-tuning"]
     ours = interval(100 * wanted.accuracies)
-    assert (row[4], row[12]) == (f"{ours.mean:.2f} ± {ours.reach:.2f}", "10")
+    assert (row[4], row[13]) == (f"{ours.mean:.2f} ± {ours.reach:.2f}", "10")
     assert text.count("| fine-tuning |") == 2  # of two shots and of one
 
 

@@ -126,7 +126,8 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
         head = ("method", "recipe", "shots", "paper", "ours", *COMPARED)
-        head += ("parameters", "trained on", "budget", "step", "batch norm", "tasks", "seeds")
+        head += ("parameters", "trained on", "budget", "step", "precision")
+        head += ("batch norm", "tasks", "seeds")
         lines = [head, ("---",) * len(head)]
         for row in rows:
             for shots in SHOTS:
@@ -165,7 +166,7 @@ def _cells(row: FewShotRow, shots: int, results: Path, budget: float) -> list[tu
     lines = _lines(row, shots, results, budget)
     if not lines:
         missing = "not run" if name in FEW_SHOT_RECIPES else "not run (no recipe yet)"
-        return [(*front, missing, *("",) * (7 + len(COMPARED)))]
+        return [(*front, missing, *("",) * (8 + len(COMPARED)))]
     return [(*front, *_ours(line)) for line in lines]
 
 
@@ -178,6 +179,7 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
         first.config.train_on,
         f"{first.budget:g}",
         f"{fmean(one.checkpoint['step'] for one in line.evaluations):,.0f}",
+        " and ".join(sorted({one.environment["precision"] for one in line.evaluations})),
         first.statistics,
         f"{first.tasks['count']:,}",
         line.seeds,
