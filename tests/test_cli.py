@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -162,6 +163,22 @@ def test_evaluate_scores_the_test_set_again(static, capsys):
     assert "32 test images" in told
 
 
+def test_evaluate_computes_as_the_run_did(static, tmp_path, monkeypatch):
+    """Whichever precision is the faster one today."""
+    told, evaluate, folder = [], training.evaluate, shutil.copytree(static.path, tmp_path / "run")
+
+    def note(model, images, preprocess, runtime):
+        told.append(runtime.precision)
+        return evaluate(model, images, preprocess, runtime)
+
+    monkeypatch.setattr(training, "evaluate", note)
+    for precision in ("bf16", "fp32"):
+        facts = json.loads((static.path / "environment.json").read_text())
+        (folder / "environment.json").write_text(json.dumps(facts | {"precision": precision}))
+        assert cli.main(["evaluate", str(folder), "--device", "cpu"]) == 0
+    assert told == ["bf16", "fp32"]
+
+
 def test_predict_names_the_likeliest_classes(dynamic, tmp_path, capsys):
     images = make_dataset().test
     for index in range(2):
@@ -296,7 +313,9 @@ def test_data_prints_the_sizes(tmp_path, capsys):
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_has_examples(command, capsys):
     assert cli.main([command, "--help"]) == 0
-    assert f"nsim {command}" in capsys.readouterr().out
+    _, separator, examples = capsys.readouterr().out.partition("example")
+    assert separator
+    assert f"  nsim {command}" in examples
 
 
 def test_help_of_data_lists_the_data_sets(capsys):

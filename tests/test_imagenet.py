@@ -311,6 +311,8 @@ def test_lay_out_refuses(tmp_path):
     lists(tmp_path, {"train": ("n1",)})
     with pytest.raises(ValueError, match=r"below the images of every class, got 5 of 5 .* 'n1'"):
         data.lay_out(tmp_path, tmp_path / "made", held_out=5)
+    with pytest.raises(ValueError, match="`held_out` must be an integer of at least 1, got 0"):
+        data.lay_out(tmp_path, tmp_path / "made", held_out=0)
     (tmp_path / "images" / "n10.jpg").unlink()
     with pytest.raises(FileNotFoundError, match=r"n10.jpg is missing, which a list names"):
         data.lay_out(tmp_path, tmp_path / "made", held_out=1)
@@ -329,6 +331,12 @@ def test_lay_out_takes_a_file_of_two_lists_once_and_starts_anew(tmp_path):
     assert names == ["n10.jpg", "n11.jpg", "n12.jpg"]
     assert sorted(path.name for path in root.iterdir()) == ["train", "val"]
     assert {path.name: path.read_bytes() for path in (source / "images").iterdir()} == before
+
+
+def test_lay_out_refuses_lists_of_other_columns(tmp_path):
+    (tmp_path / "all.csv").write_text("file,class\n0.jpg,n1\n")
+    with pytest.raises(ValueError, match=r"all\.csv must have the columns filename and label, got"):
+        data.lay_out(tmp_path, tmp_path / "made")
 
 
 def test_lay_out_refuses_two_files_of_one_name(tmp_path):

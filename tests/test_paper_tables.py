@@ -199,6 +199,22 @@ def test_fullest_budget(tmp_path):
     assert fullest_budget(recipes, tmp_path) == 0.25
 
 
+def test_a_folder_that_is_no_budget_is_named(tmp_path):
+    write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.5)
+    aside = tmp_path / PLAIN / "old"
+    (tmp_path / PLAIN / "0.5").rename(aside)
+    with pytest.raises(ValueError, match=f"{aside} must be named by the budget of the records"):
+        fullest_budget([PLAIN], tmp_path)
+
+
+def test_errors_are_those_of_the_images(tmp_path):
+    path = write_by_hand(tmp_path, PLAIN, 1, [1, 1, 1, 0])
+    content = json.loads(path.read_text())
+    content["summary"]["test_error_percent"] = 1.0
+    path.write_text(json.dumps(content))
+    assert cells(markdown_of(tmp_path), "plain")[3].startswith("25.00")
+
+
 @pytest.mark.parametrize(
     ("budget", "name"), [(1, "1"), (1.0, "1"), (0.125, "0.125"), (0.0625, "0.0625"), (2.0, "2")]
 )
@@ -295,6 +311,7 @@ def write_costs(folder, **ratios):
     rows += [Row(group=group, name=n, times={"step": timing(r, 0.1)}) for n, r in ratios.items()]
     rows += [Row(group=group | {"dtype": "fp32"}, name=STATIC, times={"step": timing(9.0, 0.1)})]
     environment = {"device": "cpu", "cpu": "A CPU", "torch": "2.15", "command": "nsim bench"}
+    environment["commit"] = "0123456789abcdef"
     environment["recipes"] = {name: recipe_to_json(RECIPES[name]) for name in (PLAIN, STATIC)}
     report = bench.Report(
         bench="recipes", environment=environment, quick=False, others=0.0, rows=tuple(rows)
@@ -320,7 +337,10 @@ def test_times_of_updates_stand_beside_the_runs(tmp_path, capsys):
         *("step", "1", "1.50 [1.40, 1.60]", "")
     ]
     assert f"over that of `{PLAIN}`, measured side by side apart from the runs" in told
-    assert "`nsim bench`, dtype bf16, batch 128, threads 1, on A CPU, torch 2.15." in told
+    assert (
+        "`nsim bench`, dtype bf16, batch 128, threads 1, on A CPU, torch 2.15, code 0123456789ab."
+        in told
+    )
     assert cli.main([*args, "--costs", str(tmp_path / "nowhere")]) == 0
     assert cells(capsys.readouterr().out, "network")[-1] == "time"
     out = tmp_path / "with.md"

@@ -1,7 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
+from tiny_images import TINY
+from tiny_images import tiny as tiny
+from torch.nn import functional as F
 
-from neural_similarity.train import runtime
+from neural_similarity.train import runtime, train
 from neural_similarity.train.runtime import choose_runtime
 
 
@@ -11,9 +16,18 @@ def test_missing_gpu_is_an_error(monkeypatch):
         choose_runtime("cuda")
 
 
-def test_unknown_device_is_an_error():
-    with pytest.raises(ValueError, match="`device` must be auto, cpu or cuda, got 'cud'"):
-        choose_runtime("cud")
+@pytest.mark.parametrize("name", ["cud", "mps", "meta"])
+def test_other_devices_are_errors(name):
+    with pytest.raises(ValueError, match=f"`device` must be auto, cpu or cuda, got '{name}'"):
+        choose_runtime(name)
+
+
+def test_a_gpu_beyond_the_last_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_runtime("cuda:1", "fp32").device.index == 1
+    with pytest.raises(ValueError, match=r"`device` must be present, got 'cuda:2', .* 2 GPUs"):
+        choose_runtime("cuda:2", "fp32")
 
 
 @pytest.mark.parametrize(
@@ -24,10 +38,28 @@ def test_auto_precision_is_the_faster_one(monkeypatch, supported, bf16_seconds, 
     seconds = {torch.bfloat16: bf16_seconds, torch.float32: 1.0}
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(runtime, "_convolution_seconds", seconds.__getitem__)
+    monkeypatch.setattr(runtime, "_convolution_seconds", lambda dtype, _: seconds[dtype])
     assert choose_runtime("cpu").precision == chosen
     assert choose_runtime("cpu", "bf16").precision == "bf16"
 
 
-def test_a_convolution_is_timed_in_both_precisions():
-    assert all(runtime._convolution_seconds(d) > 0 for d in (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_convolution_is_timed_with_the_threads_of_the_run(dtype, monkeypatch):
+    told, count = [], torch.get_num_threads() + 1
+
+    def conv2d(images, kernel, **_):
+        told.append((images.dtype, kernel.dtype, torch.get_num_threads()))
+
+    monkeypatch.setattr(F, "conv2d", conv2d)
+    runtime._convolution_seconds.cache_clear()
+    assert runtime._convolution_seconds(dtype, count) > 0
+    runtime._convolution_seconds.cache_clear()
+    assert set(told) == {(dtype, dtype, count)}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_times_with_its_own_threads(monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setattr(runtime, "_bf16_is_fast", lambda _, count: told.append(count))
+    train(replace(TINY, precision="auto", threads=3), out=tmp_path / "run", device="cpu")
+    assert told == [3]

@@ -50,6 +50,8 @@ examples:
   nsim fewshot evaluate runs/quickstart-seed0
   nsim fewshot evaluate runs/mini-cnn4-seed1 --method static-nsn --ways 5 --shots 5 --tasks 600"""
 
+EXAMPLES = "  nsim fewshot train && nsim fewshot evaluate runs/quickstart-seed0\n"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
@@ -129,7 +131,10 @@ def fewshot(args: Sequence[str]) -> int:
     name, *rest = args or ["--help"]
     if name in ("-h", "--help"):
         lines = [f"  {name:<10}{text}\n" for name, (_, text) in COMMANDS.items()]
-        sys.stdout.write(f"usage: nsim fewshot COMMAND ...\n\ncommands:\n{''.join(lines)}")
+        sys.stdout.write(f"usage: nsim fewshot COMMAND ...\n\ncommands:\n{''.join(lines)}\n")
+        sys.stdout.write(
+            "example:\n  nsim fewshot train && nsim fewshot evaluate runs/quickstart-seed0\n"
+        )
         return 0
     if name not in COMMANDS:
         raise unknown("command of nsim fewshot", name, COMMANDS)

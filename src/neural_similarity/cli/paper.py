@@ -209,6 +209,8 @@ def _step_costs(path: Path) -> StepCosts | None:
     timings = {row.name: row.times[STEP] for row in rows if row.times}
     ratios = {name: Interval(t.ratio, t.low, t.high) for name, t in timings.items()}
     source = f"`{found.environment['command']}`, {words}, on {found.machine}"
+    commit = found.environment.get("commit")
+    source += f", code {commit[:12]}" if commit else ""
     source += f" ({found.noise})" if found.noise else ""
     return StepCosts(ratios=ratios, baseline=rows[0].name, source=source)
 

@@ -16,6 +16,7 @@ from neural_similarity.data.pictures import read_centre, read_header, read_pixel
 from neural_similarity.nn.layer import is_dynamic
 from neural_similarity.train import Run, RunError, Runtime, Scores
 from neural_similarity.train.files import new_file
+from neural_similarity.train.runtime import Precision
 from neural_similarity.train.weights import save_weights
 
 TOP = 3
@@ -77,7 +78,7 @@ def evaluate(args: Sequence[str]) -> int:
     options = parse(DataOptions, args, command="evaluate", description=description)
     run = training.read_run(options.run)
     dataset = training.load_data(run, options.data)
-    runtime, model = _network(run, options, run.recipe.precision)
+    runtime, model = _network(run, options, run.precision)
     scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
     say(f"{_describe(scores)} on {len(dataset.test):,} test images")
     return 0
@@ -158,7 +159,7 @@ def inspect(args: Sequence[str]) -> int:
 
 
 def _network(
-    run: Run, options: RunOptions, precision: Literal["auto", "bf16", "fp32"] = "fp32"
+    run: Run, options: RunOptions, precision: Precision = "fp32"
 ) -> tuple[Runtime, nn.Module]:
     """Where to compute, and the run's network, which is yet to be placed there."""
     runtime = training.choose_runtime(options.device, precision, run.recipe.channels_last)

@@ -1,6 +1,5 @@
 """Which image files belong to which class and part of a few-shot data set."""
 
-import csv
 import hashlib
 import json
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neural_similarity.data.class_split import PARTS, check_disjoint, random_split
-from neural_similarity.data.listing import list_images
+from neural_similarity.data.listing import list_images, listed_images
 
 Files = dict[str, tuple[Path, ...]]
 """Image files by the name of their class."""
@@ -108,11 +107,8 @@ def _read_csv(folder: Path, part: str) -> Files:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the split needs {', '.join(PARTS)}")
     found: dict[str, list[Path]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if not {"filename", "label"} <= row.keys():
-                raise ValueError(f"{path} must have the columns filename and label, got {[*row]}")
-            found.setdefault(row["label"], []).append(folder / "images" / row["filename"])
+    for name, label in listed_images(path):
+        found.setdefault(label, []).append(folder / "images" / name)
     return {name: tuple(paths) for name, paths in found.items()}
 
 

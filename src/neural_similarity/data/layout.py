@@ -1,11 +1,12 @@
 """Putting images that lists assign to classes into ImageNet's layout."""
 
-import csv
 import os
 import shutil
 from pathlib import Path
 
+from neural_similarity.choices import require_count
 from neural_similarity.data.imagenet import PARTS
+from neural_similarity.data.listing import listed_images
 
 PARTIAL = ".laying-out"
 """What is being made; the parts appear when they are whole."""
@@ -31,8 +32,10 @@ def lay_out(source: Path, root: Path, held_out: int = 100) -> Path:
     Raises:
         FileNotFoundError: there is no list, or an image that a list names is missing.
         FileExistsError: `root` holds one of the parts already.
-        ValueError: a class has no more than `held_out` images, or two of one name.
+        ValueError: a class has no more than `held_out` images, which must be one at least, or two
+            of one name; or a list has other columns.
     """
+    require_count("held_out", held_out)
     members = _read_lists(source)
     for name, files in members.items():
         if len(files) <= held_out:
@@ -77,9 +80,8 @@ def _read_lists(source: Path) -> dict[str, list[str]]:
         raise FileNotFoundError(f"{source} must hold images/ and lists *.csv of filename,label")
     members: dict[str, set[str]] = {}
     for path in lists:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                members.setdefault(row["label"], set()).add(row["filename"])
+        for name, label in listed_images(path):
+            members.setdefault(label, set()).add(name)
     return {label: sorted(files) for label, files in members.items()}
 
 

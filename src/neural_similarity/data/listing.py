@@ -1,11 +1,14 @@
 """Which image files a folder of class folders holds."""
 
+import csv
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from neural_similarity.data.pictures import SUFFIXES
+
+COLUMNS = ("filename", "label")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,20 @@ def list_images(folder: Path) -> Listing:
         tuple(tuple(files.values()) for files in members),
         tuple(os.path.relpath(path, folder) for path in inner),
     )
+
+
+def listed_images(path: Path) -> list[tuple[str, str]]:
+    """The file names in a list, a CSV file of `filename,label`, each with its label.
+
+    Raises:
+        ValueError: it has other columns.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        if not set(COLUMNS) <= set(rows.fieldnames or ()):
+            wanted = " and ".join(COLUMNS)
+            raise ValueError(f"{path} must have the columns {wanted}, got {rows.fieldnames}")
+        return [(row["filename"], row["label"]) for row in rows]
 
 
 def class_folders(folder: Path) -> list[Path]:

@@ -66,7 +66,7 @@ def train(
     """
     recipe = scaled(recipe, budget)
     budget = budget if scaled_by is None else scaled_by
-    runtime = choose_runtime(device, recipe.precision, recipe.channels_last)
+    runtime = choose_runtime(device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path(out) if out is not None else default_path(name, recipe)
     require_new(path, FewShotRun.COMMAND)
     split = data.load_split(

@@ -128,6 +128,19 @@ def read_record(path: Path) -> Record:
 
 
 def budgets(results: Path, names: Iterable[str]) -> list[str]:
-    """The budgets at which any of the recipes has records, as `budget_name` writes them."""
-    paths = (path for name in names for path in (results / name).glob("*/*.json"))
-    return sorted({path.parent.name for path in paths}, key=float, reverse=True)
+    """The budgets at which any of the recipes has records, as `budget_name` writes them.
+
+    Raises:
+        ValueError: a folder of records has another name.
+    """
+    folders = {path.parent for name in names for path in (results / name).glob("*/*.json")}
+    return sorted({_budget(folder) for folder in folders}, key=float, reverse=True)
+
+
+def _budget(folder: Path) -> str:
+    try:
+        return budget_name(float(folder.name))
+    except ValueError:
+        raise ValueError(
+            f"{folder} must be named by the budget of the records in it; move it out of results"
+        ) from None

@@ -79,12 +79,14 @@ def choose_runtime(
     device: str = "auto",
     precision: Literal["auto", "bf16", "fp32"] = "auto",
     channels_last: bool = True,
+    thread_count: int = 0,
 ) -> Runtime:
     """The runtime for `device` ("auto" takes a GPU if there is one) and `precision`.
 
     Precision "auto" is bf16 on GPUs that support it and on CPUs where a convolution, timed once in
-    a process, takes less of it: several times less with AMX, about half with AVX-512 BF16 on AMD's
-    and twice the time of fp32 with it on Intel's without AMX. Else it is fp32.
+    a process on `thread_count` threads (0: as many as torch is set to), takes less of it: several
+    times less with AMX, about half with AVX-512 BF16 on AMD's and twice the time of fp32 with it on
+    Intel's without AMX. Else it is fp32.
 
     Raises:
         ValueError: there is no such device here, or no such precision.
@@ -95,29 +97,39 @@ def choose_runtime(
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"`device` must be auto, cpu or cuda, got {device!r}") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"`device` must be present, got {device!r}, and torch finds no GPU here")
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"`device` must be auto, cpu or cuda, got {device!r}")
+    if chosen.type == "cuda":
+        _require_gpu(chosen)
     if precision == "auto":
-        precision = "bf16" if _bf16_is_fast(chosen) else "fp32"
+        precision = "bf16" if _bf16_is_fast(chosen, thread_count) else "fp32"
     return Runtime(chosen, precision, channels_last)
 
 
-def _bf16_is_fast(device: torch.device) -> bool:
+def _require_gpu(device: torch.device) -> None:
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= found:
+        raise ValueError(f"`device` must be present, got '{device}', and torch finds {found} GPUs")
+
+
+def _bf16_is_fast(device: torch.device, thread_count: int) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
         return False
-    return _convolution_seconds(torch.bfloat16) < WORTH * _convolution_seconds(torch.float32)
+    bf16, fp32 = (_convolution_seconds(d, thread_count) for d in (torch.bfloat16, torch.float32))
+    return bf16 < WORTH * fp32
 
 
 @cache
-def _convolution_seconds(dtype: torch.dtype) -> float:
+def _convolution_seconds(dtype: torch.dtype, thread_count: int) -> float:
     """The shortest time of a few convolutions of 64 channels on the CPU."""
     images = torch.ones(8, 64, 32, 32, dtype=dtype).contiguous(memory_format=torch.channels_last)
     kernel, seconds = torch.ones(64, 64, 3, 3, dtype=dtype), []
-    for _ in range(1 + TRIES):
-        start = time.perf_counter()
-        F.conv2d(images, kernel, padding=1)
-        seconds.append(time.perf_counter() - start)
+    with threads(thread_count):
+        for _ in range(1 + TRIES):
+            start = time.perf_counter()
+            F.conv2d(images, kernel, padding=1)
+            seconds.append(time.perf_counter() - start)
     return min(seconds)

@@ -72,7 +72,7 @@ def train(
         The finished run.
     """
     recipe = scaled(recipe, budget)
-    runtime = choose_runtime(device, recipe.precision, recipe.channels_last)
+    runtime = choose_runtime(device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path(out) if out is not None else Path("runs") / f"{name}-seed{recipe.seed}"
     require_new(path)
     dataset = _load(recipe, data_root)
