@@ -355,3 +355,81 @@ def test_exports_in_plain_operators_for_any_size(similarity):
     assert not [n for n in program.graph.nodes if "neural_similarity" in str(n.target)]
     x = torch.randn(3, 4, 11, 8)
     assert_close(program.module()(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stride", (2, 2)),
+        ("padding", (1, 1)),
+        ("dilation", (1, 1)),
+        ("padding_mode", "reflect"),
+    ],
+)
+def test_a_window_that_has_changed(name, value):
+    """Static layers follow, as torch's do; predictors were built for the window of before."""
+    layers = {
+        similarity: trained(ns.Conv2d(3, 4, 3, padding=2, dilation=2, similarity=similarity))
+        for similarity in ("static-diagonal", "dynamic-diagonal")
+    }
+    for layer in layers.values():
+        setattr(layer, name, value)
+        if name == "padding_mode":
+            layer._reversed_padding_repeated_twice = [2] * 4
+    x = torch.randn(2, 3, 8, 8)
+    static = layers["static-diagonal"]
+    assert_close(static(x), ns.fold(static)(x))
+    with pytest.raises(ValueError, match=f"`{name}` must stay .* predictor was built for"):
+        layers["dynamic-diagonal"](x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((8, 8), torch.float32, r"`input` must be \(n, 4, \*size\) or \(4, \*size\) of 2 sizes"),
+        ((2, 3, 8, 8), torch.float32, r"of 2 sizes, got \(2, 3, 8, 8\)"),
+        ((1, 2, 4, 8, 8), torch.float32, r"of 2 sizes, got \(1, 2, 4, 8, 8\)"),
+        (
+            (2, 4, 8, 8),
+            torch.uint8,
+            "`input` must be of the kernel's torch.float32, got torch.uint8",
+        ),
+        ((2, 4, 8, 8), torch.float64, "`input` must be of the kernel's torch.float32"),
+    ],
+)
+def test_wrong_inputs_of_dynamic_layers(shape, dtype, message):
+    layer = ns.Conv2d(4, 8, 3, similarity="dynamic-diagonal")
+    with pytest.raises(ValueError, match=message):
+        layer(torch.ones(shape, dtype=dtype))
+
+
+RESET = [
+    *NAMES,
+    ns.Static(ns.Diagonal(), init="released"),
+    ns.Static(ns.Masked(ns.Full())),
+    ns.Dynamic(ns.Masked(ns.Diagonal()), predictor=ns.SphereNet(batch_norm=True, hidden=4)),
+    ns.Dynamic(predictor=ns.Shared(channels=4, hidden=4)),
+    ns.Dynamic(predictor=ns.CNN(scales=(0.1, 0.001)), init="released"),
+]
+
+
+def reset(module):
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
+@pytest.mark.parametrize("similarity", RESET, ids=str)
+def test_parameters_are_reset_as_torchs_are(similarity):
+    """`apply` visits parts before wholes; a network without memory begins like a new one."""
+    fresh = ns.Conv2d(3, 4, 3, similarity=similarity)
+    with torch.device("meta"):
+        layer = ns.Conv2d(3, 4, 3, similarity=similarity)
+    layer.to_empty(device="cpu")
+    for parameter in layer.parameters():
+        parameter.data.fill_(torch.nan)
+    layer.apply(reset)
+    for (name, new), old in zip(fresh.named_parameters(), layer.parameters(), strict=True):
+        if new.unique().numel() <= 2:  # constants of a start: gains, raw numbers, masks, biases
+            assert torch.equal(new, old), name
+        else:  # drawn: the deviation of few numbers
+            assert 0.5 < old.std() / new.std() < 2, name

@@ -107,8 +107,10 @@ def test_the_plan_says_what_is_skipped_and_why(network):
         "again": None,
         "point": "has a single kernel tap",
         "special": "is a Special, not exactly a torch.nn.Conv2d",
-        "transposed": "is a ConvTranspose2d, not exactly a torch.nn.Conv2d",
+        "transposed": "is a transposed convolution, whose similarity is static",
     }
+    asked = "is a ConvTranspose2d; name it in `where` to have it converted too"
+    assert ns.plan(network, "static-full")["transposed"] == asked
     converted = ns.convert(network, "dynamic-full")
     plan = ns.plan(converted, "dynamic-full")
     assert plan["stem"] == "has a similarity already"
@@ -334,6 +336,18 @@ def test_parameter_groups_hold_every_trainable_parameter_once():
     ]
 
 
+def test_a_parameter_is_in_one_group_though_it_fits_two():
+    inner = ns.Conv2d(2, 9, 3, similarity="static-full")
+    sphere = ns.SphereConv2d(9, 9, 1, angle="sigmoid", learn_k=True)
+    predictor = nn.Sequential(inner, sphere)
+    layer = ns.Conv2d(2, 2, 3, similarity=ns.Dynamic(predictor=predictor))
+    groups = ns.parameter_groups(layer, weight_decay=0.1, sphere_decay=0.0)
+    by_name = {group["name"]: group["params"] for group in groups}
+    assert by_name["similarities"] == [inner.similarity.raw]
+    assert {id(p) for p in by_name["undecayed"]} == {id(layer.similarity.gain), id(sphere.log_k)}
+    torch.optim.SGD(groups, 0.1)
+
+
 def test_a_frozen_backbone_trains_its_similarities_only(network, x):
     plain_state = {key: value.clone() for key, value in network.state_dict().items()}
     converted = ns.freeze_backbone(ns.convert(network, "dynamic-diagonal"))
@@ -358,6 +372,18 @@ def test_a_frozen_backbone_computes_as_in_evaluation_and_survives_copies(network
     assert torch.equal(converted.train()(x), network.eval()(x))
     loose = ns.freeze_backbone(ns.convert(network.train(), "static-full"), norm="train")
     assert torch.equal(loose(x), network(x))
+
+
+def test_freezing_leaves_modes_alone(network, x):
+    converted = ns.freeze_backbone(ns.convert(network.train(), "static-full"))
+    before = converted.norm.running_mean.clone()
+    converted(x)
+    assert torch.equal(converted.norm.running_mean, before)
+    assert all(module.training for module in converted.modules())
+    ns.unfreeze_backbone(converted)(x)
+    assert not torch.equal(converted.norm.running_mean, before)
+    assert not converted.norm._forward_hooks
+    assert not converted.norm._forward_pre_hooks
 
 
 def test_unfreezing_lets_everything_train_again(network, x):

@@ -98,11 +98,40 @@ def test_reasons_of_every_kind(mixed):
     assert plan["head"] == "does not fit: `channels` must divide the 1 channels, got 3"
     assert plan["memory"] == plan["head"]
     assert plan["up"] == plan["volume"] == "is not named in `where`"
-    assert "not exactly a torch.nn.Conv2d" in ns.plan(mixed, "static-full")["audio"]
+    assert ns.plan(mixed, "static-full")["audio"].startswith("is a Conv1d; name it in `where`")
     narrow = nn.ModuleList([nn.LSTM(1, 4), nn.LSTM(1, 1), nn.Linear(1, 4)])
     assert ns.plan(narrow, "static-full", of_type(nn.LSTM, nn.Linear)) == {
         "0": None, "1": "has a single kernel tap", "2": "has a single kernel tap",
     }  # fmt: skip
+
+
+def test_where_is_a_class(mixed):
+    assert ns.plan(mixed, "static-full", nn.Linear) == ns.plan(
+        mixed, "static-full", of_type(nn.Linear)
+    )
+
+
+def test_a_parametrized_layer_is_told_what_to_remove():
+    layer = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3))
+    assert ns.plan(nn.Sequential(layer), "static-full")["0"].endswith("remove its parametrizations")
+
+
+def test_layers_that_a_transformer_reads_are_refused():
+    """In evaluation it takes `linear1.weight` and never calls `linear1`."""
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    names = ["linear1", "linear2"]
+    plan = ns.plan(nn.TransformerEncoder(encoder, 1), "static-full", nn.Linear)
+    for name in names:
+        assert "reads its weight alone" in plan[f"layers.0.{name}"]
+    with pytest.raises(ValueError, match="reads its weight alone"):
+        ns.convert(encoder, "static-full", where=names)
+
+
+def test_nothing_to_convert_says_how_to():
+    with pytest.raises(ValueError, match="name layers of other kinds in `where`"):
+        ns.convert(nn.Sequential(nn.Linear(2, 2)), "static-full")
+    with pytest.raises(ValueError, match="is a Conv1d; name it in `where`"):
+        ns.convert(nn.Sequential(nn.Conv1d(2, 2, 3)), "static-full")
 
 
 NOT_IDENTITY = [

@@ -219,3 +219,20 @@ def test_errors(similarity, message):
 def test_folding_a_dynamic_lstm_is_refused():
     with pytest.raises(ValueError, match="`similarity` must be static for the layer to be folded"):
         lstm("dynamic-diagonal").fold()
+
+
+def test_torchs_arguments_in_torchs_order():
+    arguments = (4, 3, 1, True, False, 0.0, True, 2)
+    ours, torchs = ns.LSTM(*arguments), nn.LSTM(*arguments)
+    assert (ours.bidirectional, ours.proj_size) == (torchs.bidirectional, torchs.proj_size)
+    assert {n: p.shape for n, p in ours.named_parameters()} == {
+        n: p.shape for n, p in torchs.named_parameters()
+    }
+    with pytest.raises(ValueError, match="`bidirectional` and `proj_size` must be False and 0"):
+        ns.LSTM(4, 3, bidirectional=True, similarity="static-full")
+
+
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_inputs_of_other_dimensions_are_refused(similarity):
+    with pytest.raises(ValueError, match=r"`input` must be of 2 or 3 dimensions, .* got \(4,\)"):
+        ns.LSTM(4, 3, similarity=similarity)(torch.randn(4))

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
 from neural_similarity.nn import (
     Dynamic,
@@ -33,8 +34,10 @@ from neural_similarity.nn.text import Similarity, required_similarity
 Network = TypeVar("Network", bound=nn.Module)
 OnDynamic = Literal["error", "keep"]
 NormMode = Literal["eval", "train"]
-Where = str | Collection[str] | Callable[[str, nn.Module], bool]
+Choice = Collection[str] | Callable[[str, nn.Module], bool]
+Where = str | type[nn.Module] | Choice
 
+_READ = ("linear1", "linear2")
 _UNFIT = ("does not fit:", "does not contain the identity:")
 
 
@@ -51,12 +54,16 @@ def convert(
     places stays one module. `where` reaches torch's other layers that the library has with a
     similarity as well. A second call changes nothing. `plan` tells what is skipped and why.
 
+    A similarity is in the layer's `forward`: networks that read a layer's weight and do not call it
+    (torchvision's Swin does so with `qkv` and `proj`) go on as if it were not there.
+
     Args:
         model: Any network; a copy is converted unless `inplace`.
         similarity: A name or spec that starts at the identity, see `ns.Conv2d`. A predictor that
             is a ready module serves a single layer.
-        where: Name or names of the modules to convert, as in `model.named_modules()`, or a function
-            of (name, module) that tells whether to; by default all convolutions.
+        where: Name or names of the modules to convert, as in `model.named_modules()`, or a class,
+            such as `torch.nn.Linear`, or a function of (name, module) that tells whether to; by
+            default all convolutions.
         inplace: Convert `model` itself; where that fails, it is as it was.
 
     Raises:
@@ -66,7 +73,7 @@ def convert(
             of a single layer carry its name.
     """
     spec = _identity_start(similarity)
-    where = _names(where)
+    where = _choice(where)
     reasons = plan(model, spec, where)
     _check_plan(model, reasons, spec, where)
     model = model if inplace else _copy(model)
@@ -75,8 +82,10 @@ def convert(
     return model
 
 
-def _names(where: Where | None) -> Where | None:
-    """`where` with a single name as a collection of names."""
+def _choice(where: Where | None) -> Choice | None:
+    """`where` as a collection of names or a function."""
+    if isinstance(where, type):
+        return lambda _, module: isinstance(module, where)
     return [where] if isinstance(where, str) else where
 
 
@@ -117,7 +126,7 @@ def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
 
 
 def _check_plan(
-    model: nn.Module, reasons: Mapping[str, str | None], spec: Similarity, where: Where | None
+    model: nn.Module, reasons: Mapping[str, str | None], spec: Similarity, where: Choice | None
 ) -> None:
     """Raise a `ValueError` where a plan is not what was asked for."""
     names = set() if where is None or callable(where) else where
@@ -133,7 +142,7 @@ def _check_plan(
     if not chosen and not _similarities(model):
         raise ValueError(
             "`model` must have a layer to convert, one that `where` chooses, got none: "
-            f"{dict(reasons) or 'no convolution'}"
+            f"{dict(reasons) or 'no convolution; name layers of other kinds in `where`'}"
         )
     if isinstance(spec, Dynamic) and isinstance(spec.predictor, nn.Module) and len(chosen) > 1:
         raise ValueError(
@@ -151,7 +160,7 @@ def plan(
         ValueError: `where` names what is no layer of the model that could have a similarity.
     """
     spec = _identity_start(similarity)
-    where = _names(where)
+    where = _choice(where)
     modules = dict(model.named_modules(remove_duplicate=False))
     names = set() if where is None or callable(where) else set(where)
     layers = {
@@ -165,12 +174,24 @@ def plan(
         raise ValueError(f"`where` must name layers of the model ({kinds}), got {missing}")
     inside = {part for similarity in _similarities(model) for part in similarity.modules()}
     return {
-        name: "is part of a similarity" if layer in inside else _reason(name, layer, spec, where)
+        name: _bypass(name, layer, modules, inside) or _reason(name, layer, spec, where)
         for name, layer in layers.items()
     }
 
 
-def _chosen(where: Where | None, name: str, module: nn.Module) -> bool:
+def _bypass(
+    name: str, layer: nn.Module, modules: Mapping[str, nn.Module], inside: Collection[nn.Module]
+) -> str | None:
+    """Why a layer's place in the network leaves no room for a similarity."""
+    if layer in inside:
+        return "is part of a similarity"
+    parent, _, own = name.rpartition(".")
+    if own in _READ and isinstance(modules[parent], nn.TransformerEncoderLayer):
+        return "is in a TransformerEncoderLayer, which in evaluation reads its weight alone"
+    return None
+
+
+def _chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     """Whether `where` asks for a module."""
     if where is None:
         return type(module) in (nn.Conv2d, LAYERS[nn.Conv2d])
@@ -179,29 +200,32 @@ def _chosen(where: Where | None, name: str, module: nn.Module) -> bool:
     return name in where
 
 
-def _reason(name: str, layer: nn.Module, spec: Similarity, where: Where | None) -> str | None:
+def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
     """Why a layer is not converted."""
     if where is not None and not _chosen(where, name, layer):
         return "is not chosen by `where`" if callable(where) else "is not named in `where`"
     if has_similarity(layer):
         return "has a similarity already"
-    if not _chosen(where, name, layer) or type(layer) not in {*LAYERS, *LAYERS.values()}:
-        return f"is a {type(layer).__name__}, not exactly a torch.nn.{_nearest(layer, where)}"
     if isinstance(layer, nn.ConvTranspose2d) and isinstance(spec, Dynamic):
         return "is a transposed convolution, whose similarity is static"
+    if type(layer) in LAYERS and not _chosen(where, name, layer):
+        return f"is a {type(layer).__name__}; name it in `where` to have it converted too"
+    if not _chosen(where, name, layer) or type(layer) not in {*LAYERS, *LAYERS.values()}:
+        mend = "; remove its parametrizations" if parametrize.is_parametrized(layer) else ""
+        return f"is a {type(layer).__name__}, not exactly a torch.nn.{_nearest(layer, where)}{mend}"
     if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
         return "is an LSTM with two directions or a projection"
     geometries = lstm_geometries(layer).values() if isinstance(layer, nn.LSTM) else ()
     return _misfit(list(geometries) or [geometry_of(layer)], spec, where)
 
 
-def _nearest(layer: nn.Module, where: Where | None) -> str:
+def _nearest(layer: nn.Module, where: Choice | None) -> str:
     """The class of torch's that a layer would have to be of."""
     kinds = (nn.Conv2d,) if where is None else LAYERS
     return next((kind for kind in kinds if isinstance(layer, kind)), nn.Conv2d).__name__
 
 
-def _misfit(geometries: list[Geometry], spec: Similarity, where: Where | None) -> str | None:
+def _misfit(geometries: list[Geometry], spec: Similarity, where: Choice | None) -> str | None:
     """Why a similarity does not fit a layer whose parts have these geometries."""
     if all(geometry.taps == 1 for geometry in geometries):
         return "has a single kernel tap"
@@ -264,22 +288,31 @@ def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
     inside = {part for similarity in similarities for part in similarity.modules()}
     for module in model.modules():
         if norm == "eval" and module not in inside and hasattr(module, "running_mean"):
-            module.register_forward_pre_hook(_evaluate)
+            held = _Held()
+            module.register_forward_pre_hook(held.before)
+            module.register_forward_hook(held.after)
     return model
 
 
 def unfreeze_backbone(model: Network) -> Network:
     """Let all of `model` train again, in place: `freeze_backbone` undone."""
     for module in model.modules():
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if hook is _evaluate:
-                del module._forward_pre_hooks[key]
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), _Held):
+                    del hooks[key]
     return model.requires_grad_(True)
 
 
-def _evaluate(module: nn.Module, _: Any) -> None:
-    """Hook that keeps a normalisation at its running statistics, whatever mode it is set to."""
-    module.training = False
+class _Held:
+    """Hooks that let a normalisation use its running statistics, whatever mode it is in."""
+
+    def before(self, module: nn.Module, _: Any) -> None:
+        self._training = module.training
+        module.training = False
+
+    def after(self, module: nn.Module, _input: Any, _output: Any) -> None:
+        module.training = self._training
 
 
 def fold(model: Network, dynamic: OnDynamic = "error") -> Network:

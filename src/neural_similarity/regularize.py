@@ -39,7 +39,8 @@ def parameter_groups(
     `sphere_decay`. "similarities": static M by `similarity_decay`, towards the identity where the
     structure has a residual and towards zero where not.
     "undecayed": the gains of dynamic M, the masks of kernel shapes, and the learned k of
-    hyperspherical convolutions. Empty groups are left out.
+    hyperspherical convolutions. Of several groups that a parameter fits it is in "undecayed", else
+    in "similarities". Empty groups are left out.
     """
     groups: dict[str, dict[nn.Parameter, None]] = {
         name: {} for name in ("undecayed", "similarities", "predictors", "spheres", "weights")
@@ -53,8 +54,11 @@ def parameter_groups(
             groups["spheres"][cast(nn.Parameter, module.weight)] = None
         if (own := _undecayed(module)) is not None:
             groups["undecayed"][own] = None
-    apart = {parameter for group in groups.values() for parameter in group}
-    groups["weights"] = {p: None for p in model.parameters() if p not in apart}
+    groups["weights"] = dict.fromkeys(model.parameters())
+    taken: set[nn.Parameter] = set()
+    for name, group in groups.items():
+        groups[name] = {parameter: None for parameter in group if parameter not in taken}
+        taken |= group.keys()
     decays = {
         "weights": weight_decay,
         "predictors": weight_decay if predictor_decay is None else predictor_decay,

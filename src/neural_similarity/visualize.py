@@ -14,6 +14,7 @@ from neural_similarity.nn import (
     StaticSimilarity,
 )
 from neural_similarity.nn.layer import has_similarity
+from neural_similarity.nn.modes import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,11 +26,11 @@ _GRID = {"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.82, "wspace": 0.0
 
 @torch.no_grad()
 def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """M of every layer that has one, by the layer's name, in float32 on the CPU.
+    """M of every convolution that has one, by the layer's name, in float32 on the CPU.
 
-    Static: (K,) or (K, K). Dynamic: (n, K, h, w) or (n, K, K, h, w) over the network's input `x`,
-    (n, c, height, width). Unshared blocks are averaged. The network runs in evaluation mode; its
-    mode is as before afterwards.
+    Static: (K,) or (K, K). Dynamic, of `Conv2d` alone: (n, K, h, w) or (n, K, K, h, w) over the
+    network's input `x`, (n, c, height, width). Unshared blocks are averaged. The network runs in
+    evaluation mode; afterwards every module is in its mode again.
     """
     found: dict[str, Tensor] = {}
     handles = [
@@ -37,11 +38,10 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         for name, layer in model.named_modules()
         if isinstance(layer, _ConvNd) and isinstance(layer, SimilarityLayer)
     ]
-    training = model.training
     try:
-        model.eval()(x)
+        with evaluating(model):
+            model(x)
     finally:
-        model.train(training)
         for handle in handles:
             handle.remove()
     return found
@@ -52,8 +52,9 @@ def _noting(found: dict[str, Tensor], name: str) -> Any:
         part = layer.similarity
         if isinstance(part, StaticSimilarity):
             m, block_axis = part.matrix(), 0
-        elif isinstance(part, DynamicSimilarity):
-            m, block_axis = part.matrix(inputs[0]), 1
+        elif isinstance(part, DynamicSimilarity) and isinstance(layer, nn.Conv2d):
+            x = inputs[0]
+            m, block_axis = part.matrix(x if x.dim() == 4 else x[None]), 1
         else:
             return
         m = m.mean(block_axis) if part.structure.blocks else m

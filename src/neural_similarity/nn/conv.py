@@ -8,9 +8,10 @@ from torch.nn import functional as F
 
 from neural_similarity.nn.compact import compacted
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
-from neural_similarity.nn.layer import SimilarityLayer
+from neural_similarity.nn.layer import SimilarityLayer, leaf
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity
+from neural_similarity.ops.window import autocast_dtype
 
 Sizes = int | tuple[int, ...]
 
@@ -44,6 +45,7 @@ class _Convolution(SimilarityLayer):
         """What a similarity needs to know of the layer."""
         return convolution_geometry(cast(nn.Conv2d, self))
 
+    @leaf
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of `input`, batched or not, with M between kernel and patch."""
         if self.similarity is None:
@@ -58,8 +60,10 @@ class _Convolution(SimilarityLayer):
     def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
         """The convolution with a predicted M."""
         layer = cast(nn.Conv2d, self)
+        _check_unchanged(layer, similarity.geometry)
+        _check_input(x, layer.weight, layer.in_channels)
         if x.dim() == layer.weight.dim() - 1:
-            return self.dynamic_forward(x[None], similarity)[0]
+            return similarity.convolve(x[None], layer.weight, layer.bias)[0]
         return similarity.convolve(x, layer.weight, layer.bias)
 
     def fold(self) -> nn.Module:
@@ -67,6 +71,29 @@ class _Convolution(SimilarityLayer):
         structure, geometry = getattr(self.similarity, "structure", None), self.geometry()
         plain = cast(nn.Conv2d, super().fold())
         return plain if structure is None else compacted(plain, geometry, structure)
+
+
+def _check_unchanged(layer: nn.Conv2d, built: Geometry) -> None:
+    """Refuse a predictor whose window is no longer the layer's."""
+    for name in ("stride", "padding", "dilation", "padding_mode"):
+        now, before = getattr(layer, name), getattr(built, name)
+        if now != before:
+            raise ValueError(
+                f"`{name}` must stay {before!r}, which the layer's predictor was built for, got "
+                f"{now!r}; change it before the layer is converted"
+            )
+
+
+def _check_input(x: Tensor, weight: Tensor, channels: int) -> None:
+    """Refuse what torch's convolution would, before the predictor does in its own terms."""
+    dims = weight.dim() - 2
+    if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
+        raise ValueError(
+            f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, got "
+            f"{tuple(x.shape)}"
+        )
+    if not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight):
+        raise ValueError(f"`input` must be of the kernel's {weight.dtype}, got {x.dtype}")
 
 
 class Conv2d(_Convolution, nn.Conv2d):
@@ -101,7 +128,8 @@ class Conv2d(_Convolution, nn.Conv2d):
         (n, c, height, width) or (c, height, width) to (n, o, h, w) or (o, h, w).
 
     Raises:
-        ValueError: `similarity` is not one of these.
+        ValueError: `similarity` is not one of these; when called with a dynamic one, the input is
+            none of these, or stride, padding or dilation have changed since it was built.
     """
 
     plain = nn.Conv2d
@@ -170,6 +198,7 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
             )
         return module
 
+    @leaf
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """The transposed convolution of `input` with M in the kernel."""
         if self.similarity is None:

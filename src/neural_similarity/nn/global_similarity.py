@@ -152,6 +152,10 @@ class SelfAttention(nn.Module):
         self.output = nn.Identity() if values == channels else pointwise(values, channels)
         self.gain = nn.Parameter(torch.zeros((), device=device, dtype=dtype))
 
+    def reset_parameters(self) -> None:
+        """Attend to nothing again; the convolutions reset themselves."""
+        nn.init.zeros_(self.gain)
+
     def matrix(self, x: Float[Tensor, "n c height width"]) -> Float[Tensor, "n p q"]:
         """M_G, M[position, position that it attends to]."""
         return attention_matrix(self.query(x), self.key(x), normalize=self.normalize)

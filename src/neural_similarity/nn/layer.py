@@ -1,17 +1,33 @@
 """What the layers with a similarity have in common, and their exchange for torch's own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any, ClassVar, Self, cast
+from functools import wraps
+from typing import Any, ClassVar, Self, TypeVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.similarity import StaticSimilarity
 from neural_similarity.nn.text import Similarity, parse_similarity
 
+Forward = TypeVar("Forward", bound=Callable[..., Any])
 LAYERS: dict[type[nn.Module], type["SimilarityLayer"]] = {}
 """Ours by torch's."""
+
+
+def leaf(forward: Forward) -> Forward:
+    """A layer's `forward` that `torch.fx` records as one call of the layer, like torch's own."""
+
+    @wraps(forward)
+    def recorded(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        proxies = [value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)]
+        if not proxies:
+            return forward(layer, *args, **kwargs)
+        tracer = cast(fx.Tracer, proxies[0].tracer)
+        return tracer.create_proxy("call_module", tracer.path_of_module(layer), args, kwargs)
+
+    return cast(Forward, recorded)
 
 
 class SimilarityLayer(nn.Module):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.layer import SimilarityLayer
+from neural_similarity.nn.layer import SimilarityLayer, leaf
 from neural_similarity.nn.similarity import DynamicSimilarity
 from neural_similarity.nn.text import Similarity
 
@@ -54,6 +54,7 @@ class Linear(SimilarityLayer, nn.Linear):
         """What a similarity needs to know of the layer."""
         return linear_geometry(self.in_features, self.out_features)
 
+    @leaf
     def forward(self, input: Tensor) -> Tensor:
         """W M `input` + b."""
         if self.similarity is None:

@@ -216,12 +216,12 @@ class _TwoLayers(nn.Module):
         self.norm1 = norm(spec, hidden, dims)
         self.last = CONV_LAYERS[dims](hidden, scalars, size, padding=size // 2, bias=spec.has_bias)
         self.norm2 = norm(spec, scalars, dims)
-        scales = spec.scales or spec.default_scales(self.patch.weight[0].numel())
-        for weight, scale in zip((self.patch.weight, self.last.weight), scales, strict=True):
-            nn.init.kaiming_normal_(weight, nonlinearity="relu")
-            weight.data.mul_(scale)
-        if self.last.bias is not None:
-            nn.init.zeros_(self.last.bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw both kernels anew."""
+        self.patch.reset_parameters()
+        reset_kernel(self.last, self.patch.scales[1])
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out)."""
@@ -249,6 +249,15 @@ class PatchConv(nn.Module):
         size = (out_channels, geometry.in_channels, *geometry.kernel_size)
         self.weight = nn.Parameter(torch.empty(size))
 
+    @property
+    def scales(self) -> tuple[float, float]:
+        """Factors on He's standard deviation for the predictor's two kernels."""
+        return self.spec.scales or self.spec.default_scales(self.weight[0].numel())
+
+    def reset_parameters(self) -> None:
+        """Draw the kernel anew."""
+        reset_kernel(self, self.scales[0])
+
     def forward(self, x: Tensor, finish: Finish = scaled) -> Tensor:
         """(n, c, *size) to (n, out_channels, *out), with what follows."""
         x, padding = self.geometry.pad(x)
@@ -258,6 +267,14 @@ class PatchConv(nn.Module):
     def extra_repr(self) -> str:
         """Shape of the kernel."""
         return ", ".join(map(str, self.weight.shape))
+
+
+def reset_kernel(layer: Any, scale: float = 1.0) -> None:
+    """Draw a layer's kernel at `scale` times He's standard deviation; a bias starts at 0."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    layer.weight.data.mul_(scale)
+    if getattr(layer, "bias", None) is not None:
+        nn.init.zeros_(layer.bias)
 
 
 def _interpolated(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:

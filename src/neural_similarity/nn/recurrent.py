@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.layer import SimilarityLayer
+from neural_similarity.nn.layer import SimilarityLayer, leaf
 from neural_similarity.nn.linear import dynamic_linear, linear_geometry
 from neural_similarity.nn.similarity import Dynamic, StaticSimilarity
 from neural_similarity.nn.text import Similarity
@@ -33,6 +33,8 @@ class LSTM(SimilarityLayer, nn.LSTM):
         bias: Whether to add b.
         batch_first: (n, time, features) instead of (time, n, features).
         dropout: Share of outputs dropped between layers.
+        bidirectional: Two directions, without a similarity only.
+        proj_size: Size of the projected state, without a similarity only.
         device: Of the parameters.
         dtype: Of the parameters.
         similarity: As in `Conv2d`, but no module.
@@ -41,7 +43,9 @@ class LSTM(SimilarityLayer, nn.LSTM):
         As `torch.nn.LSTM`: (time, n, features) or (time, features) to (output, (h, c)).
 
     Raises:
-        ValueError: the similarity, or its predictor, is a module, or the input a packed sequence.
+        ValueError: the similarity, or its predictor, is a module, or there are two directions or a
+            projection beside a similarity; or the input is a packed sequence, or of other
+            dimensions.
     """
 
     plain = nn.LSTM
@@ -54,23 +58,28 @@ class LSTM(SimilarityLayer, nn.LSTM):
         bias: bool = True,
         batch_first: bool = False,
         dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
         similarity: Similarity | str | None = None,
     ):
         super().__init__(
-            input_size, hidden_size, num_layers, bias, batch_first, dropout,
-            device=device, dtype=dtype,
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            proj_size, device=device, dtype=dtype,
         )  # fmt: skip
         self.with_similarity(similarity)
 
     def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
         """The two similarities of every layer."""
-        if self.bidirectional or self.proj_size:
-            raise ValueError("an LSTM with a similarity must have one direction and no projection")
         if similarity is None:
             return None
+        if self.bidirectional or self.proj_size:
+            raise ValueError(
+                "`bidirectional` and `proj_size` must be False and 0 beside a similarity, got "
+                f"{self.bidirectional} and {self.proj_size}"
+            )
         if isinstance(similarity, nn.Module):
             raise ValueError(f"`similarity` of an LSTM must be a name or spec, got {similarity!r}")
         if isinstance(similarity, Dynamic) and isinstance(similarity.predictor, nn.Module):
@@ -98,12 +107,17 @@ class LSTM(SimilarityLayer, nn.LSTM):
     def _similarities(self) -> dict[str, nn.Module]:
         return dict(cast(nn.ModuleDict, self.similarity).items()) if self.similarity else {}
 
+    @leaf
     def forward(self, input: Any, hx: State | None = None) -> Any:
         """The output at every time and the last state, from the state `hx`, zero by default."""
         if self.similarity is None:
             return super().forward(input, hx)
         if not isinstance(input, Tensor):
             raise ValueError(f"`input` must be a tensor, got {type(input).__name__}")
+        if input.dim() not in (2, 3):
+            raise ValueError(
+                f"`input` must be of 2 or 3 dimensions, features last, got {tuple(input.shape)}"
+            )
         if input.dim() == 2:
             return self._unbatched(input, hx)
         x = input.transpose(0, 1) if self.batch_first else input

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from neural_similarity.choices import require_count
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.normalization import norm, rectifier
-from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet
+from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, reset_kernel
 from neural_similarity.nn.spec import Spec
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -80,7 +80,7 @@ class Shared(Spec):
 
     def _adaptation(self, geometry: Geometry) -> nn.Module:
         patch = PatchConv(SphereNet(), geometry, self.channels)
-        nn.init.kaiming_normal_(patch.weight, nonlinearity="relu")
+        patch.reset_parameters()
         return patch
 
     def _head(self, geometry: Geometry, scalars: int) -> nn.ModuleList:
@@ -90,9 +90,7 @@ class Shared(Spec):
         first = conv(self.channels, self.hidden, size, padding=size // 2, bias=bias)
         second = conv(self.hidden, scalars, size, padding=size // 2, bias=bias)
         for layer in (first, second):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            if bias:
-                nn.init.zeros_(layer.bias)
+            reset_kernel(layer)
         return nn.ModuleList([first, second])
 
 
@@ -114,6 +112,11 @@ class _Shared(nn.Module):
         self.head = head
         self.norm2 = norm(spec, spec.hidden, dims)
         self.norm3 = norm(spec, scalars, dims)
+
+    def reset_parameters(self) -> None:
+        """Draw the shared kernels anew; the adaptation resets itself."""
+        for layer in self.head:
+            reset_kernel(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out)."""

@@ -139,10 +139,16 @@ class StaticSimilarity(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
+        self.raw = nn.Parameter(self._start())
+
+    def _start(self) -> Tensor:
         raw = self.structure.initial()
-        if spec.init == "released":
-            raw = raw + _released_start(geometry) - 1
-        self.raw = nn.Parameter(raw)
+        return raw + _released_start(self.geometry) - 1 if self.spec.init == "released" else raw
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start again where M started."""
+        self.raw.copy_(self._start())
 
     def matrix(self) -> Tensor:
         """M: (K,) diagonal or (K, K), with an axis of blocks first where there are; float32."""
@@ -188,6 +194,12 @@ class DynamicSimilarity(nn.Module):
         self.predictor = _predictor_of(spec.predictor, geometry, self.structure.scalars)
         gain = torch.zeros(self.structure.scalars) if spec.init == "identity" else None
         self.gain = None if gain is None else nn.Parameter(gain)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start again at the identity, where M starts there; the predictor resets itself."""
+        if self.gain is not None:
+            self.gain.zero_()
 
     def matrix(self, x: Tensor) -> Tensor:
         """M at every output position of x (n, c, *size), in float32 at least.

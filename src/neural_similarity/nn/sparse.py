@@ -206,6 +206,10 @@ class MaskedModule(StructureModule):
         self.continuous = spec.continuous
         self.mask = nn.Parameter(torch.ones(geometry.taps))
 
+    def reset_parameters(self) -> None:
+        """Keep every tap again."""
+        nn.init.ones_(self.mask)
+
     def kernel_shape(self) -> Float[Tensor, " taps"]:
         """D's diagonal; its gradient goes to D_r unchanged."""
         if self.continuous:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from math import log
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -85,6 +85,12 @@ class SphereConv2d(nn.Conv2d):
         self.fixed_k = k
         start = torch.tensor(log(k), device=device, dtype=dtype) if learn_k else None
         self.log_k = None if start is None else nn.Parameter(start)
+
+    def reset_parameters(self) -> None:
+        """torch's, and the width that a learned one started from."""
+        super().reset_parameters()
+        if getattr(self, "log_k", None) is not None:  # torch's constructor comes here before it is
+            nn.init.constant_(cast(nn.Parameter, self.log_k), log(self.fixed_k))
 
     @property
     def k(self) -> float | Tensor:

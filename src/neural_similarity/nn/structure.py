@@ -254,7 +254,7 @@ class _Diagonal(StructureModule):
         return raw + 1 if self.residual else raw
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
-        return gained(raw, gain, torch.full_like(gain, self.residual))
+        return gained(raw, gain, torch.full_like(gain, float(self.residual)))
 
     def initial(self, block: int = 0) -> Tensor:
         return torch.zeros(self.scalars) if self.residual else torch.ones(self.scalars)
@@ -285,7 +285,7 @@ class _Full(_Matrix):
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
         eye = torch.eye(self.taps, dtype=gain.dtype, device=gain.device).flatten()
-        return gained(raw, gain, self.residual * eye).unflatten(1, (self.taps, self.taps))
+        return gained(raw, gain, float(self.residual) * eye).unflatten(1, (self.taps, self.taps))
 
     def initial(self, block: int = 0) -> Tensor:
         return super().initial() if self.residual else torch.eye(self.taps).flatten()

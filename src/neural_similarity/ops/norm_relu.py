@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from neural_similarity.ops import native, positionwise
 from neural_similarity.ops.affine_relu import empty_relu, gradients_with_graph, pooled_relu
 from neural_similarity.ops.registration import register
+from neural_similarity.ops.tracing import unwatched
 
 
 def norm_relu(
@@ -42,15 +43,10 @@ def norm_relu(
 
 
 def available(d: Tensor | None, x: Tensor) -> bool:
-    """Whether `norm_relu` and `affine_relu` can take d and x.
-
-    Not inside transforms of `torch.func`, compilers or tracers.
-    """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    """Whether `norm_relu` and `affine_relu` can take d and x."""
+    if not unwatched(x) or native.declines(x, 1) is not None:
         return False
-    if type(x) is not Tensor or torch._C._get_tracing_state():
-        return False
-    return native.declines(x, 1) is None and (d is None or d.dtype == torch.float32)
+    return d is None or d.dtype == torch.float32
 
 
 def _forward(

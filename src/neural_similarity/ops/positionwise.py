@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from neural_similarity.ops import native
 from neural_similarity.ops.registration import Operator, batched, register
+from neural_similarity.ops.tracing import by_torch
 from neural_similarity.ops.window import promoted
 
 Finish = Callable[[Tensor | None, Tensor], Tensor]
@@ -23,19 +24,19 @@ Finish = Callable[[Tensor | None, Tensor], Tensor]
 
 def dot(x: Tensor, y: Tensor, gate: Tensor | None = None) -> Tensor:
     """d (n, 1, *size) of x, y and gate (n, c, *size), in float32 at least."""
-    if torch.compiler.is_exporting():
+    if by_torch():
         return _plain_dot(x, y, gate)
     return _Dot.apply(x, y, gate)
 
 
 def energy(x: Tensor) -> Tensor:
     """`dot` of x with itself."""
-    return _plain_dot(x, x, None) if torch.compiler.is_exporting() else _Energy.apply(x)
+    return _plain_dot(x, x, None) if by_torch() else _Energy.apply(x)
 
 
 def scale(d: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
     """z (n, c, *size) of d (n, 1, *size), and of x and gate (n, c, *size); in x's dtype."""
-    if torch.compiler.is_exporting():
+    if by_torch():
         return _plain_scale(d, x, gate)
     return _Scale.apply(d, x, gate)
 

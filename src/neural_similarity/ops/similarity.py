@@ -12,6 +12,7 @@ from neural_similarity.ops.blocks import Blocks, by_channels, check_blocks
 from neural_similarity.ops.diagonal import diagonal_conv
 from neural_similarity.ops.full import full_conv
 from neural_similarity.ops.kernel import fold_kernel
+from neural_similarity.ops.tracing import by_torch
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     Window,
@@ -157,7 +158,7 @@ def similarity_conv(
     x, similarity, groups = by_channels(x, similarity, blocks, groups)
     geometry = (frame.stride, frame.padding, frame.dilation, groups)
     with without_autocast(x):
-        if backend == "reference" or torch.compiler.is_exporting():
+        if backend == "reference" or by_torch():
             y = reference.similarity_conv(x, weight, similarity, *geometry)
         else:
             operator = diagonal_conv if diagonal else full_conv

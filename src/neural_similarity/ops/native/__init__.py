@@ -7,6 +7,7 @@ by the processor's matrix unit (AMX) or dot products (AVX512-BF16) where it has 
 those of torch's own OpenMP.
 """
 
+import atexit
 import ctypes
 import hashlib
 import platform
@@ -381,13 +382,15 @@ def _compile(compiler: str, path: Path) -> str | None:
 
 def _cache_folder() -> Path:
     """Where compiled libraries stay: the user's cache, or a temporary folder of this process."""
-    folder = Path.home() / ".cache" / "neural_similarity"
     try:
+        folder = Path.home() / ".cache" / "neural_similarity"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="neural_similarity-"))
+    except (OSError, RuntimeError):  # there is no home, or nothing can be written to it
+        folder = Path(tempfile.mkdtemp(prefix="neural_similarity-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
 
 def _processor() -> str:

@@ -1,0 +1,29 @@
+"""What is watching the operations that run: exporters, tracers, compilers, transforms."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def by_torch() -> bool:
+    """Whether all has to be torch's own operations, whatever they cost.
+
+    In `torch.export` and `torch.jit.trace`, whose programs run without this package, and where
+    derivatives are taken forward (`torch.func.jvp`, `jacfwd`, `hessian`), for which the operators
+    here have no formula of their own.
+    """
+    if torch.compiler.is_exporting():
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
+
+
+def unwatched(x: Tensor) -> bool:
+    """Whether nothing looks on, so that an operation may be an opaque one in C.
+
+    No compiler, tracer, transform of `torch.func` or subclass of tensors.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return type(x) is Tensor and not by_torch()

@@ -1,0 +1,151 @@
+"""What looks on while a layer computes: tracers, and derivatives taken forward."""
+
+import io
+import pickle
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, hessian, jacfwd, jacrev, jvp
+from torch.testing import assert_close
+
+import neural_similarity as ns
+from neural_similarity.functional import similarity_conv2d
+
+# torch scripts its own formulas for derivatives taken forward, and calls scripts and traces dated.
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:`torch.jit.\w+` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+]
+SMALL = {"predictor": ns.SphereNet(hidden=3)}
+SIMILARITIES = [
+    ns.Static(ns.Full()),
+    ns.Dynamic(ns.Diagonal(), **SMALL),
+    ns.Dynamic(ns.Full(), **SMALL),
+    ns.Dynamic(ns.Diagonal(), predictor=ns.SphereNet(hidden=3, batch_norm=True)),
+]
+every = pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
+
+
+def away(model):
+    """The model with its similarities well away from the identity."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("raw", "gain")):
+            nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def layer_of(similarity, dtype=torch.float64):
+    torch.manual_seed(0)
+    return away(ns.Conv2d(2, 3, 3, padding=1, similarity=similarity, dtype=dtype)).eval()
+
+
+@every
+def test_derivatives_taken_forward_are_those_taken_backward(similarity):
+    layer = layer_of(similarity)
+    x = torch.randn(1, 2, 4, 4, dtype=torch.float64)
+    assert_close(jacfwd(layer)(x), jacrev(layer)(x))
+    parameters = dict(layer.named_parameters())
+    by_parameters = lambda values: functional_call(layer, values, (x,))  # noqa: E731
+    forward, backward = (jac(by_parameters)(parameters) for jac in (jacfwd, jacrev))
+    assert_close(forward, backward)
+
+
+@every
+def test_one_direction(similarity):
+    """By `torch.func.jvp` and by dual tensors, against a difference quotient."""
+    layer, step = layer_of(similarity), 1e-6
+    x, v = torch.randn(2, 2, 2, 5, 5, dtype=torch.float64).unbind()
+    with torch.no_grad():
+        quotient = (layer(x + step * v) - layer(x - step * v)) / (2 * step)
+    y, tangent = jvp(layer, (x,), (v,))
+    assert_close(y, layer(x))
+    assert_close(tangent, quotient, atol=1e-6, rtol=1e-5)
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, v)))
+    assert_close(dual.tangent, tangent)
+
+
+def test_second_derivatives_by_forward_over_reverse():
+    layer = layer_of(SIMILARITIES[1])
+    x = torch.randn(1, 2, 3, 3, dtype=torch.float64)
+    energy = lambda x: layer(x).square().sum()  # noqa: E731
+    assert_close(hessian(energy)(x), jacrev(jacrev(energy))(x))
+
+
+def test_a_whole_network_forward():
+    """float32 and channels-last, where normalisation and ReLU are one operator otherwise."""
+    torch.manual_seed(0)
+    network = away(ns.models.cnn9(4, width=0.1, similarity="dynamic-diagonal")).eval()
+    network = network.to(memory_format=torch.channels_last)
+    x, v = torch.randn(2, 1, 3, 32, 32).unbind()
+    _, tangent = jvp(network, (x,), (v,))
+    _, pullback = torch.func.vjp(network, x)
+    u = torch.randn_like(tangent)
+    assert_close((u * tangent).sum(), (pullback(u)[0] * v).sum(), rtol=1e-3, atol=1e-4)
+
+
+@every
+def test_traces_are_of_torchs_own_operations_and_run_at_other_sizes(similarity):
+    layer = layer_of(similarity, torch.float32)
+    traced, file = torch.jit.trace(layer, torch.randn(2, 2, 6, 6)), io.BytesIO()
+    kinds = {node.kind().partition("::")[0] for node in traced.inlined_graph.nodes()}
+    assert kinds == {"aten", "prim"}
+    torch.jit.save(traced, file)
+    file.seek(0)
+    loaded, other = torch.jit.load(file), torch.randn(1, 2, 9, 7)
+    assert_close(loaded(other), layer(other), rtol=1e-4, atol=1e-5)
+
+
+@every
+def test_fx_records_a_layer_as_one_call(similarity):
+    network = nn.Sequential(layer_of(similarity, torch.float32), nn.ReLU(), nn.Conv2d(3, 1, 1))
+    traced = fx.symbolic_trace(network)
+    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert calls == ["0", "1", "2"]
+    x = torch.randn(2, 2, 6, 6)
+    assert torch.equal(pickle.loads(pickle.dumps(traced))(x), network(x))
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = ns.ConvTranspose2d(2, 2, 3, similarity="static-full")
+        self.head = ns.Linear(5, 4, similarity="dynamic-diagonal")
+        self.memory = ns.LSTM(4, 3, similarity="static-diagonal")
+
+    def forward(self, x):
+        y, (h, _) = self.memory(input=self.head(self.up(x, output_size=[7, 5]).mean(1)))
+        return y + h.mean()
+
+
+def test_fx_records_the_other_layers_with_all_their_arguments():
+    network = away(Mixed().eval())
+    traced = fx.symbolic_trace(network)
+    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert calls == ["up", "head", "memory"]
+    x = torch.randn(2, 2, 5, 3)
+    assert torch.equal(traced(x), network(x))
+
+
+@every
+def test_features_of_a_converted_network(similarity):
+    extraction = pytest.importorskip("torchvision.models.feature_extraction")
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU()))
+    converted = away(ns.convert(network, similarity)).eval()
+    extractor = extraction.create_feature_extractor(converted, {"1.0": "inner"})
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(extractor(x)["inner"], converted[1][0](converted[0](x)))
+
+
+def test_the_operator_itself_forward():
+    x = torch.randn(1, 2, 5, 5, dtype=torch.float64)
+    w = torch.randn(3, 2, 3, 3, dtype=torch.float64)
+    m = torch.randn(1, 9, 3, 3, dtype=torch.float64)
+    for argument in range(3):
+        args = {"argnums": argument}
+        assert_close(
+            jacfwd(similarity_conv2d, **args)(x, w, m), jacrev(similarity_conv2d, **args)(x, w, m)
+        )
