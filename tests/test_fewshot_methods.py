@@ -1,6 +1,7 @@
 """Every method against a few independent lines, and many tasks against one at a time."""
 
 from collections import OrderedDict
+from copy import deepcopy
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from neural_similarity.data import Preprocess
 from neural_similarity.fewshot import Episode
 from neural_similarity.fewshot.batch_norm import set_statistics
 from neural_similarity.fewshot.evaluate import evaluate, use_statistics
+from neural_similarity.fewshot.gradient import Phase
 from neural_similarity.fewshot.heads import CosineFineTuning, CosineLinear, FineTuning
 from neural_similarity.fewshot.method import Method
 from neural_similarity.fewshot.methods import METHODS
@@ -77,6 +79,18 @@ def test_proto_net_starts_with_small_distances_in_the_same_order(similarity):
         for method in (start, usual)
     )
     torch.testing.assert_close(scores, 0.01 * expected)
+
+
+@pytest.mark.parametrize("model", ["resnet12", "resnet18", "cnn9", "convnet4", "wrn28_10"])
+def test_proto_net_shrinks_what_comes_out_of_one_normalisation(model):
+    """Anything else, such as one branch of a residual block, would be another embedding."""
+    torch.manual_seed(0)
+    net = models.build(model, 3, width=0.05, image_size=32).eval()
+    plain = ProtoNet(deepcopy(net)[:-1]).eval()
+    x = torch.randn(3, 3, 32, 32)
+    before, after = plain.embed(x), METHODS["proto"].build(net, WAYS).eval().embed(x)
+    scale = 0.1 if model in ("convnet4", "wrn28_10") else 1.0
+    torch.testing.assert_close(after, scale * before)
 
 
 def test_nearest_neighbour():
@@ -256,6 +270,12 @@ def test_many_relations_are_as_one_by_one():
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
 
 
+LONG = {
+    "fine-tuning": FineTuning(nn.Identity(), Tuning(epochs=20)),
+    "baseline++": CosineFineTuning(nn.Identity(), Tuning(epochs=20, lr=0.1)),
+}
+
+
 @pytest.mark.parametrize("labels", [LABELS, LABELS.flip(0), torch.tensor([0, 1, 2, 0, 1, 2])])
 @pytest.mark.parametrize("name", [*MANY, "relation"])
 def test_labels_may_come_in_any_order(name, labels):
@@ -267,8 +287,10 @@ def test_labels_may_come_in_any_order(name, labels):
     if name in ("proto", "nearest", "matching", "relation"):
         found = method.adapt(support, labels, WAYS)(query)
         torch.testing.assert_close(found, method.adapt(support[order], LABELS, WAYS)(query))
-    else:
-        assert method.adapt(support, labels, WAYS)(query).shape == (4, WAYS)
+    else:  # the order of the images counts; what is learned of them is theirs all the same
+        far = features(len(labels)) + 20 * F.one_hot(labels, FEATURES)
+        method = LONG.get(name, method)
+        assert torch.equal(method.adapt(far, labels, WAYS)(far).argmax(1), labels)
 
 
 @pytest.mark.parametrize("similarity", ["none", "static-full"])
@@ -503,9 +525,12 @@ def test_running_statistics_that_training_did_not_keep_are_refused():
     method = METHODS["anil"].build(network(), WAYS)
     with pytest.raises(ValueError, match='kept no running statistics, got "running"'):
         use_statistics(method, "running")
-    for norm in method.modules():
+    trained = network()
+    for norm in (*method.modules(), *trained.modules()):
         if isinstance(norm, nn.BatchNorm2d):
             norm.num_batches_tracked.fill_(1)
+    with pytest.raises(ValueError, match="kept no running statistics"):
+        use_statistics(METHODS["anil"].build(trained, WAYS), "running")
     assert use_statistics(method, "running").statistics == "running"
 
 
@@ -528,3 +553,29 @@ def test_methods_of_no_batch_of_the_support_set_refuse_its_statistics(name, call
 def test_static_nsn_of_a_dynamic_network_is_refused():
     with pytest.raises(ValueError, match=r"`backbone` must have convolutions that are plain or"):
         METHODS["static-nsn"].build(network(similarity="dynamic-diagonal"), WAYS)
+
+
+def test_statistics_of_torchs_own_layers_are_called_what_they_are():
+    method = set_statistics(ProtoNet(network()[:-1]), "transductive")
+    assert set_statistics(method, None).statistics == "running"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Tuning(batch_size=0), "`batch_size` must be an integer of at least 1, got 0"),
+        (lambda: Tuning(epochs=-1), "`epochs` must be an integer of at least 1, got -1"),
+        (lambda: Tuning(lr=0), "`lr` must be positive, got 0"),
+        (lambda: Phase(fast=(), steps=1, rate=0.1), "`fast` must name a group at least, got none"),
+    ],
+)
+def test_steps_that_would_teach_nothing_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_static_tuning_in_float64():
+    net = network().double().eval()
+    method = StaticTuning(net[:-1], net[-1].in_features, Tuning(epochs=1))
+    logits = method.adapt(images(6).double(), LABELS, WAYS)(images(4).double())
+    assert logits.dtype == torch.float64

@@ -14,6 +14,7 @@ from neural_similarity.data import ClassSplit
 from neural_similarity.data.class_split import digest_of
 from neural_similarity.fewshot import partial, session
 from neural_similarity.fewshot.evaluate import evaluate
+from neural_similarity.fewshot.leo import Latent, Leo
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.metric import ProtoNet
 from neural_similarity.fewshot.objective import Episodes
@@ -63,9 +64,16 @@ def outcome(run):
     return weights, lines
 
 
-@pytest.mark.parametrize("recipe", [BY_TASKS, BY_NAMES], ids=["tasks", "names"])
-def test_resumed_runs_end_bit_identical(tmp_path, recipe):
-    """Killed at the steps 4 and 5, both behind the checkpoint of step 3."""
+@pytest.mark.parametrize("method", ["proto", "fine-tuning", "leo"])
+def test_resumed_runs_end_bit_identical(tmp_path, monkeypatch, method):
+    """Killed at the steps 4 and 5, both behind the checkpoint of step 3; LEO draws every time."""
+    recipe = {"proto": BY_TASKS, "fine-tuning": BY_NAMES}.get(method)
+    if recipe is None:
+        latent = Latent(size=4, rate=0.01, tuning_rate=0.01)  # 3 features bear no larger steps
+        leo = replace(METHODS["leo"], build=lambda network, _: Leo(network, latent))
+        monkeypatch.setitem(METHODS, "leo", leo)
+        start = str(train(tmp_path / "start").path)
+        recipe = replace(BY_TASKS, method=method, start=start)
     expected = outcome(train(tmp_path / "whole", recipe))
     killed_after(4, lambda: train(tmp_path, recipe))
     torch.rand(5)
@@ -212,7 +220,9 @@ def test_a_run_may_start_from_another(tmp_path, similarity):
     with pytest.raises(RunError, match="does not fit"):
         train(tmp_path / "wider", wider)
     environment = json.loads((run.path / "environment.json").read_text())
-    assert environment["start"] == {"recipe": "custom", "seed": 0, "classes": "train"}
+    facts = {"recipe": "custom", "seed": 0, "classes": "train", "budget": 1.0}
+    assert environment["start"].items() >= facts.items()
+    assert environment["start"]["config"]["lr"] == TINY.lr
 
 
 @pytest.mark.parametrize("method", ["meta-nsn", "leo"])
@@ -283,6 +293,7 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
         ({"validation": 8}, "`validation` must be 0: .*, got 8"),
         ({"select_on": "val", "train_on": "train+val"}, '`select_on` "val" needs classes'),
         ({"method": "proto", "label_smoothing": 0.1}, "`label_smoothing` is not for training by"),
+        ({"method": "proto", "probability_floor": 1e-4}, "`probability_floor` is not for training"),
         (
             {"method": "anil", "ways": 3, "select_on": "val"},
             "`select_ways` must be `ways`, 3, as anil learns where its classifier starts, got 5",

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,6 +99,12 @@ def test_damaged_lists(images, tmp_path, change, message):
         ValueError, match=rf"tasks.json cannot be read as a list of tasks.*{message}"
     ):
         read_tasks(path)
+
+
+def test_draws_that_do_not_fit_the_sizes_are_refused(images):
+    tasks = draw_tasks(images, TaskSizes(ways=2, shots=1, queries=2), 3, seed=0, data="d", part="p")
+    with pytest.raises(ValueError, match=r"`draw` must be of \(tasks, 4\) and \(tasks, 4\) images"):
+        replace(tasks, sizes=TaskSizes(ways=2, shots=2, queries=2))
 
 
 def test_too_few_classes_or_images(images):

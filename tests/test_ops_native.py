@@ -230,3 +230,19 @@ def test_a_cache_that_cannot_be_written_is_replaced(monkeypatch, tmp_path):
     blocked.touch()
     monkeypatch.setattr(native.Path, "home", lambda: blocked)
     assert declines("compiled", X, 9) is None
+
+
+def test_without_a_home_the_cache_is_gone_with_the_process(monkeypatch):
+    """As in a container of an unknown user."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    kept = []
+    monkeypatch.setattr(native.Path, "home", no_home)
+    monkeypatch.setattr(native.atexit, "register", lambda *call, **how: kept.append((call, how)))
+    folder = native._cache_folder()
+    assert folder.is_dir()
+    (((remove, *what), how),) = kept
+    remove(*what, **how)
+    assert not folder.exists()

@@ -94,6 +94,7 @@ def copied(source, results, name, budget, pattern="*.json"):
         ),
         ({"config": {"lr": 0.1}}, r"other settings than mini-cnn4 has now \(lr\); delete it"),
         ({"start": {"recipe": "mini-cnn4"}}, r"than mini-cnn4 has now \(start\)"),
+        ({"retrained": {"step": 2, "growth": 1.4}}, r"has now \(steps, drops, train_on\)"),
     ],
 )
 def test_records_in_anothers_place_or_of_other_settings_are_refused(
@@ -344,7 +345,20 @@ def test_overridden_runs_have_no_records(tmp_path):
 
 @pytest.mark.usefixtures("world")
 def test_retrained_runs_are_of_their_recipe(tmp_path):
+    """Those that `retrain` made; a number of steps that nothing chose is another setting."""
     chosen = {"train_on": "train+val", "steps": 5, "drops": ()}
-    run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", **chosen)
-    (path,) = paper.record_few_shot(run, tmp_path / "results")
-    assert path.name == "fine-tuning.train+val.2w2s3q.test-10-0.running.0.json"
+    run = evaluated(tmp_path / "by-hand", "mini-cnn4", "fine-tuning", **chosen)
+    with pytest.raises(RunError, match="it overrides train_on, select_on, steps, drops"):
+        paper.record_few_shot(run, tmp_path / "results")
+    recipe = replace(RECIPES["mini-cnn4"], select_on="val")
+    chooses = session.train(recipe, name="mini-cnn4", out=tmp_path / "chooses", device="cpu")
+    session.retrain(chooses, out=tmp_path / "mini-cnn4-0", device="cpu")
+    run = evaluated(tmp_path, "mini-cnn4", "fine-tuning")
+    (record,) = paper.record_few_shot(run, tmp_path / "results")
+    assert record.name == "fine-tuning.train+val.2w2s3q.test-10-0.running.0.json"
+    assert few_shot_records.read_evaluations(tmp_path / "results", "mini-cnn4", 1.0)
+    path = run.path / "environment.json"
+    told = json.loads(path.read_text())
+    for changed in ({"step": 1, "growth": 9.0}, told["retrained"]):
+        path.write_text(json.dumps(told | {"retrained": changed}))
+        assert ("steps" in few_shot_records.overridden(run)) == (changed["growth"] == 9.0)

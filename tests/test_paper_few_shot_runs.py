@@ -5,14 +5,18 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from tiny_classes import TINY, tiny_classes_world
+from tiny_classes import TINY, make_split, tiny_classes_world
 
 from neural_similarity import cli
 from neural_similarity.fewshot import session
+from neural_similarity.fewshot.run import usual_checkpoint
+from neural_similarity.fewshot.tasks import TaskSizes, draw_tasks
 from neural_similarity.nn import Diagonal, Static
-from neural_similarity.paper import few_shot_runs, few_shot_table
+from neural_similarity.paper import few_shot_records, few_shot_runs, few_shot_table
 from neural_similarity.paper.few_shot_table import FewShotRow
 from neural_similarity.recipes import FEW_SHOT_RECIPES
+from neural_similarity.train import RunError
+from neural_similarity.train.run import find_checkpoint
 
 NAMING = replace(TINY, select_on="val")
 META = replace(NAMING, method="meta-nsn", similarity=Static(Diagonal()), steps=2, drops=())
@@ -80,7 +84,10 @@ def test_runs_start_from_those_on_the_same_classes(done):
     for suffix, classes in (("", "train"), ("-all", "train+val")):
         folder = done / "runs" / f"mini-tadam-1-seed4{suffix}"
         environment = json.loads((folder / "environment.json").read_text())
-        assert environment["start"] == {"recipe": "mini-resnet12", "seed": 4, "classes": classes}
+        facts = {"recipe": "mini-resnet12", "seed": 4, "classes": classes, "budget": 1.0}
+        assert environment["start"].items() >= facts.items()
+        (path,) = (p for n, p in records(done).items() if f"tadam.{classes}." in n)
+        assert json.loads(path.read_text())["start"] == facts
         fields = json.loads((folder / "config.json").read_text())["fields"]
         assert fields["start"] == str(done / "runs" / f"mini-resnet12-1-seed4{suffix}")
 
@@ -190,10 +197,105 @@ def test_another_run_that_fails_keeps_none_from_being_done(tmp_path, monkeypatch
 
     monkeypatch.setattr(session, "train", diverge)
     assert reproduce(tmp_path, "--only", "mini-cnn4,mini-meta*,mini-anil") == 1
-    assert calls == ["mini-cnn4", "mini-cnn4", "mini-anil"]  # For meta-learning, for itself.
+    assert calls == ["mini-cnn4", "mini-anil"]  # Once for all that take it.
     assert [path.parts[-3] for path in records(tmp_path).values()] == ["mini-anil"]
     told = capsys.readouterr().err
     assert told.count("the loss is not finite") == 5
+
+
+def test_a_run_that_fails_on_all_classes_keeps_none_on_fewer_from_being_done(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(session, "retrain", refuse)
+    assert reproduce(tmp_path, "--only", "mini-cnn4,mini-meta*") == 1
+    methods = {name.split("/")[-1].rpartition(".2w")[0] for name in records(tmp_path)}
+    assert methods == {"fine-tuning.train", "nearest-neighbour.train", "meta-nsn.train"}
+    assert capsys.readouterr().err.count("done again") == 2
+
+
+def test_an_evaluation_that_fails_keeps_no_other_of_the_run_from_being_done(
+    tmp_path, monkeypatch, capsys
+):
+    real = few_shot_runs.evaluate_run
+
+    def fail(run, *args, **options):
+        if options["method"] == "fine-tuning":
+            raise ValueError("no fine-tuning today")
+        return real(run, *args, **options)
+
+    monkeypatch.setattr(few_shot_runs, "evaluate_run", fail)
+    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
+    assert sorted(name.split("/")[-1].split(".2w")[0] for name in records(tmp_path)) == [
+        "nearest-neighbour.train",
+        "nearest-neighbour.train+val",
+    ]
+    assert capsys.readouterr().err.count("no fine-tuning today") == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({}, []),
+        ({"seed": 5}, ["start"]),
+        ({"budget": 0.5}, ["start"]),
+        ({"classes": "train+val"}, ["start"]),
+        ({"recipe": "mini-cnn4"}, ["start"]),
+        ({"config": {"lr": 0.5}}, ["start"]),
+        ({"config": {"steps": 1, "drops": []}}, ["start"]),
+    ],
+)
+def test_a_start_is_of_its_recipe_of_the_same_seed_classes_and_budget(
+    done, tmp_path, changes, fields
+):
+    folder = shutil.copytree(done / "runs/mini-tadam-1-seed4", tmp_path / "run")
+    path = folder / "environment.json"
+    content = json.loads(path.read_text())
+    config = content["start"]["config"] | changes.get("config", {})
+    content["start"] |= changes | {"config": config}
+    path.write_text(json.dumps(content))
+    assert few_shot_records.overridden(session.read_run(folder, session.FewShotRun)) == fields
+
+
+@pytest.mark.parametrize(
+    ("data", "part", "message"),
+    [("other", "test", "must be of the data at hand"), (None, "val", "trained on the validation")],
+)
+def test_tasks_of_other_data_or_of_classes_that_are_known_are_refused(done, data, part, message):
+    folder = done / "runs/mini-cnn4-1-seed4-all"
+    run, split = session.read_run(folder, session.FewShotRun), make_split()
+    tasks = draw_tasks(
+        split.part(part), TaskSizes(ways=2, shots=2, queries=3), 5, seed=0,
+        data=data or split.digest, part=part,
+    )  # fmt: skip
+    with pytest.raises((ValueError, RunError), match=message):
+        few_shot_runs.evaluate_run(run, split, tasks)
+
+
+def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch):
+    """Whichever precision is the faster one today; what is there in another one is not used."""
+    folder = shutil.copytree(done / "runs/mini-anil-1-seed4", tmp_path / "run")
+    shutil.rmtree(folder / "evaluations")
+    path = folder / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"precision": "bf16"}))
+    run, split, told = session.read_run(folder, session.FewShotRun), make_split(), []
+
+    def note(*_, runtime, done, **__):
+        told.append((runtime.precision, len(done)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(few_shot_runs, "evaluate", note)
+    sizes = TaskSizes(ways=2, shots=2, queries=3)
+    tasks = draw_tasks(split.test, sizes, 5, seed=0, data=split.digest, part="test")
+    best = find_checkpoint(run, usual_checkpoint(run))
+    what = {"tasks": tasks.digest, "checkpoint": best.name}
+    name = "anil.train.2w2s3q.test-5-0.support.4.partial"
+    for precision in ("bf16", "fp32"):
+        content = {"of": what | {"precision": precision}, "seconds": 1.0, "correct": [6, 6]}
+        (folder / "evaluations").mkdir(exist_ok=True)
+        (folder / "evaluations" / name).write_text(json.dumps(content))
+        with pytest.raises(KeyboardInterrupt):
+            few_shot_runs.evaluate_run(run, split, tasks, device="cpu")
+    assert told == [("bf16", 2), ("bf16", 0)]
 
 
 def test_two_calls_do_not_train_one_run(tmp_path, capsys):

@@ -63,6 +63,17 @@ def test_restored_randomness_is_that_of_the_saved_process(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_randomness_of_a_gpu_is_restored_too(tmp_path):
+    state = make_state()
+    state.totals = state.totals.cuda()
+    path = save(tmp_path, state, {}, keep=1)
+    expected = torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(5)
+    restore(path, state)
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+
+
 def test_a_tensor_under_two_names_is_saved_once_and_stays_shared(tmp_path):
     state = make_state()
     state.model = nn.ModuleList([shared := nn.Linear(2, 2), shared])

@@ -67,7 +67,8 @@ class TrainOptions:
     """Run folder to continue; of the other options only --data and --device may be given."""
     retrain: Path | None = None
     """Finished run with --select-on val, to be trained anew on validation classes as well, for as
-    many epochs as were best; of the other options only --data, --device and --out may be given."""
+    many epochs as were best; of the other options only --data, --device, --out and --start may be
+    given, the latter for what starts from a run: one on validation classes as well."""
     device: str = "auto"
     """auto, cpu or cuda."""
     recipe: Annotated[FewShotRecipe, tyro.conf.arg(name="")]
@@ -155,12 +156,13 @@ def train(args: Sequence[str]) -> int:
         require_only(RESUMED_WITH, name, rest)
         run = session.resume(options.resume, data_root=options.data, device=options.device)
     elif options.retrain is not None:
-        require_only(("--retrain", "--out", *RESUMED_WITH[1:]), name, rest)
+        require_only(("--retrain", "--out", "--start", *RESUMED_WITH[1:]), name, rest)
         run = session.retrain(
             read_run(options.retrain, FewShotRun),
             out=options.out,
             data_root=options.data,
             device=options.device,
+            start=options.recipe.start,
         )
     else:
         run = _train(options.recipe, name or DEFAULT, options.budget, options)
@@ -176,16 +178,13 @@ def evaluate(args: Sequence[str]) -> int:
     run = read_run(options.run, FewShotRun)
     if not run.summary.exists():
         raise RunError(f"{run.path} is not finished; {run.COMMAND} --resume {run.path} goes on")
-    if options.part == "val" and run.recipe.train_on == "train+val":
-        raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
     with counter("images decoded") as decoded:
         split = session.load_data(run, options.data, decoded)
-    images = split.part(options.part)
     tasks = _tasks(options, run.recipe, split)
     with counter("tasks") as count:
         evaluation, path = paper.evaluate_run(
             run,
-            images,
+            split,
             tasks,
             method=options.method,
             statistics=options.batch_norm,

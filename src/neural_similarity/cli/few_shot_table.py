@@ -10,8 +10,7 @@ from neural_similarity import paper
 from neural_similarity.cli.counter import counter
 from neural_similarity.cli.parsing import agreed, listed, parse, say
 from neural_similarity.fewshot.recipe import FewShotRecipe
-from neural_similarity.recipes.few_shot import STARTS
-from neural_similarity.train import Interrupted
+from neural_similarity.train import Interrupted, RunError
 from neural_similarity.train.recipe import scaled
 
 DESCRIPTION = """Train, evaluate and record what table 6 lacks, row by row: on training classes, and
@@ -93,20 +92,32 @@ def reproduce(args: Sequence[str]) -> int:
 def _complete(work: paper.Reproduction, lacking: Sequence[paper.Wanted]) -> dict[str, str]:
     """Do all that can be done; what went wrong, by the title."""
     failed: dict[str, str] = {}
-    broken: dict[tuple[str, int], str] = {}
+    broken: dict[paper.RunKey, str] = {}
     for one in lacking:
-        runs = [(name, one.seed) for name in (one.name, STARTS.get(one.name)) if name]
-        reason = next((broken[run] for run in runs if run in broken), None)
-        if reason is not None:
-            failed[one.title] = reason
-            continue
         try:
+            _train_for(work, one, broken)
             with counter("tasks") as count:
                 paths = work.complete(one, count)
         except Interrupted:
             raise
         except Exception as error:  # Whatever is wrong with one run, the others go on.
-            failed[one.title] = broken[one.name, one.seed] = str(error) or repr(error)
+            failed[one.title] = str(error) or repr(error)
         else:
             say(f"{one.title}: {len(paths)} records of the run in {paths[0].parent}")
     return failed
+
+
+def _train_for(
+    work: paper.Reproduction, one: paper.Wanted, broken: dict[paper.RunKey, str]
+) -> None:
+    """Train what an evaluation takes; what fails is not tried again."""
+    for key in work.needed(one):
+        if key in broken:
+            raise RunError(broken[key])
+        try:
+            work.run(*key)
+        except Interrupted:
+            raise
+        except Exception as error:
+            broken[key] = str(error) or repr(error)
+            raise

@@ -98,7 +98,7 @@ def set_statistics(model: Network, statistics: Statistics | None) -> Network:
     Args:
         model: Any network, or a method of few-shot learning, whose `statistics` this sets as well.
         statistics: "running", "support" or "transductive", see `BatchNorm2d`; None makes the
-            layers torch's again, whose statistics depend on the training mode.
+            layers torch's again, whose statistics depend on the training mode: at test, "running".
 
     Raises:
         ValueError: `statistics` is unknown, or a layer has no running ones to use, or is of a kind
@@ -115,8 +115,8 @@ def set_statistics(model: Network, statistics: Statistics | None) -> Network:
     for layer in layers.values():
         _set(layer, statistics)
     for method in model.modules():
-        if isinstance(method, Method) and statistics is not None:
-            method.statistics = statistics
+        if isinstance(method, Method):
+            method.statistics = statistics or "running"
     return model
 
 

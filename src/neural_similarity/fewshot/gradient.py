@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.fewshot.batch_norm import set_statistics, support_first
 from neural_similarity.fewshot.embedding import embed_queries, embedding
@@ -41,7 +42,8 @@ class Phase:
             MAML's) has 1/ways of this.
 
     Raises:
-        ValueError: a group is unknown, or there are no steps, or the rate is not positive.
+        ValueError: there is no group, or it is unknown, or there are no steps, or the rate is not
+            positive.
     """
 
     fast: tuple[Group, ...]
@@ -50,6 +52,8 @@ class Phase:
 
     def __post_init__(self):
         _check_groups("fast", self.fast)
+        if not self.fast:
+            raise ValueError("`fast` must name a group at least, got none")
         if self.steps < 1:
             raise ValueError(f"`steps` must be at least 1, got {self.steps}")
         if not self.rate > 0:
@@ -101,6 +105,7 @@ class GradientBased(Method):
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name in start)
         set_statistics(self, "support")
+        _forget_statistics(self)
 
     def _check_phases(self) -> None:
         for argument in ("phases", "test_phases"):
@@ -329,6 +334,13 @@ def _transformed_constant(loss: Loss, fast: Values) -> Values:
 
 def _head_only(names: Iterable[str]) -> bool:
     return all(name.startswith("head.") for name in names)
+
+
+def _forget_statistics(network: nn.Module) -> None:
+    """Count the running statistics as never made: parameters will move away from them."""
+    for module in network.modules():
+        if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None:
+            module.num_batches_tracked.zero_()
 
 
 def _check_groups(argument: str, groups: Iterable[Group]) -> None:

@@ -54,14 +54,23 @@ def proto_net(network: nn.Sequential, ways: int) -> ProtoNet:
     """`ProtoNet` whose last normalisation starts at a tenth of the usual size.
 
     Squared distances of hundreds of normalised features are in the hundreds; training would spend
-    its first updates on shrinking them. The nearest class is the same.
+    its first updates on shrinking them. The nearest class is the same. Features that do not come
+    out of one normalisation, such as those of residual blocks, start as they are.
     """
     del ways
     backbone, _ = embedding(network)
-    norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
-    for scale in norms[-1].parameters() if norms else ():
+    last = _last_norm(backbone)
+    for scale in last.parameters() if last else ():
         scale.data.mul_(FIRST_SCALE)
     return ProtoNet(backbone)
+
+
+def _last_norm(network: nn.Module) -> nn.BatchNorm2d | None:
+    """The normalisation that all of the output comes out of, through ReLU and pools alone."""
+    if not isinstance(network, nn.Sequential):
+        return network if isinstance(network, nn.BatchNorm2d) else None
+    learning = [module for module in network if any(True for _ in module.parameters())]
+    return _last_norm(learning[-1]) if learning else None
 
 
 def relation_net(network: nn.Sequential, ways: int) -> RelationNet:

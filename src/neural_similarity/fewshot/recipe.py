@@ -11,6 +11,8 @@ from neural_similarity.fewshot.tasks import TaskSizes
 from neural_similarity.train.recipe import Recipe
 
 Classes = Literal["train", "train+val"]
+FOR_CLASSES = ("penalty", "label_smoothing", "probability_floor", "orthogonality", "compile")
+"""Fields that training by tasks has no use for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ class FewShotRecipe(Recipe):
                 f"{self.train_on!r}"
             )
         if METHODS[self.method].episodic:
-            self._require_none_of("penalty", "label_smoothing", "compile")
+            self._require_none_of(*FOR_CLASSES)
         if self.select_on == "val" and METHODS[self.method].fixed_ways:
             self._require_same_ways()
 

@@ -24,8 +24,13 @@ from neural_similarity.train.files import read_json, write_json
 from neural_similarity.train.journal import read_lines
 from neural_similarity.train.objective import Classification, Objective
 from neural_similarity.train.plots import draw_learning_curves
-from neural_similarity.train.recipe import scaled
-from neural_similarity.train.run import create_run, removed_if_nothing_began, require_new
+from neural_similarity.train.recipe import recipe_to_json, scaled
+from neural_similarity.train.run import (
+    ENVIRONMENT,
+    create_run,
+    removed_if_nothing_began,
+    require_new,
+)
 from neural_similarity.train.runtime import threads
 from neural_similarity.train.session import batches_of, fit_run
 
@@ -42,7 +47,6 @@ def train(
     data_root: str | Path = "data",
     device: str = "auto",
     progress: Progress | None = None,
-    scaled_by: float | None = None,
 ) -> FewShotRun:
     """Train `recipe` into a new run folder; test classes are not looked at.
 
@@ -54,7 +58,6 @@ def train(
         data_root: folder of the data sets.
         device: "auto", "cpu" or "cuda".
         progress: told how many images are decoded, where that has to be done.
-        scaled_by: the budget of a recipe whose steps are scaled already.
 
     Returns:
         The finished run.
@@ -64,8 +67,22 @@ def train(
             trained on classes that this run must not know.
         ValueError: the data do not suffice for the recipe's tasks.
     """
-    recipe = scaled(recipe, budget)
-    budget = budget if scaled_by is None else scaled_by
+    options = {"name": name, "budget": budget, "out": out, "data_root": data_root}
+    return _train(scaled(recipe, budget), {}, **options, device=device, progress=progress)
+
+
+def _train(
+    recipe: FewShotRecipe,
+    origin: dict[str, Any],
+    *,
+    name: str,
+    budget: float,
+    out: str | Path | None,
+    data_root: str | Path,
+    device: str,
+    progress: Progress | None = None,
+) -> FewShotRun:
+    """`train` for a recipe at its budget; `origin` goes into the record of the environment."""
     runtime = choose_runtime(device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path(out) if out is not None else default_path(name, recipe)
     require_new(path, FewShotRun.COMMAND)
@@ -89,7 +106,7 @@ def train(
         preprocess=_preprocess(recipe, images),
     )
     with threads(recipe.threads):
-        create_run(run, describe_environment(runtime) | {"start": start})
+        create_run(run, describe_environment(runtime) | {"start": start} | origin)
         with removed_if_nothing_began(run):
             _complete(run, split, images, runtime)
     return run
@@ -142,14 +159,16 @@ def retrain(
         raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")
     split = load_data(run, data_root)
     growth = 1 + len(split.val) / len(split.train)
-    recipe = retraining(run.recipe, summary["best_checkpoint"]["step"], growth)
-    return train(
+    chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
+    recipe = retraining(run.recipe, **chosen)
+    return _train(
         recipe if start is None else replace(recipe, start=str(start)),
+        {"retrained": chosen},
         name=run.name,
+        budget=run.budget,
         out=out,
         data_root=run.data_root if data_root is None else data_root,
         device=device,
-        scaled_by=run.budget,
     )
 
 
@@ -189,7 +208,7 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
 
 
 def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | None:
-    """Recipe, seed and classes of the run that training starts from, which must suit this one.
+    """Facts of the run that training starts from, which must suit this one.
 
     Raises:
         RunError: there is none where kernels stay as they are, or it is of other data, or trained
@@ -215,7 +234,14 @@ def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | No
             f"`start` must be trained on training classes alone, as this run, got {run.path}, "
             f"trained on {run.recipe.train_on}"
         )
-    return {"recipe": run.name, "seed": run.recipe.seed, "classes": run.recipe.train_on}
+    return {
+        "recipe": run.name,
+        "seed": run.recipe.seed,
+        "classes": run.recipe.train_on,
+        "budget": run.budget,
+        "config": recipe_to_json(run.recipe),
+        "retrained": read_json(run.path / ENVIRONMENT).get("retrained"),
+    }
 
 
 def _preprocess(recipe: FewShotRecipe, images: Images) -> Preprocess:

@@ -67,8 +67,9 @@ class StaticTuning(Method):
             )
         backbone = self.backbone if self.statistics != "running" else _settled(self.backbone)
         matrices = self._matrices()
-        weight = self.tuning.first_weights(ways, self.features).to(support.device)
-        bias = self.tuning.first_weights(ways, self.features + 1)[:, 0].to(support.device)
+        like = promoted(next(iter(matrices.values())))
+        weight = self.tuning.first_weights(ways, self.features).to(like)
+        bias = self.tuning.first_weights(ways, self.features + 1)[:, 0].to(like)
         values = [p.detach().clone().requires_grad_() for p in (*matrices.values(), weight, bias)]
 
         def scores(images: Tensor, values: list[Tensor]) -> Tensor:

@@ -136,6 +136,16 @@ class TaskList:
     draw: Draw
     """The images of each task."""
 
+    def __post_init__(self) -> None:
+        sizes = self.sizes
+        wanted = sizes.ways * sizes.shots, sizes.ways * sizes.queries
+        found = [tuple(positions.shape) for positions in (self.draw.support, self.draw.query)]
+        if found != [(len(self), count) for count in wanted]:
+            raise ValueError(
+                f"`draw` must be of (tasks, {wanted[0]}) and (tasks, {wanted[1]}) images for "
+                f"{sizes}, got {found[0]} and {found[1]}"
+            )
+
     def __len__(self) -> int:
         return len(self.draw)
 

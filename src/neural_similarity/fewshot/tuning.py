@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from neural_similarity.choices import require_count
 from neural_similarity.data.seeding import generator
 
 
@@ -15,6 +16,9 @@ class Tuning:
 
     The mini-batches are those of CloserLookFewShot, from which the paper's other numbers come
     (https://github.com/wyharveychen/CloserLookFewShot).
+
+    Raises:
+        ValueError: epochs, images of a step or the step size are not positive.
     """
 
     lr: float = 0.01
@@ -31,6 +35,12 @@ class Tuning:
     """Images of a step; the last of a pass may have fewer."""
     seed: int = 0
     """Of the order of the images and of the first weights, which are the same for every task."""
+
+    def __post_init__(self) -> None:
+        require_count("epochs", self.epochs)
+        require_count("batch_size", self.batch_size)
+        if not self.lr > 0:
+            raise ValueError(f"`lr` must be positive, got {self.lr}")
 
     def minibatches(self, count: int) -> Iterator[Tensor]:
         """Positions of the images of every step, of `count` images."""

@@ -9,6 +9,7 @@ from neural_similarity.paper.few_shot_records import make_evaluation as make_eva
 from neural_similarity.paper.few_shot_records import record_few_shot as record_few_shot
 from neural_similarity.paper.few_shot_records import write_evaluation as write_evaluation
 from neural_similarity.paper.few_shot_runs import Reproduction as Reproduction
+from neural_similarity.paper.few_shot_runs import RunKey as RunKey
 from neural_similarity.paper.few_shot_runs import Wanted as Wanted
 from neural_similarity.paper.few_shot_runs import evaluate_run as evaluate_run
 from neural_similarity.paper.few_shot_runs import wanted_evaluations as wanted_evaluations

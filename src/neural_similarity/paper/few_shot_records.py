@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.fewshot.method import Method
-from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import Checkpoint, FewShotRun
 from neural_similarity.fewshot.statistics import interval
 from neural_similarity.fewshot.tasks import TaskList, TaskSizes
@@ -31,7 +31,7 @@ FOLDER, EVALUATIONS = "fewshot", "evaluations"
 FREE = ("seed", "start", *MACHINE)
 """Fields with which a run is one of its recipe whatever they are."""
 RETRAINED = ("train_on", "select_on", "steps", "drops")
-"""Fields that training on validation classes as well may change, besides."""
+"""Fields that training on validation classes as well changes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +55,10 @@ class Evaluation:
     checkpoint: dict[str, Any]
     """Which one was evaluated, and its step."""
     start: dict[str, Any] | None
-    """Recipe, seed and classes of the run that training started from."""
+    """Recipe, seed, classes and budget of the run that training started from."""
+    retrained: dict[str, Any] | None = None
+    """The step that was chosen on validation classes, and how many times more images there are,
+    where training was anew on both; older records do not say."""
     code: dict[str, Any]
     """Version, commit, and whether files differed from the commit."""
     environment: dict[str, Any]
@@ -126,7 +129,8 @@ def make_evaluation(
         sizes=tasks.sizes,
         tasks=facts_of(tasks),
         checkpoint={"which": checkpoint, "step": step},
-        start=environment.get("start"),
+        start=_public(environment.get("start")),
+        retrained=environment.get("retrained"),
         code=code_of(environment),
         environment=machine_of(environment),
         data={"name": run.recipe.dataset, "digest": run.digest},
@@ -205,21 +209,52 @@ def overridden(run: FewShotRun) -> list[str]:
     """The fields in which a run is not one of its recipe, see `changed_fields`."""
     if run.name not in FEW_SHOT_RECIPES:
         raise RunError(f"{run.path} is of no named recipe, but of {run.name!r}")
-    start = read_json(run.path / ENVIRONMENT).get("start")
-    return changed_fields(run.name, run.budget, run.recipe, start)
+    environment = read_json(run.path / ENVIRONMENT)
+    start, retrained = environment.get("start"), environment.get("retrained")
+    changed = changed_fields(run.name, run.budget, run.recipe, start, retrained)
+    if run.recipe.train_on == "train+val" and retrained is None:
+        changed += RETRAINED
+    if start and "config" in start and _is_changed(start):
+        changed += ["start"]
+    return list(dict.fromkeys(changed))
+
+
+def _is_changed(start: dict[str, Any]) -> bool:
+    """Whether the run that training started from is none of its recipe."""
+    if start["recipe"] not in FEW_SHOT_RECIPES:
+        return True
+    config = recipe_from_json(start["config"], FewShotRecipe)
+    return bool(changed_fields(start["recipe"], start["budget"], config, None, start["retrained"]))
+
+
+def _public(start: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a record tells of a start: what is left of it is that of its recipe."""
+    told = ("recipe", "seed", "classes", "budget")
+    return start and {name: start[name] for name in told if name in start}
 
 
 def changed_fields(
-    name: str, budget: float, config: FewShotRecipe, start: dict[str, Any] | None
+    name: str,
+    budget: float,
+    config: FewShotRecipe,
+    start: dict[str, Any] | None,
+    retrained: dict[str, Any] | None,
 ) -> list[str]:
-    """The fields in which `config` is not the named recipe; it must start from a run of `STARTS`.
+    """The fields in which `config` is not the named recipe.
 
-    A run on training and validation classes may have another number of steps: one that was chosen.
+    It must start from a run of `STARTS` of the same seed, classes and budget. On training and
+    validation classes it has as many steps as were chosen, where `retrained` tells.
     """
-    original = scaled(FEW_SHOT_RECIPES[name], budget)
-    free = FREE + (RETRAINED if config.train_on == "train+val" else ())
+    original, free = scaled(FEW_SHOT_RECIPES[name], budget), FREE
+    if retrained is not None:
+        original = retraining(original, **retrained)
+    elif config.train_on == "train+val":
+        free = FREE + RETRAINED
     names = [field.name for field in dataclasses.fields(FewShotRecipe) if field.name not in free]
-    changed = [] if (start or {}).get("recipe") == STARTS.get(name) else ["start"]
+    own = {"recipe": STARTS.get(name)}
+    own |= {"seed": config.seed, "classes": config.train_on, "budget": budget} if start else {}
+    found = start or {"recipe": None}
+    changed = [] if all(found.get(key, value) == value for key, value in own.items()) else ["start"]
     return changed + [n for n in names if getattr(config, n) != getattr(original, n)]
 
 
@@ -251,7 +286,7 @@ def read_placed(path: Path, recipe: str, budget: float) -> Evaluation:
             f"{path} holds {found.name} of {found.recipe}, budget {found.budget:g}; "
             "move it there or delete it"
         )
-    if changed := changed_fields(recipe, budget, found.config, found.start):
+    if changed := changed_fields(recipe, budget, found.config, found.start, found.retrained):
         raise ValueError(
             f"{path} was made with other settings than {recipe} has now ({', '.join(changed)}); "
             "delete it to have it run again"

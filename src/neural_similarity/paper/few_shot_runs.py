@@ -9,7 +9,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from neural_similarity.data import Images
+from neural_similarity.data import ClassSplit
 from neural_similarity.data.mapped import Progress
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.evaluate import evaluate, use_statistics
@@ -40,6 +40,8 @@ from neural_similarity.train.files import locked
 from neural_similarity.train.run import SUMMARY, find_checkpoint
 from neural_similarity.train.runtime import threads
 
+RunKey = tuple[str, int, Classes]
+"""Recipe, seed and classes."""
 TASK_SEED = 0
 NEVER_RETRAINED = ("maml", "maml-first-order", "anil", "meta-nsn")
 TRAIN_ALONE: tuple[Classes, ...] = ("train",)
@@ -48,7 +50,7 @@ TRAIN_ALONE: tuple[Classes, ...] = ("train",)
 
 def evaluate_run(
     run: FewShotRun,
-    images: Images,
+    split: ClassSplit,
     tasks: TaskList,
     *,
     method: str | None = None,
@@ -60,8 +62,8 @@ def evaluate_run(
 
     Args:
         run: a finished run.
-        images: what the tasks were drawn from.
-        tasks: the tasks.
+        split: the data set that it was trained on.
+        tasks: of one of the parts of the data set.
         method: its name; None is what the run was trained for.
         statistics: what normalises queries; None is the method's own.
         device: "auto", "cpu" or "cuda".
@@ -71,15 +73,21 @@ def evaluate_run(
         The evaluation and its file.
 
     Raises:
-        RunError: the run's network was trained for another method.
+        RunError: the run's network was trained for another method, or on the classes of the tasks.
+        ValueError: the tasks are of other data.
     """
-    runtime = choose_runtime(device, run.recipe.precision, run.recipe.channels_last)
+    if tasks.part == "val" and run.recipe.train_on == "train+val":
+        raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
+    images = split.part(tasks.part)
+    tasks.check(run.digest, tasks.part, images)
+    runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
     checkpoint, name = usual_checkpoint(run), method or run.recipe.method
     module = use_statistics(load_method(run, checkpoint, name), statistics)
     runtime.place(module)
     folder = run.path / EVALUATIONS
     file = evaluation_name(run.recipe, name, module.statistics, tasks.sizes, facts_of(tasks))
     what = {"tasks": tasks.digest, "checkpoint": find_checkpoint(run, checkpoint).name}
+    what["precision"] = runtime.precision
     partial = Partial(folder / f"{file}.partial", what)
 
     def keep(correct: Tensor) -> None:
@@ -186,21 +194,24 @@ class Reproduction:
         path = records_folder(self.results, one.name, self.budget) / self._file(one)
         return path.exists() and bool(read_placed(path, one.name, self.budget))
 
+    def needed(self, one: Wanted) -> list[RunKey]:
+        """The runs that an evaluation takes, its own last.
+
+        What a run is built on is not needed any more once it has begun.
+        """
+
+        def visit(key: RunKey) -> Iterator[RunKey]:
+            name, seed, train_on = key
+            for before in () if self._folder(*key).exists() else _before(name, train_on):
+                yield from visit((before[0], seed, before[1]))
+            yield key
+
+        return list(dict.fromkeys(visit((one.name, one.seed, one.train_on))))
+
     def trainings(self, wanted: Iterable[Wanted]) -> list[Path]:
         """The run folders that have to be trained for these, or trained to the end, in order."""
-        found: dict[Path, None] = {}
-
-        def visit(name: str, seed: int, train_on: Classes) -> None:
-            folder = self._folder(name, seed, train_on)
-            if not folder.exists():
-                for before in _before(name, train_on):
-                    visit(before[0], seed, before[1])
-            if not (folder / SUMMARY).exists():
-                found[folder] = None
-
-        for one in wanted:
-            visit(one.name, one.seed, one.train_on)
-        return list(found)
+        folders = (self._folder(*key) for one in wanted for key in self.needed(one))
+        return list(dict.fromkeys(path for path in folders if not (path / SUMMARY).exists()))
 
     def complete(self, one: Wanted, progress: Progress | None = None) -> list[Path]:
         """Train and evaluate what is not there yet, and write the run's records.
@@ -212,11 +223,11 @@ class Reproduction:
         run = self.run(one.name, one.seed, one.train_on)
         with _alone(run.path):
             if not (run.path / EVALUATIONS / self._file(one)).exists():
-                images = session.load_data(run, self.data_root).test
+                split = session.load_data(run, self.data_root)
                 drawn = {"seed": TASK_SEED, "data": run.digest, "part": "test"}
-                tasks = draw_tasks(images, _sizes(one.shots), self.tasks, **drawn)
+                tasks = draw_tasks(split.test, _sizes(one.shots), self.tasks, **drawn)
                 evaluate_run(
-                    run, images, tasks, method=one.method, device=self.device, progress=progress
+                    run, split, tasks, method=one.method, device=self.device, progress=progress
                 )
             return record_few_shot(run, self.results)
 

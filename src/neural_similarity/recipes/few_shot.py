@@ -2,11 +2,12 @@
 
 Base training (Adam at 1e-3, the paper's) is to name the base classes. Batch size, epochs and drops
 of the rate are open in the paper; here 128, the best step on the validation classes among 100
-epochs, tenfold drops after 60 and 85 of them. Crops and mirror images are ours, for all rows.
+epochs, tenfold drops after 60 and 85 of them. Crops and mirror images are ours, for all rows but
+MAML, ANIL and meta-learned NSN, which have neither, nor drops, as in their papers.
 Rows that are fine-tuned share one backbone.
-Methods trained by tasks have the ways and rates of their own papers, but fewer steps, tenfold drops
-after 60 and 85 % of them where those halve the rate, and no clipping of gradients. ProtoNet has 5
-queries a class where its paper has 15, for twice the updates from as many images.
+Other methods trained by tasks have the ways and rates of their own papers, but fewer steps,
+tenfold drops after 60 and 85 % of them where those halve the rate, and no clipping of gradients.
+ProtoNet has 5 queries a class where its paper has 15, for twice the updates from as many images.
 """
 
 from dataclasses import replace

@@ -104,14 +104,19 @@ def restore(path: Path, state: State) -> None:
     rest: dict[str, Any] = torch.load(path / STATE, map_location=device, weights_only=True)
     state.optimizer.load_state_dict(rest.pop("optimizer"))
     torch.set_rng_state(rest.pop("random").cpu())
+    if "random_cuda" in rest:
+        torch.cuda.set_rng_state(rest.pop("random_cuda").cpu(), device)
     for name, value in rest.items():
         setattr(state, name, value)
 
 
 def _rest(state: State) -> dict[str, Any]:
+    device = state.totals.device
+    on_gpu = {"random_cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {
         "optimizer": state.optimizer.state_dict(),
         "random": torch.get_rng_state(),
+        **on_gpu,
         "totals": state.totals,
         "step": state.step,
         "seconds": state.seconds,
