@@ -123,6 +123,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self._require_known_words()
+        self._require_kinds_of_numbers()
         self._require_numbers_in_range()
         self._require_rising_drops()
         self._require_what_fits_the_model()
@@ -135,6 +136,13 @@ class Recipe:
         for name, kind in get_type_hints(type(self)).items():
             if get_origin(kind) is Literal:
                 require_known(name, getattr(self, name), get_args(kind))
+
+    def _require_kinds_of_numbers(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            if kind is int:
+                self._require(isinstance(getattr(self, name), int), name, "be an integer")
+            elif kind is float:
+                self._require(isinstance(getattr(self, name), int | float), name, "be a number")
 
     def _require_numbers_in_range(self) -> None:
         for field in dataclasses.fields(self):
