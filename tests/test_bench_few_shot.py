@@ -54,12 +54,20 @@ def test_the_evaluator_judges_as_the_definition():
     assert ours.costs["tasks_per_second"] == pytest.approx(50 / seconds)
 
 
-def test_an_evaluator_that_is_wrong_has_no_time(monkeypatch):
-    adapt = ProtoNet.adapt
-    monkeypatch.setattr(
-        ProtoNet, "adapt", lambda self, support, *rest: adapt(self, support.flip(-2), *rest)
-    )
-    definition, ours = kept_features(CASE, [1], SHORT)
+def one_shot(adapt):
+    """Prototypes of one image a class: nearly as good, and wrong."""
+    return lambda self, support, labels, ways: adapt(self, support[:, ::5], labels[::5], ways)
+
+
+def turned(adapt):
+    return lambda self, support, *rest: adapt(self, support.flip(-2), *rest)
+
+
+@pytest.mark.parametrize("mistake", [one_shot, turned])
+def test_an_evaluator_that_is_wrong_has_no_time(monkeypatch, mistake):
+    monkeypatch.setattr(ProtoNet, "adapt", mistake(ProtoNet.adapt))
+    case = replace(CASE, tasks=50, sizes=TaskSizes(ways=5, shots=5, queries=15))
+    definition, ours = kept_features(case, [1], SHORT)
     assert definition.times
     assert ours.wrong
     assert not ours.times

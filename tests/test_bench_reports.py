@@ -10,6 +10,7 @@ import torch
 from neural_similarity import bench, cli
 from neural_similarity.bench import few_shot, loops, performance, read, to_markdown, write
 from neural_similarity.bench import subjects as catalogue
+from neural_similarity.bench.networks import texts
 from neural_similarity.bench.report import Report, Row, split
 from neural_similarity.bench.targets import TARGETS
 from neural_similarity.bench.timing import Timing
@@ -270,6 +271,36 @@ def test_the_page_leaves_out_recipes_that_have_changed(tmp_path, changed, left_o
     assert all(f"`{name}`" in text for name in left_out)
 
 
+def test_the_page_leaves_out_similarities_that_have_changed(tmp_path):
+    names = ("static-diagonal", "dynamic-dns", "dynamic-dns-half-width")
+    told = texts(names) | {"dynamic-dns": "Dynamic(Diagonal(), predictor=CNN())"}
+    rows = [network("updates of CNN-9", "plain", 1.0, baseline=True)]
+    rows += [network("updates of CNN-9", name, 1.5) for name in names]
+    rows += [network("updates of CNN-9", "static-diagonal, folded", 1.0)]
+    facts = ENVIRONMENT | {"similarities": told, "keeps_memory": True}
+    write(report("training", *rows, environment=facts), tmp_path)
+    text = performance.page(tmp_path, tmp_path / "page.md", "nsim bench page")
+    assert "have other settings by now: `dynamic-dns`. The" in text
+    assert [name for name in names if f"| {name} |" not in text] == ["dynamic-dns"]
+    assert "Measured w" not in text
+
+
+def test_the_page_says_what_was_otherwise_when_a_report_was_made(tmp_path):
+    write(report("training", network("updates", "plain", 1.0, baseline=True)), tmp_path)
+    text = performance.page(tmp_path, tmp_path / "page.md", "nsim bench page")
+    assert "Measured while the process gave large blocks back" in text
+    assert "Measured when no predictor had batch normalisation" in text
+
+
+def test_a_machine_is_with_its_matrix_unit_or_without():
+    for amx, words in (
+        (True, "A CPU with AMX, "),
+        (False, "A CPU without AMX, "),
+        (None, "A CPU, "),
+    ):
+        assert report("training", environment=ENVIRONMENT | {"amx": amx}).machine.startswith(words)
+
+
 def test_a_page_of_nothing_is_refused_and_the_old_one_stays(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("before")
@@ -336,8 +367,12 @@ def test_rows_are_measured_with_their_threads(monkeypatch):
         (["operators", "--batch", "0"], "`batch` must be at least 1, got (0,)"),
         (["training", "--similarity", "static"], "no similarity is named 'static'; did you mean"),
         (["training", "--roundz", "3"], "--rounds"),
-        (["recipes", "--recipes", "cifar10-cn"], "no recipe of CIFAR-10 is named 'cifar10-cn'"),
-        (["recipes", "--recipes", "cifar100-cnn"], "no recipe of CIFAR-10 is named"),
+        (["recipes", "--recipes", "cifar10-cn"], "no recipe of CIFAR-10 by gradient descent is na"),
+        (["recipes", "--recipes", "cifar100-cnn"], "no recipe of CIFAR-10 by gradient descent is"),
+        (["recipes", "--recipes", "cifar10-spherenet"], "no recipe of CIFAR-10 by gradient descen"),
+        (["fewshot", "--threads", "-1"], "`threads` must not be negative, got (-1,)"),
+        (["fewshot", "--tasks", "1"], "`tasks` must be at least 2, got 1"),
+        (["fewshot", "--size", "8"], "`size` must be at least 16"),
     ],
 )
 def test_wrong_command_lines(args, message, capsys):

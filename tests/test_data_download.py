@@ -127,11 +127,15 @@ def test_a_set_that_is_elsewhere_below_root_is_found(tmp_path):
 
 def test_length_may_be_unknown(tmp_path, site, monkeypatch):
     site.announces = False
+    unpacked = tmp_path / "fashion-mnist" / "a"
+    unpacked.parent.mkdir(exist_ok=True)
+    unpacked.write_bytes(b"damaged, and read first")
     site.serve("fashion-mnist", [("a.gz", b"content")], monkeypatch)
     told = []
     download("fashion-mnist", tmp_path, progress=lambda *state: told.append(state))
     assert told == [(7, None)]
     assert (tmp_path / "fashion-mnist" / "a.gz").read_bytes() == b"content"
+    assert not unpacked.exists()
 
 
 def test_wrong_checksum(tmp_path, site, monkeypatch):

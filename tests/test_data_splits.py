@@ -137,6 +137,12 @@ def test_the_cache_is_mapped_and_never_written(tmp_path):
 def test_a_damaged_cache_is_named(tmp_path):
     write_folders(tmp_path)
     load_split("classes", tmp_path, image_size=6)
+    description = tmp_path / "cache-6.json"
+    kept = description.read_text()
+    for other in ("[]", '{"version": 1, "content": []}', "{"):
+        description.write_text(other)
+        assert load_split("classes", tmp_path, image_size=6).train.classes == ("ant", "bee")
+    description.write_text(kept)
     os.truncate(tmp_path / "cache-6.pixels", 100)
     with pytest.raises(ValueError, match=r"cache-6.pixels must hold 864 bytes"):
         load_split("classes", tmp_path, image_size=6)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_imagenet import CLASSES, make_imagenet, write_jpeg
+from tiny_imagenet import CLASSES, make_imagenet, settled, write_jpeg
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
@@ -234,9 +234,10 @@ def test_listing_is_kept_until_a_class_folder_changes(tmp_path, monkeypatch):
     write_jpeg(tmp_path / "train" / CLASSES[0] / "new.JPEG", 1)
     assert len(load(tmp_path).train) == len(first.train) + 1
     assert len(listed) == 4
-    (tmp_path / imagenet.CACHE).write_text("{damaged")
-    assert len(load(tmp_path).train) == len(first.train) + 1
-    assert len(listed) == 6
+    for times, damaged in enumerate(("{damaged", "[1]", "{}"), start=3):
+        (tmp_path / imagenet.CACHE).write_text(damaged)
+        assert len(load(tmp_path).train) == len(first.train) + 1
+        assert len(listed) == 2 * times
 
 
 def test_a_folder_that_cannot_be_written_is_listed_every_time(tmp_path, monkeypatch):
@@ -348,12 +349,27 @@ def test_lay_out_refuses_two_files_of_one_name(tmp_path):
     assert not (tmp_path / "made").exists()
 
 
+def test_a_listing_made_while_files_arrive_is_not_kept(tmp_path, monkeypatch):
+    make_imagenet(tmp_path, CLASSES[:2])
+    real, late = imagenet.list_images, tmp_path / "train" / CLASSES[0] / "late.JPEG"
+
+    def unpacking(folder):
+        found = real(folder)
+        write_jpeg(late, 1)
+        return found
+
+    monkeypatch.setattr(imagenet, "list_images", unpacking)
+    before = len(load(tmp_path).train)
+    monkeypatch.setattr(imagenet, "list_images", real)
+    assert len(load(tmp_path).train) == before + 1
+
+
 def test_the_listing_notices_files_in_inner_folders(tmp_path):
     make_imagenet(tmp_path, CLASSES[:2])
     inner = tmp_path / "train" / CLASSES[0] / "inner"
     inner.mkdir()
     write_jpeg(inner / "1.JPEG", 1)
-    before = len(load(tmp_path).train)
+    before = len(load(settled(tmp_path)).train)
     write_jpeg(inner / "2.JPEG", 2)
     assert len(load(tmp_path).train) == before + 1
     (inner / "empty" / "deeper").mkdir(parents=True)

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import neural_similarity as ns
 from neural_similarity.nn import normalization
 from neural_similarity.nn.normalization import rectifier
+from neural_similarity.ops.affine_relu import affine_relu
 from neural_similarity.ops.norm_relu import available, norm_relu
 from neural_similarity.ops.positionwise import scaled
 
@@ -140,6 +141,25 @@ def test_derivatives_of_second_order(pool):
 
 
 @in_c
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_that_is_called_twice_has_one_gradient(pool, training):
+    """Also where it is to be differentiated again: its parameters are in its input's history."""
+    _, x, weight, bias = operands(size=(8, 8))
+
+    def once(x):
+        if training:
+            return norm_relu(None, x, weight, bias, EPS, pool)[0]
+        return affine_relu(None, x, torch.stack((weight, bias)), pool)
+
+    loss = once(once(x)).square().sum()
+    leaves = (x, weight, bias)
+    plain = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for ours, theirs in zip(gradients(loss, leaves, None, create_graph=True), plain, strict=True):
+        assert error(ours, theirs.double()) < 1e-5
+
+
+@in_c
 def test_parts_without_gradients():
     d, x, weight, bias = operands()
     d, bias = d.detach(), bias.detach()
@@ -229,6 +249,8 @@ def norms(change):
         lambda norm: norm.register_forward_pre_hook(lambda *_: None),
         lambda norm: norm.register_full_backward_hook(lambda *_: None),
         lambda norm: setattr(norm, "momentum", None),
+        lambda norm: setattr(norm, "track_running_stats", False),
+        lambda norm: setattr(norm, "num_batches_tracked", None),
         lambda norm: setattr(norm, "__class__", type("Mine", (nn.BatchNorm2d,), {})),
         lambda norm: norm.double(),
         lambda norm: norm.bfloat16(),

@@ -9,6 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad, vmap
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from neural_similarity.functional import similarity_conv2d
@@ -52,11 +53,21 @@ def test_first_and_second_derivatives_are_finite_differences(problem, kind):
 @pytest.mark.parametrize("frozen", range(3), ids=["x", "weight", "similarity"])
 @both_kinds
 def test_only_needed_gradients_are_computed(frozen, kind):
-    problem = PROBLEMS[0]
+    problem, asked = PROBLEMS[0], []
     operands = [*problem.operands(), problem.similarity(kind)]
     for i, operand in enumerate(operands):
         operand.requires_grad_(i != frozen)
-    function(problem)(*operands).sum().backward()
+    y = function(problem)(*operands).sum()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            if "conv_backward" in str(operator):
+                asked.append(args[-1])
+            return operator(*args, **kwargs or {})
+
+    with Watch():
+        y.backward()
+    assert asked == [[i != frozen for i in range(3)]]
     assert [operand.grad is None for operand in operands] == [i == frozen for i in range(3)]
 
 

@@ -181,7 +181,7 @@ def fresh():
 @pytest.mark.usefixtures("fresh")
 def test_without_a_compiler_eager_runs(monkeypatch):
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
-    assert declines("compiled", X, 9) == "there is no C compiler (cc, gcc or clang)"
+    assert declines("compiled", X, 9) == "there is no C compiler (GCC, as cc or gcc)"
     weight, m = torch.randn(3, 2, 3, 3), torch.randn(1, 9, 4, 4)
     y = similarity_conv2d(X, weight, m, padding=1)
     assert_close(y, similarity_conv2d(X, weight, m, padding=1, backend="eager"))
@@ -192,6 +192,60 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
     monkeypatch.setattr(native, "_FLAGS", ("--no-such-option",))
     assert "fails:" in declines("compiled", X, 9)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_where_cc_fails_gcc_is_tried(monkeypatch, tmp_path):
+    """As on machines where cc is clang."""
+    tried = []
+
+    def compiles(compiler, _path):
+        tried.append(compiler)
+        return f"{compiler} fails: no such builtin"
+
+    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(native.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(native, "_compile", compiles)
+    assert declines("compiled", X, 9) == "; ".join(f"{c} fails: no such builtin" for c in tried)
+    assert tried == ["/bin/cc", "/bin/gcc"]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_compiler_that_cannot_be_run_is_no_error(monkeypatch, tmp_path):
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(native.subprocess, "run", full)
+    assert "cannot run: No space left on device" in declines("compiled", X, 9)
+
+
+LAYOUTS = ["channels last", "strided", "expanded"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layouts_against_float64(layout, kind):
+    problem = Problem("layouts", channels=(16, 8), size=(7, 6), batch=3)
+    x, weight = problem.operands(torch.float32)
+    m = problem.similarity(kind, torch.float32)
+    if layout == "channels last":
+        x = x.to(memory_format=torch.channels_last)
+        m = m.movedim(1, -1).contiguous().movedim(-1, 1)
+    elif layout == "strided":
+        x, m = x.repeat_interleave(2, 3)[..., ::2], m.repeat_interleave(2, 0)[::2]
+    else:
+        x, m = x[:1].expand_as(x), m[:1].expand_as(m)
+
+    def outcome(operands, backend):
+        leaves = [t.requires_grad_() for t in operands]
+        y = similarity_conv2d(*leaves, padding=1, backend=backend)
+        return [y, *torch.autograd.grad(y.square().sum(), leaves)]
+
+    found = outcome([t.detach() for t in (x, weight, m)], "compiled")
+    exact = outcome([t.double().contiguous() for t in (x, weight, m)], "reference")
+    for ours, theirs in zip(found, exact, strict=True):
+        assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Products with one number per position, against their formulas in float64."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -70,6 +72,9 @@ def test_operators_are_registered_well(dtype):
     operators = torch.ops.neural_similarity
     torch.library.opcheck(operators.dot.default, (x, y, gate))
     torch.library.opcheck(operators.scale.default, (d, x, None))
+    for here, there in product((torch.contiguous_format, torch.channels_last), repeat=2):
+        mixed = x.to(memory_format=here), gate.to(memory_format=there)
+        torch.library.opcheck(operators.scale.default, (d, *mixed))
 
 
 def test_vmap_and_gradients_per_example():

@@ -1,5 +1,6 @@
 """CNN-9 with every similarity, and the networks of recipes, to be trained or used."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from neural_similarity import models
 from neural_similarity.bench import oracle
 from neural_similarity.bench.case import SEED, seeded
 from neural_similarity.bench.subject import Placed, Subject, learn
+from neural_similarity.nn import SIMILARITIES, format_similarity
 from neural_similarity.recipes import RECIPES
 from neural_similarity.recipes.studies import CHEAPER
 from neural_similarity.train.run import build_network
@@ -20,9 +22,16 @@ PREDICTORS = {
     for name in ("cifar10-dynamic-dns", *CHEAPER)
 }
 """Diagonal M by the predictor of the tables, and by cheaper ones."""
+KNOWN = {name: spec for name, spec in SIMILARITIES.items() if spec is not None} | PREDICTORS
+"""Every similarity that CNN-9 is measured with."""
 PLAIN = "plain"
 CHECKED = 16
 """Images that networks are checked on: enough for the statistics of batch normalisation."""
+
+
+def texts(names: Iterable[str]) -> dict[str, str]:
+    """The similarities of these names as they are now, every field named."""
+    return {name: format_similarity(KNOWN[name], complete=True) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +62,7 @@ class Setting:
     def network(self, similarity: str | None) -> nn.Module:
         """CNN-9 whose similarities have left the identity."""
         with seeded():
-            chosen = PREDICTORS.get(similarity, similarity) if similarity else None
+            chosen = KNOWN[similarity] if similarity else None
             model = models.cnn9(CLASSES, width=self.width, similarity=chosen)
             learn(model)
         return model

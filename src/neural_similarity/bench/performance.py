@@ -16,17 +16,21 @@ INTRODUCTION = """\
 benchmarks saved in `{folder}/`, where there are all times with their intervals; each section names
 the command that measured it.
 
-Everything is checked before it is timed, at the operands that it is timed with: outputs and all
-gradients against the definition in float64 (of whole networks, whose gradients rounding can
-change at will, outputs as timed, gradients in float64). What is wrong has no time. An error is the
-norm of the difference over the norm of what is expected.
+Everything is checked before it is timed: operators at the operands that they are timed with,
+outputs and all gradients, against the definition in float64. Of networks (on sixteen images), our
+layer and ODConv2d, whose gradients rounding can change at will, outputs in evaluation mode are
+checked in the dtype that is timed, and gradients in float64, where plain operations take the place
+of what is C in other dtypes; those gradients are the test suite's to check. What is wrong has no
+time. An error is the norm of the difference over the norm of what is expected.
 
-Everything is timed by turns. A ratio is the median over the rounds of the ratio to the baseline in
-the same round; in brackets is a 95 % interval of that median. Where the baseline's times were
-wider apart than 10 %, all were timed again, three times at most, and the attempt with the calmest
-baseline counts. Maps are channels last. Saved bytes
-are all that autograd keeps but parameters, the input included. Peak memory is what a call adds to
-the process at most. MMACs count every multiplication of the forward pass for one image."""
+Everything is timed by turns. A ratio is the median over the rounds of the ratio to the baseline
+in the same round; in brackets is a 95 % interval of that median (of fewer than six rounds, which
+do not suffice for one, their range). Where the baseline's times were wider apart than 10 %, all
+were timed again, three times at most, and the attempt with the calmest baseline counts. Maps are
+channels last, which unfold and `deform_conv2d` copy into a layout of their own in every call.
+Saved bytes are all that autograd keeps but parameters, the input included. Peak memory is what a
+call adds to the process at most. MMACs count every multiplication of the forward pass for one
+image."""
 HEADINGS = {
     "operators": "Operators",
     "scaling": "Batch size, resolution, threads",
@@ -57,8 +61,7 @@ that has one, [performance-epyc.md](performance-epyc.md) of one without, and of 
     "scaling": """\
 Our operators with the backend that `auto` takes. Flat lines are linear growth. The process keeps
 what it frees, as it does in `nsim train`: else glibc fetches blocks beyond 32 MiB anew in every
-call, and from batch 64 to 256 on two threads a position took 1.51 times as long with a full M and
-1.30 times with `nn.Conv2d`.""",
+call.""",
     "training": """\
 A step is forward, loss, backward and SGD on one batch of CNN-9, with a log for the loops.
 `dynamic-dns-half-width` and the like are dynamic diagonal M by cheaper predictors, which `nsim
@@ -71,10 +74,12 @@ what it frees, as it does in `nsim train`. `nsim table` shows these ratios besid
 reach, and draws one against the other.""",
     "inference": "CNN-9 in evaluation mode, without autograd.",
     "fewshot": """\
-Tasks of 5 ways, 5 shots and 15 queries a class. MAML: one task's gradient through five steps on all
-parameters, images of 84 pixels, batch normalisation by each batch's statistics; checked in float64.
-ProtoNet: the evaluator on features that are there already, beside its definition for one task after
-another; the error is the share of queries that are judged otherwise than in float64.""",
+Tasks of 5 ways, 5 shots and 15 queries a class. MAML: one task's gradient through five steps on
+all parameters, images of 84 pixels unless the command says another size, batch normalisation by
+each batch's statistics; checked in float64.
+ProtoNet: the evaluator on features that are there already, beside its definition for one task
+after another; the error is by how many right queries the tasks differ from float64, over all
+queries.""",
 }
 
 
@@ -123,9 +128,8 @@ def _section(report: Report) -> list[str]:
     parts = [facts, NOTES[report.bench]]
     if report.noise:
         parts.append(f"**{report.noise}**")
-    if report.bench == "recipes":
-        measured, report = report, current(report)
-        parts += _note_left_out(measured, report)
+    measured, report = report, current(report)
+    parts += _note_left_out(measured, report) + _caveats(report)
     if report.bench in ("operators", "scaling"):
         parts += _pivots(report)
     else:
@@ -140,10 +144,27 @@ def _note_left_out(before: Report, after: Report) -> list[str]:
     if not names:
         return []
     text = (
-        "Left out, as these recipes or the one that they are compared with have other settings by "
-        f"now: {', '.join(names)}. The picture has them still."
+        "Left out, as these or the one that they are compared with have other settings by now: "
+        f"{', '.join(names)}. The picture has them still."
     )
     return [text]
+
+
+def _caveats(report: Report) -> list[str]:
+    """What was otherwise when a report was made."""
+    facts, found = report.environment, []
+    if not facts.get("keeps_memory", report.bench in ("scaling", "recipes")):
+        found.append(
+            "Measured while the process gave large blocks back that it had freed: who works in "
+            "buffers of more than 32 MiB, as unfold and the TensorFlow form do, pays for their "
+            "pages in every call."
+        )
+    if report.bench in ("training", "inference") and "similarities" not in facts:
+        found.append(
+            "Measured when no predictor had batch normalisation, as `dynamic-diagonal` has none "
+            "now; the cheaper ones of the recipes, which these rows are called by, have it today."
+        )
+    return found
 
 
 def _pivots(report: Report) -> list[str]:

@@ -73,7 +73,8 @@ class Report:
         """Where it was found."""
         device = self.environment["device"]
         place = self.environment["cpu"] if device == "cpu" else device
-        return f"{place}, torch {self.environment['torch']}"
+        unit = {True: " with AMX", False: " without AMX", None: ""}[self.environment.get("amx")]
+        return f"{place}{unit if device == 'cpu' else ''}, torch {self.environment['torch']}"
 
     @property
     def wrong(self) -> tuple[Row, ...]:

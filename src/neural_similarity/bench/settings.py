@@ -1,20 +1,31 @@
-"""Which rows of a report are of recipes as they are now."""
+"""Which rows of a report are of recipes and similarities as they are now."""
 
 from dataclasses import replace
 
-from neural_similarity.bench.report import Report
+from neural_similarity.bench.networks import KNOWN, texts
+from neural_similarity.bench.report import Report, Row
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train.recipe import recipe_to_json
 
 
 def current(report: Report) -> Report:
-    """A report of `nsim bench recipes` without the rows of recipes that have other settings by now.
+    """A report without the rows of recipes or similarities that have other settings by now.
 
-    Without its baseline a ratio says nothing: where that has changed, no row is left.
+    Without its baseline a ratio says nothing: where that has changed, no row is left. Reports that
+    do not tell the settings stay as they are.
     """
+    if "recipes" not in report.environment:
+        return replace(report, rows=tuple(row for row in report.rows if not _is_other(row, report)))
     configs = report.environment.get("recipes", {})
     same = {name for name in configs if name in RECIPES}
     same = {name for name in same if configs[name] == recipe_to_json(RECIPES[name])}
     if any(row.baseline and row.name not in same for row in report.rows):
         same = set()
     return replace(report, rows=tuple(row for row in report.rows if row.name in same))
+
+
+def _is_other(row: Row, report: Report) -> bool:
+    """Whether a row's similarity was another one."""
+    name = row.name.partition(",")[0]
+    measured = report.environment.get("similarities", {})
+    return name in measured and texts({name} & KNOWN.keys()) != {name: measured[name]}

@@ -118,7 +118,7 @@ TARGETS = (
         text="training step of CNN-9, dynamic diagonal ÷ plain",
         bench="training",
         limit=4.2,
-        values=_ratios(lambda name: name == "dynamic-diagonal"),
+        values=_ratios(lambda name: name in ("dynamic-diagonal", "dynamic-dns")),
     ),
     Target(
         text="training step of CNN-9, static ÷ plain",

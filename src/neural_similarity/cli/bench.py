@@ -8,7 +8,7 @@ from typing import Any, get_args
 from neural_similarity import bench as benchmarks
 from neural_similarity.bench import Case, FewShotCase, Report, Row, Setting, Watch
 from neural_similarity.bench.case import Kind
-from neural_similarity.bench.networks import PLAIN
+from neural_similarity.bench.networks import PLAIN, texts
 from neural_similarity.bench.quiet import others_now
 from neural_similarity.bench.report import MOST_OTHERS
 from neural_similarity.cli.bench_options import (
@@ -83,7 +83,6 @@ def scaling(args: Sequence[str]) -> int:
         "by batch": cases([(batch, sizes[0]) for batch in batches]),
         "by size": cases([(fixed, size) for size in sizes]),
     }
-    keep_freed_memory()
     return _run(
         "scaling", options, lambda: benchmarks.scaling(sweeps, options.counts, options.effort)
     )
@@ -103,7 +102,7 @@ def training(args: Sequence[str]) -> int:
             found += benchmarks.training_loops(setting, options.counts, options.effort)
         return found
 
-    return _run("training", options, rows)
+    return _run("training", options, rows, similarities=texts(options.similarity))
 
 
 def recipes(args: Sequence[str]) -> int:
@@ -119,7 +118,6 @@ def recipes(args: Sequence[str]) -> int:
             )
         return found
 
-    keep_freed_memory()
     configs = {name: recipe_to_json(RECIPES[name]) for name in options.recipes}
     return _run("recipes", options, rows, recipes=configs)
 
@@ -136,7 +134,7 @@ def inference(args: Sequence[str]) -> int:
             )
         return found
 
-    return _run("inference", options, rows)
+    return _run("inference", options, rows, similarities=texts(options.similarity))
 
 
 def few_shot(args: Sequence[str]) -> int:
@@ -183,6 +181,7 @@ def _run(name: str, options: Options, rows: Callable[[], list[Row]], **facts: An
     """Measure, print, save with the environment and `facts`, and draw; the exit code."""
     if not options.quick and (others_now() or 0.0) > MOST_OTHERS:
         sys.stderr.write("nsim: the machine is not quiet: other processes are at work\n")
+    facts["keeps_memory"] = keep_freed_memory()
     watch = Watch()
     found = tuple(rows())
     report = Report(

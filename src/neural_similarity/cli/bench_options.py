@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 import torch
 
 from neural_similarity.bench import Effort
-from neural_similarity.bench.networks import PREDICTORS
+from neural_similarity.bench.networks import KNOWN, PREDICTORS
 from neural_similarity.cli.parsing import listed, unknown
-from neural_similarity.nn import SIMILARITIES
 from neural_similarity.paper import TABLES
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Runtime, choose_runtime
@@ -17,7 +16,12 @@ from neural_similarity.train.runtime import Precision
 
 Numbers = Annotated[tuple[int, ...], listed(int, "N,N,...")]
 Names = Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")]
-CIFAR10 = [name for name, recipe in RECIPES.items() if recipe.dataset == "cifar10"]
+CIFAR10 = [
+    name
+    for name, recipe in RECIPES.items()
+    if recipe.dataset == "cifar10" and recipe.optimizer == "sgd" and not recipe.orthogonality
+]
+"""Recipes whose updates are those that are timed: of CIFAR-10, by gradient descent."""
 SLOW = "cifar10-deformable"
 """Takes minutes on a CPU."""
 COMPARED = tuple(
@@ -29,6 +33,7 @@ COMPARED = tuple(
     )
 )
 """Recipes of tables whose networks are CNN-9, the plain one first."""
+LEAST = {"batch": 1, "size": 1, "tasks": 2}
 QUICK_ROUNDS, QUICK_WIDTH, QUICK_BATCH, QUICK_TASKS = 3, 0.1, 2, 20
 
 
@@ -75,10 +80,10 @@ class Options:
         Effort(rounds=self.rounds)
         if min(self.threads) < 0:
             raise ValueError(f"`threads` must not be negative, got {self.threads}")
-        for name in ("batch", "size"):
-            values = getattr(self, name, (1,))
-            if min(values) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {values}")
+        for name, least in LEAST.items():
+            values = getattr(self, name, (least,))
+            if min(values if isinstance(values, tuple) else (values,)) < least:
+                raise ValueError(f"`{name}` must be at least {least}, got {values}")
 
     @property
     def effort(self) -> Effort:
@@ -141,10 +146,9 @@ class NetworkOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = [*(name for name in SIMILARITIES if name != "none"), *PREDICTORS]
         for name in self.similarity:
-            if name not in known:
-                raise unknown("similarity", name, known)
+            if name not in KNOWN:
+                raise unknown("similarity", name, KNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +175,7 @@ class RecipesOptions(Options):
         super().__post_init__()
         for name in self.recipes:
             if name not in CIFAR10:
-                raise unknown("recipe of CIFAR-10", name, CIFAR10)
+                raise unknown("recipe of CIFAR-10 by gradient descent", name, CIFAR10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +201,11 @@ class FewShotOptions(Options):
     """Tasks on kept features."""
 
     def __post_init__(self) -> None:
-        Effort(rounds=self.rounds)
+        super().__post_init__()
+        if self.size < 16:
+            raise ValueError(
+                f"`size` must be at least 16, of which CNN-4 leaves one, got {self.size}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

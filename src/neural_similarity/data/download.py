@@ -104,10 +104,15 @@ def _unpack(archive: Path) -> Path:
 
 
 def _move(source: Path, folder: Path) -> None:
-    """Move a file, or the files of a folder, into `folder`, in place of earlier ones."""
+    """Move a file, or the files of a folder, into `folder`, in place of earlier ones.
+
+    What was unpacked of an earlier one goes as well: it is what would be read.
+    """
     folder.mkdir(exist_ok=True)
     for file in [source] if source.is_file() else sorted(source.iterdir()):
         file.replace(folder / file.name)
+        if file.suffix == ".gz":
+            (folder / file.stem).unlink(missing_ok=True)
 
 
 def _fetch(remote: Remote, path: Path, progress: Progress | None) -> None:

@@ -7,6 +7,7 @@ https://arxiv.org/abs/1409.0575), whose classes are folders such as n01440764.
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ NAME = "imagenet"
 PARTS = ("train", "val")
 IMAGE_SIZE = 224
 CACHE = ".listing.json"
+SETTLED_NS = 2_000_000_000
+"""How long ago a folder must have changed for its listing to be kept: disks round times."""
 """Kept beside the parts: listing 1.3 million files anew takes minutes on a network's disk."""
 
 
@@ -56,13 +59,17 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
 def _listed(root: Path, parts: list[Path]) -> list[Listing]:
     """The parts' listings, from the cache where no folder of images has changed since."""
     cached = _read(root / CACHE)
-    if cached and cached.get("stamps") == _stamps(root, cached.get("stamps", ())):
+    if cached and cached["stamps"] == _stamps(root, cached["stamps"]):
         return [_listing(part, cached["files"][part.name]) for part in parts]
+    began = time.time_ns()
     listings = [list_images(part) for part in parts]
     files = {listing.folder.name: _as_json(listing) for listing in listings}
     folders = [f"{one.folder.name}/{folder}" for one in listings for folder in (".", *one.folders)]
-    with contextlib.suppress(OSError):  # A folder that cannot be written is listed every time.
-        _write(root / CACHE, {"stamps": _stamps(root, folders), "files": files})
+    stamps = _stamps(root, folders)
+    quiet = began - SETTLED_NS  # Else files may still arrive, unseen in folders that are listed.
+    if all(stamp is not None and stamp < quiet for stamp in stamps.values()):
+        with contextlib.suppress(OSError):  # A folder that cannot be written is listed every time.
+            _write(root / CACHE, {"stamps": stamps, "files": files})
     return listings
 
 
@@ -86,9 +93,10 @@ def _listing(folder: Path, files: dict[str, dict[str, int]]) -> Listing:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return content if isinstance(content, dict) and content.keys() >= {"stamps", "files"} else {}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ def load_mapped(
         description = _read_description(pixels.with_suffix(".json"))
         if description.get("signature") != signature or not pixels.is_file():
             description = _decode(files, signature, pixels, mode, progress)
-    return _split(name, files, pixels, description["content"])
+        return _split(name, files, pixels, description["content"])
 
 
 @contextmanager
@@ -68,7 +68,8 @@ def _read_description(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return content if content.get("version") == VERSION and "content" in content else {}
+    known = isinstance(content, dict) and content.get("version") == VERSION
+    return content if known and isinstance(content.get("content"), dict) else {}
 
 
 def _decode(

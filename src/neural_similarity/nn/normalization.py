@@ -38,7 +38,8 @@ def fuses(norm: nn.Module, d: Tensor | None, x: Tensor) -> bool:
         return False
     parts = norm.weight, norm.bias, norm.running_mean, norm.running_var
     whole = all(p is not None and p.dtype == torch.float32 and p.is_cpu for p in parts)
-    steady = not norm.training or norm.momentum is not None
+    counted = norm.track_running_stats and norm.num_batches_tracked is not None
+    steady = not norm.training or (counted and norm.momentum is not None)
     return steady and whole and norm.num_features == x.shape[1] < x.numel()
 
 

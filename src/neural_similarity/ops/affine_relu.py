@@ -7,7 +7,8 @@ window, without d. Only in C (`native`), for what `norm_relu.available` says; `n
 statistics of the batch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,13 +43,15 @@ def pooled_relu(t: Tensor, pool: bool) -> Tensor:
 
 
 def gradients_with_graph(
-    z: Tensor, operands: Iterable[Tensor | None], grad: Tensor
+    function: Callable[..., Tensor], operands: Iterable[Tensor | None], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of operands of z, to be differentiated again; None where none is needed."""
-    operands = list(operands)
-    wanted = [t for t in operands if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(z, wanted, grad, create_graph=True))
-    return [next(found) if t is not None and t.requires_grad else None for t in operands]
+    """The gradients of a function's operands, to be differentiated again; None: none is needed."""
+    # By names of their own: one operand may be in the history of another, as where a layer is
+    # called twice, and that part of its gradient is not this function's.
+    own = [None if t is None else t.view_as(t) for t in operands]
+    wanted = [t for t in own if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(function(*own), wanted, grad, create_graph=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in own]
 
 
 def empty_relu(x: Tensor, pool: bool) -> Tensor:
@@ -57,6 +60,13 @@ def empty_relu(x: Tensor, pool: bool) -> Tensor:
         return torch.empty_like(x)
     images, channels, height, width = x.shape
     return x.new_empty(images, height // WINDOW, width // WINDOW, channels).movedim(-1, 1)
+
+
+def _by_torch(pool: bool, d: Tensor | None, x: Tensor, line: Tensor) -> Tensor:
+    """z by torch's operations."""
+    slope, offset = line.view(2, -1, *[1] * (x.dim() - 2))
+    t = promoted(positionwise.scaled(d, x)) * slope + offset
+    return pooled_relu(t.to(x.dtype), pool)
 
 
 def _forward(d: Tensor | None, x: Tensor, line: Tensor, pool: bool) -> Tensor:
@@ -116,9 +126,7 @@ class _AffineRelu(Function):
     def backward(ctx, *grad_outputs):
         (grad,), (d, x, line) = grad_outputs, ctx.saved_tensors
         if torch.is_grad_enabled():
-            slope, offset = line.view(2, -1, *[1] * (x.dim() - 2))
-            t = (promoted(positionwise.scaled(d, x)) * slope + offset).to(x.dtype)
-            return *gradients_with_graph(pooled_relu(t, ctx.pool), (d, x, line), grad), None
+            return *gradients_with_graph(partial(_by_torch, ctx.pool), (d, x, line), grad), None
         needs = ctx.needs_input_grad[2]
         grad_d, grad_x, grad_line = _backward_op(grad, d, x, line, ctx.pool, needs)
         return None if d is None else grad_d, grad_x, grad_line if needs else None, None

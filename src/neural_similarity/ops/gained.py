@@ -25,7 +25,8 @@ def gained(raw: Tensor, gain: Tensor, start: Tensor) -> Tensor:
         gain: g (c).
         start: s (c), without a gradient.
     """
-    if not (available(None, raw) and gain.dtype == torch.float32):
+    like = gain.dtype == torch.float32 and gain.device == raw.device
+    if not (like and available(None, raw)):
         return _by_torch(raw, gain, start)
     apply = _Gained.apply if torch.is_grad_enabled() else _forward_op
     return apply(raw, gain, start)

@@ -12,6 +12,7 @@ that size two to five times as often, and keep two or three. Only in C (`native`
 torch's elsewhere.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,6 +88,14 @@ def _backward(
     return grad_d, grad_x, second * (variance + eps).rsqrt(), first
 
 
+def _by_torch(
+    eps: float, pool: bool, d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    """z by torch's operations."""
+    t = F.batch_norm(positionwise.scaled(d, x), None, None, weight, bias, True, 0.0, eps)
+    return pooled_relu(t, pool)
+
+
 def normalizing_line(
     weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float
 ) -> Tensor:
@@ -143,10 +152,7 @@ class _NormRelu(Function):
     def backward(ctx, *grad_outputs):
         grad, (d, x, weight, bias, mean, variance) = grad_outputs[0], ctx.saved_tensors
         if torch.is_grad_enabled():
-            eps, pool = ctx.options
-            t = positionwise.scaled(d, x)
-            t = F.batch_norm(t, None, None, weight, bias, True, 0.0, eps)
-            operands = d, x, weight, bias
-            return *gradients_with_graph(pooled_relu(t, pool), operands, grad), None, None
+            by_torch, operands = partial(_by_torch, *ctx.options), (d, x, weight, bias)
+            return *gradients_with_graph(by_torch, operands, grad), None, None
         grad_d, *others = _backward_op(grad, d, x, weight, bias, mean, variance, *ctx.options)
         return None if d is None else grad_d, *others, None, None

@@ -62,7 +62,7 @@ def _plain_scale(d: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
 
 
 def _gated(product: Tensor, gate: Tensor | None) -> Tensor:
-    return product if gate is None else torch.where(gate <= 0, 0, product)
+    return product if gate is None else product.masked_fill(gate <= 0, 0)
 
 
 def _dot(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
@@ -73,7 +73,8 @@ def _dot(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
 
 def _scale(d: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
     if native.declines(x, 1) or d.dtype != torch.float32:
-        return _plain_scale(d, x, gate)
+        # In the layout of x, as the other; torch's operations choose by all operands.
+        return torch.empty_like(x).copy_(_plain_scale(d, x, gate))
     return native.scale(d, x, gate)
 
 

@@ -71,7 +71,7 @@ def similarity_conv2d(
         y, in the memory format of `x`. Differentiable to every order, under `torch.func` as well.
 
     Raises:
-        ValueError: shapes, geometry or dtypes do not fit, or the backend declines.
+        ValueError: shapes, geometry, dtypes or devices do not fit, or the backend declines.
     """
     return similarity_conv(
         2, x, weight, similarity, bias, stride, padding, dilation, groups,
@@ -139,6 +139,9 @@ def similarity_conv(
 ) -> Tensor:
     """`similarity_conv2d` over `dims` dimensions."""
     _check_input(dims, x, weight, bias, groups)
+    for name, tensor in (("weight", weight), ("similarity", similarity), ("bias", bias)):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"`{name}` must be on {x.device}, as `x`, got {tensor.device}")
     check_blocks(blocks, x.shape[-dims - 1], weight.shape[0], groups)
     if reason := declines(backend, x, weight[0, 0].numel()):
         raise ValueError(f"the {backend} backend declines this input: {reason}")

@@ -34,7 +34,8 @@ def patch_norm(
     r"""Norm of every patch, $\sqrt{\sum X^2 + \varepsilon}$, over each group's channels and taps.
 
     Channel sum first, box sum after: one pass over `x` and a one-channel convolution, in float32
-    (float64 for such input). At a zero patch it is √eps and its gradient is zero.
+    (float64 for such input; on a GPU by TF32 unless `torch.backends.cudnn.allow_tf32` is off). At a
+    zero patch it is √eps and its gradient is zero.
 
     Raises:
         ValueError: `eps` is not positive, or `groups` does not divide the channels.
@@ -48,6 +49,8 @@ def patch_norm(
         energy = _energy(x, groups, channels)
         box = energy.new_ones(groups, 1, *kernel_size)
         energy = CONVOLUTIONS[dims](energy, box, None, stride, padding, dilation, groups)
+        if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
+            energy = energy.clamp_min(0)
         return (energy + eps).sqrt()
 
 

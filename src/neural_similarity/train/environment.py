@@ -22,6 +22,7 @@ def describe_environment(runtime: Runtime) -> dict[str, Any]:
         "torch": torch.__version__,
         "platform": platform.platform(),
         "cpu": cpu_name(),
+        "amx": torch.cpu._is_amx_tile_supported(),
         "threads": torch.get_num_threads(),
         "device": device_name(runtime.device),
         "precision": runtime.precision,

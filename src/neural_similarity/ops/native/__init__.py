@@ -27,7 +27,9 @@ from neural_similarity.ops import columns
 from neural_similarity.ops.window import Window
 
 MOST_TAPS = 64
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
+_FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
+_COMPILERS = ("cc", "gcc")
+"""In the order in which they are tried; `cc` may be another one, which lacks what GCC has."""
 _SOURCES = ("operators.c", "element.h", "pooled.h", "positionwise.h", "product.h", "vector.h")
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _TILE = 32
@@ -348,9 +350,20 @@ def _pointer(tensor: Tensor | None, offset: int) -> ctypes.c_void_p | None:
 @cache
 def _library() -> ctypes.CDLL | str:
     """The compiled library, or why there is none."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        return "there is no C compiler (cc, gcc or clang)"
+    compilers = [path for name in _COMPILERS if (path := shutil.which(name))]
+    if not compilers:
+        return "there is no C compiler (GCC, as cc or gcc)"
+    problems: list[str] = []
+    for compiler in compilers:
+        library = _built(compiler)
+        if isinstance(library, ctypes.CDLL):
+            return library
+        problems.append(library)
+    return "; ".join(problems)
+
+
+def _built(compiler: str) -> ctypes.CDLL | str:
+    """The library by a compiler, or why it has none."""
     sources = [(Path(__file__).parent / name).read_bytes() for name in _SOURCES]
     machine = " ".join((compiler, platform.machine(), _processor(), *_FLAGS)).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
@@ -367,6 +380,13 @@ def _library() -> ctypes.CDLL | str:
 
 def _compile(compiler: str, path: Path) -> str | None:
     """Compile into a file that appears at `path` whole; what went wrong, or None."""
+    try:
+        return _call_compiler(compiler, path)
+    except OSError as error:
+        return f"{compiler} cannot run: {error}"
+
+
+def _call_compiler(compiler: str, path: Path) -> str | None:
     openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name

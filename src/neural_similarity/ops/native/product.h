@@ -114,6 +114,7 @@ INLINE void matrix_unit_add(const uint32_t *a, int64_t a_row, const uint32_t *b,
     _tile_loadd(5, a + 16 * a_row, 4 * a_row);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    MEMORY_IS_USED(a);
 }
 
 /* TILE rows and columns of c = a b, or c += a b; a.step is 1. */

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from math import gcd, prod
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -214,11 +215,16 @@ def _launch(
     first = arguments[0].at
     run = kernel if fixed else _tuned(kernel, first.element_size(), tuple(constants))
     config = CONFIGS[first.element_size()][0] if fixed else {}
-    with torch.cuda.device_of(first) if first.is_cuda else nullcontext():
+    place = torch.cuda.device_of(first) if first.is_cuda else nullcontext()
+    with place, nullcontext() if fixed else _TUNING:
         run[lambda chosen: (_size(grid[0], chosen), *grid[1:])](
             *arguments, task.sizes, task.channels, **constants, **config,
             enable_fp_fusion=True,  # Triton 3.9 warns unless it is asked for or refused
         )  # fmt: skip
+
+
+_TUNING = Lock()
+"""Triton's tuner keeps what it is called with in itself, and threads share it."""
 
 
 @cache
