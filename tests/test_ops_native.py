@@ -14,7 +14,8 @@ from neural_similarity.functional import (
     similarity_conv2d,
     similarity_conv3d,
 )
-from neural_similarity.ops import declines, native
+from neural_similarity.ops import declines
+from neural_similarity.ops.native import compiling
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 X = torch.zeros(1, 2, 4, 4)
@@ -174,14 +175,14 @@ def test_a_refusal_names_the_backend_and_the_reason():
 @pytest.fixture
 def fresh():
     """The library is looked for again, before and after."""
-    native._library.cache_clear()
+    compiling.library.cache_clear()
     yield
-    native._library.cache_clear()
+    compiling.library.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")
 def test_without_a_compiler_eager_runs(monkeypatch):
-    monkeypatch.setattr(native.shutil, "which", lambda _: None)
+    monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
     assert declines("compiled", X, 9) == "there is no C compiler (GCC, as cc or gcc)"
     weight, m = torch.randn(3, 2, 3, 3), torch.randn(1, 9, 4, 4)
     y = similarity_conv2d(X, weight, m, padding=1)
@@ -190,8 +191,8 @@ def test_without_a_compiler_eager_runs(monkeypatch):
 
 @pytest.mark.usefixtures("fresh")
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(native, "_FLAGS", ("--no-such-option",))
+    monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiling, "_FLAGS", ("--no-such-option",))
     assert "fails:" in declines("compiled", X, 9)
 
 
@@ -204,9 +205,9 @@ def test_where_cc_fails_gcc_is_tried(monkeypatch, tmp_path):
         tried.append(compiler)
         return f"{compiler} fails: no such builtin"
 
-    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(native.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(native, "_compile", compiles)
+    monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(compiling, "_compile", compiles)
     assert declines("compiled", X, 9) == "; ".join(f"{c} fails: no such builtin" for c in tried)
     assert tried == ["/bin/cc", "/bin/gcc"]
 
@@ -216,8 +217,8 @@ def test_a_compiler_that_cannot_be_run_is_no_error(monkeypatch, tmp_path):
     def full(*_, **__):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(native.subprocess, "run", full)
+    monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiling.subprocess, "run", full)
     assert "cannot run: No space left on device" in declines("compiled", X, 9)
 
 
@@ -254,10 +255,10 @@ def test_layouts_against_float64(layout, kind):
 @pytest.mark.parametrize("without", ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f"])
 @pytest.mark.usefixtures("fresh")
 def test_lesser_processors(without, monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
     switches = ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f"]
     used = switches[: switches.index(without) + 1]
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, *used))
+    monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, *used))
     for dtype in (torch.float32, torch.bfloat16):
         for kind in KINDS:
             test_widths_and_precisions((50, 3), dtype, kind)
@@ -266,24 +267,24 @@ def test_lesser_processors(without, monkeypatch, tmp_path):
 @pytest.fixture
 def quickly(monkeypatch):
     """The library is made without optimisation, in a quarter of the time."""
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, "-O0"))
+    monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, "-O0"))
 
 
 @pytest.mark.usefixtures("fresh", "quickly")
 def test_a_second_process_finds_the_library(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
     assert declines("compiled", X, 9) is None
     assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
-    native._library.cache_clear()
-    monkeypatch.setattr(native, "_compile", None)
-    assert isinstance(native._library(), ctypes.CDLL)
+    compiling.library.cache_clear()
+    monkeypatch.setattr(compiling, "_compile", None)
+    assert isinstance(compiling.library(), ctypes.CDLL)
 
 
 @pytest.mark.usefixtures("fresh", "quickly")
 def test_a_cache_that_cannot_be_written_is_replaced(monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.touch()
-    monkeypatch.setattr(native.Path, "home", lambda: blocked)
+    monkeypatch.setattr(compiling.Path, "home", lambda: blocked)
     assert declines("compiled", X, 9) is None
 
 
@@ -294,9 +295,9 @@ def test_without_a_home_the_cache_is_gone_with_the_process(monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     kept = []
-    monkeypatch.setattr(native.Path, "home", no_home)
-    monkeypatch.setattr(native.atexit, "register", lambda *call, **how: kept.append((call, how)))
-    folder = native._cache_folder()
+    monkeypatch.setattr(compiling.Path, "home", no_home)
+    monkeypatch.setattr(compiling.atexit, "register", lambda *call, **how: kept.append((call, how)))
+    folder = compiling._cache_folder()
     assert folder.is_dir()
     (((remove, *what), how),) = kept
     remove(*what, **how)

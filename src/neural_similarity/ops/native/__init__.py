@@ -7,30 +7,20 @@ by the processor's matrix unit (AMX) or dot products (AVX512-BF16) where it has 
 those of torch's own OpenMP.
 """
 
-import atexit
 import ctypes
-import hashlib
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from math import prod
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from neural_similarity.ops import columns
+from neural_similarity.ops.native.compiling import library
 from neural_similarity.ops.window import Window
 
 MOST_TAPS = 64
-_FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
-_COMPILERS = ("cc", "gcc")
-"""In the order in which they are tried; `cc` may be another one, which lacks what GCC has."""
-_SOURCES = ("operators.c", "element.h", "pooled.h", "positionwise.h", "product.h", "vector.h")
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _TILE = 32
 _Count = ctypes.c_int64
@@ -155,7 +145,7 @@ class _Part:
 
     def call(self, name: str, *pointers: ctypes.c_void_p | None) -> None:
         """Run the C function `name` of this type."""
-        function = getattr(_library(), f"{name}_{_TYPES[self._dtype]}")
+        function = getattr(library(), f"{name}_{_TYPES[self._dtype]}")
         function(ctypes.byref(self.frame), *pointers)
 
     def x(self, maps: Tensor | None) -> ctypes.c_void_p | None:
@@ -186,7 +176,7 @@ def declines(x: Tensor, taps: int) -> str | None:
         return f"the input is {x.dtype}, neither float32 nor bfloat16"
     if taps > MOST_TAPS:
         return f"the kernel has {taps} taps, more than {MOST_TAPS}"
-    return None if isinstance(_library(), ctypes.CDLL) else str(_library())
+    return None if isinstance(library(), ctypes.CDLL) else str(library())
 
 
 def dot(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
@@ -304,7 +294,7 @@ def _by_position(name: str, x: Tensor, *operands: Tensor | None) -> None:
 def _run(
     name: str, x: Tensor, sizes: Iterable[ctypes.c_int64], operands: Iterable[Tensor | None]
 ) -> None:
-    function = getattr(_library(), f"{name}_{_TYPES[x.dtype]}")
+    function = getattr(library(), f"{name}_{_TYPES[x.dtype]}")
     function(*sizes, *(_pointer(tensor, 0) for tensor in operands))
 
 
@@ -345,78 +335,3 @@ def _pointer(tensor: Tensor | None, offset: int) -> ctypes.c_void_p | None:
     if tensor is None:
         return None
     return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())
-
-
-@cache
-def _library() -> ctypes.CDLL | str:
-    """The compiled library, or why there is none."""
-    compilers = [path for name in _COMPILERS if (path := shutil.which(name))]
-    if not compilers:
-        return "there is no C compiler (GCC, as cc or gcc)"
-    problems: list[str] = []
-    for compiler in compilers:
-        library = _built(compiler)
-        if isinstance(library, ctypes.CDLL):
-            return library
-        problems.append(library)
-    return "; ".join(problems)
-
-
-def _built(compiler: str) -> ctypes.CDLL | str:
-    """The library by a compiler, or why it has none."""
-    sources = [(Path(__file__).parent / name).read_bytes() for name in _SOURCES]
-    machine = " ".join((compiler, platform.machine(), _processor(), *_FLAGS)).encode()
-    key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
-    path = _cache_folder() / f"operators-{key}.so"
-    if not path.exists():
-        error = _compile(compiler, path)
-        if error is not None:
-            return error
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        return f"the compiled library does not load: {error}"
-
-
-def _compile(compiler: str, path: Path) -> str | None:
-    """Compile into a file that appears at `path` whole; what went wrong, or None."""
-    try:
-        return _call_compiler(compiler, path)
-    except OSError as error:
-        return f"{compiler} cannot run: {error}"
-
-
-def _call_compiler(compiler: str, path: Path) -> str | None:
-    openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        built = Path(folder) / path.name
-        source = Path(__file__).parent / _SOURCES[0]
-        command = [compiler, *_FLAGS, str(source), "-o", str(built), *map(str, openmp)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-            return f"{compiler} fails: {lines[-1]}"
-        built.replace(path)
-    return None
-
-
-def _cache_folder() -> Path:
-    """Where compiled libraries stay: the user's cache, or a temporary folder of this process."""
-    try:
-        folder = Path.home() / ".cache" / "neural_similarity"
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError):  # there is no home, or nothing can be written to it
-        folder = Path(tempfile.mkdtemp(prefix="neural_similarity-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return folder
-
-
-def _processor() -> str:
-    """What this processor can: libraries built for it may not run on another."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
