@@ -236,7 +236,9 @@ def test_near_the_identity_m_keeps_float32_precision(kind, backend):
     y = similarity_conv2d(x, weight, m, padding=1, backend=backend)
     rounded = similarity_conv2d(x, weight, m.bfloat16(), padding=1, backend=backend)
     plain = F.conv2d(x, weight, padding=1)
-    assert_close(rounded, plain, rtol=0.02, atol=0.06)
+    if backend == "auto":
+        assert torch.equal(rounded, plain)
+    assert_close(rounded, plain, rtol=0.02, atol=0.06)  # other forms round other sums
     assert (y - truth).abs().mean() < (plain - truth).abs().mean()
 
 
