@@ -47,8 +47,11 @@ def test_derivatives_taken_forward_are_those_taken_backward(similarity):
     layer = layer_of(similarity)
     x = torch.randn(1, 2, 4, 4, dtype=torch.float64)
     assert_close(jacfwd(layer)(x), jacrev(layer)(x))
+
+    def by_parameters(values):
+        return functional_call(layer, values, (x,))
+
     parameters = dict(layer.named_parameters())
-    by_parameters = lambda values: functional_call(layer, values, (x,))  # noqa: E731
     forward, backward = (jac(by_parameters)(parameters) for jac in (jacfwd, jacrev))
     assert_close(forward, backward)
 
@@ -71,7 +74,10 @@ def test_one_direction(similarity):
 def test_second_derivatives_by_forward_over_reverse():
     layer = layer_of(SIMILARITIES[1])
     x = torch.randn(1, 2, 3, 3, dtype=torch.float64)
-    energy = lambda x: layer(x).square().sum()  # noqa: E731
+
+    def energy(x):
+        return layer(x).square().sum()
+
     assert_close(hessian(energy)(x), jacrev(jacrev(energy))(x))
 
 
