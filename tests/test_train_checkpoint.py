@@ -63,6 +63,7 @@ def test_restored_randomness_is_that_of_the_saved_process(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_randomness_of_a_gpu_is_restored_too(tmp_path):
     state = make_state()
