@@ -38,7 +38,10 @@ Choice = Collection[str] | Callable[[str, nn.Module], bool]
 Where = str | type[nn.Module] | Choice
 
 _READ = ("linear1", "linear2")
-_UNFIT = ("does not fit:", "does not contain the identity:")
+
+
+class _Unfit(str):
+    """A reason that lies in the similarity, not in the layer."""
 
 
 def convert(
@@ -72,9 +75,8 @@ def convert(
             start at the identity in any of them, or a ready predictor would serve several. Errors
             of a single layer carry its name.
     """
-    spec = _identity_start(similarity)
-    where = _choice(where)
-    reasons = plan(model, spec, where)
+    spec, where = _identity_start(similarity), _choice(where)
+    reasons = _plan(model, spec, where)
     _check_plan(model, reasons, spec, where)
     model = model if inplace else _copy(model)
     layers = dict(model.named_modules(remove_duplicate=False))
@@ -87,6 +89,11 @@ def _choice(where: Where | None) -> Choice | None:
     if isinstance(where, type):
         return lambda _, module: isinstance(module, where)
     return [where] if isinstance(where, str) else where
+
+
+def _named(where: Choice | None) -> set[str]:
+    """The names that `where` consists of."""
+    return set() if where is None or callable(where) else set(where)
 
 
 def _copy(model: Network) -> Network:
@@ -129,12 +136,11 @@ def _check_plan(
     model: nn.Module, reasons: Mapping[str, str | None], spec: Similarity, where: Choice | None
 ) -> None:
     """Raise a `ValueError` where a plan is not what was asked for."""
-    names = set() if where is None or callable(where) else where
-    refused = {name: reasons[name] for name in names if reasons[name]}
+    refused = {name: reasons[name] for name in _named(where) if reasons[name]}
     if refused:
         raise ValueError(f"`where` names modules that cannot be converted: {refused}")
     chosen = {model.get_submodule(name): name for name, why in reasons.items() if why is None}
-    unfit = {name: why for name, why in reasons.items() if why and why.startswith(_UNFIT)}
+    unfit = {name: why for name, why in reasons.items() if isinstance(why, _Unfit)}
     if unfit and not chosen:
         raise ValueError(
             f"`similarity` must fit a layer, and start at the identity to be converted to: {unfit}"
@@ -159,10 +165,12 @@ def plan(
     Raises:
         ValueError: `where` names what is no layer of the model that could have a similarity.
     """
-    spec = _identity_start(similarity)
-    where = _choice(where)
+    return _plan(model, _identity_start(similarity), _choice(where))
+
+
+def _plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[str, str | None]:
     modules = dict(model.named_modules(remove_duplicate=False))
-    names = set() if where is None or callable(where) else set(where)
+    names = _named(where)
     layers = {
         name: module
         for name, module in modules.items()
@@ -191,26 +199,32 @@ def _bypass(
     return None
 
 
+def _is_exact(layer: nn.Module) -> bool:
+    """Whether a layer's class is one of torch's that has one of ours, or is one of ours."""
+    return type(layer) in {*LAYERS, *LAYERS.values()}
+
+
 def _chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     """Whether `where` asks for a module."""
     if where is None:
         return type(module) in (nn.Conv2d, LAYERS[nn.Conv2d])
     if callable(where):
-        return type(module) in {*LAYERS, *LAYERS.values()} and where(name, module)
+        return _is_exact(module) and where(name, module)
     return name in where
 
 
 def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
     """Why a layer is not converted."""
-    if where is not None and not _chosen(where, name, layer):
+    chosen = _chosen(where, name, layer)
+    if where is not None and not chosen:
         return "is not chosen by `where`" if callable(where) else "is not named in `where`"
     if has_similarity(layer):
         return "has a similarity already"
     if isinstance(layer, nn.ConvTranspose2d) and isinstance(spec, Dynamic):
         return "is a transposed convolution, whose similarity is static"
-    if type(layer) in LAYERS and not _chosen(where, name, layer):
+    if type(layer) in LAYERS and not chosen:
         return f"is a {type(layer).__name__}; name it in `where` to have it converted too"
-    if not _chosen(where, name, layer) or type(layer) not in {*LAYERS, *LAYERS.values()}:
+    if not chosen or not _is_exact(layer):
         mend = "; remove its parametrizations" if parametrize.is_parametrized(layer) else ""
         return f"is a {type(layer).__name__}, not exactly a torch.nn.{_nearest(layer, where)}{mend}"
     if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
@@ -233,9 +247,9 @@ def _misfit(geometries: list[Geometry], spec: Similarity, where: Choice | None) 
         predicted = max(predicted_scalars(spec, geometry) for geometry in geometries)
         strangers = [g.taps for g in geometries if not spec.structure.contains_identity(g)]
     except ValueError as error:
-        return f"{_UNFIT[0]} {error}"
+        return _Unfit(f"does not fit: {error}")
     if strangers:
-        return f"{_UNFIT[1]} {spec.structure!r} of {strangers[0]} taps"
+        return _Unfit(f"does not contain the identity: {spec.structure!r} of {strangers[0]} taps")
     if predicted > MOST_SCALARS and where is None:
         return f"would predict {predicted} numbers per position; name it in `where` to have that"
     return None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.models.rivals import Rival
-from neural_similarity.nn.normalization import fused, fuses, silent
+from neural_similarity.nn.normalization import fused, fuses, has_hooks
 
 _MADE = ([nn.BatchNorm2d, nn.ReLU], [nn.BatchNorm2d, nn.MaxPool2d, nn.ReLU])
 
@@ -47,9 +47,9 @@ def without_pool(block: nn.Module) -> ConvBlock:
 
 
 def _as_made(layers: list[nn.Module]) -> bool:
-    """Whether these follow the convolution as `conv_block` has it, and nobody listens to them."""
+    """Whether these follow the convolution as `conv_block` has it, and none has hooks."""
     kinds = [type(layer) for layer in layers]
-    return kinds in _MADE and all(map(silent, layers)) and all(map(_halves, layers[1:-1]))
+    return kinds in _MADE and not any(map(has_hooks, layers)) and all(map(_halves, layers[1:-1]))
 
 
 def _halves(pool: Any) -> bool:

@@ -80,8 +80,7 @@ class CondConv2d(_PerImage):
     $$y = \Big(\sum_e \alpha_e W_e\Big) * x, \qquad \alpha = \sigma(R\,\bar x + r)$$
 
     with $\bar x$ the channels' averages over the positions. Yang et al., CondConv
-    (https://arxiv.org/abs/1904.04971), of 4 to 16 kernels `experts`.
-    Other arguments: see `Rival`.
+    (https://arxiv.org/abs/1904.04971), of 4 to 16 kernels `experts`. Other arguments: see `Rival`.
     """
 
     def __init__(self, *args: Any, experts: int = 4, **options: Any):

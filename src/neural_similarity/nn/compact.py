@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.normalization import has_hooks
 from neural_similarity.nn.sparse import ShiftModule
 from neural_similarity.nn.structure import StructureModule
 
@@ -21,7 +22,7 @@ def compacted(layer: nn.Conv2d, geometry: Geometry, structure: StructureModule) 
     depthwise convolution that shifts, then a 1×1 convolution. Other layers stay as they are, and
     so do those with hooks, which are of this layer.
     """
-    if _has_hooks(layer):
+    if has_hooks(layer):
         return layer
     compact = layer
     if layer.padding_mode == "zeros" and _shifts_channels(structure) and layer.groups == 1:
@@ -29,11 +30,6 @@ def compacted(layer: nn.Conv2d, geometry: Geometry, structure: StructureModule) 
     elif layer.padding_mode == "zeros" and structure.crops:
         compact = _cropped(layer, geometry)
     return compact.train(layer.training)
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    forward = layer._forward_pre_hooks or layer._forward_hooks
-    return bool(forward or layer._backward_pre_hooks or layer._backward_hooks)
 
 
 def _shifts_channels(structure: StructureModule) -> bool:

@@ -47,7 +47,7 @@ class SimilarityLayer(nn.Module):
         """What a similarity needs to know of the layer."""
         raise NotImplementedError
 
-    def with_similarity(self, similarity: "Similarity | nn.Module | str | None") -> Self:
+    def with_similarity(self, similarity: Similarity | nn.Module | str | None) -> Self:
         """Give the layer a similarity, in place, on its device, in its dtype and mode."""
         self.similarity = None
         module = self.build_similarity(resolve(similarity))
@@ -57,7 +57,7 @@ class SimilarityLayer(nn.Module):
         self.similarity = module
         return self
 
-    def build_similarity(self, similarity: "Similarity | nn.Module | None") -> nn.Module | None:
+    def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
         """The module of a spec, or the module itself."""
         if similarity is None or isinstance(similarity, nn.Module):
             return similarity
@@ -103,7 +103,7 @@ class SimilarityLayer(nn.Module):
         return self if self.folded() is None else deepcopy(self).fold()
 
 
-def resolve(similarity: Any) -> "Similarity | nn.Module | None":
+def resolve(similarity: Any) -> Similarity | nn.Module | None:
     """The spec or module that a `similarity` argument means."""
     if isinstance(similarity, str):
         return parse_similarity(similarity)
@@ -115,7 +115,7 @@ def resolve(similarity: Any) -> "Similarity | nn.Module | None":
     )
 
 
-def equip(layer: nn.Module, similarity: "Similarity | str") -> SimilarityLayer:
+def equip(layer: nn.Module, similarity: Similarity | str) -> SimilarityLayer:
     """A torch layer made ours in place; parameters, hooks and references to it stay."""
     if not isinstance(layer, SimilarityLayer):
         layer.__class__ = LAYERS[type(layer)]

@@ -30,11 +30,11 @@ def rectifier(norm: nn.Module) -> Finish:
 def fuses(norm: nn.Module, d: Tensor | None, x: Tensor) -> bool:
     """Whether `fused` can normalise d x as `norm` does.
 
-    That is torch's own, on the CPU, with all it can have, nobody listening.
+    That is torch's own, on the CPU, with all it can have and without hooks.
     """
     if not isinstance(norm, _BatchNorm) or type(norm) not in _NORMS.values():
         return False
-    if not (silent(norm) and available(d, x)):
+    if has_hooks(norm) or not available(d, x):
         return False
     parts = norm.weight, norm.bias, norm.running_mean, norm.running_var
     whole = all(p is not None and p.dtype == torch.float32 and p.is_cpu for p in parts)
@@ -53,10 +53,10 @@ def fused(norm: Any, d: Tensor | None, x: Tensor, *, pool: bool = False) -> Tens
     return z
 
 
-def silent(module: nn.Module) -> bool:
-    """Whether nobody listens to the module, by a hook of its own."""
+def has_hooks(module: nn.Module) -> bool:
+    """Whether the module has hooks of its own, forward or backward."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
-    return not any((*hooks, module._backward_pre_hooks))
+    return any((*hooks, module._backward_pre_hooks))
 
 
 def _normalized(norm: _BatchNorm, d: Tensor | None, x: Tensor) -> Tensor:

@@ -192,8 +192,8 @@ class DynamicSimilarity(nn.Module):
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
         self.predictor = _predictor_of(spec.predictor, geometry, self.structure.scalars)
-        gain = torch.zeros(self.structure.scalars) if spec.init == "identity" else None
-        self.gain = None if gain is None else nn.Parameter(gain)
+        gains = torch.zeros(self.structure.scalars)
+        self.gain = nn.Parameter(gains) if spec.init == "identity" else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -42,7 +42,7 @@ class Masked(Wrapper):
     continuous: bool = False
 
     def __post_init__(self):
-        self.require(Diagonal, Full, Symmetric, PositiveSemidefinite, Sparse, Select)
+        self.require(*_MASKABLE)
 
     @property
     def exact_gradient(self) -> bool:
@@ -71,7 +71,7 @@ class Dilation(Wrapper):
     rate: int | tuple[int, ...] = 2
 
     def __post_init__(self):
-        self.require(Diagonal, Full, Symmetric, PositiveSemidefinite, Sparse, Select)
+        self.require(*_MASKABLE)
         for rate in self.rate if isinstance(self.rate, tuple) else (self.rate,):
             require_count("rate", rate)
 
@@ -195,13 +195,23 @@ class Shift(Structure):
         return ShiftModule(geometry.taps)
 
 
-class MaskedModule(StructureModule):
+class _Around(StructureModule):
+    """A module around that of R, with R's raw numbers and start."""
+
+    def __init__(self, inner: StructureModule):
+        super().__init__(inner.scalars)
+        self.inner = inner
+
+    def initial(self, block: int = 0) -> Tensor:
+        """The raw numbers to start R from."""
+        return self.inner.initial(block)
+
+
+class MaskedModule(_Around):
     """D R; `mask` is the real-valued D_r, (K,)."""
 
     def __init__(self, spec: Masked, geometry: Geometry):
-        inner = spec.structure.build(geometry)
-        super().__init__(inner.scalars)
-        self.inner = inner
+        super().__init__(spec.structure.build(geometry))
         self.threshold = spec.threshold
         self.continuous = spec.continuous
         self.mask = nn.Parameter(torch.ones(geometry.taps))
@@ -222,17 +232,12 @@ class MaskedModule(StructureModule):
         """M of the raw numbers of R."""
         return _masked(self.inner(raw), self.kernel_shape())
 
-    def initial(self, block: int = 0) -> Tensor:
-        """The raw numbers to start R from."""
-        return self.inner.initial(block)
 
-
-class _Dilation(StructureModule):
+class _Dilation(_Around):
     """D R; `kept` are the taps where D is one, numbers that no change of device touches."""
 
     def __init__(self, kept: list[int], inner: StructureModule):
-        super().__init__(inner.scalars)
-        self.inner = inner
+        super().__init__(inner)
         self.kept = kept
 
     def forward(self, raw: Tensor) -> Tensor:
@@ -241,15 +246,13 @@ class _Dilation(StructureModule):
         masked[:, self.kept] = m[:, self.kept]
         return masked
 
-    def initial(self, block: int = 0) -> Tensor:
-        return self.inner.initial(block)
 
+class _Sparse(_Around):
+    """R with all but its `keep` largest entries set to zero."""
 
-class _Sparse(StructureModule):
     def __init__(self, keep: int, inner: StructureModule):
-        super().__init__(inner.scalars)
+        super().__init__(inner)
         self.keep = keep
-        self.inner = inner
 
     def forward(self, raw: Tensor) -> Tensor:
         m = self.inner(raw)
@@ -257,9 +260,6 @@ class _Sparse(StructureModule):
         largest = entries.abs().topk(self.keep, 1).indices
         kept = torch.zeros_like(entries).scatter(1, largest, entries.gather(1, largest))
         return _straight_through(kept.view(m.shape), m)
-
-    def initial(self, block: int = 0) -> Tensor:
-        return self.inner.initial(block)
 
 
 class _Select(StructureModule):
@@ -309,3 +309,6 @@ def _one_hot(scores: Tensor, dim: int) -> Tensor:
 def _straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     """The value of `hard` with the gradient of `soft`."""
     return hard + (soft - soft.detach())
+
+
+_MASKABLE = Diagonal, Full, Symmetric, PositiveSemidefinite, Sparse, Select

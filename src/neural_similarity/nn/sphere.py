@@ -83,8 +83,8 @@ class SphereConv2d(nn.Conv2d):
         self.normalize: Normalize = normalize
         self.eps = eps
         self.fixed_k = k
-        start = torch.tensor(log(k), device=device, dtype=dtype) if learn_k else None
-        self.log_k = None if start is None else nn.Parameter(start)
+        start = torch.tensor(log(k), device=device, dtype=dtype)
+        self.log_k = nn.Parameter(start) if learn_k else None
 
     def reset_parameters(self) -> None:
         """torch's, and the width that a learned one started from."""

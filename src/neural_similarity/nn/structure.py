@@ -98,7 +98,7 @@ class Wrapper(Structure):
     def require(self, *kinds: type[Structure]) -> None:
         """Raise a `ValueError` unless the inner structure is of these kinds."""
         if not isinstance(self.structure, kinds):
-            known = ", ".join(kind.__name__.lstrip("_") for kind in kinds)
+            known = ", ".join(kind.__name__ for kind in kinds)
             raise ValueError(
                 f"`structure` of {type(self).__name__} must be one of {known}, "
                 f"got {self.structure!r}"
