@@ -237,11 +237,70 @@ def test_only_exact_layers_fold():
 def test_kernels_that_hooks_compute_do_not_fold():
     layer = ns.Conv2d(2, 3, 3, similarity="static-full")
     torch.nn.utils.prune.random_unstructured(layer, "weight", amount=0.5)
-    with pytest.raises(ValueError, match="`weight` must be a parameter to fold M into it"):
+    with pytest.raises(ValueError, match="`weight` must be a parameter to be folded"):
         layer.fold()
     torch.nn.utils.prune.remove(layer, "weight")
     x = torch.randn(1, 2, 4, 4)
     assert_close(ns.fold(perturb(layer))(x), layer(x))
+
+
+def test_matrices_that_hooks_compute_do_not_fold():
+    network = nn.Sequential(nn.ReLU(), ns.Conv2d(2, 3, 3, similarity="static-full"))
+    torch.nn.utils.prune.random_unstructured(network[1].similarity, "raw", amount=0.5)
+    with torch.no_grad():
+        network(torch.randn(1, 2, 4, 4))
+    with pytest.raises(ValueError, match="layer '1': `raw` must be a parameter to be folded"):
+        ns.fold(network)
+
+
+def test_unconverting_stops_before_the_first_layer_or_does_all():
+    layers = [ns.Conv2d(3, 3, 3, padding=1, similarity="static-full") for _ in range(2)]
+    network = nn.Sequential(*layers)
+    torch.nn.utils.parametrizations.weight_norm(network[1])
+    with pytest.raises(ValueError, match=r"layer '1': a layer must be exactly an ns\.Conv2d"):
+        ns.unconvert(network, inplace=True)
+    assert type(network[0]) is ns.Conv2d
+
+
+def test_unconverting_lets_normalisation_go(network, x):
+    frozen = ns.freeze_backbone(ns.convert(network, "static-full"))
+    plain = ns.unconvert(frozen).train()
+    plain(x)
+    assert plain.norm.num_batches_tracked == 1
+    frozen.train()(x)
+    assert frozen.norm.num_batches_tracked == 0
+
+
+def test_a_forward_that_fails_leaves_modes_alone(network):
+    frozen = ns.freeze_backbone(ns.convert(network, "static-full")).train()
+    with pytest.raises(ValueError, match="expected 4D input"):
+        frozen.norm(torch.zeros(2, 8))
+    assert frozen.norm.training
+
+
+def test_a_misspelt_similarity_leaves_the_layer_its_own():
+    layer = ns.Conv2d(3, 4, 3, similarity="static-full")
+    own = layer.similarity
+    with pytest.raises(ValueError, match="nearest: static-full"):
+        layer.with_similarity("static-fulll")
+    assert layer.similarity is own
+
+
+def test_layers_of_two_types_share_a_predictor_each():
+    layers = [nn.Conv2d(3, 4, 3, dtype=dtype) for dtype in (torch.float32, torch.float64) * 2]
+    network = ns.convert(nn.ModuleList(layers), ns.Dynamic(ns.Diagonal(), predictor=ns.Shared()))
+    heads = [layer.similarity.predictor.head for layer in network]
+    assert heads[0] is heads[2]
+    assert heads[1] is heads[3]
+    for layer in network:
+        layer(torch.randn(1, 3, 5, 5, dtype=layer.weight.dtype))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "circular"])
+def test_padding_wider_than_the_kernel_converts(mode):
+    layer = nn.Conv2d(3, 4, 3, padding=6, padding_mode=mode).double()
+    x = torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    assert_close(ns.convert(layer, "dynamic-diagonal")(x), layer(x))
 
 
 def test_dynamic_layers_do_not_fold(network, x):
@@ -334,6 +393,22 @@ def test_parameter_groups_hold_every_trainable_parameter_once():
     assert [g["name"] for g in ns.parameter_groups(nn.Linear(2, 2), weight_decay=0.1)] == [
         "weights"
     ]
+
+
+def test_parameters_behind_pruning_and_parametrizations_are_in_their_groups():
+    masked = ns.Static(ns.Masked(ns.Full()))
+    layers = [ns.Conv2d(2, 3, 3, similarity=s) for s in (masked, "dynamic-diagonal")]
+    network = nn.Sequential(*layers, ns.SphereConv2d(3, 3, 3))
+    torch.nn.utils.prune.random_unstructured(network[0].similarity, "raw", amount=0.5)
+    torch.nn.utils.prune.random_unstructured(network[1].similarity, "gain", amount=0.5)
+    torch.nn.utils.parametrizations.weight_norm(network[2])
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    groups = ns.parameter_groups(network, weight_decay=1e-4, sphere_decay=1e-3)
+    found = {group["name"]: {names[p] for p in group["params"]} for group in groups}
+    assert found["undecayed"] == {"0.similarity.structure.mask", "1.similarity.gain_orig"}
+    assert found["similarities"] == {"0.similarity.raw_orig"}
+    assert found["spheres"] == {f"2.parametrizations.weight.original{part}" for part in "01"}
+    torch.optim.SGD(groups, lr=0.1)
 
 
 def test_a_parameter_is_in_one_group_though_it_fits_two():

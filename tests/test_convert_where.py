@@ -111,6 +111,20 @@ def test_where_is_a_class(mixed):
     )
 
 
+def test_where_is_several_classes(mixed):
+    both = ns.plan(mixed, "static-full", (nn.Linear, nn.Conv1d))
+    assert both == ns.plan(mixed, "static-full", of_type(nn.Linear, nn.Conv1d))
+    assert both["last"] == "is a Head, not exactly a torch.nn.Linear"
+    assert both["attention.out_proj"].startswith("is a NonDynamicallyQuantizableLinear, not")
+    with pytest.raises(ValueError, match="`where` must be names of modules, classes, or a func"):
+        ns.plan(mixed, "static-full", (nn.Linear, "audio"))
+
+
+def test_a_layer_with_a_forward_of_its_own_is_not_converted(mixed):
+    mixed.image.forward = lambda x: x
+    assert ns.plan(mixed, "static-full")["image"].startswith("has a forward of its own")
+
+
 def test_a_parametrized_layer_is_told_what_to_remove():
     layer = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3))
     assert ns.plan(nn.Sequential(layer), "static-full")["0"].endswith("remove its parametrizations")
@@ -170,7 +184,7 @@ def test_a_ready_predictor_serves_one_layer():
     network = nn.Sequential(twice, nn.ReLU(), twice, nn.Conv2d(3, 2, 3))
     ready = nn.Conv2d(3, 9, 3, padding=1)
     spec = ns.Dynamic(predictor=ready)
-    with pytest.raises(ValueError, match="serves one layer, and 2 would be converted: 2, 3"):
+    with pytest.raises(ValueError, match="serves one layer, and 2 would have it: 2, 3"):
         ns.convert(network, spec)
     x = torch.randn(2, 3, 9, 10)
     for where in (["0"], ["0", "2"]):  # one layer under two names

@@ -125,6 +125,15 @@ def test_input_of_another_width_is_refused(similarity, shape):
         layer_of(similarity)(input_of(*shape))
 
 
+@pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])
+def test_an_empty_batch_is_as_torchs(similarity):
+    layer, x = ns.Linear(5, 4, similarity=similarity), torch.zeros(0, 5)
+    layer(x).sum().backward()
+    assert not layer.weight.grad.any()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == nn.Linear(5, 4)(x).dtype
+
+
 def test_folding_a_dynamic_layer_is_refused():
     with pytest.raises(ValueError, match="`similarity` must be static for the layer to be folded"):
         layer_of("dynamic-full").fold()

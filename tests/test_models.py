@@ -57,6 +57,12 @@ def test_the_released_variant_has_a_plain_root_and_a_convolution_to_the_classes(
     assert not [m for m in model.modules() if isinstance(m, nn.Linear)]
 
 
+def test_a_ready_predictor_serves_no_network():
+    ready = torch.nn.Conv2d(3, 9, 3, padding=1)
+    with pytest.raises(ValueError, match="ready module serves one layer, and 9 would have it"):
+        models.cnn9(5, similarity=ns.Dynamic(ns.Diagonal(), predictor=ready))
+
+
 @pytest.mark.parametrize("size", [28, 30, 32, 84])
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_image_sizes_are_padded_to_a_multiple_of_eight(size, variant):

@@ -267,6 +267,26 @@ def test_any_other_normalisation_runs_itself(monkeypatch, change):
     assert not count
 
 
+def test_hooks_of_all_modules_see_the_normalisation(monkeypatch):
+    count = calls(monkeypatch)
+    d, x, *_ = operands()
+    seen = []
+    hook = nn.modules.module.register_module_forward_hook(lambda norm, *_: seen.append(norm))
+    try:
+        rectifier(norm := norms(lambda _: None))(d, x)
+    finally:
+        hook.remove()
+    assert seen == [norm]
+    assert not count
+
+
+def test_normalisation_of_another_kind_runs():
+    d, x, *_ = operands()
+    norm = nn.GroupNorm(5, 5)
+    nn.init.constant_(norm.weight, 3)
+    assert_close(rectifier(norm)(d, x), F.relu(norm(scaled(d, x))))
+
+
 def test_without_gains_or_running_statistics_torch_normalises():
     d, x, *_ = operands()
     for norm in (nn.BatchNorm2d(5, affine=False), nn.BatchNorm2d(5, track_running_stats=False)):

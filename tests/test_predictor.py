@@ -152,7 +152,7 @@ def test_resolution_predicts_every_so_many_positions_and_interpolates(every, str
         expected = np.apply_along_axis(
             lambda v, p=positions, k=known: np.interp(p, k, v), axis, expected
         )
-    assert_close(raw, torch.from_numpy(expected))
+    assert_close(raw, torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
 
 
 def test_resolution_keeps_a_constant_constant():

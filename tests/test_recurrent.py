@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
@@ -236,3 +237,17 @@ def test_torchs_arguments_in_torchs_order():
 def test_inputs_of_other_dimensions_are_refused(similarity):
     with pytest.raises(ValueError, match=r"`input` must be of 2 or 3 dimensions, .* got \(4,\)"):
         ns.LSTM(4, 3, similarity=similarity)(torch.randn(4))
+
+
+@pytest.mark.parametrize("layer", [ns.LSTM, ns.ConvTranspose2d])
+def test_hooks_of_a_similarity_run(layer):
+    sizes = (3, 4, 2)[: 2 if layer is ns.LSTM else 3]
+    network = layer(*sizes, similarity="static-full")
+    parts = [part for part in network.modules() if hasattr(part, "raw")]
+    for part in parts:
+        torch.nn.utils.prune.random_unstructured(part, "raw", amount=0.5)
+    x = torch.randn(2, 3, 3) if layer is ns.LSTM else torch.randn(2, 3, 3, 3)
+    for _ in range(2):
+        y = network(x)
+        (y[0] if isinstance(y, tuple) else y).sum().backward()
+    assert all(part.raw_orig.grad.any() for part in parts)

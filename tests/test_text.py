@@ -48,6 +48,8 @@ def test_short_text():
         ("Dynamic(init=open('x'))", "unknown part 'open'"),
         ("Static(__import__('os').system('true'))", "unknown part"),
         ("Dynamic(init=x)", "expected a literal value, got 'x'"),
+        ("Static(**{'structure': 3})", "arguments must be named one by one"),
+        ("Static(Full(residual='no'))", "`residual` must be True or False, got 'no'"),
         ("Dynamic(", "must be one of none, static-diagonal"),
     ],
 )

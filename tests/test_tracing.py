@@ -136,6 +136,16 @@ def test_fx_records_the_other_layers_with_all_their_arguments():
     assert torch.equal(traced(x), network(x))
 
 
+def test_fx_records_layers_of_whole_maps_and_of_angles():
+    layers = [ns.SphereConv2d(3, 4, 3), ns.GlobalSimilarity(4, (3, 3)), ns.SelfAttention(4)]
+    network = nn.Sequential(*layers, nn.Flatten(), ns.SphereLinear(36, 2))
+    traced = fx.symbolic_trace(network)
+    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert calls == ["0", "1", "2", "3", "4"]
+    x = torch.randn(2, 3, 5, 5)
+    assert torch.equal(traced(x), network(x))
+
+
 @every
 def test_features_of_a_converted_network(similarity):
     extraction = pytest.importorskip("torchvision.models.feature_extraction")

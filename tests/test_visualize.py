@@ -84,3 +84,20 @@ def test_maps_are_of_two_dimensions_with_or_without_a_batch():
     for kind, size in ((ns.Conv1d, (7,)), (ns.Conv3d, (4, 4, 4))):
         network = nn.Sequential(kind(2, 2, 3, similarity="dynamic-diagonal"))
         assert visualize.similarities(network, torch.randn(1, 2, *size)) == {}
+
+
+def test_layers_called_by_keyword_and_masks_of_other_layers():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = ns.Conv2d(3, 4, 3, similarity="dynamic-diagonal")
+
+        def forward(self, x):
+            return self.conv(input=x)
+
+    x = torch.randn(2, 3, 5, 5)
+    model = Named()
+    assert_close(visualize.similarities(model, x)["conv"], model.conv.similarity.matrix(x))
+    masked = ns.Static(ns.Masked(ns.Full()))
+    shapes = visualize.kernel_shapes(nn.Sequential(ns.LSTM(5, 7, similarity=masked)))
+    assert {name: len(shape) for name, shape in shapes.items()} == {"0.ih_l0": 5, "0.hh_l0": 7}

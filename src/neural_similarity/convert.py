@@ -1,6 +1,7 @@
 """Surgery on any network: put similarities in, take them out, fold them."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -20,6 +21,8 @@ from neural_similarity.nn import (
 )
 from neural_similarity.nn.layer import (
     LAYERS,
+    check_exact,
+    check_ready,
     equip,
     geometry_of,
     has_similarity,
@@ -35,7 +38,7 @@ Network = TypeVar("Network", bound=nn.Module)
 OnDynamic = Literal["error", "keep"]
 NormMode = Literal["eval", "train"]
 Choice = Collection[str] | Callable[[str, nn.Module], bool]
-Where = str | type[nn.Module] | Choice
+Where = str | type[nn.Module] | tuple[type[nn.Module], ...] | Choice
 
 _READ = ("linear1", "linear2")
 
@@ -55,7 +58,8 @@ def convert(
     Converts every module that is exactly a `torch.nn.Conv2d` with more than one kernel tap:
     parameters, hooks, dtype, device and training mode stay, and a module that stands in several
     places stays one module. `where` reaches torch's other layers that the library has with a
-    similarity as well. A second call changes nothing. `plan` tells what is skipped and why.
+    similarity as well. A second call changes nothing; what `where` names must have none yet. `plan`
+    tells what is skipped and why.
 
     A similarity is in the layer's `forward`: networks that read a layer's weight and do not call it
     (torchvision's Swin does so with `qkv` and `proj`) go on as if it were not there.
@@ -64,9 +68,9 @@ def convert(
         model: Any network; a copy is converted unless `inplace`.
         similarity: A name or spec that starts at the identity, see `ns.Conv2d`. A predictor that
             is a ready module serves a single layer.
-        where: Name or names of the modules to convert, as in `model.named_modules()`, or a class,
-            such as `torch.nn.Linear`, or a function of (name, module) that tells whether to; by
-            default all convolutions.
+        where: Name or names of the modules to convert, as in `model.named_modules()`, or a class or
+            classes, such as `torch.nn.Linear`, or a function of (name, module) that tells whether
+            to; by default all convolutions.
         inplace: Convert `model` itself; where that fails, it is as it was.
 
     Raises:
@@ -86,9 +90,18 @@ def convert(
 
 def _choice(where: Where | None) -> Choice | None:
     """`where` as a collection of names or a function."""
-    if isinstance(where, type):
-        return lambda _, module: isinstance(module, where)
-    return [where] if isinstance(where, str) else where
+    if where is None or (callable(where) and not isinstance(where, type)):
+        return where
+    parts = [where] if isinstance(where, str | type) else list(where)
+    kinds = tuple(part for part in parts if isinstance(part, type))
+    if kinds and len(kinds) == len(parts):
+        return lambda _, module: isinstance(module, kinds)
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError(
+            "`where` must be names of modules, classes, or a function of (name, module), "
+            f"got {where!r}"
+        )
+    return cast(list[str], parts)
 
 
 def _named(where: Choice | None) -> set[str]:
@@ -109,10 +122,15 @@ def _copy(model: Network) -> Network:
 def _equip_all(names: Mapping[nn.Module, str], spec: Similarity) -> None:
     """All layers equipped, or none where one fails."""
     kinds = {layer: type(layer) for layer in names}
+    places: dict[tuple[torch.device, torch.dtype], list[nn.Module]] = {}
+    for layer in names:
+        parameter = next(layer.parameters())
+        places.setdefault((parameter.device, parameter.dtype), []).append(layer)
     try:
-        with sharing():
-            for layer, name in names.items():
-                _equip(layer, spec, name)
+        for layers in places.values():
+            with sharing():
+                for layer in layers:
+                    _equip(layer, spec, names[layer])
     except Exception:
         for layer, kind in kinds.items():
             if isinstance(layer, SimilarityLayer):
@@ -123,13 +141,20 @@ def _equip_all(names: Mapping[nn.Module, str], spec: Similarity) -> None:
 
 
 def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
-    try:
+    with _naming(name):
         similarity = equip(layer, spec).get_submodule("similarity")
         for part in similarity.modules():
             if isinstance(part, DynamicSimilarity):
                 part.probe()
+
+
+@contextmanager
+def _naming(layer: str) -> Iterator[None]:
+    """Errors as those of the layer of this name, if it has one in the model."""
+    try:
+        yield
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"layer {name!r}: {error}") from error
+        raise ValueError(f"layer {layer!r}: {error}" if layer else str(error)) from error
 
 
 def _check_plan(
@@ -150,11 +175,7 @@ def _check_plan(
             "`model` must have a layer to convert, one that `where` chooses, got none: "
             f"{dict(reasons) or 'no convolution; name layers of other kinds in `where`'}"
         )
-    if isinstance(spec, Dynamic) and isinstance(spec.predictor, nn.Module) and len(chosen) > 1:
-        raise ValueError(
-            f"a predictor that is a ready module serves one layer, and {len(chosen)} would be "
-            f"converted: {', '.join(chosen.values())}"
-        )
+    check_ready(spec, chosen.values())
 
 
 def plan(
@@ -209,12 +230,14 @@ def _chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     if where is None:
         return type(module) in (nn.Conv2d, LAYERS[nn.Conv2d])
     if callable(where):
-        return _is_exact(module) and where(name, module)
+        return isinstance(module, tuple(LAYERS)) and where(name, module)
     return name in where
 
 
 def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
     """Why a layer is not converted."""
+    if "forward" in vars(layer):
+        return "has a forward of its own (accelerate's hooks do that); convert it before"
     chosen = _chosen(where, name, layer)
     if where is not None and not chosen:
         return "is not chosen by `where`" if callable(where) else "is not named in `where`"
@@ -270,11 +293,21 @@ def _identity_start(similarity: Similarity | str) -> Similarity:
 
 
 def unconvert(model: Network, inplace: bool = False) -> Network:
-    """`model` with its similarities dropped: the plain network with the kernels it has now."""
+    """`model` with its similarities dropped: the plain network with the kernels it has now.
+
+    What `freeze_backbone` holds is let go; which parameters are trained stays.
+
+    Raises:
+        ValueError: a layer is of another class than ours, as with a parametrization.
+    """
     model = model if inplace else _copy(model)
-    for layer in list(model.modules()):
-        if isinstance(layer, SimilarityLayer):
-            strip(layer)
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, SimilarityLayer)}
+    for name, layer in layers.items():
+        with _naming(name):
+            check_exact(layer)
+    for layer in layers.values():
+        strip(layer)
+    _let_go(model)
     return model
 
 
@@ -304,18 +337,23 @@ def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
         if norm == "eval" and module not in inside and hasattr(module, "running_mean"):
             held = _Held()
             module.register_forward_pre_hook(held.before)
-            module.register_forward_hook(held.after)
+            module.register_forward_hook(held.after, always_call=True)
     return model
 
 
 def unfreeze_backbone(model: Network) -> Network:
     """Let all of `model` train again, in place: `freeze_backbone` undone."""
+    _let_go(model)
+    return model.requires_grad_(True)
+
+
+def _let_go(model: nn.Module) -> None:
+    """Remove the hooks of `freeze_backbone`."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(hooks.items()):
                 if isinstance(getattr(hook, "__self__", None), _Held):
                     del hooks[key]
-    return model.requires_grad_(True)
 
 
 class _Held:
@@ -332,7 +370,8 @@ class _Held:
 def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     """A copy in which every static layer is torch's own and computes the same.
 
-    Selections and shifts become smaller layers still, see `ns.Conv2d.fold`.
+    Selections and shifts become smaller layers still, see `ns.Conv2d.fold`. Normalisation that
+    `freeze_backbone` holds stays held, for what is kept; `unfreeze_backbone` lets it go.
 
     Args:
         model: Any network.
@@ -340,7 +379,8 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
             "keep" them as they are.
 
     Raises:
-        ValueError: the network has dynamic layers and `dynamic` is "error".
+        ValueError: the network has dynamic layers and `dynamic` is "error", or a layer cannot be
+            folded, which carries its name, see `ns.Conv2d.fold`.
     """
     if dynamic not in get_args(OnDynamic):
         raise ValueError(f'`dynamic` must be "error" or "keep", got {dynamic!r}')
@@ -356,7 +396,8 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
         if not isinstance(layer, SimilarityLayer) or is_dynamic(layer):
             plain = folded.get(layer)
         else:
-            plain = folded[layer] = layer.fold()
+            with _naming(name):
+                plain = folded[layer] = layer.fold()
         if plain is not None and plain is not layer:
             if not name:
                 return cast(Network, plain)

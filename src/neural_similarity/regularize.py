@@ -1,7 +1,7 @@
 """How the parts of a network are kept small: what decays, and penalties on static M."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +47,12 @@ def parameter_groups(
     }
     for module in model.modules():
         if isinstance(module, StaticSimilarity):
-            groups["similarities"][module.raw] = None
+            groups["similarities"] |= dict.fromkeys(module.parameters())
         elif isinstance(module, DynamicSimilarity):
             groups["predictors"] |= dict.fromkeys(module.predictor.parameters())
         elif isinstance(module, SphereConv2d) and sphere_decay is not None:
-            groups["spheres"][cast(nn.Parameter, module.weight)] = None
-        if (own := _undecayed(module)) is not None:
-            groups["undecayed"][own] = None
+            groups["spheres"] |= _behind(module, "weight")
+        groups["undecayed"] |= _behind(module, _undecayed(module))
     groups["weights"] = dict.fromkeys(model.parameters())
     taken: set[nn.Parameter] = set()
     for name, group in groups.items():
@@ -74,13 +73,21 @@ def parameter_groups(
     ]
 
 
-def _undecayed(module: nn.Module) -> nn.Parameter | None:
+def _undecayed(module: nn.Module) -> str | None:
     """The parameter of `module` itself for which zero is no better than another value."""
     if isinstance(module, DynamicSimilarity | SelfAttention):
-        return module.gain
+        return "gain"
     if isinstance(module, MaskedModule):
-        return module.mask
-    return module.log_k if isinstance(module, SphereConv2d) else None
+        return "mask"
+    return "log_k" if isinstance(module, SphereConv2d) else None
+
+
+def _behind(module: nn.Module, name: str | None) -> dict[nn.Parameter, None]:
+    """The parameter of that name, or those that pruning or a parametrization computes it from."""
+    starts = f"{name}_", f"parametrizations.{name}."
+    return {
+        p: None for key, p in module.named_parameters() if key == name or key.startswith(starts)
+    }
 
 
 def penalty(model: nn.Module, measure: Measure | str = "l1") -> Tensor:
@@ -100,5 +107,7 @@ def penalty(model: nn.Module, measure: Measure | str = "l1") -> Tensor:
             )
         measure = MEASURES[measure]
     static = [module for module in model.modules() if isinstance(module, StaticSimilarity)]
-    parts = [measure(module.full_matrix()) for module in static]
-    return torch.stack(parts).sum() if parts else torch.zeros(())
+    if not static:
+        return torch.zeros(())
+    device = static[0].raw.device
+    return torch.stack([measure(module.full_matrix()).to(device) for module in static]).sum()

@@ -13,7 +13,6 @@ from neural_similarity.nn import (
     SimilarityLayer,
     StaticSimilarity,
 )
-from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import evaluating
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     handles = [
-        layer.register_forward_pre_hook(_noting(found, name))
+        layer.register_forward_pre_hook(_noting(found, name), with_kwargs=True)
         for name, layer in model.named_modules()
         if isinstance(layer, _ConvNd) and isinstance(layer, SimilarityLayer)
     ]
@@ -48,12 +47,12 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def _noting(found: dict[str, Tensor], name: str) -> Any:
-    def note(layer: SimilarityLayer, inputs: tuple[Tensor]) -> None:
+    def note(layer: SimilarityLayer, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         part = layer.similarity
         if isinstance(part, StaticSimilarity):
             m, block_axis = part.matrix(), 0
         elif isinstance(part, DynamicSimilarity) and isinstance(layer, nn.Conv2d):
-            x = inputs[0]
+            x = args[0] if args else named["input"]
             m, block_axis = part.matrix(x if x.dim() == 4 else x[None]), 1
         else:
             return
@@ -67,11 +66,12 @@ def _noting(found: dict[str, Tensor], name: str) -> Any:
 def kernel_shapes(model: nn.Module) -> dict[str, Tensor]:
     """D of every layer that learns its kernel's shape (`ns.Masked`), as large as the kernel."""
     return {
-        name: part.kernel_shape().view(layer.geometry().kernel_size).float().cpu()
-        for name, layer in model.named_modules()
-        if isinstance(layer, SimilarityLayer) and has_similarity(layer)
-        for part in layer.modules()
-        if isinstance(part, MaskedModule)
+        ".".join(word for word in name.split(".") if word != "similarity"): shape.float().cpu()
+        for name, part in model.named_modules()
+        if isinstance(part, StaticSimilarity | DynamicSimilarity)
+        for masked in part.modules()
+        if isinstance(masked, MaskedModule)
+        for shape in (masked.kernel_shape().view(part.geometry.kernel_size),)
     }
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from neural_similarity.models.conv_block import conv_block, pools
 from neural_similarity.models.rivals import Rival
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
-from neural_similarity.nn.layer import resolve
+from neural_similarity.nn.layer import check_ready, resolve
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity
 
@@ -80,10 +80,15 @@ def _give_similarities(network: nn.Module, similarity: Similarity | str | None) 
     More than `MOST_SCALARS` per position are too many.
     """
     spec = resolve(similarity)
+    layers = {
+        name: layer
+        for name, layer in network.named_modules()
+        if isinstance(layer, Conv2d) and not _predicts_too_much(spec, layer)
+    }
+    check_ready(spec, layers)
     with sharing():
-        for layer in list(network.modules()):
-            if isinstance(layer, Conv2d) and not _predicts_too_much(spec, layer):
-                layer.with_similarity(spec)
+        for layer in layers.values():
+            layer.with_similarity(spec)
 
 
 def _predicts_too_much(spec: Similarity | nn.Module | None, layer: Conv2d) -> bool:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from neural_similarity.nn.compact import compacted
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import SimilarityLayer, leaf
+from neural_similarity.nn.linear import Kernel
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.ops.window import autocast_dtype
@@ -178,10 +179,7 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
 
     def geometry(self) -> Geometry:
         """What a similarity needs to know of the layer."""
-        return Geometry(
-            self.in_channels, self.out_channels, self.kernel_size, self.stride, self.padding,
-            self.dilation, self.groups,
-        )  # fmt: skip
+        return convolution_geometry(cast(nn.Conv2d, self))
 
     def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
         """A static similarity with one M for all channels."""
@@ -203,7 +201,7 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
         """The transposed convolution of `input` with M in the kernel."""
         if self.similarity is None:
             return super().forward(input, output_size)
-        kernel = cast(StaticSimilarity, self.similarity).fold(self.weight)
+        kernel = self.similarity(Kernel(self.weight), input)
         padding = cast(Any, self.padding)
         extra = self._output_padding(
             input, output_size, list(self.stride), list(padding), list(self.kernel_size), 2,

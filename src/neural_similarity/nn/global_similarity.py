@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.layer import leaf
 from neural_similarity.nn.similarity import StaticSimilarity
 from neural_similarity.nn.text import Similarity, required_similarity
 from neural_similarity.ops import attention_matrix, global_attention, global_similarity
@@ -69,6 +70,7 @@ class GlobalSimilarity(nn.Module):
             return self.similarity.matrix()
         return self.similarity.matrix(x)
 
+    @leaf
     def forward(
         self, input: Float[Tensor, "*n c height width"]
     ) -> Float[Tensor, "*n c height width"]:
@@ -79,7 +81,7 @@ class GlobalSimilarity(nn.Module):
                 f"`input` must be a map {expected}, batched or not, got {tuple(input.shape)}"
             )
         if input.dim() == 3:
-            return self(input[None])[0]
+            return self.forward(input[None])[0]
         blocks = self.similarity.structure.blocks
         return global_similarity(input, self.matrix(input), blocks=blocks)
 
@@ -160,12 +162,13 @@ class SelfAttention(nn.Module):
         """M_G, M[position, position that it attends to]."""
         return attention_matrix(self.query(x), self.key(x), normalize=self.normalize)
 
+    @leaf
     def forward(
         self, input: Float[Tensor, "*n c height width"]
     ) -> Float[Tensor, "*n c height width"]:
         """`input` and, by the gain, what its positions attend to."""
         if input.dim() == 3:
-            return self(input[None])[0]
+            return self.forward(input[None])[0]
         attended = global_attention(
             self.query(input), self.key(input), self.value(input),
             normalize=self.normalize, fused=self.fused,

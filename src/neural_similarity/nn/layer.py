@@ -1,11 +1,12 @@
 """What the layers with a similarity have in common, and their exchange for torch's own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import wraps
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.similarity import StaticSimilarity
@@ -49,10 +50,9 @@ class SimilarityLayer(nn.Module):
 
     def with_similarity(self, similarity: Similarity | nn.Module | str | None) -> Self:
         """Give the layer a similarity, in place, on its device, in its dtype and mode."""
-        self.similarity = None
         module = self.build_similarity(resolve(similarity))
         if module is not None and module is not similarity:
-            parameter = next(self.parameters())
+            parameter = next(self.parameters(recurse=False), next(self.parameters()))
             module.to(device=parameter.device, dtype=parameter.dtype).train(self.training)
         self.similarity = module
         return self
@@ -63,35 +63,32 @@ class SimilarityLayer(nn.Module):
             return similarity
         return similarity.build(self.geometry())
 
-    def folded(self) -> Mapping[str, Tensor] | None:
-        """The plain layer's parameters that differ; None where no plain layer computes the same."""
-        if self.similarity is None:
-            return {}
-        if not isinstance(self.similarity, StaticSimilarity):
-            return None
-        return {"weight": self.similarity.fold(cast(Tensor, self.weight))}
+    def similarities(self) -> dict[str, nn.Module]:
+        """The similarity of every kernel, by the kernel's name."""
+        return {} if self.similarity is None else {"weight": self.similarity}
+
+    def foldable(self) -> bool:
+        """Whether a plain layer computes the same."""
+        return all(isinstance(part, StaticSimilarity) for part in self.similarities().values())
 
     def fold(self) -> nn.Module:
         """The layer made torch's in place, its static similarity folded into the kernel.
 
         Raises:
             ValueError: the similarity is dynamic, the layer is of another class, or a hook
-                computes its kernel.
+                computes its kernel or M.
         """
-        _check_exact(self)
-        parameters = self.folded()
-        if parameters is None:
+        check_exact(self)
+        if not self.foldable():
             raise ValueError(
                 f"`similarity` must be static for the layer to be folded, got {self.similarity!r}"
             )
-        for name, folded in parameters.items():
-            if name not in self._parameters:
-                raise ValueError(
-                    f"`{name}` must be a parameter to fold M into it, got what a hook computes "
-                    "(pruning, weight_norm); remove the hook first"
-                )
-            trained = getattr(self, name).requires_grad
-            setattr(self, name, nn.Parameter(folded.detach(), trained))
+        for name, part in self.similarities().items():
+            _check_current(self, name)
+            _check_current(part, "raw")
+            kernel = cast(nn.Parameter, getattr(self, name))
+            folded = cast(StaticSimilarity, part).fold(kernel)
+            setattr(self, name, nn.Parameter(folded.detach(), kernel.requires_grad))
         return strip(self)
 
     def fuse(self) -> nn.Module:
@@ -100,7 +97,7 @@ class SimilarityLayer(nn.Module):
         timm's `reparameterize_model` calls it. Blocks that merge kernels themselves (RepVGG,
         MobileOne, RepViT) read the kernel without M: `ns.fold` such a network before.
         """
-        return self if self.folded() is None else deepcopy(self).fold()
+        return deepcopy(self).fold() if self.foldable() else self
 
 
 def resolve(similarity: Any) -> Similarity | nn.Module | None:
@@ -134,19 +131,37 @@ def strip(layer: SimilarityLayer) -> nn.Module:
     Raises:
         ValueError: the layer is of another class.
     """
-    _check_exact(layer)
+    check_exact(layer)
     del layer.similarity
     layer.__class__ = layer.plain  # pyright: ignore[reportAttributeAccessIssue]
     return layer
 
 
-def _check_exact(layer: SimilarityLayer) -> None:
+def check_exact(layer: SimilarityLayer) -> None:
     """Raise a `ValueError` where torch's class would drop what a subclass adds."""
     exact = LAYERS[layer.plain]
     if type(layer) is not exact:
         raise ValueError(
             f"a layer must be exactly an ns.{exact.__name__} to become a torch.nn."
             f"{layer.plain.__name__}, got a {type(layer).__name__}; remove its parametrizations"
+        )
+
+
+def _check_current(module: nn.Module, name: str) -> None:
+    """Raise a `ValueError` where a hook computes a parameter, at calls alone."""
+    if name not in module._parameters and not is_parametrized(module, name):
+        raise ValueError(
+            f"`{name}` must be a parameter to be folded, got what a hook computes (pruning, "
+            "weight_norm); remove the hook first"
+        )
+
+
+def check_ready(similarity: Similarity | nn.Module | None, layers: Collection[str]) -> None:
+    """Raise a `ValueError` where a predictor that is a ready module would serve several layers."""
+    if isinstance(getattr(similarity, "predictor", None), nn.Module) and len(layers) > 1:
+        raise ValueError(
+            f"a predictor that is a ready module serves one layer, and {len(layers)} would have "
+            f"it: {', '.join(layers)}"
         )
 
 
@@ -157,4 +172,4 @@ def has_similarity(module: nn.Module) -> bool:
 
 def is_dynamic(module: nn.Module) -> bool:
     """Whether a module is a layer that no plain one equals."""
-    return isinstance(module, SimilarityLayer) and module.folded() is None
+    return isinstance(module, SimilarityLayer) and not module.foldable()

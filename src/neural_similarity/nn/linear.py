@@ -1,6 +1,6 @@
 """torch's linear layer with a similarity."""
 
-from typing import cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,28 @@ def linear_geometry(in_features: int, out_features: int) -> Geometry:
     return Geometry(1, out_features, (in_features,), (1,), (0,), (1,), spatial=False)
 
 
-def dynamic_linear(x: Tensor, weight: Tensor, bias: Tensor | None, similarity: nn.Module) -> Tensor:
+class Kernel(NamedTuple):
+    """What a similarity is called with where its layer needs more than one, or more than it gives.
+
+    A static one returns the kernel with M in it, a dynamic one the linear function of x.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        """The kernel alone."""
+        del x
+        return kernel
+
+    def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
+        """The linear function with a predicted M."""
+        return dynamic_linear(x, self.weight, self.bias, similarity)
+
+
+def dynamic_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, similarity: DynamicSimilarity
+) -> Tensor:
     """W M(x) x + b for x (*n, in_features), each with an M of its own.
 
     Raises:
@@ -86,5 +107,5 @@ def dynamic_linear(x: Tensor, weight: Tensor, bias: Tensor | None, similarity: n
             f"`input` must be (*n, {weight.shape[1]}), in_features last, got {tuple(x.shape)}"
         )
     rows = x.reshape(-1, 1, x.shape[-1])
-    y = cast(DynamicSimilarity, similarity).convolve(rows, weight.unsqueeze(1), bias)
-    return y.reshape(*x.shape[:-1], -1) if x.numel() else x.new_empty(*x.shape[:-1], len(weight))
+    y = similarity.convolve(rows, weight.unsqueeze(1), bias)
+    return y.reshape(*x.shape[:-1], len(weight))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import _has_any_global_hook
 
 from neural_similarity.ops.affine_relu import affine_relu
 from neural_similarity.ops.norm_relu import available, norm_relu, normalizing_line
@@ -23,8 +24,8 @@ def norm(spec: Any, channels: int, dims: int) -> nn.Module:
 
 
 def rectifier(norm: nn.Module) -> Finish:
-    """The ReLU, behind batch normalisation where `norm` is one."""
-    return partial(_normalized, norm) if isinstance(norm, _BatchNorm) else rectified
+    """The ReLU, behind `norm` unless that is `torch.nn.Identity`."""
+    return rectified if isinstance(norm, nn.Identity) else partial(_normalized, norm)
 
 
 def fuses(norm: nn.Module, d: Tensor | None, x: Tensor) -> bool:
@@ -54,12 +55,12 @@ def fused(norm: Any, d: Tensor | None, x: Tensor, *, pool: bool = False) -> Tens
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether the module has hooks of its own, forward or backward."""
+    """Whether a hook sees the module's calls, one of its own or one of all modules."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
-    return any((*hooks, module._backward_pre_hooks))
+    return any((*hooks, module._backward_pre_hooks)) or bool(_has_any_global_hook())
 
 
-def _normalized(norm: _BatchNorm, d: Tensor | None, x: Tensor) -> Tensor:
+def _normalized(norm: nn.Module, d: Tensor | None, x: Tensor) -> Tensor:
     return fused(norm, d, x) if fuses(norm, d, x) else F.relu(norm(scaled(d, x)))
 
 

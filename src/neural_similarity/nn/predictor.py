@@ -286,6 +286,7 @@ def _interpolated(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
         position = torch.arange(length, device=raw.device)
         before = position // every
         after = (before + 1).clamp(max=raw.shape[dim] - 1)
-        share = (position % every / every).to(raw.dtype).view(-1, *[1] * (raw.dim() - dim - 1))
+        share = (position % every).to(promoted(raw).dtype) / every
+        share = share.to(raw.dtype).view(-1, *[1] * (raw.dim() - dim - 1))
         raw = torch.lerp(raw.index_select(dim, before), raw.index_select(dim, after), share)
     return raw

@@ -1,6 +1,5 @@
 """torch's LSTM with a similarity."""
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -9,8 +8,8 @@ from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import SimilarityLayer, leaf
-from neural_similarity.nn.linear import dynamic_linear, linear_geometry
-from neural_similarity.nn.similarity import Dynamic, StaticSimilarity
+from neural_similarity.nn.linear import Kernel, linear_geometry
+from neural_similarity.nn.similarity import Dynamic
 from neural_similarity.nn.text import Similarity
 
 State = tuple[Tensor, Tensor]
@@ -94,18 +93,10 @@ class LSTM(SimilarityLayer, nn.LSTM):
         """What the first of the similarities needs to know of the layer."""
         return lstm_geometries(self)["ih_l0"]
 
-    def folded(self) -> Mapping[str, Tensor] | None:
-        """The plain layer's parameters that differ; None where no plain layer computes the same."""
-        parts = self._similarities()
-        if not all(isinstance(part, StaticSimilarity) for part in parts.values()):
-            return None
-        return {
-            f"weight_{name}": cast(StaticSimilarity, part).fold(getattr(self, f"weight_{name}"))
-            for name, part in parts.items()
-        }
-
-    def _similarities(self) -> dict[str, nn.Module]:
-        return dict(cast(nn.ModuleDict, self.similarity).items()) if self.similarity else {}
+    def similarities(self) -> dict[str, nn.Module]:
+        """The similarity of every kernel, by the kernel's name."""
+        parts = cast(nn.ModuleDict, self.similarity).items() if self.similarity else ()
+        return {f"weight_{name}": part for name, part in parts}
 
     @leaf
     def forward(self, input: Any, hx: State | None = None) -> Any:
@@ -123,8 +114,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         x = input.transpose(0, 1) if self.batch_first else input
         h, c = hx or self._zeros(x)
         self.check_forward_args(input, (h, c), None)
-        kernels = self.folded()
-        y, h, c = self._loop(x, h, c) if kernels is None else self._torchs(x, h, c, kernels)
+        y, h, c = self._torchs(x, h, c) if self.foldable() else self._loop(x, h, c)
         return (y.transpose(0, 1) if self.batch_first else y), (h, c)
 
     def _unbatched(self, x: Tensor, hx: State | None) -> tuple[Tensor, State]:
@@ -137,10 +127,11 @@ class LSTM(SimilarityLayer, nn.LSTM):
         zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
         return zeros, zeros
 
-    def _torchs(
-        self, x: Tensor, h: Tensor, c: Tensor, kernels: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """torch's LSTM with other kernels; x (time, n, features)."""
+    def _torchs(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """torch's LSTM with M in its kernels; x (time, n, features)."""
+        kernels = {
+            name: part(Kernel(getattr(self, name)), x) for name, part in self.similarities().items()
+        }
         weights = [kernels.get(name, getattr(self, name)) for name in self._flat_weights_names]
         return torch.lstm(
             x, (h, c), weights, self.bias, self.num_layers, self.dropout, self.training, False,
@@ -168,7 +159,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         name = f"{kind}_l{layer}"
         bias = getattr(self, f"bias_{name}") if self.bias else None
         part = cast(nn.ModuleDict, self.similarity)[name]
-        return dynamic_linear(x, getattr(self, f"weight_{name}"), bias, part)
+        return part(Kernel(getattr(self, f"weight_{name}"), bias), x)
 
 
 def lstm_geometries(layer: nn.LSTM) -> dict[str, Geometry]:

@@ -238,8 +238,11 @@ class DynamicSimilarity(nn.Module):
         frame = self.geometry
         if not frame.spatial:
             return list(frame.kernel_size)
-        windows = zip(frame.kernel_size, frame.stride, frame.dilation, strict=True)
-        return [d * (k - 1) + 1 + 2 * s for k, s, d in windows]
+        windows = zip(
+            frame.kernel_size, frame.stride, frame.dilation, frame.both_sides(), strict=True
+        )
+        # Reflected padding has to be smaller than the input.
+        return [max(d * (k - 1) + 1 + 2 * s, 1 + max(pad)) for k, s, d, pad in windows]
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution of x (n, c, *size) with M between `weight` and the patches."""

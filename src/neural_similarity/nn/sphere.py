@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import PaddingMode, convolution_geometry
+from neural_similarity.nn.layer import leaf
 from neural_similarity.ops import sphere_conv2d
 from neural_similarity.ops.sphere import Angle, Normalize, check_options
 from neural_similarity.ops.window import promoted, without_autocast
@@ -97,6 +98,7 @@ class SphereConv2d(nn.Conv2d):
         """Width of the sigmoid."""
         return self.fixed_k if self.log_k is None else promoted(self.log_k).exp()
 
+    @leaf
     def forward(self, input: Float[Tensor, "*n c height width"]) -> Float[Tensor, "*n o h w"]:
         """g of the angle between every kernel and every patch of `input`."""
         x, padding = convolution_geometry(self).pad(input)
@@ -158,6 +160,7 @@ class SphereLinear(nn.Linear):
         self.scale = scale
         self.eps = eps
 
+    @leaf
     def forward(self, input: Float[Tensor, "*n in_features"]) -> Float[Tensor, "*n num_classes"]:
         """The logits."""
         x = input if self.normalize == "weight" else self._unit(input)

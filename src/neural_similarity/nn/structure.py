@@ -111,6 +111,10 @@ class _Residual(Structure):
 
     residual: bool = True
 
+    def __post_init__(self):
+        if not isinstance(self.residual, bool):
+            raise ValueError(f"`residual` must be True or False, got {self.residual!r}")
+
     @property
     def zero_is_identity(self) -> bool:
         return self.residual

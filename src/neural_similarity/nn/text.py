@@ -107,7 +107,9 @@ def _construct(node: ast.expr) -> Any:
         known = ", ".join(SPECS)
         raise ValueError(f"unknown part {name!r}; known: {known}; nearest: {nearest(name, SPECS)}")
     arguments = [_construct(argument) for argument in node.args]
-    options = {word.arg: _construct(word.value) for word in node.keywords if word.arg}
+    if None in (word.arg for word in node.keywords):
+        raise ValueError(f"arguments must be named one by one, got {ast.unparse(node)!r}")
+    options = {str(word.arg): _construct(word.value) for word in node.keywords}
     try:
         return SPECS[name](*arguments, **options)
     except TypeError as error:
