@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
+from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.triton import kernels, launch
 from neural_similarity.ops.window import Window
 
@@ -37,7 +38,7 @@ class Shape:
     channels_last: bool = True
 
     def operands(self, kind, dtype):
-        """x, weight and M without memory, and the window."""
+        """What the operators are given, without memory."""
         dims = len(self.size)
         c, o = self.channels
         x = torch.zeros(self.batch, c, *self.size, dtype=dtype, device="meta")
@@ -48,7 +49,7 @@ class Shape:
         taps = [window.taps] * (2 if kind == "full" else 1)
         output = window.output_size(self.size)
         m = torch.zeros(self.batch, self.blocks, *taps, *output, device="meta")
-        return x, weight, m, window
+        return Operands(x, weight, m, window, self.groups)
 
 
 SHAPES = {
@@ -70,10 +71,10 @@ def launches(kind, dtype, monkeypatch, shape):
         found.append((kernel, (*arguments, task.sizes, task.channels), constants))
 
     monkeypatch.setattr(launch, "_launch", note)
-    x, weight, m, window = shape.operands(kind, dtype)
-    y = launch.forward(x, weight, m, window, shape.groups)
+    given = shape.operands(kind, dtype)
+    y = launch.forward(given)
     grad, needs = torch.empty_like(y), (True, True, True)
-    launch.backward(grad, x, weight, m, window, shape.groups, needs)
+    launch.backward(grad, given, needs)
     return found
 
 

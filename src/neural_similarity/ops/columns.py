@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from neural_similarity.ops.operands import Gradients, Operands
 from neural_similarity.ops.tiles import Tiles, numbered
-from neural_similarity.ops.window import Window
 
 BLOCK_BYTES = 1 << 21
 """Size of a block of columns: about a core's second-level cache."""
@@ -59,51 +59,43 @@ class Arithmetic(Protocol):
 
 
 class Eager:
-    """`trilinear.Implementation` in torch's operations, for any dtype and device."""
+    """`operands.Implementation` in torch's operations, for any dtype and device."""
 
     def __init__(self, arithmetic: Arithmetic):
         self.arithmetic = arithmetic
 
-    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+    def forward(self, given: Operands) -> Tensor:
         """`Implementation.forward`, by the cheaper order of the factors."""
-        single = groups == m.shape[1] == max(window.stride) == 1
-        if single and weight.shape[0] <= MOST_FILTERS * weight.shape[1]:
-            return self._kernel_first(x, weight, m, window)
-        return self._sweep(x, weight, m, window, groups)[0]
+        single = given.groups == given.m.shape[1] == max(given.window.stride) == 1
+        if single and given.weight.shape[0] <= MOST_FILTERS * given.weight.shape[1]:
+            return self._kernel_first(given)
+        return self._sweep(given)[0]
 
-    def backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        m: Tensor,
-        window: Window,
-        groups: int,
-        needs: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
         """`Implementation.backward`."""
         needs_x, needs_weight, needs_m = needs
-        mirrored = needs_x and self.arithmetic.mirrors and _has_mirror(window, m)
-        grad_x, grad_weight, grad_m = empty_gradients((x, weight, m), needs)
+        mirrored = needs_x and self.arithmetic.mirrors and _has_mirror(given)
+        gradients = grad_x, grad_weight, grad_m = given.empty_gradients(needs)
         if mirrored:
-            mirror = (_mirror_kernel(weight, groups), *_mirror(m, window), groups)
-            found, grad_kernel = self._sweep(grad, *mirror, other=x if needs_weight else None)
+            other = given.x if needs_weight else None
+            found, grad_kernel = self._sweep(_mirror(grad, given), other=other)
             grad_x.copy_(found)
             if needs_weight:
-                grad_weight.copy_(_mirror_kernel(grad_kernel, groups))
+                grad_weight.copy_(_mirror_kernel(grad_kernel, given.groups))
         elif needs_weight:
-            _, found = self._sweep(x, weight, m, window, groups, other=grad, joins=False)
+            _, found = self._sweep(given, other=grad, joins=False)
             grad_weight.copy_(found)
         if needs_m or (needs_x and not mirrored):
             targets = (None if mirrored or not needs_x else grad_x, grad_m if needs_m else None)
-            self._spread(grad, x, weight, m, window, groups, targets)
-        return grad_x, grad_weight, grad_m
+            self._spread(grad, given, targets)
+        return gradients
 
-    def _kernel_first(self, x: Tensor, weight: Tensor, m: Tensor, window: Window) -> Tensor:
+    def _kernel_first(self, given: Operands) -> Tensor:
         """y as bags over what every tap of the kernel makes of every input position.
 
         A position is one bag of all of M, where columns are K bags and K times as much to write.
         """
+        x, weight, m, window, _ = given
         filters, taps = weight.shape[0], window.taps
         blocks = Tiles(x, window, filters, PRODUCT_BYTES)
         kernel = weight.flatten(2).permute(2, 0, 1).flatten(0, 1)
@@ -123,23 +115,13 @@ class Eager:
                 y[span.start : span.stop] = _bag(
                     products.view(-1, filters), some, weights.reshape(len(span), -1)
                 )
-        return like_convolution(y.unflatten(0, (x.shape[0], *blocks.output)), x, weight)
+        return given.like_convolution(y.unflatten(0, (x.shape[0], *blocks.output)))
 
     def _sweep(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        m: Tensor,
-        window: Window,
-        groups: int,
-        *,
-        other: Tensor | None = None,
-        joins: bool = True,
+        self, given: Operands, *, other: Tensor | None = None, joins: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """y, where it `joins`, and the gradient of `weight` where `other` is that of y.
-
-        Mirrored arguments make the gradient of x of that of y; x itself is then the other one.
-        """
+        """y, where it `joins`, and the gradient of the kernel where `other` is that of y."""
+        x, weight, m, window, groups = given
         blocks = Tiles(x, window, x.shape[1], BLOCK_BYTES)
         kernel = _kernel_matrix(weight, groups)
         y = x.new_empty(groups, x.shape[0] * prod(blocks.output), weight.shape[0] // groups)
@@ -158,20 +140,14 @@ class Eager:
                     grad_kernel += torch.bmm(outgoing.mT, _split(columns, groups))
         if joins:
             y = y.unflatten(1, (x.shape[0], *blocks.output)).movedim(0, -2).flatten(-2)
-            y = like_convolution(y, x, weight)
+            y = given.like_convolution(y)
         return y, _kernel_tensor(grad_kernel, weight)
 
     def _spread(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        m: Tensor,
-        window: Window,
-        groups: int,
-        targets: tuple[Tensor | None, Tensor | None],
+        self, grad: Tensor, given: Operands, targets: tuple[Tensor | None, Tensor | None]
     ) -> None:
         """Gradients of x and M, through that of the columns, into the `targets` that there are."""
+        x, weight, m, window, groups = given
         grad_x, grad_m = targets
         blocks = Tiles(x, window, x.shape[1], BLOCK_BYTES)
         kernel = _kernel_matrix(weight, groups)
@@ -228,46 +204,13 @@ class Eager:
         return low
 
 
-def empty_gradients(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-    """An uninitialised gradient per tensor; nothing allocated where it is not needed."""
-    return [
-        torch.empty_like(tensor) if need else tensor.new_empty(0)
-        for tensor, need in zip(tensors, needs, strict=True)
-    ]
-
-
-def like_convolution(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """(n, *out, o) as (n, o, *out), in the memory format of torch's convolution."""
-    return y.movedim(-1, 1).contiguous(memory_format=_output_format(x, weight))
-
-
-def empty_output(x: Tensor, weight: Tensor, output: Sequence[int]) -> Tensor:
-    """Uninitialised (n, o, *output), likewise."""
-    shape = (x.shape[0], weight.shape[0], *output)
-    memory_format = _output_format(x, weight)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
-
-
-def _output_format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """Channels-last where the input or the kernel is."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    last = formats.get(x.dim(), torch.contiguous_format)
-    return last if any(_lies(t, last) for t in (x, weight)) else torch.contiguous_format
-
-
-def _lies(t: Tensor, last: torch.memory_format) -> bool:
-    """Whether t is channels-last; of one channel or one position it is both, and strides tell."""
-    if t.is_contiguous() and t.is_contiguous(memory_format=last):
-        return t.stride(1) == 1 and t.stride(-1) == t.shape[1] and prod(t.shape[1:]) > 1
-    return t.is_contiguous(memory_format=last)
-
-
-def _has_mirror(window: Window, m: Tensor) -> bool:
+def _has_mirror(given: Operands) -> bool:
     """Whether the data gradient is best had as the operator itself on mirrored arguments.
 
     It can at stride 1 with one M for all channels; mirroring a full M moves more numbers than
     adding the patches up.
     """
+    m, window = given.m, given.window
     if m.dim() - len(window.kernel_size) > 3 or m.shape[1] > 1:
         return False
     reach = (d * (k - 1) for k, d in zip(window.kernel_size, window.dilation, strict=True))
@@ -281,12 +224,13 @@ def _mirror_kernel(weight: Tensor, groups: int) -> Tensor:
     return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(spatial)
 
 
-def _mirror(m: Tensor, window: Window) -> tuple[Tensor, Window]:
-    """M and window that, with the mirrored kernel, carry the gradient of y to that of x.
+def _mirror(grad: Tensor, given: Operands) -> Operands:
+    """Operands whose y is the gradient of x, given that of y; x itself is their sweep's `other`.
 
     An input position meets every tap once, at an output position of its own: M's taps are
-    reversed, each read at that tap's position. `m` is diagonal, in one block.
+    reversed, each read at that tap's position. M is diagonal, in one block.
     """
+    _, weight, m, window, groups = given
     reach = [d * (k - 1) for k, d in zip(window.kernel_size, window.dilation, strict=True)]
     padding = tuple(r - p for r, p in zip(reach, window.padding, strict=True))
     sides = [p for p in reversed(padding) for _ in range(2)]
@@ -295,7 +239,8 @@ def _mirror(m: Tensor, window: Window) -> tuple[Tensor, Window]:
         views = views.unfold(dim, d * (k - 1) + 1, 1)[..., ::d]
     positions = enumerate(product(*map(range, window.kernel_size)))
     own = [views[:, tap][..., *position] for tap, position in positions]
-    return torch.stack(own, 1).unsqueeze(1), window._replace(padding=padding)
+    kernel, mirrored = _mirror_kernel(weight, groups), torch.stack(own, 1).unsqueeze(1)
+    return Operands(grad, kernel, mirrored, window._replace(padding=padding), groups)
 
 
 def _mixed(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ operators; a pair of autograd functions joins them, because `torch.func` refuses
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.autograd import Function
 
 from neural_similarity.ops import columns, native, registration, triton
 from neural_similarity.ops.backend import chosen
+from neural_similarity.ops.operands import Implementation, Operands
 from neural_similarity.ops.registration import Operator, batched
 from neural_similarity.ops.window import Window
 
@@ -22,27 +23,6 @@ _OPERANDS = (
     "Tensor x, Tensor weight, Tensor similarity, "
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str backend"
 )
-
-
-class Implementation(Protocol):
-    """One way to compute an operator, for x (n, c, *size) and M (n, b, *taps, *out)."""
-
-    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
-        """y (n, o, *out), in the memory format of `columns.empty_output`."""
-        ...
-
-    def backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        m: Tensor,
-        window: Window,
-        groups: int,
-        needs: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of x, weight and m; an empty tensor for each that `needs` leaves out."""
-        ...
 
 
 def register(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operator:
@@ -61,14 +41,13 @@ def register(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operat
 
 
 def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator:
-    def forward(x, weight, similarity, stride, padding, dilation, groups, backend):
-        window = _window(weight, stride, padding, dilation)
-        way = ways[chosen(backend, x, window.taps, groups)]
-        return way.forward(x, weight, similarity, window, groups)
+    def forward(*arguments):
+        *operands, backend = arguments
+        given = _given(*operands)
+        return _way(ways, backend, given).forward(given)
 
-    def fake(x, weight, similarity, stride, padding, dilation, groups, backend):
-        output = _window(weight, stride, padding, dilation).output_size(x.shape[2:])
-        return columns.empty_output(x, weight, output)
+    def fake(*arguments):
+        return _given(*arguments[:-1]).empty_output()
 
     def vmap(info, in_dims, *arguments):
         operands, geometry = arguments[:3], arguments[3:]
@@ -86,13 +65,14 @@ def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator
 
 
 def _register_backward(name: str, ways: Mapping[str, Implementation]) -> Operator:
-    def backward(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
-        window = _window(weight, stride, padding, dilation)
-        way = ways[chosen(backend, x, window.taps, groups)]
-        return way.backward(grad, x, weight, similarity, window, groups, needs)
+    def backward(*arguments):
+        grad, *operands, backend, needs = arguments
+        given = _given(*operands)
+        return _way(ways, backend, given).backward(grad, given, needs)
 
-    def fake(grad, x, weight, similarity, stride, padding, dilation, groups, backend, needs):
-        return tuple(columns.empty_gradients((x, weight, similarity), needs))
+    def fake(*arguments):
+        _, *operands, _, needs = arguments
+        return _given(*operands).empty_gradients(needs)
 
     def vmap(info, in_dims, *arguments):
         operands, rest = arguments[:4], arguments[4:]
@@ -164,8 +144,15 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
     return function
 
 
-def _window(weight: Tensor, *geometry: Sequence[int]) -> Window:
-    return Window(tuple(weight.shape[2:]), *map(tuple, geometry))
+def _given(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Operands:
+    """From stride, padding, dilation and groups as well."""
+    *steps, groups = geometry
+    window = Window(tuple(weight.shape[2:]), *map(tuple, steps))
+    return Operands(x, weight, m, window, groups)
+
+
+def _way(ways: Mapping[str, Implementation], backend: str, given: Operands) -> Implementation:
+    return ways[chosen(backend, given.x, given.window.taps, given.groups)]
 
 
 def _examples(

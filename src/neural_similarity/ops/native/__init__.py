@@ -16,8 +16,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from neural_similarity.ops import columns
 from neural_similarity.ops.native.compiling import library
+from neural_similarity.ops.operands import Gradients, Operands
 from neural_similarity.ops.window import Window
 
 MOST_TAPS = 64
@@ -28,36 +28,29 @@ _Triple = _Count * 3
 
 
 class Compiled:
-    """`trilinear.Implementation` in C, of a diagonal or a full M."""
+    """`operands.Implementation` in C, of a diagonal or a full M."""
 
     def __init__(self, *, full: bool):
         self.full = full
 
-    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+    def forward(self, given: Operands) -> Tensor:
         """`Implementation.forward`."""
-        output = window.output_size(x.shape[2:])
+        x, weight, m, window, groups = given
+        output = given.output
         maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, len(output))
         y = x.new_empty(x.shape[0], *output, weight.shape[0])
         for group in range(groups):
             part = self._part(window, group, groups, (maps, kernel, matrices, y))
             part.call("forward", part.x(maps), part.m(matrices), part.kernel(kernel), part.y(y))
-        return columns.like_convolution(y, x, weight)
+        return given.like_convolution(y)
 
-    def backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        m: Tensor,
-        window: Window,
-        groups: int,
-        needs: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
         """`Implementation.backward`."""
+        x, weight, m, window, groups = given
         dims = x.dim() - 2
         maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, dims)
         outgoing = _last(grad)
-        results = columns.empty_gradients((x, weight, m), needs)
+        results = given.empty_gradients(needs)
         grad_maps = _last(results[0]) if needs[0] else None
         grad_kernel = kernel.new_zeros(kernel.shape, dtype=torch.float32) if needs[1] else None
         grad_matrices = _positions_first(results[2], dims) if needs[2] else None
@@ -76,7 +69,7 @@ class Compiled:
             _fill(
                 results[2], grad_matrices.movedim(tuple(range(1, 1 + dims)), tuple(range(-dims, 0)))
             )
-        return results[0], results[1], results[2]
+        return results
 
     def _part(self, window: Window, group: int, groups: int, operands: Sequence[Tensor]) -> "_Part":
         shapes = tuple(operand.shape for operand in operands)

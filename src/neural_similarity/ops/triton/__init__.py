@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from neural_similarity.ops.window import Window
+from neural_similarity.ops.operands import Gradients, Operands
 
 MOST_TAPS = 64
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -43,25 +43,16 @@ def interpreted() -> bool:
 
 
 class Triton:
-    """`trilinear.Implementation` by Triton's kernels; a diagonal and a full M differ in shape."""
+    """`operands.Implementation` by Triton's kernels; a diagonal and a full M differ in shape."""
 
-    def forward(self, x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+    def forward(self, given: Operands) -> Tensor:
         """`Implementation.forward`."""
         from neural_similarity.ops.triton import launch
 
-        return launch.forward(x, weight, m, window, groups)
+        return launch.forward(given)
 
-    def backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        m: Tensor,
-        window: Window,
-        groups: int,
-        needs: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
         """`Implementation.backward`."""
         from neural_similarity.ops.triton import launch
 
-        return launch.backward(grad, x, weight, m, window, groups, needs)
+        return launch.backward(grad, given, needs)

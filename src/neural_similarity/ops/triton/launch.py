@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from neural_similarity.ops.columns import empty_gradients, empty_output
+from neural_similarity.ops.operands import Gradients, Operands
 from neural_similarity.ops.triton import interpreted, kernels
-from neural_similarity.ops.window import Window
 
 PROGRAMS = 512
 """About how many programs share the sum over positions in the gradient of the weight."""
@@ -68,9 +67,10 @@ class Plan(NamedTuple):
         return channels // self.channels.run * triton.cdiv(self.channels.run, constants["INPUTS"])
 
 
-def plan(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Plan:
-    """The plan for x (n, c, *size), weight (o, c/g, *kernel) and m (n, b, K, *out) or with K, K."""
-    (height, width), out = _pair(1, x.shape[2:]), _pair(1, window.output_size(x.shape[2:]))
+def plan(given: Operands) -> Plan:
+    """The plan for M (n, b, K, *out) or (n, b, K, K, *out)."""
+    x, weight, m, window, groups = given
+    (height, width), out = _pair(1, x.shape[2:]), _pair(1, given.output)
     group, block = x.shape[1] // groups, x.shape[1] // m.shape[1]
     outputs = weight.shape[0] // groups
     pairs = zip((1, 1, 0, 1), window, strict=True)
@@ -85,10 +85,10 @@ def plan(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> P
     )
 
 
-def forward(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -> Tensor:
+def forward(given: Operands) -> Tensor:
     """`Triton.forward`."""
-    y = empty_output(x, weight, window.output_size(x.shape[2:]))
-    task = plan(x, weight, m, window, groups)
+    x, weight, m, _, groups = given
+    y, task = given.empty_output(), plan(given)
     constants = task.tiles(32 if task.full else 64, 128) | {"FULL": task.full}
     blocks = groups * triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
     arguments = (_images(x), _filters(weight), _similarities(m[None], task.full), _images(y))
@@ -97,41 +97,28 @@ def forward(x: Tensor, weight: Tensor, m: Tensor, window: Window, groups: int) -
     return y
 
 
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    m: Tensor,
-    window: Window,
-    groups: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
     """`Triton.backward`."""
     needs_x, needs_weight, needs_m = needs
-    gradients = grad_x, grad_weight, grad_m = empty_gradients((x, weight, m), needs)
+    gradients = grad_x, grad_weight, grad_m = given.empty_gradients(needs)
     if not grad.numel():
         for gradient in gradients:
             gradient.zero_()
-        return grad_x, grad_weight, grad_m
-    task = plan(x, weight, m, window, groups)
-    operands = grad, x, weight, m
+        return gradients
+    task = plan(given)
     if needs_weight:
-        _weight_gradient(task, operands, grad_weight)
+        _weight_gradient(task, grad, given, grad_weight)
     if not task.full and (needs_x or needs_m):
-        _diagonal_gradients(task, operands, grad_x, grad_m, needs)
+        _diagonal_gradients(task, grad, given, gradients, needs)
     if task.full and needs_x:
-        _full_data_gradient(task, operands, grad_x)
+        _full_data_gradient(task, grad, given, grad_x)
     if task.full and needs_m:
-        _full_similarity_gradient(task, operands, grad_m)
-    return grad_x, grad_weight, grad_m
+        _full_similarity_gradient(task, grad, given, grad_m)
+    return gradients
 
 
-Operands = tuple[Tensor, Tensor, Tensor, Tensor]
-"""grad, x, weight, m."""
-
-
-def _weight_gradient(task: Plan, operands: Operands, result: Tensor) -> None:
-    grad, x, weight, m = operands
+def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) -> None:
+    x, weight, m, *_ = given
     constants = task.tiles(32 if task.full else 64, 64) | {"FULL": task.full}
     taps = prod(weight.shape[2:])
     programs = taps * task.pieces(x.shape[1], constants)
@@ -151,10 +138,10 @@ def _weight_gradient(task: Plan, operands: Operands, result: Tensor) -> None:
 
 
 def _diagonal_gradients(
-    task: Plan, operands: Operands, grad_x: Tensor, grad_m: Tensor, needs: Sequence[bool]
+    task: Plan, grad: Tensor, given: Operands, gradients: Gradients, needs: Sequence[bool]
 ) -> None:
-    grad, x, weight, m = operands
-    needs_x, _, needs_m = needs
+    x, weight, m, *_ = given
+    (grad_x, _, grad_m), (needs_x, _, needs_m) = gradients, needs
     constants = task.tiles(64, 64) | {"NEEDS_X": needs_x, "NEEDS_M": needs_m}
     parts = _parts(task, grad_m, constants) if needs_m else m[None]
     if needs_m:
@@ -172,8 +159,8 @@ def _diagonal_gradients(
         _join(parts, grad_m)
 
 
-def _full_data_gradient(task: Plan, operands: Operands, grad_x: Tensor) -> None:
-    grad, x, weight, m = operands
+def _full_data_gradient(task: Plan, grad: Tensor, given: Operands, grad_x: Tensor) -> None:
+    x, weight, m, *_ = given
     constants = task.tiles(64, 32)
     tiles = _tiles(task.sizes.images * task.sizes.height * task.sizes.width)
     grid = (tiles, task.pieces(x.shape[1], constants))
@@ -184,8 +171,8 @@ def _full_data_gradient(task: Plan, operands: Operands, grad_x: Tensor) -> None:
     _launch(kernels.full_data_gradient, task, arguments, constants, grid)
 
 
-def _full_similarity_gradient(task: Plan, operands: Operands, grad_m: Tensor) -> None:
-    grad, x, weight, _ = operands
+def _full_similarity_gradient(task: Plan, grad: Tensor, given: Operands, grad_m: Tensor) -> None:
+    x, weight, *_ = given
     constants = task.tiles(32, 64)
     parts = _parts(task, grad_m, constants)
     grid = (_tiles(task.positions), task.pieces(x.shape[1], constants))

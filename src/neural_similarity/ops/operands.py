@@ -1,0 +1,74 @@
+"""What both dynamic operators are given, and what an implementation makes of it."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from neural_similarity.ops.window import Window
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""Those of x, weight and M."""
+
+
+class Operands(NamedTuple):
+    """x (n, c, *size), weight (o, c/groups, *kernel), M (n, b, *taps, *out) and their geometry.
+
+    The taps of M are K or K, K; b blocks of channels have one each.
+    """
+
+    x: Tensor
+    weight: Tensor
+    m: Tensor
+    window: Window
+    groups: int
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Number of positions along every dimension of y."""
+        return self.window.output_size(self.x.shape[2:])
+
+    def empty_output(self) -> Tensor:
+        """Uninitialised y (n, o, *out), in the memory format of torch's convolution."""
+        x, shape = self.x, (self.x.shape[0], self.weight.shape[0], *self.output)
+        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=self._format())
+
+    def like_convolution(self, y: Tensor) -> Tensor:
+        """y (n, *out, o) as (n, o, *out), likewise."""
+        return y.movedim(-1, 1).contiguous(memory_format=self._format())
+
+    def empty_gradients(self, needs: Sequence[bool]) -> Gradients:
+        """Uninitialised gradients; an empty tensor for each that `needs` leaves out."""
+        x, weight, m = (
+            torch.empty_like(tensor) if need else tensor.new_empty(0)
+            for tensor, need in zip(self[:3], needs, strict=True)
+        )
+        return x, weight, m
+
+    def _format(self) -> torch.memory_format:
+        """Channels-last where the input or the kernel is."""
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        last = formats.get(self.x.dim(), torch.contiguous_format)
+        either = any(_lies(t, last) for t in (self.x, self.weight))
+        return last if either else torch.contiguous_format
+
+
+class Implementation(Protocol):
+    """One way to compute an operator."""
+
+    def forward(self, given: Operands) -> Tensor:
+        """y (n, o, *out), in the memory format of `Operands.empty_output`."""
+        ...
+
+    def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
+        """Gradients, from that of y; an empty tensor for each that `needs` leaves out."""
+        ...
+
+
+def _lies(t: Tensor, last: torch.memory_format) -> bool:
+    """Whether t is channels-last; of one channel or one position it is both, and strides tell."""
+    if t.is_contiguous() and t.is_contiguous(memory_format=last):
+        return t.stride(1) == 1 and t.stride(-1) == t.shape[1] and prod(t.shape[1:]) > 1
+    return t.is_contiguous(memory_format=last)
