@@ -199,7 +199,7 @@ def test_a_batch_is_the_same_in_any_blocks(kind, stride, block, monkeypatch):
     whole = results()
     image = whole[0][0, 0]
     positions = 2 * (image if block == "two images" else image[0]).numel()
-    limits = {"BLOCK_BYTES": problem.channels[0], "PRODUCT_BYTES": problem.channels[1]}
+    limits = {"COLUMN_BYTES": problem.channels[0], "PRODUCT_BYTES": problem.channels[1]}
     for name, channels in limits.items():
         size = positions * problem.taps * channels * 8
         monkeypatch.setattr(f"neural_similarity.ops.columns.{name}", size)

@@ -127,7 +127,7 @@ def test_large_images_are_taken_by_rows(stride, kind, monkeypatch):
 
     outgoing = torch.randn_like(f(*operands))
     whole = gradients(f, operands, outgoing, torch.float32, "eager")
-    for limit in ("BLOCK_BYTES", "PRODUCT_BYTES"):
+    for limit in ("COLUMN_BYTES", "PRODUCT_BYTES"):
         monkeypatch.setattr(f"neural_similarity.ops.columns.{limit}", 3 * 9 * 9 * 4 * 4)
     found = gradients(f, operands, outgoing, torch.float32, "eager")
     assert_close(found, whole, rtol=1e-5, atol=1e-4)

@@ -2,7 +2,7 @@
 
 Either the kernel's taps go first, and every position takes a weighted sum of what they made of its
 patch, or M does, and mixed patches (columns) are multiplied by the kernel. The batch is taken in
-blocks, so nothing of K times the input's size stays in memory, and backward recomputes what forward
+tiles, so nothing of K times the input's size stays in memory, and backward recomputes what forward
 had.
 
 Letters: n images, *out positions, *kernel taps (K in all), N = n·∏out, c channels, g groups of a
@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from neural_similarity.ops.operands import Gradients, Operands
 from neural_similarity.ops.tiles import Tiles, numbered
 
-BLOCK_BYTES = 1 << 21
-"""Size of a block of columns: about a core's second-level cache."""
+COLUMN_BYTES = 1 << 21
+"""Size of a tile's columns: about a core's second-level cache."""
 PRODUCT_BYTES = 1 << 22
-"""Size of a block of products of the kernel's taps, which are read once: few calls are better."""
+"""Size of a tile's products of the kernel's taps, which are read once: few calls are better."""
 MOST_FILTERS = 4
 """Up to so many filters a channel the kernel goes first; beyond, columns are the smaller."""
 
@@ -97,49 +97,49 @@ class Eager:
         """
         x, weight, m, window, _ = given
         filters, taps = weight.shape[0], window.taps
-        blocks = Tiles(x, window, filters, PRODUCT_BYTES)
+        tiles = Tiles(x, window, filters, PRODUCT_BYTES)
         kernel = weight.flatten(2).permute(2, 0, 1).flatten(0, 1)
-        bags = self._bags(blocks.inputs(), m, x.dtype)[:, :, 0] * taps
+        bags = self._bags(tiles.inputs(), m, x.dtype)[:, :, 0] * taps
         bags = (bags + numbered((taps, 1), x.device)).flatten(1)
-        products = x.new_zeros(1 + blocks.most_inputs(), taps * filters)
-        y = x.new_empty(x.shape[0] * prod(blocks.output), filters)
-        for images in blocks.images():
-            for rows in blocks.rows():
-                start, seen = blocks.seen(x[images], rows)
+        products = x.new_zeros(1 + tiles.most_inputs(), taps * filters)
+        y = x.new_empty(x.shape[0] * prod(tiles.output), filters)
+        for images in tiles.images():
+            for rows in tiles.rows():
+                start, seen = tiles.seen(x[images], rows)
                 torch.mm(seen, kernel.mT, out=products[1 : 1 + len(seen)])
-                weights = self._weights(blocks.part(m, images, rows), x.dtype)
-                span, first = blocks.span(images, rows), rows.start * blocks.row
+                weights = self._weights(tiles.part(m, images, rows), x.dtype)
+                span, first = tiles.span(images, rows), rows.start * tiles.row
                 some = bags[first : first + len(span)]
                 if start:
                     some = (some - start * taps).clamp_(min=0)
                 y[span.start : span.stop] = _bag(
                     products.view(-1, filters), some, weights.reshape(len(span), -1)
                 )
-        return given.like_convolution(y.unflatten(0, (x.shape[0], *blocks.output)))
+        return given.like_convolution(y.unflatten(0, (x.shape[0], *tiles.output)))
 
     def _sweep(
         self, given: Operands, *, other: Tensor | None = None, joins: bool = True
     ) -> tuple[Tensor, Tensor]:
         """y, where it `joins`, and the gradient of the kernel where `other` is that of y."""
         x, weight, m, window, groups = given
-        blocks = Tiles(x, window, x.shape[1], BLOCK_BYTES)
+        tiles = Tiles(x, window, x.shape[1], COLUMN_BYTES)
         kernel = _kernel_matrix(weight, groups)
-        y = x.new_empty(groups, x.shape[0] * prod(blocks.output), weight.shape[0] // groups)
+        y = x.new_empty(groups, x.shape[0] * prod(tiles.output), weight.shape[0] // groups)
         grad_kernel = torch.zeros_like(kernel, dtype=_accumulator(kernel))
-        bags = self._bags(blocks.patches(), m, x.dtype)
-        for images in blocks.images():
-            padded = blocks.padded(x[images])
-            for rows in blocks.rows():
-                weights = self._weights(blocks.part(m, images, rows), x.dtype)
-                columns = _mixed(blocks.table(padded, rows), bags, weights)
+        bags = self._bags(tiles.patches(), m, x.dtype)
+        for images in tiles.images():
+            padded = tiles.padded(x[images])
+            for rows in tiles.rows():
+                weights = self._weights(tiles.part(m, images, rows), x.dtype)
+                columns = _mixed(tiles.table(padded, rows), bags, weights)
                 if joins:
-                    span = blocks.span(images, rows)
+                    span = tiles.span(images, rows)
                     _join(columns, kernel, y[:, span.start : span.stop])
                 if other is not None:
-                    outgoing = _maps(blocks.part(other, images, rows), groups)
+                    outgoing = _maps(tiles.part(other, images, rows), groups)
                     grad_kernel += torch.bmm(outgoing.mT, _split(columns, groups))
         if joins:
-            y = y.unflatten(1, (x.shape[0], *blocks.output)).movedim(0, -2).flatten(-2)
+            y = y.unflatten(1, (x.shape[0], *tiles.output)).movedim(0, -2).flatten(-2)
             y = given.like_convolution(y)
         return y, _kernel_tensor(grad_kernel, weight)
 
@@ -149,29 +149,29 @@ class Eager:
         """Gradients of x and M, through that of the columns, into the `targets` that there are."""
         x, weight, m, window, groups = given
         grad_x, grad_m = targets
-        blocks = Tiles(x, window, x.shape[1], BLOCK_BYTES)
+        tiles = Tiles(x, window, x.shape[1], COLUMN_BYTES)
         kernel = _kernel_matrix(weight, groups)
-        gradients, patches = blocks.buffers(2)
-        numbers, transposed = blocks.patches(), self.arithmetic.transpose(m)
+        gradients, patches = tiles.buffers(2)
+        numbers, transposed = tiles.patches(), self.arithmetic.transpose(m)
         own = None
         if grad_x is not None:
             own = self._bags(numbered(numbers.shape, x.device), m, x.dtype)
-        for images in blocks.images():
-            padded = blocks.padded(x[images])
+        for images in tiles.images():
+            padded = tiles.padded(x[images])
             sums = None if own is None else torch.zeros_like(padded, dtype=_accumulator(x))
-            for rows in blocks.rows():
-                size = len(blocks.span(images, rows))
+            for rows in tiles.rows():
+                size = len(tiles.span(images, rows))
                 gradient, seen = gradients[:size], patches[:size]
-                _expand(_maps(blocks.part(grad, images, rows), groups), kernel, gradient)
+                _expand(_maps(tiles.part(grad, images, rows), groups), kernel, gradient)
                 if own is not None and sums is not None:
-                    weights = self._weights(blocks.part(transposed, images, rows), x.dtype)
+                    weights = self._weights(tiles.part(transposed, images, rows), x.dtype)
                     spread = _mixed(gradient.flatten(0, 1), own, weights)
                     window.scatter(window.rows(sums, rows), spread)
                 if grad_m is not None:
-                    table = blocks.table(padded, rows)
+                    table = tiles.table(padded, rows)
                     torch.index_select(table, 0, numbers[:size].flatten(), out=seen.flatten(0, 1))
                     found = self.arithmetic.gradient(gradient, seen, m.shape[1])
-                    target = blocks.part(grad_m, images, rows)
+                    target = tiles.part(grad_m, images, rows)
                     target.copy_(_positions_last(found, target.shape))
             if grad_x is not None and sums is not None:
                 grad_x[images] = window.interior(sums).movedim(-1, 1)

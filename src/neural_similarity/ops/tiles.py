@@ -11,9 +11,9 @@ from neural_similarity.ops.window import Window
 
 
 class Tiles:
-    """A batch in blocks of images, or of an image's rows.
+    """A batch in tiles, each of some images or of some of an image's rows.
 
-    K times `channels` numbers a position are at most so many bytes in a block, or it is one row.
+    K times `channels` numbers a position are at most so many bytes in a tile, or it is one row.
     """
 
     def __init__(self, x: Tensor, window: Window, channels: int, limit: int):
@@ -30,19 +30,19 @@ class Tiles:
         return self._border(self.x.shape[1], self.x.dtype)
 
     def _border(self, channels: int, dtype: torch.dtype) -> Tensor:
-        """Zeros for the padded images of a block, channels last."""
+        """Zeros for the padded images of a tile, channels last."""
         padded = zip(self.x.shape[2:], self.window.padding, strict=True)
         sizes = (size + 2 * p for size, p in padded)
         return self.x.new_zeros(self.step_images, *sizes, channels, dtype=dtype)
 
     def buffers(self, count: int) -> list[Tensor]:
-        """Tensors (N, K, c) for the positions of the largest block."""
+        """Tensors (N, K, c) for the positions of the largest tile."""
         positions = self.step_images * self.step_rows * self.row
         shape = (positions, self.window.taps, self.x.shape[1])
         return [self.x.new_empty(shape) for _ in range(count)]
 
     def patches(self) -> Tensor:
-        """The patches (N, K) of the largest block, as numbers of rows of its `table`."""
+        """The patches (N, K) of the largest tile, as numbers of rows of its `table`."""
         numbers = numbered((*self._padded.shape[:-1], 1), self.x.device)
         first = self.window.rows(numbers, slice(0, self.step_rows))
         return self.window.patches(first).reshape(-1, self.window.taps)
@@ -60,7 +60,7 @@ class Tiles:
         return first * prod(x.shape[3:]), x[:, :, first:last].movedim(1, -1).flatten(0, -2)
 
     def most_inputs(self) -> int:
-        """At most so many positions are seen by a block."""
+        """At most so many positions are seen by a tile."""
         reach = self.window.dilation[0] * (self.window.kernel_size[0] - 1)
         rows = min(self.x.shape[2], self.step_rows + reach)
         return self.step_images * rows * prod(self.x.shape[3:])
@@ -72,11 +72,11 @@ class Tiles:
         return max(0, rows.start - before), max(0, min(size, rows.stop + reach - before))
 
     def table(self, padded: Tensor, rows: slice) -> Tensor:
-        """`padded` as rows of channels (R, c), from the first that the block sees."""
+        """`padded` as rows of channels (R, c), from the first that the tile sees."""
         return padded[:, rows.start * self.window.stride[0] :].flatten(0, -2)
 
     def part(self, tensor: Tensor, images: slice, rows: slice) -> Tensor:
-        """View of the block's part of a tensor (n, ..., *out)."""
+        """View of the tile's part of a tensor (n, ..., *out)."""
         dim = tensor.dim() - len(self.output)
         return tensor[images].narrow(dim, rows.start, rows.stop - rows.start)
 
@@ -89,7 +89,7 @@ class Tiles:
         return _slices(self.output[0], self.step_rows)
 
     def span(self, images: slice, rows: slice) -> range:
-        """The positions of a block, counted over the batch."""
+        """The positions of a tile, counted over the batch."""
         start = (images.start * self.output[0] + rows.start) * self.row
         size = (images.stop - images.start) * (rows.stop - rows.start) * self.row
         return range(start, start + size)

@@ -8,7 +8,7 @@ those of torch's own OpenMP.
 """
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -35,18 +35,18 @@ class Compiled:
 
     def forward(self, given: Operands) -> Tensor:
         """`Implementation.forward`."""
-        x, weight, m, window, groups = given
+        x, weight, m, *_ = given
         output = given.output
         maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, len(output))
         y = x.new_empty(x.shape[0], *output, weight.shape[0])
-        for group in range(groups):
-            part = self._part(window, group, groups, (maps, kernel, matrices, y))
-            part.call("forward", part.x(maps), part.m(matrices), part.kernel(kernel), part.y(y))
+        for group in self._groups(given, maps, kernel, matrices, y):
+            pointers = group.x(maps), group.m(matrices), group.kernel(kernel), group.y(y)
+            group.call("forward", *pointers)
         return given.like_convolution(y)
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
         """`Implementation.backward`."""
-        x, weight, m, window, groups = given
+        x, weight, m, *_ = given
         dims = x.dim() - 2
         maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, dims)
         outgoing = _last(grad)
@@ -54,12 +54,11 @@ class Compiled:
         grad_maps = _last(results[0]) if needs[0] else None
         grad_kernel = kernel.new_zeros(kernel.shape, dtype=torch.float32) if needs[1] else None
         grad_matrices = _positions_first(results[2], dims) if needs[2] else None
-        for group in range(groups):
-            part = self._part(window, group, groups, (maps, kernel, matrices, outgoing))
-            part.call(
+        for group in self._groups(given, maps, kernel, matrices, outgoing):
+            group.call(
                 "backward",
-                *(part.x(maps), part.m(matrices), part.kernel(kernel), part.y(outgoing)),
-                *(part.x(grad_maps), part.m(grad_matrices), part.kernel(grad_kernel)),
+                *(group.x(maps), group.m(matrices), group.kernel(kernel), group.y(outgoing)),
+                *(group.x(grad_maps), group.m(grad_matrices), group.kernel(grad_kernel)),
             )
         if grad_maps is not None:
             _fill(results[0], grad_maps.movedim(-1, 1))
@@ -71,10 +70,12 @@ class Compiled:
             )
         return results
 
-    def _part(self, window: Window, group: int, groups: int, operands: Sequence[Tensor]) -> "_Part":
-        shapes = tuple(operand.shape for operand in operands)
-        dtype, threads = operands[0].dtype, torch.get_num_threads()
-        return _part(self.full, window, (group, groups), shapes, dtype, threads)
+    def _groups(self, given: Operands, *laid_out: Tensor) -> "Iterator[_Group]":
+        """Every group, for operands that are laid out as `_Group` has them."""
+        shapes, threads = tuple(tensor.shape for tensor in laid_out), torch.get_num_threads()
+        for number in range(given.groups):
+            place = number, given.groups
+            yield _cached_group(self.full, given.window, place, shapes, given.x.dtype, threads)
 
 
 class _Frame(ctypes.Structure):
@@ -88,8 +89,8 @@ class _Frame(ctypes.Structure):
     )
 
 
-class _Part:
-    """One group of a grouped operator: its frame, and where its part of every operand begins.
+class _Group:
+    """One group of a grouped operator: its frame, and where its share of every operand begins.
 
     The shapes are those of maps (n, *size, c), kernel (o, K, c/groups), M (n, *out, b, *taps) and
     y (n, *out, o).
@@ -99,17 +100,17 @@ class _Part:
         self,
         full: bool,
         window: Window,
-        group: tuple[int, int],
+        place: tuple[int, int],
         shapes: Sequence[torch.Size],
         dtype: torch.dtype,
         threads: int,
     ):
         maps, kernel, matrices, y = shapes
-        self._group, groups = group
+        self._number, groups = place
         filters, self._channels = kernel[0] // groups, kernel[2]
         blocks = matrices[len(maps) - 1]
         self._filters = filters
-        self._block = self._group * blocks // groups
+        self._block = self._number * blocks // groups
         self._entries = window.taps ** (2 if full else 1)
         self._dtype = dtype
         self.frame = _Frame(
@@ -128,7 +129,7 @@ class _Part:
             x_pixel=maps[-1],
             y_pixel=y[-1],
             m=blocks * self._entries,
-            more=self._block == (self._group - 1) * blocks // groups,
+            more=self._block == (self._number - 1) * blocks // groups,
             threads=threads,
         )
         steps = product(*map(range, window.kernel_size))
@@ -143,22 +144,22 @@ class _Part:
 
     def x(self, maps: Tensor | None) -> ctypes.c_void_p | None:
         """This group's channels."""
-        return _pointer(maps, self._group * self._channels)
+        return _pointer(maps, self._number * self._channels)
 
     def y(self, maps: Tensor) -> ctypes.c_void_p | None:
         """This group's filters."""
-        return _pointer(maps, self._group * self._filters)
+        return _pointer(maps, self._number * self._filters)
 
     def kernel(self, kernel: Tensor | None) -> ctypes.c_void_p | None:
         """This group's kernels."""
-        return _pointer(kernel, self._group * self._filters * self.frame.taps * self._channels)
+        return _pointer(kernel, self._number * self._filters * self.frame.taps * self._channels)
 
     def m(self, matrices: Tensor | None) -> ctypes.c_void_p | None:
         """The first of this group's blocks."""
         return _pointer(matrices, self._block * self._entries)
 
 
-_part = lru_cache(maxsize=512)(_Part)
+_cached_group = lru_cache(maxsize=512)(_Group)
 
 
 def declines(x: Tensor, taps: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The dynamic operators on a GPU: one kernel each instead of blocks of columns.
+"""The dynamic operators on a GPU: one kernel each instead of tiles of columns.
 
 M meets the patches in registers, on their way into an implicit matrix product, so nothing of K
 times the input's size is written. No kernel adds to memory that another program writes: results do
