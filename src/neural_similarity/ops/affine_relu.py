@@ -20,8 +20,6 @@ from neural_similarity.ops import native, positionwise
 from neural_similarity.ops.registration import register
 from neural_similarity.ops.window import promoted
 
-WINDOW = 2
-
 
 def affine_relu(d: Tensor | None, x: Tensor, line: Tensor, pool: bool = False) -> Tensor:
     """z, like x or (n, c, h // 2, w // 2).
@@ -38,8 +36,8 @@ def affine_relu(d: Tensor | None, x: Tensor, line: Tensor, pool: bool = False) -
 
 
 def pooled_relu(t: Tensor, pool: bool) -> Tensor:
-    """The ReLU of t, or of the largest of its windows, by torch's operations."""
-    return F.relu(F.max_pool2d(t, WINDOW) if pool else t)
+    """The ReLU of t, or of the largest of its 2×2 windows, by torch's operations."""
+    return F.relu(F.max_pool2d(t, 2) if pool else t)
 
 
 def gradients_with_graph(
@@ -54,14 +52,6 @@ def gradients_with_graph(
     return [next(found) if t is not None and t.requires_grad else None for t in own]
 
 
-def empty_relu(x: Tensor, pool: bool) -> Tensor:
-    """Uninitialised z."""
-    if not pool:
-        return torch.empty_like(x)
-    images, channels, height, width = x.shape
-    return x.new_empty(images, height // WINDOW, width // WINDOW, channels).movedim(-1, 1)
-
-
 def _by_torch(pool: bool, d: Tensor | None, x: Tensor, line: Tensor) -> Tensor:
     """z by torch's operations."""
     slope, offset = line.view(2, -1, *[1] * (x.dim() - 2))
@@ -69,30 +59,21 @@ def _by_torch(pool: bool, d: Tensor | None, x: Tensor, line: Tensor) -> Tensor:
     return pooled_relu(t.to(x.dtype), pool)
 
 
-def _forward(d: Tensor | None, x: Tensor, line: Tensor, pool: bool) -> Tensor:
-    return native.pool_relu(x, line) if pool else native.norm_relu(d, x, line)
-
-
 def _backward(
     grad: Tensor, d: Tensor | None, x: Tensor, line: Tensor, pool: bool, needs_line: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of d, x and `line`; empty where there is none or it is not needed."""
     nothing = torch.zeros_like(line)
-    level = torch.cat((line, nothing))
-    if pool:
-        grad_d, grad_x = line.new_empty(0), native.pool_relu_backward(x, grad, level)
-    else:
-        grad_d, grad_x = native.norm_relu_backward(d, x, grad, level)
+    grad_d, grad_x = native.norm_relu_backward(d, x, grad, torch.cat((line, nothing)), pool)
     if not needs_line:
         return grad_d, grad_x, line.new_empty(0)
-    options = grad, line, nothing[0]
-    sums = native.pool_sums(x, *options) if pool else native.norm_sums(d, x, *options)
+    sums = native.norm_sums(d, x, grad, line, nothing[0], pool)
     return grad_d, grad_x, sums.flip(0).float()
 
 
 def _fake_forward(d, x, line, pool):
     del d, line
-    return empty_relu(x, pool)
+    return native.empty_relu(x, pool)
 
 
 def _fake_backward(grad, d, x, line, pool, needs_line):
@@ -103,7 +84,7 @@ def _fake_backward(grad, d, x, line, pool, needs_line):
 _forward_op = register(
     "affine_relu",
     "(Tensor? d, Tensor x, Tensor line, bool pool) -> Tensor",
-    _forward,
+    native.norm_relu,
     _fake_forward,
 )
 _backward_op = register(

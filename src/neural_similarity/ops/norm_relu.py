@@ -21,7 +21,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from neural_similarity.ops import native, positionwise
-from neural_similarity.ops.affine_relu import empty_relu, gradients_with_graph, pooled_relu
+from neural_similarity.ops.affine_relu import gradients_with_graph, pooled_relu
 from neural_similarity.ops.registration import register
 from neural_similarity.ops.tracing import unwatched
 
@@ -57,8 +57,7 @@ def _forward(
     first, second = native.norm_sums(d, x, None, None, centre) / _count(x)
     mean, variance = (centre + first).float(), (second - first.square()).float()
     line = normalizing_line(weight, bias, mean, variance, eps)
-    z = native.pool_relu(x, line) if pool else native.norm_relu(d, x, line)
-    return z, mean, variance
+    return native.norm_relu(d, x, line, pool), mean, variance
 
 
 def _backward(
@@ -74,17 +73,11 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of d (empty where there is none), x, weight and bias."""
     line = normalizing_line(weight, bias, mean, variance, eps)
-    sums = (
-        native.pool_sums(x, grad, line, mean) if pool else native.norm_sums(d, x, grad, line, mean)
-    )
-    first, second = sums.float()
+    first, second = native.norm_sums(d, x, grad, line, mean, pool).float()
     tilt = -line[0] * second / ((variance + eps) * _count(x))
     level = -line[0] * first / _count(x) - tilt * mean
     line = torch.cat((line, level[None], tilt[None]))
-    if pool:
-        grad_d, grad_x = line.new_empty(0), native.pool_relu_backward(x, grad, line)
-    else:
-        grad_d, grad_x = native.norm_relu_backward(d, x, grad, line)
+    grad_d, grad_x = native.norm_relu_backward(d, x, grad, line, pool)
     return grad_d, grad_x, second * (variance + eps).rsqrt(), first
 
 
@@ -114,7 +107,7 @@ def _count(x: Tensor) -> int:
 
 
 def _fake_forward(d, x, weight, bias, eps, pool):
-    return empty_relu(x, pool), torch.empty_like(weight), torch.empty_like(weight)
+    return native.empty_relu(x, pool), torch.empty_like(weight), torch.empty_like(weight)
 
 
 def _fake_backward(grad, d, x, weight, bias, mean, variance, eps, pool):

@@ -8,10 +8,11 @@ those of torch's own OpenMP.
 """
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -175,105 +176,99 @@ def declines(x: Tensor, taps: int) -> str | None:
 
 def dot(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
     """`positionwise.dot`."""
-    operands = [_last(x), _last(y), None if gate is None else _last(gate)]
     d = x.new_empty(x.shape[0], 1, *x.shape[2:], dtype=torch.float32)
-    _by_position("dot", x, *operands, d)
+    _by_position("dot", x, _last(x), _last(y), _optional(gate), d)
     return d
 
 
 def scale(d: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
     """`positionwise.scale`."""
-    z = torch.empty_like(x)
-    target = _last(z)
-    _by_position(
-        "scale", x, d.contiguous(), _last(x), None if gate is None else _last(gate), target
-    )
-    _fill(z, target.movedim(-1, 1))
-    return z
+    operands = _last(d), _last(x), _optional(gate)
+    return _written(torch.empty_like(x), _by_position, "scale", x, *operands)
 
 
 def norm_sums(
-    d: Tensor | None, x: Tensor, grad: Tensor | None, line: Tensor | None, centre: Tensor
+    d: Tensor | None,
+    x: Tensor,
+    grad: Tensor | None,
+    line: Tensor | None,
+    centre: Tensor,
+    pool: bool = False,
 ) -> Tensor:
     """Sums over all positions of every channel, (2, c) in float64: v and v (t - centre).
 
-    t = d x; v is t - centre, or `grad` where `line` is above 0 at t.
+    t = d x; v is t - centre, or `grad`, that of `norm_relu`, where `line` is above 0 at t. With
+    `pool` they are over what 2×2 windows chose, without d.
     """
     found = x.new_zeros(torch.get_num_threads(), 2, x.shape[1], dtype=torch.float64)
-    operands = _optional(d), _last(x), None if grad is None else _last(grad), line, centre
-    _by_position("norm_sums", x, *operands, found)
+    operands = _last(x), _optional(grad), line, centre, found
+    if pool:
+        _by_window("pool_sums", x, *operands)
+    else:
+        _by_position("norm_sums", x, _optional(d), *operands)
     return found.sum(0)
 
 
-def norm_relu(d: Tensor | None, x: Tensor, line: Tensor) -> Tensor:
-    """The ReLU of `line`, slope and offset of every channel (2, c), at d x."""
-    z = torch.empty_like(x)
-    target = _last(z)
-    _by_position("norm_relu", x, _optional(d), _last(x), line, target)
-    _fill(z, target.movedim(-1, 1))
-    return z
+def norm_relu(d: Tensor | None, x: Tensor, line: Tensor, pool: bool = False) -> Tensor:
+    """The ReLU of `line`, slope and offset of every channel (2, c), at d x.
+
+    With `pool`, that of the largest of every 2×2 window of x (n, c, h, w), without d.
+    """
+    z, operands = empty_relu(x, pool), (_last(x), line)
+    if pool:
+        return _written(z, _by_window, "pool_relu", x, *operands)
+    return _written(z, _by_position, "norm_relu", x, _optional(d), *operands)
+
+
+def empty_relu(x: Tensor, pool: bool) -> Tensor:
+    """Uninitialised z of `norm_relu`: like x, or (n, c, h // 2, w // 2), channels-last."""
+    if not pool:
+        return torch.empty_like(x)
+    images, channels, height, width = x.shape
+    return x.new_empty(images, height // 2, width // 2, channels).movedim(-1, 1)
 
 
 def norm_relu_backward(
-    d: Tensor | None, x: Tensor, grad: Tensor, line: Tensor
+    d: Tensor | None, x: Tensor, grad: Tensor, line: Tensor, pool: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Gradients of d (empty where there is none) and x.
 
-    That of t = d x is slope · grad, where `line` is above 0 at t, + level + tilt t; `line`, (4, c),
-    has slopes, offsets, levels and tilts.
+    That of t = d x is slope · grad, where `line` is above 0 at t and, with `pool`, a window chose
+    t, + level + tilt t; `line`, (4, c), has slopes, offsets, levels and tilts.
     """
     grad_x, grad_d = torch.empty_like(x), line.new_empty(0 if d is None else d.shape)
-    target, of_d = _last(grad_x), None if d is None else grad_d
-    operands = _optional(d), _last(x), _last(grad), line, target, of_d
-    _by_position("norm_relu_backward", x, *operands)
-    _fill(grad_x, target.movedim(-1, 1))
+    operands = _last(x), _last(grad), line
+    if pool:
+        _written(grad_x, _by_window, "pool_relu_backward", x, *operands)
+    else:
+        operands = _optional(d), *operands, None if d is None else grad_d
+        _written(grad_x, _by_position, "norm_relu_backward", x, *operands)
     return grad_d, grad_x
 
 
 def affine(x: Tensor, line: Tensor) -> Tensor:
     """`line`, slope and offset of every channel (2, c), at x, in float32."""
     z = torch.empty_like(x, dtype=torch.float32)
-    target = _last(z)
-    _by_position("affine", x, _last(x), line, target)
-    _fill(z, target.movedim(-1, 1))
-    return z
+    return _written(z, _by_position, "affine", x, _last(x), line)
 
 
 def affine_backward(x: Tensor, grad: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x, and in float64 of the slope (c), from that of `affine`."""
-    grad_x = torch.empty_like(x)
-    target = _last(grad_x)
     found = x.new_zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float64)
-    _by_position("affine_backward", x, _last(x), _last(grad), slope, target, found)
-    _fill(grad_x, target.movedim(-1, 1))
+    operands = _last(x), _last(grad), slope, found
+    grad_x = _written(torch.empty_like(x), _by_position, "affine_backward", x, *operands)
     return grad_x, found.sum(0)
 
 
-def pool_sums(x: Tensor, grad: Tensor, line: Tensor, centre: Tensor) -> Tensor:
-    """`norm_sums` of x alone, over what 2×2 windows chose: `grad` is that of `pool_relu`."""
-    found = x.new_zeros(torch.get_num_threads(), 2, x.shape[1], dtype=torch.float64)
-    _by_window("pool_sums", x, _last(x), _last(grad), line, centre, found)
-    return found.sum(0)
+def _written(z: Tensor, run: Callable[..., None], *operands: Any) -> Tensor:
+    """`z`, which `run` writes channels-last, as the last of the operands."""
+    target = _last(z)
+    run(*operands, target)
+    _fill(z, target.movedim(-1, 1))
+    return z
 
 
-def pool_relu(x: Tensor, line: Tensor) -> Tensor:
-    """The ReLU of the largest `line` of every 2×2 window of x (n, c, h, w), channels-last."""
-    images, channels, height, width = x.shape
-    z = x.new_empty(images, height // 2, width // 2, channels)
-    _by_window("pool_relu", x, _last(x), line, z)
-    return z.movedim(-1, 1)
-
-
-def pool_relu_backward(x: Tensor, grad: Tensor, line: Tensor) -> Tensor:
-    """The gradient of x, as of `norm_relu_backward`; `grad` counts where a window chose x."""
-    grad_x = torch.empty_like(x)
-    target = _last(grad_x)
-    _by_window("pool_relu_backward", x, _last(x), _last(grad), line, target)
-    _fill(grad_x, target.movedim(-1, 1))
-    return grad_x
-
-
-def _by_window(name: str, x: Tensor, *operands: Tensor) -> None:
+def _by_window(name: str, x: Tensor, *operands: Tensor | None) -> None:
     images, channels, height, width = x.shape
     sizes = map(_Count, (images, height, width, channels, torch.get_num_threads()))
     _run(name, x, sizes, operands)
@@ -292,13 +287,13 @@ def _run(
     function(*sizes, *(_pointer(tensor, 0) for tensor in operands))
 
 
-def _optional(d: Tensor | None) -> Tensor | None:
-    return None if d is None else d.contiguous()
-
-
 def _last(maps: Tensor) -> Tensor:
     """(n, c, *size) as contiguous (n, *size, c)."""
     return maps.movedim(1, -1).contiguous()
+
+
+def _optional(maps: Tensor | None) -> Tensor | None:
+    return None if maps is None else _last(maps)
 
 
 def _rows(weight: Tensor) -> Tensor:

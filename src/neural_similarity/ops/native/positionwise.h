@@ -99,8 +99,8 @@ void NAME(norm_relu)(int64_t positions, int64_t n, int64_t threads, const float 
 /* From the gradient g of z that of t, slope g + level + tilt t where g passes and level + tilt t
    elsewhere, and from it those of x and of d. `line` has levels and tilts behind the offsets. */
 void NAME(norm_relu_backward)(int64_t positions, int64_t n, int64_t threads, const float *d,
-                              const T *x, const T *g, const float *line, T *grad_x,
-                              float *grad_d) {
+                              const T *x, const T *g, const float *line, float *grad_d,
+                              T *grad_x) {
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t at = 0; at < positions; at++) {
         vector product = {0};
@@ -148,7 +148,7 @@ INLINE void NAME(affine_backward_of)(int64_t from, int64_t to, int64_t n, const 
 
 /* From the gradient g of `affine`'s z that of x, and that of every slope, each thread's own. */
 void NAME(affine_backward)(int64_t positions, int64_t n, int64_t threads, const T *x,
-                           const float *g, const float *slope, T *grad_x, double *sums) {
+                           const float *g, const float *slope, double *sums, T *grad_x) {
     const int64_t chunks = (positions + POSITIONS - 1) / POSITIONS;
     #pragma omp parallel num_threads(threads)
     {
