@@ -14,7 +14,8 @@ import neural_similarity as ns
 from neural_similarity.nn import normalization
 from neural_similarity.nn.normalization import rectifier
 from neural_similarity.ops.affine_relu import affine_relu
-from neural_similarity.ops.norm_relu import available, norm_relu
+from neural_similarity.ops.native import available
+from neural_similarity.ops.norm_relu import norm_relu
 from neural_similarity.ops.positionwise import scaled
 
 EPS = 1e-3

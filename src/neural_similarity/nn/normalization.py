@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import _has_any_global_hook
 
 from neural_similarity.ops.affine_relu import affine_relu
-from neural_similarity.ops.norm_relu import available, norm_relu, normalizing_line
+from neural_similarity.ops.native import available
+from neural_similarity.ops.norm_relu import norm_relu, normalizing_line
 from neural_similarity.ops.positionwise import Finish, rectified, scaled
 
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -35,13 +36,14 @@ def fuses(norm: nn.Module, d: Tensor | None, x: Tensor) -> bool:
     """
     if not isinstance(norm, _BatchNorm) or type(norm) not in _NORMS.values():
         return False
-    if has_hooks(norm) or not available(d, x):
+    if has_hooks(norm) or not available(x):
         return False
+    single = d is None or d.dtype == torch.float32
     parts = norm.weight, norm.bias, norm.running_mean, norm.running_var
     whole = all(p is not None and p.dtype == torch.float32 and p.is_cpu for p in parts)
     counted = norm.track_running_stats and norm.num_batches_tracked is not None
     steady = not norm.training or (counted and norm.momentum is not None)
-    return steady and whole and norm.num_features == x.shape[1] < x.numel()
+    return single and steady and whole and norm.num_features == x.shape[1] < x.numel()
 
 
 def fused(norm: Any, d: Tensor | None, x: Tensor, *, pool: bool = False) -> Tensor:

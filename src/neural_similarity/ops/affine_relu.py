@@ -3,7 +3,7 @@ r"""ReLU of an affine function of every channel, times a number per position or 
 $$z_c(p) = \max\left(0,\ a_c\, t_c(p) + b_c\right), \qquad t_c(p) = d(p)\, x_c(p)$$
 
 which batch normalisation by constants is, as in evaluation; pooled, the largest z of every 2×2
-window, without d. Only in C (`native`), for what `norm_relu.available` says; `norm_relu` has the
+window, without d. Only in C (`native`), for what `native.available` says; `norm_relu` has the
 statistics of the batch.
 """
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd import Function
 
 from neural_similarity.ops import native
-from neural_similarity.ops.norm_relu import available
 from neural_similarity.ops.registration import register
 from neural_similarity.ops.window import promoted
 
@@ -26,7 +25,7 @@ def gained(raw: Tensor, gain: Tensor, start: Tensor) -> Tensor:
         start: s (c), without a gradient.
     """
     like = gain.dtype == torch.float32 and gain.device == raw.device
-    if not (like and available(None, raw)):
+    if not (like and native.available(raw)):
         return _by_torch(raw, gain, start)
     apply = _Gained.apply if torch.is_grad_enabled() else _forward_op
     return apply(raw, gain, start)

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 from neural_similarity.ops import native, positionwise
 from neural_similarity.ops.affine_relu import gradients_with_graph, pooled_relu
 from neural_similarity.ops.registration import register
-from neural_similarity.ops.tracing import unwatched
 
 
 def norm_relu(
@@ -41,13 +40,6 @@ def norm_relu(
             counts in μ and σ² alone. d is None, and z (n, c, h // 2, w // 2) is channels-last.
     """
     return _NormRelu.apply(d, x, weight, bias, eps, pool)
-
-
-def available(d: Tensor | None, x: Tensor) -> bool:
-    """Whether `norm_relu` and `affine_relu` can take d and x."""
-    if not unwatched(x) or native.declines(x, 1) is not None:
-        return False
-    return d is None or d.dtype == torch.float32
 
 
 def _forward(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from neural_similarity.ops.native.compiling import library
 from neural_similarity.ops.operands import Gradients, Operands
+from neural_similarity.ops.tracing import unwatched
 from neural_similarity.ops.window import Window
 
 MOST_TAPS = 64
@@ -172,6 +173,11 @@ def declines(x: Tensor, taps: int) -> str | None:
     if taps > MOST_TAPS:
         return f"the kernel has {taps} taps, more than {MOST_TAPS}"
     return None if isinstance(library(), ctypes.CDLL) else str(library())
+
+
+def available(x: Tensor) -> bool:
+    """Whether an opaque function of maps can take `x` here: nothing declines or looks on."""
+    return unwatched(x) and declines(x, 1) is None
 
 
 def dot(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
