@@ -145,7 +145,7 @@ INLINE void NAME(unmix)(float *grad_m, float *g, const T *x, const float *m, vec
         }
     }
     for (int64_t j = 0; grad_m && j < taps * taps; j += LANES) {
-        const int64_t some = taps * taps - j < LANES ? taps * taps - j : LANES;
+        const int64_t some = least(taps * taps - j, LANES);
         vector sum = sums(products + j);
         if (more) sum += load_some_float32(grad_m + j, some);
         store_some_float32(grad_m + j, sum, some);
@@ -213,7 +213,7 @@ INLINE void NAME(flow)(const struct frame *f, const T *image, const float *m, in
     T seen[2][TILE * TILE] __attribute__((aligned(64)));
     const int64_t row = TILE / 2, step = row * TILE;
     for (int64_t from = 0; from < count; from += TILE, sum += TILE * TILE) {
-        const int64_t some = count - from < TILE ? count - from : TILE;
+        const int64_t some = least(count - from, TILE);
         const uint32_t *kernel = packed;
         int next = 0;
         matrix_unit_zero();
@@ -236,7 +236,7 @@ INLINE void NAME(flow)(const struct frame *f, const T *image, const float *m, in
 
 /* y = W M x. */
 void NAME(forward)(const struct frame *f, const T *x, const float *m, const T *weight, T *y) {
-    const int64_t positions = outputs(f), chunks = (positions + POSITIONS - 1) / POSITIONS;
+    const int64_t positions = outputs(f), chunks = chunks_of(positions);
     const int64_t words_deep = f->depth / (1 + PAIRED);
     T *kernel = NAME(bordered)(f, weight);
     uint32_t *packed = room(f->width * words_deep * 4);
@@ -253,7 +253,7 @@ void NAME(forward)(const struct frame *f, const T *x, const float *m, const T *w
         #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < f->images * chunks; chunk++) {
             const int64_t image = chunk / chunks, at = chunk % chunks * POSITIONS;
-            const int64_t count = positions - at < POSITIONS ? positions - at : POSITIONS;
+            const int64_t count = least(positions - at, POSITIONS);
             const struct matrix a = {(uint32_t *)columns, words_deep, 1};
             const struct matrix b = {packed, TILE * words_deep, TILE};
             const T *from = x + image * f->image;
@@ -351,7 +351,7 @@ void NAME(backward)(const struct frame *f, const T *x, const float *m, const T *
             float *to_weight = weights ? weights + omp_get_thread_num() * size : 0;
             if (grad_x) memset(d.image, 0, inputs * f->channels * sizeof(float));
             for (int64_t at = 0; at < positions; at += POSITIONS) {
-                const int64_t count = positions - at < POSITIONS ? positions - at : POSITIONS;
+                const int64_t count = least(positions - at, POSITIONS);
                 NAME(derive_chunk)(f, &d, from, of_m, of_y, kernel, to_m, to_weight, at, count);
             }
             for (int64_t at = 0; grad_x && at < inputs; at++)

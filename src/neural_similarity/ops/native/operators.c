@@ -19,6 +19,7 @@ struct frame {
 
 static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
 static int64_t whole(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
+static int64_t chunks_of(int64_t positions) { return (positions + POSITIONS - 1) / POSITIONS; }
 static void *room(int64_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
 
 /* Positions that follow each other in a row of an image. */
@@ -26,7 +27,7 @@ struct line { int64_t first[3], run; };
 
 INLINE struct line line_of(const struct frame *f, int64_t at, int64_t most) {
     const int64_t row = at / f->out[2], w = at % f->out[2];
-    const int64_t run = f->out[2] - w < most ? f->out[2] - w : most;
+    const int64_t run = least(f->out[2] - w, most);
     return (struct line){{row / f->out[1] * f->stride[0], row % f->out[1] * f->stride[1],
                           w * f->stride[2]}, run};
 }
@@ -35,8 +36,7 @@ INLINE struct line line_of(const struct frame *f, int64_t at, int64_t most) {
 struct reach { int64_t first, last, offset, step; };
 
 INLINE int64_t steps(int64_t length, int64_t step, int64_t most) { /* that cover a length */
-    const int64_t count = length <= 0 ? 0 : (length + step - 1) / step;
-    return count < most ? count : most;
+    return least(length <= 0 ? 0 : (length + step - 1) / step, most);
 }
 
 INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t) {

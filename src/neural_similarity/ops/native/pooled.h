@@ -85,7 +85,7 @@ void NAME(pool_sums)(int64_t images, int64_t height, int64_t width, int64_t n, i
         for (int64_t row = 0; row < images * rows; row++) {
             const T *from = NAME(windows)(x, row, rows, height, width, n);
             for (int64_t at = 0; at < columns; at += POSITIONS) {
-                const int64_t count = columns - at < POSITIONS ? columns - at : POSITIONS;
+                const int64_t count = least(columns - at, POSITIONS);
                 const T *some = from + at * 2 * n, *grad = g + (row * columns + at) * n;
                 for (int64_t i = 0; i < n; i += LANES) {
                     #define SUMS(lanes)                                                        \

@@ -61,14 +61,13 @@ INLINE void NAME(norm_sums_of)(int64_t from, int64_t to, int64_t n, const float 
 /* `norm_sums_of` all positions and channels, each thread's own. */
 void NAME(norm_sums)(int64_t positions, int64_t n, int64_t threads, const float *d, const T *x,
                      const T *g, const float *line, const float *centre, double *sums) {
-    const int64_t chunks = (positions + POSITIONS - 1) / POSITIONS;
+    const int64_t chunks = chunks_of(positions);
     #pragma omp parallel num_threads(threads)
     {
         double *sum = sums + omp_get_thread_num() * 2 * n;
         #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            const int64_t from = chunk * POSITIONS, rest = positions - from;
-            const int64_t to = from + (rest < POSITIONS ? rest : POSITIONS);
+            const int64_t from = chunk * POSITIONS, to = least(from + POSITIONS, positions);
             for (int64_t i = 0; i < n; i += LANES) {
                 #define SUMS(d, g, lanes)                                                     \
                     NAME(norm_sums_of)(from, to, n, d, x + i, g, line + i, centre + i, sum + i, \
@@ -149,14 +148,13 @@ INLINE void NAME(affine_backward_of)(int64_t from, int64_t to, int64_t n, const 
 /* From the gradient g of `affine`'s z that of x, and that of every slope, each thread's own. */
 void NAME(affine_backward)(int64_t positions, int64_t n, int64_t threads, const T *x,
                            const float *g, const float *slope, double *sums, T *grad_x) {
-    const int64_t chunks = (positions + POSITIONS - 1) / POSITIONS;
+    const int64_t chunks = chunks_of(positions);
     #pragma omp parallel num_threads(threads)
     {
         double *sum = sums + omp_get_thread_num() * n;
         #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            const int64_t from = chunk * POSITIONS, rest = positions - from;
-            const int64_t to = from + (rest < POSITIONS ? rest : POSITIONS);
+            const int64_t from = chunk * POSITIONS, to = least(from + POSITIONS, positions);
             for (int64_t i = 0; i < n; i += LANES)
                 NAME(affine_backward_of)(from, to, n, x + i, g + i, slope + i, grad_x + i,
                                          sum + i, n - i);

@@ -171,7 +171,7 @@ INLINE void multiply(int paired, struct matrix a, struct matrix b, float *c, int
     for (int64_t panel = 0; panel < columns / TILE; panel++)
         for (int64_t from = 0; from < depth; from += deep)
             for (int64_t row = 0; row < rows; row += tall) {
-                const int64_t some = depth - from < deep ? depth - from : deep;
+                const int64_t some = least(depth - from, deep);
                 struct matrix left = {a.at + row * a.row + from * a.step, a.row, a.step};
                 struct matrix right = {b.at + panel * b.row + from * b.step, 0, b.step};
                 float *to = c + row * c_row + panel * TILE;

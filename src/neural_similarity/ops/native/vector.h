@@ -13,6 +13,8 @@ typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef uint16_t bfloat16;
 
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 INLINE float wide_float32(float v) { return v; }
 INLINE float narrow_float32(float v) { return v; }
 INLINE float wide_bfloat16(bfloat16 v) {
