@@ -2,7 +2,6 @@
 
 from neural_similarity.ops.backend import BACKENDS as BACKENDS
 from neural_similarity.ops.backend import declines as declines
-from neural_similarity.ops.blocks import Blocks as Blocks
 from neural_similarity.ops.global_similarity import attention_matrix as attention_matrix
 from neural_similarity.ops.global_similarity import global_attention as global_attention
 from neural_similarity.ops.global_similarity import global_similarity as global_similarity
@@ -11,6 +10,5 @@ from neural_similarity.ops.similarity import similarity_conv as similarity_conv
 from neural_similarity.ops.similarity import similarity_conv1d as similarity_conv1d
 from neural_similarity.ops.similarity import similarity_conv2d as similarity_conv2d
 from neural_similarity.ops.similarity import similarity_conv3d as similarity_conv3d
-from neural_similarity.ops.sphere import ANGLES as ANGLES
 from neural_similarity.ops.sphere import patch_norm as patch_norm
 from neural_similarity.ops.sphere import sphere_conv2d as sphere_conv2d

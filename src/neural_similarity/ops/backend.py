@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from neural_similarity.choices import require_known
 from neural_similarity.ops import native, triton
 
 Backend = Literal["auto", "triton", "compiled", "eager", "reference"]
@@ -23,8 +24,7 @@ def declines(backend: str, x: Tensor, taps: int) -> str | None:
     Raises:
         ValueError: there is no backend of that name.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    require_known("backend", backend, BACKENDS)
     if not x.is_floating_point():
         return f"the input is {x.dtype}, not a floating-point type"
     return _REASONS[backend](x, taps) if backend in _REASONS else None

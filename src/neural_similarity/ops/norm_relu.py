@@ -5,11 +5,10 @@ $$z_c(p) = \max\left(0,\ w_c\,\frac{t_c(p) - \mu_c}{\sqrt{\sigma_c^2 + \varepsil
 
 with the mean μ and the variance σ² of every channel over all positions of the batch, as in
 training (`affine_relu` has constants); pooled, the largest z of every 2×2 window, without d. The
-first is what follows the
-patch-normalised convolution of a predictor, the second what ends a stage of a network. They read x
-three times, write z, and keep x and d alone; torch's operations one by one read and write maps of
-that size two to five times as often, and keep two or three. Only in C (`native`): the caller takes
-torch's elsewhere.
+first is what follows the patch-normalised convolution of a predictor, the second what ends a stage
+of a network. They read x three times, write z, and keep x and d alone; torch's operations one by
+one read and write maps of that size two to five times as often, and keep two or three. Only in C
+(`native`): the caller takes torch's elsewhere.
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
 """Hyperspherical convolution: functions of the angle between kernel and patch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import pi, tanh
 from typing import Literal, get_args
 
@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from neural_similarity.choices import require_known
 from neural_similarity.ops import positionwise
 from neural_similarity.ops.positionwise import Finish, scaled
 from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promoted, without_autocast
 
 Angle = Literal["cosine", "linear", "sigmoid"]
 Normalize = Literal["both", "input"]
-ANGLES: tuple[str, ...] = get_args(Angle)
+_ANGLES: tuple[str, ...] = get_args(Angle)
 _NORMALIZE: tuple[str, ...] = get_args(Normalize)
 
 _EDGE = 1e-6
@@ -116,7 +117,11 @@ def sphere_conv(
     eps: float = 1e-4,
     finish: Finish = scaled,
 ) -> Tensor:
-    """`sphere_conv2d` over as many dimensions as `weight` has, and what follows it."""
+    """`sphere_conv2d` over as many dimensions as `weight` has, and what follows it.
+
+    `finish` is fused with the division by the patch norms, whose reciprocals are its d, where the
+    angle is "cosine" and there are neither groups nor a bias; it comes last, without d, elsewhere.
+    """
     check_options(angle, normalize, k, eps)
     geometry = stride, padding, dilation, groups
     if angle == "cosine":
@@ -129,7 +134,7 @@ def sphere_conv(
             kernel = _normalized(promoted(weight), eps)
             cosine = _cosine(promoted(x), kernel, geometry, eps, scaled)
             theta = cosine.clamp(-1 + _EDGE, 1 - _EDGE).acos()
-        y = _of_angle(angle, k)(theta).to(autocast_dtype(x))
+        y = _of_angle(theta, angle, k).to(autocast_dtype(x))
     if bias is not None:
         y = y + bias.to(y.dtype).view(-1, *[1] * (weight.dim() - 2))
     return finish(None, y)
@@ -167,12 +172,12 @@ def _normalized(weight: Tensor, eps: float) -> Tensor:
     return weight * (energy + eps).rsqrt().to(weight.dtype)
 
 
-def _of_angle(angle: str, k: float | Tensor) -> Callable[[Tensor], Tensor]:
-    """g of the angle in radians."""
+def _of_angle(theta: Tensor, angle: str, k: float | Tensor) -> Tensor:
+    """g of the angle `theta` in radians."""
     if angle == "linear":
-        return lambda theta: 1 - 2 / pi * theta
+        return 1 - 2 / pi * theta
     height = torch.tanh(pi / (4 * k)) if isinstance(k, Tensor) else tanh(pi / (4 * k))
-    return lambda theta: torch.tanh((pi / 2 - theta) / (2 * k)) / height
+    return torch.tanh((pi / 2 - theta) / (2 * k)) / height
 
 
 def _check_eps(eps: float) -> None:
@@ -183,10 +188,8 @@ def _check_eps(eps: float) -> None:
 def check_options(angle: str, normalize: str, k: float | Tensor, eps: float) -> None:
     """Refuse options of `sphere_conv2d` that are unknown or do not fit together."""
     _check_eps(eps)
-    if angle not in ANGLES:
-        raise ValueError(f"`angle` must be one of {', '.join(ANGLES)}, got {angle!r}")
-    if normalize not in _NORMALIZE:
-        raise ValueError(f"`normalize` must be one of {', '.join(_NORMALIZE)}, got {normalize!r}")
+    require_known("angle", angle, _ANGLES)
+    require_known("normalize", normalize, _NORMALIZE)
     if normalize == "input" and angle != "cosine":
         raise ValueError(f'`normalize` must be "both" for `angle` {angle!r}, got "input"')
     if not isinstance(k, Tensor) and not k > 0:
