@@ -413,6 +413,21 @@ def test_the_evaluator_counts_right_queries(tested, name):
     assert later.tolist() == [-1, -1, *expected[2:]]
 
 
+def test_the_evaluator_leaves_every_mode_as_it_was(tested):
+    method = ProtoNet(network()[:-1])
+    method.backbone[0].eval()
+    modes = [part.training for part in method.modules()]
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    evaluate(method, **tested, **RUNTIME)
+    assert [part.training for part in method.modules()] == modes
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(method, **tested, **RUNTIME, progress=interrupt)
+    assert [part.training for part in method.modules()] == modes
+
+
 def test_features_are_computed_once(tested):
     method = Counting(network()[:-1])
     evaluate(method, **tested, **RUNTIME)

@@ -10,6 +10,7 @@ from neural_similarity.data import Images, Preprocess
 from neural_similarity.fewshot.batch_norm import set_statistics, support_first
 from neural_similarity.fewshot.method import Method, Statistics
 from neural_similarity.fewshot.tasks import Draw, TaskList
+from neural_similarity.nn.modes import evaluating
 from neural_similarity.train import Runtime
 from neural_similarity.train.scoring import BATCH_SIZE
 
@@ -30,7 +31,7 @@ def evaluate(
     """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
 
     A method of fixed embedding sees every image once, and many tasks are learned together, with
-    the same result as one by one. Its mode is as before afterwards.
+    the same result as one by one. All modes are as before afterwards.
 
     Args:
         method: placed on the runtime's device.
@@ -41,18 +42,15 @@ def evaluate(
         done: what an interrupted evaluation found already, of the first tasks.
         progress: told after every few tasks, for such a continuation.
     """
-    training = method.training
-    method.eval()
-    source = _Source(method, images, tasks, preprocess, runtime)
     labels = tasks.sizes.support_labels.to(runtime.device)
     targets = tasks.sizes.query_labels.to(runtime.device)
     found = torch.empty(0, dtype=torch.int64) if done is None else done
-    for draw in tasks.chunks(method.at_once, start=len(found)):
-        with torch.no_grad():
+    with evaluating(method), torch.no_grad():
+        source = _Source(method, images, tasks, preprocess, runtime)
+        for draw in tasks.chunks(method.at_once, start=len(found)):
             logits = source.logits(draw, labels, tasks.sizes.ways)
-        found = torch.cat([found, (logits.argmax(-1) == targets).sum(-1).cpu()])
-        progress(found)
-    method.train(training)
+            found = torch.cat([found, (logits.argmax(-1) == targets).sum(-1).cpu()])
+            progress(found)
     return found
 
 
@@ -91,8 +89,7 @@ class _Source:
             used = tasks.images()
             self._place = torch.zeros(len(images), dtype=torch.int64)
             self._place[used] = torch.arange(len(used))
-            with torch.no_grad():
-                self._kept = torch.cat([self._embed(part) for part in used.split(BATCH_SIZE)])
+            self._kept = torch.cat([self._embed(part) for part in used.split(BATCH_SIZE)])
 
     def logits(self, draw: Draw, labels: Tensor, ways: int) -> Tensor:
         """Of the queries of some tasks: (tasks, q, ways)."""
