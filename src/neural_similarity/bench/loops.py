@@ -132,7 +132,7 @@ class _Race:
         recipe = replace(self.template.recipe, steps=steps)
         run = replace(self.template, path=path, recipe=recipe)
         state = start(run, self.runtime)
-        objective = Classification(recipe, self.runtime, self.batches, run.preprocess)
+        objective = Classification(recipe, self.runtime, self.batches)
         fit(Job(recipe, self.runtime, objective), state, Journal(run, progress))
         return list(state.model.parameters())
 

@@ -1,7 +1,4 @@
-"""What few-shot training minimises, and how it is judged: by tasks of other classes."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+"""What episodic training minimises."""
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +7,11 @@ from neural_similarity.data import Augment, Images, Preprocess
 from neural_similarity.data.augment import Windows
 from neural_similarity.data.seeding import generator
 from neural_similarity.fewshot.episode import Episode
-from neural_similarity.fewshot.evaluate import evaluate
 from neural_similarity.fewshot.method import Method
 from neural_similarity.fewshot.recipe import FewShotRecipe
-from neural_similarity.fewshot.tasks import Sampler, TaskList
+from neural_similarity.fewshot.tasks import Sampler
 from neural_similarity.train import Runtime
-from neural_similarity.train.objective import Objective, tally
+from neural_similarity.train.objective import tally
 
 
 class Episodes:
@@ -34,7 +30,6 @@ class Episodes:
         ValueError: the images do not suffice for a task.
     """
 
-    judges = False
     on_device = False
 
     def __init__(
@@ -77,52 +72,3 @@ class Episodes:
         (loss / self._recipe.meta_batch).backward()
         unknown = torch.full_like(loss, torch.nan).detach()
         return tally(loss, unknown, len(task.support) + len(task.query))
-
-    def judge(self, model: nn.Module) -> dict[str, float]:
-        """Nothing: there is nothing to judge by."""
-        del model
-        return {}
-
-
-@dataclass(frozen=True)
-class JudgedByTasks:
-    """An objective whose network is judged by its accuracy on tasks of other classes."""
-
-    objective: Objective
-    """What is minimised."""
-    method: Callable[[nn.Module], Method]
-    """Makes what is judged of what is trained."""
-    images: Images
-    """Images of the other classes."""
-    tasks: TaskList
-    """Tasks of them."""
-    preprocess: Preprocess
-    """What turns pixels into the network's input."""
-    runtime: Runtime
-    """Device and precision."""
-
-    judges = True
-
-    @property
-    def on_device(self) -> bool:
-        """That of the objective."""
-        return self.objective.on_device
-
-    def prepare(self, step: int) -> None:
-        """That of the objective."""
-        self.objective.prepare(step)
-
-    def differentiate(self, network: nn.Module) -> Tensor:
-        """That of the objective."""
-        return self.objective.differentiate(network)
-
-    def judge(self, model: nn.Module) -> dict[str, float]:
-        """Mean accuracy over the tasks."""
-        training = model.training
-        method = self.method(model)
-        correct = evaluate(
-            method, self.images, self.tasks, preprocess=self.preprocess, runtime=self.runtime
-        )
-        model.train(training)
-        queries = len(self.tasks.sizes.query_labels)
-        return {"validation_accuracy": correct.double().mean().item() / queries}

@@ -1,7 +1,6 @@
 """A few-shot run from its recipe to its summary, its continuation, and its evaluation."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ from torch import nn
 from neural_similarity import data
 from neural_similarity.data import ClassSplit, Images, Preprocess
 from neural_similarity.data.mapped import Progress
+from neural_similarity.fewshot.evaluate import evaluate
 from neural_similarity.fewshot.method import Method
 from neural_similarity.fewshot.methods import METHODS
-from neural_similarity.fewshot.objective import Episodes, JudgedByTasks
+from neural_similarity.fewshot.objective import Episodes
 from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import FewShotRun, as_network
 from neural_similarity.fewshot.tasks import Sampler, TaskSizes, draw_tasks
@@ -22,6 +22,7 @@ from neural_similarity.train.checkpoint import State, checkpoints, newest
 from neural_similarity.train.environment import command_line, describe_environment, device_name
 from neural_similarity.train.files import read_json, write_json
 from neural_similarity.train.journal import read_lines
+from neural_similarity.train.loop import Judge
 from neural_similarity.train.objective import Classification, Objective
 from neural_similarity.train.plots import draw_learning_curves
 from neural_similarity.train.recipe import recipe_to_json, scaled
@@ -254,23 +255,20 @@ def _preprocess(recipe: FewShotRecipe, images: Images) -> Preprocess:
 
 def _complete(run: FewShotRun, split: ClassSplit, images: Images, runtime: Runtime) -> None:
     objective = _objective(run, images, runtime)
-    if run.recipe.select_on == "val":
-        objective = _judged(objective, run, split, runtime)
+    judge = _judge_by(split, run, runtime) if run.recipe.select_on == "val" else None
     model = run.build() if checkpoints(run.checkpoints) else run.begin()
-    state = fit_run(run, runtime, objective, model)
+    state = fit_run(run, runtime, objective, model, judge=judge)
     _finish(run, state, images, runtime)
 
 
 def _objective(run: FewShotRun, images: Images, runtime: Runtime) -> Objective:
     if METHODS[run.recipe.method].episodic:
         return Episodes(run.recipe, images, run.preprocess, runtime)
-    batches = batches_of(images, run, runtime)
-    return Classification(run.recipe, runtime, batches, run.preprocess)
+    return Classification(run.recipe, runtime, batches_of(images, run, runtime))
 
 
-def _judged(
-    objective: Objective, run: FewShotRun, split: ClassSplit, runtime: Runtime
-) -> JudgedByTasks:
+def _judge_by(split: ClassSplit, run: FewShotRun, runtime: Runtime) -> Judge:
+    """Gives the mean accuracy over tasks of the validation classes."""
     recipe = run.recipe
     tasks = draw_tasks(
         split.val,
@@ -280,8 +278,14 @@ def _judged(
         data=split.digest,
         part="val",
     )
-    method = partial(_as_method, recipe=recipe)
-    return JudgedByTasks(objective, method, split.val, tasks, run.preprocess, runtime)
+    queries = len(tasks.sizes.query_labels)
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        method = _as_method(model, recipe)
+        correct = evaluate(method, split.val, tasks, preprocess=run.preprocess, runtime=runtime)
+        return {"validation_accuracy": correct.double().mean().item() / queries}
+
+    return judge
 
 
 def _as_method(model: nn.Module, recipe: FewShotRecipe) -> Method:

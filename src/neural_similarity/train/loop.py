@@ -18,6 +18,9 @@ from neural_similarity.train.runtime import Runtime
 from neural_similarity.train.schedule import learning_rate
 from neural_similarity.train.stopping import Interrupted
 
+Judge = Callable[[nn.Module], dict[str, float]]
+"""What is held out says of a network: "validation_accuracy", and more; all modes stay."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -26,6 +29,7 @@ class Job:
     recipe: Recipe
     runtime: Runtime
     objective: Objective
+    judge: Judge | None = None
 
 
 def fit(
@@ -38,7 +42,7 @@ def fit(
     captured update where it can, see `graph`.
 
     Args:
-        job: recipe, device, and what is minimised.
+        job: recipe, device, what is minimised, and what chooses the best checkpoint, if anything.
         state: model, optimiser and position, changed in place.
         journal: where metrics and checkpoints go.
         stop: asked after every step; once it returns the number of a signal, a checkpoint is
@@ -60,17 +64,17 @@ def fit(
 
         last, signal = state.step == recipe.steps, stop()
         logging = last or state.step % recipe.log_every == 0
-        scoring = job.objective.judges and (last or state.step % recipe.evaluate_every == 0)
+        judge = job.judge if last or state.step % recipe.evaluate_every == 0 else None
         saving = last or signal is not None or journal.checkpoint_is_due(state.step)
-        if not (logging or scoring or saving):
+        if not (logging or judge or saving):
             continue
         job.runtime.synchronize()
         state.seconds += time.perf_counter() - mark
         _require_finite(state)
         if logging:
             journal.log(state, rate)
-        if scoring:
-            _choose(job, state, journal)
+        if judge:
+            _choose(judge(state.model), state, journal)
         if saving:
             journal.save(state)
         if signal is not None:
@@ -91,9 +95,8 @@ def _require_finite(state: State) -> None:
         raise RunError(f"the loss is not finite at step {state.step}; try a lower --lr")
 
 
-def _choose(job: Job, state: State, journal: Journal) -> None:
-    """Judge the network by what is held out and keep the best checkpoint."""
-    scores = job.objective.judge(state.model)
+def _choose(scores: dict[str, float], state: State, journal: Journal) -> None:
+    """Log what is held out says of the network, and keep the checkpoint that is best by it."""
     journal.log_validation(state, scores)
     if scores["validation_accuracy"] > state.best:
         state.best = scores["validation_accuracy"]

@@ -1,4 +1,4 @@
-"""What training minimises and what it is judged by: the part of the loop that a task changes."""
+"""What training minimises: the part of the loop that a task changes."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,21 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.data import Batches, FileBatches, ImageSet, Preprocess
+from neural_similarity.data import Batches, FileBatches
 from neural_similarity.nn import orthogonality
 from neural_similarity.regularize import penalty
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.runtime import Runtime
-from neural_similarity.train.scoring import evaluate
 
 
 class Objective(Protocol):
-    """The loss of a step, and a judgement between steps."""
-
-    @property
-    def judges(self) -> bool:
-        """Whether there is anything held out to judge by."""
-        ...
+    """The loss of a step."""
 
     @property
     def on_device(self) -> bool:
@@ -36,10 +30,6 @@ class Objective(Protocol):
         """Add gradients of the prepared update's loss to the parameters; its `tally`."""
         ...
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
-        """What is held out says: "validation_accuracy", and more; the model's mode stays."""
-        ...
-
 
 @dataclass(frozen=True)
 class Classification:
@@ -48,13 +38,6 @@ class Classification:
     recipe: Recipe
     runtime: Runtime
     batches: Batches | FileBatches
-    preprocess: Preprocess
-    validation: ImageSet | None = None
-
-    @property
-    def judges(self) -> bool:
-        """Whether images are held out."""
-        return self.validation is not None
 
     @property
     def on_device(self) -> bool:
@@ -79,13 +62,6 @@ class Classification:
             loss = loss + recipe.orthogonality * orthogonality(network, unit=False)
         loss.backward()
         return tally(loss, (logits.detach().argmax(1) == y).sum(), len(y))
-
-    def judge(self, model: nn.Module) -> dict[str, float]:
-        """Loss and accuracy on the held-out images."""
-        if self.validation is None:
-            return {}
-        scores = evaluate(model, self.validation, self.preprocess, self.runtime)
-        return {"validation_loss": scores.loss, "validation_accuracy": scores.accuracy}
 
 
 def tally(loss: Tensor, correct: Tensor, images: int) -> Tensor:

@@ -24,7 +24,7 @@ from neural_similarity.train.checkpoint import RunError, State, checkpoints, new
 from neural_similarity.train.environment import command_line, describe_environment, device_name
 from neural_similarity.train.files import locked, read_json, write_json
 from neural_similarity.train.journal import Journal, cut_back, read_lines
-from neural_similarity.train.loop import Job, fit
+from neural_similarity.train.loop import Job, Judge, fit
 from neural_similarity.train.objective import Classification, Objective
 from neural_similarity.train.plots import draw_learning_curves
 from neural_similarity.train.progress import show
@@ -141,13 +141,28 @@ def _complete(run: Run, dataset: Dataset, runtime: Runtime) -> None:
 def _trained(run: Run, dataset: Dataset, runtime: Runtime) -> State:
     """The state behind the last step; what made the batches is gone when it is returned."""
     training, validation = split(dataset, run.recipe)
-    batches = batches_of(training, run, runtime)
-    objective = Classification(run.recipe, runtime, batches, run.preprocess, validation)
-    return fit_run(run, runtime, objective)
+    objective = Classification(run.recipe, runtime, batches_of(training, run, runtime))
+    judge = None if validation is None else _judge_by(validation, run, runtime)
+    return fit_run(run, runtime, objective, judge=judge)
+
+
+def _judge_by(validation: ImageSet, run: Run, runtime: Runtime) -> Judge:
+    """Gives loss and accuracy on the held-out images."""
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        scores = evaluate(model, validation, run.preprocess, runtime)
+        return {"validation_loss": scores.loss, "validation_accuracy": scores.accuracy}
+
+    return judge
 
 
 def fit_run(
-    run: Run, runtime: Runtime, objective: Objective, model: nn.Module | None = None
+    run: Run,
+    runtime: Runtime,
+    objective: Objective,
+    model: nn.Module | None = None,
+    *,
+    judge: Judge | None = None,
 ) -> State:
     """Train `run` by `objective` from its newest checkpoint, or from the start, to its last step.
 
@@ -156,6 +171,7 @@ def fit_run(
         runtime: device and precision.
         objective: what is minimised.
         model: where to start from if there is no checkpoint; None is a fresh network.
+        judge: what chooses the best checkpoint, if anything does.
 
     Returns:
         The state after the last step.
@@ -164,7 +180,7 @@ def fit_run(
         RunError: another process trains the run.
     """
     with _alone(run):
-        return _fit_run(run, runtime, objective, model)
+        return _fit_run(run, Job(run.recipe, runtime, objective, judge), model)
 
 
 @contextmanager
@@ -178,18 +194,18 @@ def _alone(run: Run) -> Iterator[None]:
         yield
 
 
-def _fit_run(run: Run, runtime: Runtime, objective: Objective, model: nn.Module | None) -> State:
-    state = start(run, runtime, model)
+def _fit_run(run: Run, job: Job, model: nn.Module | None) -> State:
+    state = start(run, job.runtime, model)
     if checkpoints(run.checkpoints):
         restore(newest(run.checkpoints), state)
     cut_back(run.metrics, state.step)
     if state.step:
-        _note_resumption(run, state.step, runtime)
+        _note_resumption(run, state.step, job.runtime)
     with (
-        show(_title(run, runtime), run.recipe.steps, state.step) as progress,
+        show(_title(run, job.runtime), run.recipe.steps, state.step) as progress,
         signals_noted() as stop,
     ):
-        fit(Job(run.recipe, runtime, objective), state, Journal(run, progress), stop)
+        fit(job, state, Journal(run, progress), stop)
     return state
 
 
