@@ -9,7 +9,6 @@ from neural_similarity.train.checkpoint import (
     MANIFEST,
     STATE,
     WEIGHTS,
-    RunError,
     State,
     checkpoints,
     damage,
@@ -17,6 +16,7 @@ from neural_similarity.train.checkpoint import (
     restore,
     save,
 )
+from neural_similarity.train.files import RunError
 
 
 def make_state(seed=0):

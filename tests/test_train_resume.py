@@ -213,7 +213,7 @@ def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
 
 
 def test_two_processes_do_not_train_one_run(stopped, capsys):
-    with locked(stopped / "config.json"):
+    with locked(stopped / "config.json", "taken"):
         assert cli.main(["train", "--resume", str(stopped)]) == 1
     assert f"another process trains {stopped} already" in capsys.readouterr().err
     assert not (stopped / "summary.json").exists()

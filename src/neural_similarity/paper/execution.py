@@ -184,19 +184,16 @@ def launch(command: Sequence[str], log: Path) -> Process:
     Raises:
         RunError: another process writes to `log`.
     """
-    try:
-        # The child holds the lock even where it outlives this process.
-        with locked(log) as file:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=os.environ | ENVIRONMENT,
-                start_new_session=True,
-            )
-    except BlockingIOError:
-        raise RunError(f"another process runs it already and writes to {log}") from None
+    # The child holds the lock even where it outlives this process.
+    with locked(log, f"another process runs it already and writes to {log}") as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=os.environ | ENVIRONMENT,
+            start_new_session=True,
+        )
 
 
 def reason(code: int, log: Path, since: int) -> str:

@@ -1,7 +1,7 @@
 """Evaluating few-shot runs, and running what Table 6 lacks."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -269,19 +269,10 @@ def _before(name: str, train_on: Classes) -> list[tuple[str, Classes]]:
     return starts if train_on == "train" else [*starts, (name, "train")]
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Refuse to work on a run folder that another process works on.
-
-    Raises:
-        RunError: another process does.
-    """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder.with_name(f"{folder.name}.lock")))
-        except BlockingIOError:
-            raise RunError(f"another process works on {folder} already") from None
-        yield
+def _alone(folder: Path) -> AbstractContextManager[object]:
+    """A context that refuses a run folder on which another process works, by a `RunError`."""
+    lock = folder.with_name(f"{folder.name}.lock")
+    return locked(lock, f"another process works on {folder} already")
 
 
 def _sizes(shots: int) -> TaskSizes:

@@ -1,6 +1,6 @@
 """Training: one loop, its recipes, run folders and checkpoints."""
 
-from neural_similarity.train.checkpoint import RunError as RunError
+from neural_similarity.train.files import RunError as RunError
 from neural_similarity.train.recipe import Recipe as Recipe
 from neural_similarity.train.run import Run as Run
 from neural_similarity.train.run import load as load

@@ -9,15 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.train.files import new_folder, read_json, sha256, write_json
+from neural_similarity.train.files import RunError, new_folder, read_json, sha256, write_json
 from neural_similarity.train.weights import load_weights, save_weights
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 log = logging.getLogger(__name__)
-
-
-class RunError(RuntimeError):
-    """A run folder cannot be used as asked; the message says what to do."""
 
 
 @dataclass

@@ -13,6 +13,10 @@ from typing import IO, Any
 PARTIAL = ".partial"
 
 
+class RunError(RuntimeError):
+    """A run folder cannot be used as asked; the message says what to do."""
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
@@ -58,17 +62,24 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[IO[bytes]]:
+def locked(path: Path, taken: str) -> Iterator[IO[bytes]]:
     """The file, opened to be added to, which no other process has open so.
 
     A child process that inherits the file keeps the lock until it ends.
 
+    Args:
+        path: the file; it is made where it is missing.
+        taken: what to say if another process has it.
+
     Raises:
-        BlockingIOError: another process has.
+        RunError: another process has.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(taken) from None
         yield file
 
 

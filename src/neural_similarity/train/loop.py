@@ -9,7 +9,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from neural_similarity.train.checkpoint import RunError, State
+from neural_similarity.train.checkpoint import State
+from neural_similarity.train.files import RunError
 from neural_similarity.train.graph import Plain, updates
 from neural_similarity.train.journal import Journal
 from neural_similarity.train.objective import Objective

@@ -14,8 +14,8 @@ from torch import nn
 
 from neural_similarity import models
 from neural_similarity.data import Preprocess
-from neural_similarity.train.checkpoint import WEIGHTS, RunError, checkpoints, newest
-from neural_similarity.train.files import new_folder, read_json, write_json
+from neural_similarity.train.checkpoint import WEIGHTS, checkpoints, newest
+from neural_similarity.train.files import RunError, new_folder, read_json, write_json
 from neural_similarity.train.recipe import Recipe, recipe_from_json, recipe_to_json
 from neural_similarity.train.runtime import Precision
 from neural_similarity.train.weights import load_weights

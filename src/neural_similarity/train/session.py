@@ -1,8 +1,6 @@
 """A training run from its recipe to its summary, and its continuation."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from neural_similarity.data import (
     Preprocess,
 )
 from neural_similarity.regularize import parameter_groups
-from neural_similarity.train.checkpoint import RunError, State, checkpoints, newest, restore
+from neural_similarity.train.checkpoint import State, checkpoints, newest, restore
 from neural_similarity.train.environment import command_line, describe_environment, device_name
-from neural_similarity.train.files import locked, read_json, write_json
+from neural_similarity.train.files import RunError, locked, read_json, write_json
 from neural_similarity.train.journal import Journal, cut_back, read_lines
 from neural_similarity.train.loop import Job, Judge, fit
 from neural_similarity.train.objective import Classification, Objective
@@ -179,33 +177,20 @@ def fit_run(
     Raises:
         RunError: another process trains the run.
     """
-    with _alone(run):
-        return _fit_run(run, Job(run.recipe, runtime, objective, judge), model)
-
-
-@contextmanager
-def _alone(run: Run) -> Iterator[None]:
-    """Let no other process train the run: both would write the same files."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(run.path / CONFIG))
-        except BlockingIOError:
-            raise RunError(f"another process trains {run.path} already") from None
-        yield
-
-
-def _fit_run(run: Run, job: Job, model: nn.Module | None) -> State:
-    state = start(run, job.runtime, model)
-    if checkpoints(run.checkpoints):
-        restore(newest(run.checkpoints), state)
-    cut_back(run.metrics, state.step)
-    if state.step:
-        _note_resumption(run, state.step, job.runtime)
-    with (
-        show(_title(run, job.runtime), run.recipe.steps, state.step) as progress,
-        signals_noted() as stop,
-    ):
-        fit(job, state, Journal(run, progress), stop)
+    job = Job(run.recipe, runtime, objective, judge)
+    # Two processes would write the same files.
+    with locked(run.path / CONFIG, f"another process trains {run.path} already"):
+        state = start(run, runtime, model)
+        if checkpoints(run.checkpoints):
+            restore(newest(run.checkpoints), state)
+        cut_back(run.metrics, state.step)
+        if state.step:
+            _note_resumption(run, state.step, runtime)
+        with (
+            show(_title(run, runtime), run.recipe.steps, state.step) as progress,
+            signals_noted() as stop,
+        ):
+            fit(job, state, Journal(run, progress), stop)
     return state
 
 
