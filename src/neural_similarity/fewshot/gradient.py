@@ -9,6 +9,7 @@ $$\min_\theta \sum_\tau L_\tau^\text{query}(\theta_k), \quad
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -234,6 +235,7 @@ def maml(
     network: nn.Sequential,
     ways: int = 5,
     *,
+    fast: Group = "all",
     steps: int = 5,
     test_steps: int = 10,
     rate: float = 0.05,
@@ -248,27 +250,18 @@ def maml(
     Args:
         network: As in `GradientBased`.
         ways: Classes of a task.
+        fast: Group of parameters that move; all in MAML.
         steps: Of training.
         test_steps: Of `adapt`.
         rate: Step size.
         first_order: Take the inner gradients for constants, which saves more than half of the time.
     """
-    train, test = (Phase(fast=("all",), steps=count, rate=rate) for count in (steps, test_steps))
+    train, test = (Phase(fast=(fast,), steps=count, rate=rate) for count in (steps, test_steps))
     return GradientBased(network, ways, (train,), test_phases=(test,), first_order=first_order)
 
 
-def anil(
-    network: nn.Sequential,
-    ways: int = 5,
-    *,
-    steps: int = 5,
-    test_steps: int = 10,
-    rate: float = 0.05,
-    first_order: bool = False,
-) -> GradientBased:
-    """ANIL (Raghu et al. 2020, https://arxiv.org/abs/1909.09157): MAML whose head alone is fast."""
-    train, test = (Phase(fast=("head",), steps=count, rate=rate) for count in (steps, test_steps))
-    return GradientBased(network, ways, (train,), test_phases=(test,), first_order=first_order)
+anil = partial(maml, fast="head")
+"""ANIL (Raghu et al. 2020, https://arxiv.org/abs/1909.09157): `maml` whose head alone is fast."""
 
 
 def meta_learned(
