@@ -11,6 +11,7 @@ from neural_similarity.data.images import Images as Images
 from neural_similarity.data.images import ImageSet as ImageSet
 from neural_similarity.data.images import held_out as held_out
 from neural_similarity.data.layout import lay_out as lay_out
+from neural_similarity.data.preprocess import Inputs as Inputs
 from neural_similarity.data.preprocess import Preprocess as Preprocess
 from neural_similarity.data.registry import IN_PLACE as IN_PLACE
 from neural_similarity.data.registry import NAMES as NAMES

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from neural_similarity.data.images import ImageSet
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation that torchvision's networks are trained with."""
+Inputs = Literal["normalized", "raw"]
+"""What pixels reach a network as: normalised by channel, or as they are (0 to 255)."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Preprocess:
                 "`mean` and `std` must hold one number per channel, and every `std` must be "
                 f"positive, got mean={self.mean} and std={self.std}"
             )
+
+    @classmethod
+    def of(cls, images: ImageSet, inputs: Inputs) -> "Preprocess":
+        """What makes `inputs` of `images`: `raw`, or `fit` for normalised ones."""
+        return cls.raw(images.shape[0]) if inputs == "raw" else cls.fit(images)
 
     @classmethod
     def fit(cls, images: ImageSet) -> "Preprocess":

@@ -19,7 +19,7 @@ from neural_similarity.fewshot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.train import Interrupted as Interrupted
 from neural_similarity.train import RunError, Runtime, choose_runtime, read_run
 from neural_similarity.train.checkpoint import State, checkpoints, newest
-from neural_similarity.train.environment import command_line, describe_environment, device_name
+from neural_similarity.train.environment import describe_environment
 from neural_similarity.train.files import read_json, write_json
 from neural_similarity.train.journal import read_lines
 from neural_similarity.train.loop import Judge
@@ -31,9 +31,10 @@ from neural_similarity.train.run import (
     create_run,
     removed_if_nothing_began,
     require_new,
+    require_same_data,
 )
 from neural_similarity.train.runtime import threads
-from neural_similarity.train.session import batches_of, fit_run
+from neural_similarity.train.session import batches_of, facts_of, fit_run
 
 SELECTION_SEED = 1
 """Of the validation tasks, so that they are none of those with which one evaluates."""
@@ -186,11 +187,7 @@ def load_data(
     root = run.data_root if data_root is None else data_root
     recipe = run.recipe
     split = data.load_split(recipe.dataset, root, image_size=recipe.image_size, progress=progress)
-    if split.digest != run.digest:
-        raise RunError(
-            f"the data set {recipe.dataset} in {root} is not the one that {run.path} was trained "
-            f"on: its digest is {split.digest}, not {run.digest}"
-        )
+    require_same_data(run, split.digest, root)
     return split
 
 
@@ -248,9 +245,7 @@ def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | No
 def _preprocess(recipe: FewShotRecipe, images: Images) -> Preprocess:
     if recipe.start is not None:
         return read_run(recipe.start, FewShotRun).preprocess
-    return (
-        Preprocess.raw(images.pixels.shape[1]) if recipe.inputs == "raw" else Preprocess.fit(images)
-    )
+    return Preprocess.of(images, recipe.inputs)
 
 
 def _complete(run: FewShotRun, split: ClassSplit, images: Images, runtime: Runtime) -> None:
@@ -297,15 +292,7 @@ def _as_method(model: nn.Module, recipe: FewShotRecipe) -> Method:
 def _finish(run: FewShotRun, state: State, images: Images, runtime: Runtime) -> None:
     """Draw the learning curves and write the summary, which ends the run."""
     draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
-    summary = {
-        "steps": state.step,
-        "seconds": state.seconds,
-        "images": len(images),
-        "parameters": sum(parameter.numel() for parameter in state.model.parameters()),
-        "device": device_name(runtime.device),
-        "precision": runtime.precision,
-        "command": command_line(),
-    }
+    summary = {"images": len(images)} | facts_of(state, runtime)
     if run.best.is_dir():
         step = int(newest(run.best).name.rpartition("-")[2])
         summary["best_checkpoint"] = {"step": step, "validation_accuracy": state.best}

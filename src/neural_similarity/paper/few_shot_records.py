@@ -18,6 +18,7 @@ from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import Checkpoint, FewShotRun
 from neural_similarity.fewshot.statistics import interval
 from neural_similarity.fewshot.tasks import TaskList, TaskSizes
+from neural_similarity.models.counts import parameters
 from neural_similarity.paper.recording import code_of, layout, machine_of
 from neural_similarity.paper.records import budget_name
 from neural_similarity.recipes import FEW_SHOT_RECIPES
@@ -138,7 +139,7 @@ def make_evaluation(
         summary={
             "accuracy": right.mean,
             "reach": right.reach,
-            "parameters": sum(parameter.numel() for parameter in module.parameters()),
+            "parameters": parameters(module),
             "seconds": seconds,
         },
         correct=correct,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from neural_similarity.choices import require_known
-from neural_similarity.data import NAMES
+from neural_similarity.data import NAMES, Inputs
 from neural_similarity.models import MODELS, SPHERENETS, WITHOUT_SIMILARITY, options
 from neural_similarity.nn import Static, format_similarity, parse_similarity
 from neural_similarity.nn.text import Similarity
@@ -46,7 +46,7 @@ class Recipe:
     imagenet (train/CLASS and val/CLASS, decoded while training)."""
     image_size: int | None = None
     """Height and width that the images of a folder, or of imagenet (224), are resized to."""
-    inputs: Literal["normalized", "raw"] = "normalized"
+    inputs: Inputs = "normalized"
     """Pixels reach the network normalised by channel, or raw (0 to 255) as in the released code."""
     validation: int = 0
     """Training images held out, on which the best checkpoint is chosen."""

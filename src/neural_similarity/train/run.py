@@ -127,6 +127,15 @@ def require_new(path: Path, command: str = Run.COMMAND) -> None:
     raise RunError(f"{path} exists already{hint} name another folder with --out")
 
 
+def require_same_data(run: Run, digest: str, root: str | Path) -> None:
+    """Refuse a data set, found in `root`, of another digest than that which the run began with."""
+    if digest != run.digest:
+        raise RunError(
+            f"the data set {run.recipe.dataset} in {root} is not the one that {run.path} was "
+            f"trained on: its digest is {digest}, not {run.digest}"
+        )
+
+
 def _command_of(path: Path) -> str | None:
     """The command that trained the run in a folder, or None where that holds no run."""
     try:

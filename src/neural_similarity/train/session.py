@@ -17,10 +17,11 @@ from neural_similarity.data import (
     ImageSet,
     Preprocess,
 )
+from neural_similarity.models.counts import parameters
 from neural_similarity.regularize import parameter_groups
 from neural_similarity.train.checkpoint import State, checkpoints, newest, restore
 from neural_similarity.train.environment import command_line, describe_environment, device_name
-from neural_similarity.train.files import RunError, locked, read_json, write_json
+from neural_similarity.train.files import locked, read_json, write_json
 from neural_similarity.train.journal import Journal, cut_back, read_lines
 from neural_similarity.train.loop import Job, Judge, fit
 from neural_similarity.train.objective import Classification, Objective
@@ -36,6 +37,7 @@ from neural_similarity.train.run import (
     read_run,
     removed_if_nothing_began,
     require_new,
+    require_same_data,
 )
 from neural_similarity.train.runtime import Runtime, choose_runtime, threads
 from neural_similarity.train.scoring import Scores, evaluate, pack_correct
@@ -85,7 +87,7 @@ def train(
         classes=tuple(dataset.train.classes),
         channels=channels,
         image_size=image_size,
-        preprocess=_preprocess(recipe, dataset),
+        preprocess=Preprocess.of(split(dataset, recipe)[0], recipe.inputs),
     )
     with threads(recipe.threads):
         create_run(run, describe_environment(runtime))
@@ -118,11 +120,7 @@ def load_data(run: Run, data_root: str | Path | None = None) -> Dataset:
     """The data set of a run, which must not have changed since."""
     root = run.data_root if data_root is None else data_root
     dataset = _load(run.recipe, root)
-    if dataset.digest != run.digest:
-        raise RunError(
-            f"the data set {run.recipe.dataset} in {root} is not the one that {run.path} was "
-            f"trained on: its digest is {dataset.digest}, not {run.digest}"
-        )
+    require_same_data(run, dataset.digest, root)
     return dataset
 
 
@@ -223,12 +221,6 @@ def split(dataset: Dataset, recipe: Recipe) -> tuple[ImageSet, ImageSet | None]:
     return data.held_out(dataset.train, recipe.validation, recipe.seed)
 
 
-def _preprocess(recipe: Recipe, dataset: Dataset) -> Preprocess:
-    if recipe.inputs == "raw":
-        return Preprocess.raw(dataset.train.shape[0])
-    return Preprocess.fit(split(dataset, recipe)[0])
-
-
 def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBatches:
     """The batches of a run, functions of the recipe and the images."""
     recipe = run.recipe
@@ -269,20 +261,25 @@ def _finish(run: Run, state: State, dataset: Dataset, runtime: Runtime) -> None:
     draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
     draw_similarities(run, state.model, dataset.train.head(PICTURED), run.plots)
     images = run.recipe.steps * run.recipe.batch_size
-    summary = _test_scores(evaluate(state.model, dataset.test, run.preprocess, runtime)) | {
-        "steps": state.step,
-        "seconds": state.seconds,
-        "images_per_second": images / state.seconds,
-        "parameters": sum(parameter.numel() for parameter in state.model.parameters()),
-        "device": device_name(runtime.device),
-        "precision": runtime.precision,
-        "command": command_line(),
-    }
+    scores = _test_scores(evaluate(state.model, dataset.test, run.preprocess, runtime))
+    summary = scores | {"images_per_second": images / state.seconds} | facts_of(state, runtime)
     if run.best.is_dir():
         model = runtime.place(load(run, "best"))
         scores = _test_scores(evaluate(model, dataset.test, run.preprocess, runtime))
         summary["best_checkpoint"] = {"validation_accuracy": state.best} | scores
     write_json(run.summary, summary)
+
+
+def facts_of(state: State, runtime: Runtime) -> dict[str, Any]:
+    """What every summary tells: steps, seconds, parameters, device, precision, command."""
+    return {
+        "steps": state.step,
+        "seconds": state.seconds,
+        "parameters": parameters(state.model),
+        "device": device_name(runtime.device),
+        "precision": runtime.precision,
+        "command": command_line(),
+    }
 
 
 def _test_scores(scores: Scores) -> dict[str, Any]:
