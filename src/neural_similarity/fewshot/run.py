@@ -28,29 +28,28 @@ class FewShotRun(Run):
 
     def build(self, **overrides: Any) -> nn.Module:
         """What is trained: the method where it is trained by tasks, else the network."""
-        network = self._network(**overrides)
-        kind = METHODS[self.recipe.method]
-        return kind.build(network, self.recipe.ways) if kind.episodic else network
+        return self._as_trained(self._network(**overrides))
 
     def begin(self) -> nn.Module:
-        """`build`, its network as the run at the recipe's `start` left it.
+        """`build`, its network as the run at the recipe's `start`, if any, left it.
 
         Raises:
             RunError: that run's network does not fit.
         """
-        if self.recipe.start is None:
-            return self.build()
-        kind, network = METHODS[self.recipe.method], self._network()
-        take_weights(network, self.recipe.start)
-        return kind.build(network, self.recipe.ways) if kind.episodic else network
+        network = self._network()
+        if self.recipe.start is not None:
+            take_weights(network, self.recipe.start)
+        return self._as_trained(network)
 
     def _network(self, **overrides: Any) -> nn.Sequential:
-        network = super().build(**overrides)
-        if not isinstance(network, nn.Sequential):
-            raise RunError(f"{self.path}: the network must be a torch.nn.Sequential")
+        network = as_network(super().build(**overrides))
         if METHODS[self.recipe.method].head == "cosine":
             network[-1] = CosineLinear(embedding(network)[1], len(self.classes))
         return network
+
+    def _as_trained(self, network: nn.Sequential) -> nn.Module:
+        kind = METHODS[self.recipe.method]
+        return kind.build(network, self.recipe.ways) if kind.episodic else network
 
 
 def take_weights(network: nn.Sequential, start: str) -> None:
@@ -62,7 +61,8 @@ def take_weights(network: nn.Sequential, start: str) -> None:
     Raises:
         RunError: it has other layers.
     """
-    source = load(read_run(start, FewShotRun), usual_checkpoint(read_run(start, FewShotRun)))
+    run = read_run(start, FewShotRun)
+    source = load(run, usual_checkpoint(run))
     own, given = network.state_dict(), source.state_dict()
     fitting = {n: v for n, v in given.items() if n in own and own[n].shape == v.shape}
     *_, last = dict(network.named_children())
