@@ -11,6 +11,8 @@ from neural_similarity.fewshot.embedding import embedding
 from neural_similarity.fewshot.episode import Episode
 from neural_similarity.fewshot.gradient import Gradient, constant_gradient, differentiable_gradient
 from neural_similarity.fewshot.method import Method, Predict
+from neural_similarity.fewshot.metric import class_means
+from neural_similarity.ops.window import without_autocast
 
 _LEAST = 1e-10
 """Of standard deviations."""
@@ -121,12 +123,12 @@ class Leo(Method):
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`, on features."""
-        with torch.enable_grad(), torch.autocast(support.device.type, enabled=False):
+        with torch.enable_grad(), without_autocast(support):
             codes = self.codes(support, labels, ways).mean.detach()
             weight = self._descend(codes, support, labels, constant_gradient)[1].detach()
 
         def predict(query: Tensor) -> Tensor:
-            with torch.autocast(query.device.type, enabled=False):
+            with without_autocast(query):
                 return query @ weight.mT
 
         return predict
@@ -136,7 +138,7 @@ class Leo(Method):
         with torch.no_grad():
             both = self.embed(torch.cat([episode.support, episode.query]))
         support, query = both.split([len(episode.support), len(episode.query)])
-        with torch.autocast(both.device.type, enabled=False):
+        with without_autocast(both):
             return self._loss(episode._replace(support=support, query=query))
 
     def _loss(self, episode: Episode) -> Tensor:
@@ -154,8 +156,7 @@ class Leo(Method):
         encoded = self.encoder(self._dropped(support))
         pairs = torch.cat(torch.broadcast_tensors(encoded[:, None], encoded[None]), -1)
         related = self.relation(pairs).mean(1)
-        members = F.one_hot(labels, ways).mT.to(related)
-        return _normal(members @ related / members.sum(1, keepdim=True))
+        return _normal(class_means(related, labels, ways))
 
     def decay(self) -> Tensor:
         """The penalties on the weights."""

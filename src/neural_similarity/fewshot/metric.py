@@ -59,9 +59,7 @@ class ProtoNet(Metric):
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`; support (..., n, d) and queries (..., q, d) may be of many tasks."""
-        members = class_members(labels, ways).to(support)
-        prototypes = members @ support / members.sum(1, keepdim=True)
-
+        prototypes = class_means(support, labels, ways)
         return lambda query: -squared_distances(query, prototypes)
 
 
@@ -155,3 +153,9 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 def class_members(labels: Tensor, ways: int) -> Tensor:
     """Which of n images belong to each class: 1 or 0, (ways, n)."""
     return F.one_hot(labels, ways).mT
+
+
+def class_means(x: Tensor, labels: Tensor, ways: int) -> Tensor:
+    """Means (..., ways, d) of x (..., n, d) over the images of each class."""
+    members = class_members(labels, ways).to(x)
+    return members @ x / members.sum(1, keepdim=True)

@@ -9,9 +9,9 @@ from neural_similarity.fewshot.batch_norm import support_first
 from neural_similarity.fewshot.embedding import embed_task, embedding
 from neural_similarity.fewshot.episode import Episode
 from neural_similarity.fewshot.method import Method, Predict
-from neural_similarity.fewshot.metric import squared_distances
+from neural_similarity.fewshot.metric import class_members, squared_distances
 from neural_similarity.nn import DynamicSimilarity
-from neural_similarity.ops.window import promoted
+from neural_similarity.ops.window import promoted, without_autocast
 
 
 class Tadam(Method):
@@ -68,14 +68,14 @@ class Tadam(Method):
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`, on images."""
-        members = F.one_hot(labels, ways).mT.to(support)
+        members = class_members(labels, ways).to(support)
         members = members / members.sum(1, keepdim=True)
         parameters = self._for_task(support, members)
 
         def predict(query: Tensor) -> Tensor:
             parts = embed_task(self.backbone, support, query, parameters)
             images, queries = (promoted(part.flatten(1)) for part in parts)
-            with torch.autocast(query.device.type, enabled=False):
+            with without_autocast(query):
                 return -self.log_scale.exp() * squared_distances(queries, members @ images)
 
         return predict
@@ -93,7 +93,7 @@ class Tadam(Method):
             images = self.embed(support)
         parameters: dict[str, Tensor] = {}
         norms = _conditioned(self.backbone).items()
-        with torch.autocast(images.device.type, enabled=False):
+        with without_autocast(images):
             task = members.mean(0) @ images
             for (name, norm), condition in zip(norms, self.conditions, strict=True):
                 scale, shift = condition(task)
@@ -112,7 +112,7 @@ class _Condition(nn.Module):
         self.strength = nn.Parameter(torch.zeros(2))
 
     def forward(self, task: Tensor) -> tuple[Tensor, Tensor]:
-        """The two."""
+        """Scale and shift (channels,) for a task (features,)."""
         scale, shift = self.strength
         return 1 + scale * self.scale(task), shift * self.shift(task)
 
