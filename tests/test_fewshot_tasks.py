@@ -6,7 +6,6 @@ import torch
 from tiny_classes import make_images
 
 from neural_similarity.data import Images
-from neural_similarity.fewshot.statistics import interval, paired
 from neural_similarity.fewshot.tasks import (
     Sampler,
     TaskSizes,
@@ -125,28 +124,6 @@ def test_too_few_classes_or_images(images):
 def test_bad_sizes(name, value):
     with pytest.raises(ValueError, match=rf"`{name}` must be at least {value + 1}, got {value}"):
         TaskSizes(**{name: value})
-
-
-def test_intervals_by_hand():
-    values = [0.5, 0.75, 1.0, 0.25, 0.5]
-    mean = sum(values) / 5
-    deviation = (sum((v - mean) ** 2 for v in values) / 4) ** 0.5
-    found = interval(torch.tensor(values))
-    assert found.mean == pytest.approx(mean, abs=1e-12)
-    assert found.reach == pytest.approx(1.96 * deviation / 5**0.5, abs=1e-12)
-    with pytest.raises(ValueError, match="at least 2 tasks, got 1"):
-        interval(torch.ones(1))
-
-
-def test_paired_differences_by_hand():
-    ours, theirs = torch.tensor([0.5, 0.7, 0.9]), torch.tensor([0.4, 0.7, 0.5])
-    differences = [0.1, 0.0, 0.4]
-    mean = sum(differences) / 3
-    deviation = (sum((d - mean) ** 2 for d in differences) / 2) ** 0.5
-    assert paired(ours, theirs) == pytest.approx((mean, 1.96 * deviation / 3**0.5), abs=1e-6)
-    assert paired(ours, ours) == (0, 0)
-    with pytest.raises(ValueError, match="must be of the same tasks, got 3 and 2"):
-        paired(ours, theirs[:2])
 
 
 def test_images_are_not_needed_in_order():

@@ -10,9 +10,9 @@ from neural_similarity import cli, paper
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.evaluate import evaluate
 from neural_similarity.fewshot.run import load_method
-from neural_similarity.fewshot.statistics import interval, paired
 from neural_similarity.fewshot.tasks import TaskSizes, draw_tasks
 from neural_similarity.paper import few_shot_records, few_shot_table
+from neural_similarity.paper.statistics import by_task
 from neural_similarity.recipes import FEW_SHOT_RECIPES, few_shot
 from neural_similarity.train import RunError, choose_runtime
 
@@ -118,7 +118,7 @@ def test_a_record_is_never_replaced_by_another_outcome(tmp_path):
     (ours,) = (run.path / paper.EVALUATIONS).glob("*.json")
     one = few_shot_records.read_evaluation(ours)
     correct = (one.correct + 1) % 2
-    right = interval(correct.double() / len(one.sizes.query_labels))
+    right = by_task(correct.double() / len(one.sizes.query_labels))
     summary = one.summary | {"accuracy": right.mean, "reach": right.reach}
     few_shot_records.write_evaluation(ours.parent, replace(one, correct=correct, summary=summary))
     with pytest.raises(RunError, match="exists already with another outcome; delete it"):
@@ -132,7 +132,8 @@ def test_records_tell_every_task(results):
     assert {"code", "environment", "data", "config", "training", "tasks"} <= content.keys()
     one = few_shot_records.read_evaluation(path)
     assert one.accuracies.shape == (10,)
-    assert interval(one.accuracies) == (one.summary["accuracy"], one.summary["reach"])
+    right = by_task(one.accuracies)
+    assert (right.mean, right.reach) == (one.summary["accuracy"], one.summary["reach"])
     assert one.config.seed == 1
     assert one.tasks["count"] == 10
     assert one.statistics == "running"
@@ -173,7 +174,7 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
     assert len(base) == len(near) == 2
     mean = 100 * (near[0].accuracies + near[1].accuracies) / 2
     before = 100 * (base[0].accuracies + base[1].accuracies) / 2
-    ours, change = interval(mean), paired(mean, before)
+    ours, change = by_task(mean), by_task(mean - before)
     row = found["nearest neighbour"]
     assert row[3] == "51.04 ± 0.65"
     assert row[4] == f"{ours.mean:.2f} ± {ours.reach:.2f}"
@@ -189,7 +190,7 @@ def test_differences_are_of_common_seeds_alone(results):
     found = rows(paper.few_shot_markdown(results))
     base, ours = read(results, "mini-cnn4", "fine-tuning"), read(results, "mini-proto", "proto")
     first = next(one for one in base if one.config.seed == 0)
-    change = paired(100 * ours[0].accuracies, 100 * first.accuracies)
+    change = by_task(100 * ours[0].accuracies - 100 * first.accuracies)
     assert found["ProtoNet"][5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
 
 
@@ -214,7 +215,7 @@ def test_a_shorter_list_of_the_same_seed_is_compared_on_its_tasks(tmp_path, task
         read(tmp_path, "mini-cnn4", method)[0].accuracies
         for method in ("fine-tuning", "nearest-neighbour")
     )
-    change = paired(100 * near, 100 * base[:6])
+    change = by_task(100 * near - 100 * base[:6])
     expected = f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
     assert rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"][5] == (
         expected if compared else ""
@@ -239,7 +240,7 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
     )
     text = paper.few_shot_markdown(tmp_path)
     row = rows(text)["fine-tuning"]
-    ours = interval(100 * wanted.accuracies)
+    ours = by_task(100 * wanted.accuracies)
     assert (row[4], row[13]) == (f"{ours.mean:.2f} ± {ours.reach:.2f}", "10")
     assert text.count("| fine-tuning |") == 2  # of two shots and of one
 
@@ -290,7 +291,7 @@ def test_rows_are_compared_with_the_control_too(tmp_path, monkeypatch):
     ours, control = (
         read(tmp_path, name, "fine-tuning")[0].accuracies for name in ("mini-cnn4", "mini-cnn4-64")
     )
-    change = paired(100 * ours, 100 * control)
+    change = by_task(100 * ours - 100 * control)
     found = rows(paper.few_shot_markdown(tmp_path))
     assert found["fine-tuning"][6] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
     assert found["fine-tuning, 64 filters"][6] == ""

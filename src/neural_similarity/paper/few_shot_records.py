@@ -16,11 +16,11 @@ from torch import Tensor
 from neural_similarity.fewshot.method import Method
 from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import Checkpoint, FewShotRun
-from neural_similarity.fewshot.statistics import interval
 from neural_similarity.fewshot.tasks import TaskList, TaskSizes
 from neural_similarity.models.counts import parameters
 from neural_similarity.paper.recording import code_of, layout, machine_of
 from neural_similarity.paper.records import budget_name
+from neural_similarity.paper.statistics import by_task
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import RunError
@@ -119,7 +119,7 @@ def make_evaluation(
     """What came of evaluating a method, given with its name, that `run` trained."""
     environment = read_json(run.path / ENVIRONMENT)
     name, module = method
-    right = interval(correct.double() / len(tasks.sizes.query_labels))
+    right = by_task(correct.double() / len(tasks.sizes.query_labels))
     step = int(find_checkpoint(run, checkpoint).name.rpartition("-")[2])
     return Evaluation(
         recipe=run.name,
@@ -170,7 +170,7 @@ def read_evaluation(path: Path) -> Evaluation:
         content["sizes"] = TaskSizes(**content["sizes"])
         content["correct"] = _unpack(content["correct"])
         evaluation = Evaluation(**content)
-        mean = interval(evaluation.accuracies).mean
+        mean = by_task(evaluation.accuracies).mean
         if mean != evaluation.summary["accuracy"]:
             raise ValueError(f"its tasks say {mean}, its summary {evaluation.summary}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -9,11 +9,11 @@ from statistics import fmean, stdev
 
 import torch
 
-from neural_similarity.fewshot.statistics import Interval, interval, paired
 from neural_similarity.fewshot.tasks import TaskSizes
 from neural_similarity.paper.few_shot_records import FOLDER, Evaluation, read_evaluations
 from neural_similarity.paper.markdown import signed
 from neural_similarity.paper.records import budgets
+from neural_similarity.paper.statistics import Interval, by_task
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 
 TITLE = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
@@ -101,7 +101,7 @@ class FewShotLine:
     @property
     def accuracy(self) -> Interval:
         """Over the tasks, each averaged over the seeds; in percent."""
-        return interval(100 * _mean(self.evaluations))
+        return by_task(100 * _mean(self.evaluations))
 
     @property
     def seeds(self) -> str:
@@ -247,7 +247,8 @@ def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> str
         return ""
     pair = [[one for one in side if one.config.seed in seeds] for side in (ours, theirs)]
     count = min(len(one.correct) for side in pair for one in side)
-    difference = paired(*(100 * _mean(side)[:count] for side in pair))
+    ours_mean, theirs_mean = (100 * _mean(side)[:count] for side in pair)
+    difference = by_task(ours_mean - theirs_mean)
     text = f"{signed(difference.mean)} ± {difference.reach:.2f}"
     return text if len(seeds) == len(ours) else f"{text} (n = {len(seeds)})"
 

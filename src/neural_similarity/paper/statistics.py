@@ -1,7 +1,7 @@
 """How far two networks differ, and how sure that is.
 
-Differences are paired, by seed or by test image, because both networks see the same seeds and the
-same images: what makes both worse drops out.
+Differences are paired, by seed, test image or task, because both networks see the same ones: what
+makes both worse drops out.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist, fmean, stdev
 
+from torch import Tensor
+
 LEAST_SEEDS = 3
 """Fewer differences give no interval: two of them span 12.7 standard errors to either side."""
+
+NORMAL_OF_TASKS = 1.96
+"""97.5 % quantile of the normal distribution, rounded as in the few-shot literature."""
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _STUDENT = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004)
@@ -26,6 +31,11 @@ class Interval:
     mean: float
     low: float
     high: float
+
+    @property
+    def reach(self) -> float:
+        """Half of the interval's length: what ± stands before."""
+        return (self.high - self.low) / 2
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
@@ -62,7 +72,28 @@ def by_image(differences: Sequence[float]) -> Interval:
     return _interval(differences, NormalDist().inv_cdf(0.975))
 
 
+def by_task(values: Tensor) -> Interval:
+    r"""Normal interval $\bar v \pm 1.96\, s / \sqrt n$ of n accuracies or differences, one a task.
+
+    It covers what other tasks would change for the same trained networks; other seeds are another
+    matter, for which one trains again.
+
+    Args:
+        values: (n,).
+
+    Raises:
+        ValueError: there are fewer than two.
+    """
+    if len(values) < 2:
+        raise ValueError(f"`values` must be of at least 2 tasks, got {len(values)}")
+    values = values.double()
+    return _around(values.mean().item(), NORMAL_OF_TASKS, values.std().item(), len(values))
+
+
 def _interval(differences: Sequence[float], quantile: float) -> Interval:
-    mean = fmean(differences)
-    reach = quantile * stdev(differences) / sqrt(len(differences))
+    return _around(fmean(differences), quantile, stdev(differences), len(differences))
+
+
+def _around(mean: float, quantile: float, deviation: float, count: int) -> Interval:
+    reach = quantile * deviation / sqrt(count)
     return Interval(mean, mean - reach, mean + reach)
