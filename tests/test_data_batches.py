@@ -81,7 +81,7 @@ def test_inputs_are_preprocessed_and_labels_stay_integers():
 
 def test_an_epoch_shows_no_image_twice_and_drops_the_incomplete_batch():
     stream = batches(size=4)
-    assert stream.steps_per_epoch == 2
+    assert stream._order.steps_per_epoch == 2
     epochs = [torch.cat([stream.at(2 * e + s)[1] for s in range(2)]).tolist() for e in range(30)]
     assert all(len(set(epoch)) == 8 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 30

@@ -84,7 +84,7 @@ def test_centres_are_torchvisions(tmp_path, size, side):
 
 def test_a_batch_is_a_function_of_its_step(root):
     there = batches(root)
-    assert there.steps_per_epoch == 4
+    assert there._decode.order.steps_per_epoch == 4
     first = [there.at(step) for step in range(9)]
     for step in (6, 2, 3, 8):
         again = batches(root).at(step)

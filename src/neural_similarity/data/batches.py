@@ -93,11 +93,6 @@ class Batches:
         self._scale, self._shift = preprocess.affine(device)
         self._drawn = torch.zeros(2, batch_size, dtype=torch.int64, device=device)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches of an epoch."""
-        return self._order.steps_per_epoch
-
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
 

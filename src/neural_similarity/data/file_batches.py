@@ -68,11 +68,6 @@ class FileBatches:
         self._next, self._ahead = -1, iter(())
         self._batch: list[Tensor] = []
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches of an epoch."""
-        return self._decode.order.steps_per_epoch
-
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
 

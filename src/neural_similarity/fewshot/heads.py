@@ -40,7 +40,7 @@ class CosineLinear(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores."""
+        """Scores (..., out_features) of x (..., in_features)."""
         return cosine_scores(x, [self.weight, self.gain], self.scale)
 
 

@@ -142,7 +142,7 @@ class Leo(Method):
             return self._loss(episode._replace(support=support, query=query))
 
     def _loss(self, episode: Episode) -> Tensor:
-        """That of a task of features."""
+        """The loss of a task of features."""
         support, labels, query, targets = episode
         codes = self.codes(support, labels, episode.ways)
         start = codes.sample(self.training)

@@ -43,21 +43,19 @@ class Kind:
     """Whether the start of its classifier is learned, which all its tasks then have the ways of."""
 
 
-def matching_net(network: nn.Sequential, ways: int, *, context: bool) -> MatchingNet:
+def matching_net(network: nn.Sequential, _ways: int, *, context: bool) -> MatchingNet:
     """`MatchingNet`, with `FullContext` or without."""
-    del ways
     backbone, features = embedding(network)
     return MatchingNet(backbone, FullContext(features) if context else None)
 
 
-def proto_net(network: nn.Sequential, ways: int) -> ProtoNet:
+def proto_net(network: nn.Sequential, _ways: int) -> ProtoNet:
     """`ProtoNet` whose last normalisation starts at a tenth of the usual size.
 
     Squared distances of hundreds of normalised features are in the hundreds; training would spend
     its first updates on shrinking them. The nearest class is the same. Features that do not come
     out of one normalisation, such as those of residual blocks, start as they are.
     """
-    del ways
     backbone, _ = embedding(network)
     last = _last_norm(backbone)
     for scale in last.parameters() if last else ():
@@ -73,13 +71,12 @@ def _last_norm(network: nn.Module) -> nn.BatchNorm2d | None:
     return _last_norm(learning[-1]) if learning else None
 
 
-def relation_net(network: nn.Sequential, ways: int) -> RelationNet:
+def relation_net(network: nn.Sequential, _ways: int) -> RelationNet:
     """`RelationNet` on the maps of CNN-4 after two of its pools.
 
     Raises:
         ValueError: the network is another one.
     """
-    del ways
     layers = dict(network.named_children())
     if any(name not in layers for name in MAPS_OF):
         raise ValueError(
@@ -93,9 +90,8 @@ def relation_net(network: nn.Sequential, ways: int) -> RelationNet:
     return RelationNet(nn.Sequential(kept), channels.out_channels)
 
 
-def static_tuning(network: nn.Sequential, ways: int) -> StaticTuning:
+def static_tuning(network: nn.Sequential, _ways: int) -> StaticTuning:
     """`StaticTuning` of a network without its classifier."""
-    del ways
     return StaticTuning(*embedding(network))
 
 

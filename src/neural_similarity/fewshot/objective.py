@@ -58,7 +58,7 @@ class Episodes:
         return Episode(images[:shown], labels[0], images[shown:], labels[1])
 
     def differentiate(self, network: nn.Module) -> Tensor:
-        """Of the mean loss of the prepared tasks, one after another: one keeps its graph."""
+        """Add gradients of the prepared tasks' mean loss, task by task: one keeps its graph."""
         if not isinstance(network, Method):
             raise ValueError(f"`network` must be a Method, got {type(network).__name__}")
         count = self._recipe.meta_batch

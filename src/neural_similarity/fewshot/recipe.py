@@ -68,8 +68,7 @@ class FewShotRecipe(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_known("method", self.method, METHODS)
-        for sizes in (self.sizes, self.select_sizes):
-            del sizes  # made to be checked
+        _ = self.sizes, self.select_sizes  # They check the numbers.
         for name in ("meta_batch", "select_tasks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
@@ -107,12 +106,12 @@ class FewShotRecipe(Recipe):
 
     @property
     def sizes(self) -> TaskSizes:
-        """Of a training task."""
+        """Sizes of a training task."""
         return TaskSizes(ways=self.ways, shots=self.shots, queries=self.queries)
 
     @property
     def select_sizes(self) -> TaskSizes:
-        """Of a validation task."""
+        """Sizes of a validation task."""
         return replace(self.sizes, ways=self.select_ways)
 
 

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from neural_similarity.models.rivals import Rival
 from neural_similarity.nn.normalization import fused, fuses, has_hooks
 
+_MAP_DIMS = 4
+"""Those of maps: image, channel, row, column."""
 _MADE = ([nn.BatchNorm2d, nn.ReLU], [nn.BatchNorm2d, nn.MaxPool2d, nn.ReLU])
 
 
@@ -59,6 +61,6 @@ def _halves(pool: Any) -> bool:
 
 def _images(x: Tensor) -> bool:
     """Whether x is channels-last maps of some size."""
-    if x.dim() != len(("image", "channel", "row", "column")):
+    if x.dim() != _MAP_DIMS:
         return False
     return min(x.shape[2:]) > 1 and x.is_contiguous(memory_format=torch.channels_last)

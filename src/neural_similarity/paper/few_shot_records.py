@@ -25,7 +25,13 @@ from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import RunError
 from neural_similarity.train.files import read_json, write_text
-from neural_similarity.train.recipe import MACHINE, recipe_from_json, recipe_to_json, scaled
+from neural_similarity.train.recipe import (
+    MACHINE,
+    differing,
+    recipe_from_json,
+    recipe_to_json,
+    scaled,
+)
 from neural_similarity.train.run import ENVIRONMENT, find_checkpoint
 
 FOLDER, EVALUATIONS = "fewshot", "evaluations"
@@ -251,12 +257,11 @@ def changed_fields(
         original = retraining(original, **retrained)
     elif config.train_on == "train+val":
         free = FREE + RETRAINED
-    names = [field.name for field in dataclasses.fields(FewShotRecipe) if field.name not in free]
     own = {"recipe": STARTS.get(name)}
     own |= {"seed": config.seed, "classes": config.train_on, "budget": budget} if start else {}
     found = start or {"recipe": None}
     changed = [] if all(found.get(key, value) == value for key, value in own.items()) else ["start"]
-    return changed + [n for n in names if getattr(config, n) != getattr(original, n)]
+    return changed + differing(config, original, free)
 
 
 def records_folder(results: Path, recipe: str, budget: float) -> Path:

@@ -1,7 +1,7 @@
 """Run records, `results/<recipe>/<budget>/<seed>.json`: what the tables are built from."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Recipe, unpack_correct
 from neural_similarity.train.files import read_json
-from neural_similarity.train.recipe import MACHINE, recipe_from_json, scaled
+from neural_similarity.train.recipe import MACHINE, differing, recipe_from_json, scaled
 
 DIRTY = "-dirty"
 
@@ -71,9 +71,7 @@ def overridden(name: str, budget: float, recipe: Recipe) -> list[str]:
     """
     if name not in RECIPES:
         raise ValueError(f"`name` must be that of a recipe, got {name!r}")
-    original = scaled(RECIPES[name], budget)
-    names = (field.name for field in fields(Recipe) if field.name not in ("seed", *MACHINE))
-    return [field for field in names if getattr(recipe, field) != getattr(original, field)]
+    return differing(recipe, scaled(RECIPES[name], budget), free=("seed", *MACHINE))
 
 
 def read_records(results: Path, name: str, budget: float) -> dict[int, Record]:

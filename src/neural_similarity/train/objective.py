@@ -49,7 +49,7 @@ class Classification:
         self.batches.load(step)
 
     def differentiate(self, network: nn.Module) -> Tensor:
-        """Of the loss on the loaded batch."""
+        """Add gradients of the loss on the loaded batch; its `tally`."""
         x, y = self.batches.loaded()
         with self.runtime.autocast():
             logits = network(x)

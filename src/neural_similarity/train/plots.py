@@ -12,7 +12,6 @@ def draw_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
         records: lines of metrics.
         path: PNG file to write.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")
@@ -26,4 +25,4 @@ def draw_learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
         if axes.lines:
             axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_png(path)
+    figure.savefig(path)

@@ -30,7 +30,7 @@ class Lines:
         self.began = time.monotonic()
 
     def stepped(self, step: int) -> None:
-        """Nothing: lines are written with the metrics."""
+        """Show nothing: a line is written with the metrics."""
 
     def measured(self, record: dict[str, Any]) -> None:
         """Write a line whenever another tenth of the steps is done."""

@@ -15,16 +15,44 @@ from neural_similarity.nn.text import Similarity
 from neural_similarity.regularize import MEASURES
 from neural_similarity.train.schedule import scaled_steps
 
-POSITIVE = ("width", "steps", "lr", "drop_factor", "batch_size", "log_every", "evaluate_every")
-POSITIVE += ("norm_eps",)
-NOT_NEGATIVE = ("momentum", "weight_decay", "similarity_decay", "label_smoothing", "crop")
-NOT_NEGATIVE += ("validation", "threads", "workers", "seed", "checkpoint_every", "penalty")
-NOT_NEGATIVE += ("orthogonality", "probability_floor", "norm_momentum")
+POSITIVE = (
+    "width",
+    "steps",
+    "lr",
+    "drop_factor",
+    "batch_size",
+    "log_every",
+    "evaluate_every",
+    "norm_eps",
+)
+NOT_NEGATIVE = (
+    "momentum",
+    "weight_decay",
+    "similarity_decay",
+    "label_smoothing",
+    "crop",
+    "validation",
+    "threads",
+    "workers",
+    "seed",
+    "checkpoint_every",
+    "penalty",
+    "orthogonality",
+    "probability_floor",
+    "norm_momentum",
+)
 BELOW_1 = ("momentum", "label_smoothing")
 AT_MOST_1 = ("drop_factor", "norm_momentum")
 LONGEST_GAP = 300.0
-MACHINE = ("precision", "channels_last", "compile", "threads", "workers")
-MACHINE += ("checkpoint_seconds", "checkpoint_every")
+MACHINE = (
+    "precision",
+    "channels_last",
+    "compile",
+    "threads",
+    "workers",
+    "checkpoint_seconds",
+    "checkpoint_every",
+)
 """Fields that suit a run to a machine; whatever they are, it is a run of the same recipe."""
 
 
@@ -202,6 +230,12 @@ def scaled(recipe: AnyRecipe, budget: float) -> AnyRecipe:
     """The recipe with steps and drops times `budget`, rounded as in `scaled_steps`."""
     steps, drops = scaled_steps(recipe.steps, recipe.drops, budget)
     return replace(recipe, steps=steps, drops=drops)
+
+
+def differing(recipe: Recipe, original: Recipe, free: Collection[str]) -> list[str]:
+    """The fields, but for those that are `free`, in which a recipe is not another of its kind."""
+    names = (field.name for field in dataclasses.fields(recipe) if field.name not in free)
+    return [name for name in names if getattr(recipe, name) != getattr(original, name)]
 
 
 def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
