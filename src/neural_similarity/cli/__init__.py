@@ -6,14 +6,13 @@ Exit codes: 0 done, 1 failed while running, 2 wrong command line, 141 nobody rea
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from neural_similarity.cli import bench, catalogue, few_shot, paper, runs, train
-from neural_similarity.cli.parsing import UsageError, unknown
+from neural_similarity.cli.parsing import Commands, UsageError, dispatch
 from neural_similarity.train import Interrupted, RunError
 
-Command = Callable[[Sequence[str]], int]
-COMMANDS: dict[str, tuple[Command, str]] = {
+COMMANDS: Commands = {
     "train": (train.train, "train a network, or continue a run with --resume"),
     "evaluate": (runs.evaluate, "score a run's network on the test set again"),
     "predict": (runs.predict, "name the classes of images"),
@@ -33,8 +32,7 @@ EXAMPLES = """\
   nsim train cifar10-dynamic-dns --data data --seed 1
   nsim train --resume runs/cifar10-dynamic-dns-seed1
   nsim predict runs/quickstart-seed0 shoe.png
-  nsim fewshot train                                  few-shot learning in a minute
-"""
+  nsim fewshot train                                  few-shot learning in a minute"""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -43,18 +41,24 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: words after `nsim`; None takes those of the process.
     """
-    name, *rest = (sys.argv[1:] if args is None else list(args)) or ["--help"]
     try:
-        code = _exit_code(name, rest)
+        code = _exit_code(sys.argv[1:] if args is None else args)
         sys.stdout.flush()
         return code
     except BrokenPipeError as error:
         return 141 if _unread() else _fail(error, 1)
 
 
-def _exit_code(name: str, rest: Sequence[str]) -> int:
+def _exit_code(args: Sequence[str]) -> int:
     try:
-        return _run(name, rest)
+        return dispatch(
+            args,
+            COMMANDS,
+            prog="nsim",
+            kind="command",
+            about="Neural Similarity Learning: convolutions with a learned similarity.",
+            examples=EXAMPLES,
+        )
     except UsageError as error:
         return _fail(error, 2)
     except Interrupted as stop:
@@ -69,15 +73,6 @@ def _exit_code(name: str, rest: Sequence[str]) -> int:
         return error.code if isinstance(error.code, int) else 0
 
 
-def _run(name: str, rest: Sequence[str]) -> int:
-    if name in ("-h", "--help"):
-        sys.stdout.write(_help())
-        return 0
-    if name not in COMMANDS:
-        raise unknown("command", name, COMMANDS)
-    return COMMANDS[name][0](rest)
-
-
 def _unread() -> bool:
     """Whether the reader of our output has enough, as `head` has; shells then expect 141."""
     output = select.poll()
@@ -87,15 +82,6 @@ def _unread() -> bool:
     # What is left of the output must not fail once more at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return True
-
-
-def _help() -> str:
-    lines = [f"  {name:<10}{text}\n" for name, (_, text) in COMMANDS.items()]
-    return (
-        "usage: nsim COMMAND ...\n\nNeural Similarity Learning: convolutions with a learned "
-        f"similarity.\n\ncommands:\n{''.join(lines)}\nexamples:\n{EXAMPLES}\n"
-        "`nsim COMMAND --help` describes a command.\n"
-    )
 
 
 def _fail(error: Exception, code: int) -> int:

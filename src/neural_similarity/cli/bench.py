@@ -25,7 +25,7 @@ from neural_similarity.cli.bench_options import (
     Shape,
     TrainingOptions,
 )
-from neural_similarity.cli.parsing import parse, unknown
+from neural_similarity.cli.parsing import Commands, dispatch, parse, say
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Runtime, choose_runtime
 from neural_similarity.train.environment import describe_environment
@@ -36,13 +36,14 @@ from neural_similarity.train.recipe import recipe_to_json
 
 def bench(args: Sequence[str]) -> int:
     """Run one benchmark and return its exit code, 1 if a result is wrong."""
-    name, *rest = args or ["--help"]
-    if name in ("-h", "--help"):
-        sys.stdout.write(_help())
-        return 0
-    if name not in BENCHES:
-        raise unknown("benchmark", name, BENCHES)
-    return BENCHES[name][0](rest)
+    return dispatch(
+        args,
+        BENCHES,
+        prog="nsim bench",
+        kind="benchmark",
+        about="Measure time and memory beside other implementations, each checked first.",
+        examples="  nsim bench operators\n  nsim bench training --dtype bf16",
+    )
 
 
 def operators(args: Sequence[str]) -> int:
@@ -161,11 +162,11 @@ def page(args: Sequence[str]) -> int:
     text = benchmarks.page(options.results, options.out, command)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, text)
-    _say(f"{options.out}\n")
+    say(str(options.out))
     return 0
 
 
-BENCHES: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+BENCHES: Commands = {
     "operators": (operators, "our operators beside other formulations and operators"),
     "scaling": (scaling, "our operators as batches and images grow"),
     "training": (training, "updates of CNN-9, and the training loop beside a bare one"),
@@ -191,10 +192,10 @@ def _run(name: str, options: Options, rows: Callable[[], list[Row]], **facts: An
         others=watch.others(),
         rows=found,
     )
-    _say(benchmarks.to_markdown(report))
+    sys.stdout.write(benchmarks.to_markdown(report))
     path, picture = benchmarks.write(report, options.out), options.out / f"{name}.png"
     (benchmarks.draw_growth if name == "scaling" else benchmarks.draw_ratios)(report, picture)
-    _say(f"\n{path}\n{picture}\n")
+    say(f"\n{path}\n{picture}")
     if report.noise:
         sys.stderr.write(f"nsim: do not rely on these times: {report.noise}\n")
     for row in report.wrong:
@@ -241,17 +242,3 @@ def _parse(kind, args: Sequence[str], name: str, example: str):
 def _sentence(name: str) -> str:
     text = BENCHES[name][1]
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _help() -> str:
-    lines = [f"  {name:<10}{text}\n" for name, (_, text) in BENCHES.items()]
-    return (
-        "usage: nsim bench NAME ...\n\nMeasure time and memory beside other implementations, "
-        f"each checked first.\n\nbenchmarks:\n{''.join(lines)}\nexamples:\n"
-        "  nsim bench operators\n  nsim bench training --dtype bf16\n\n"
-        "`nsim bench NAME --help` describes a benchmark.\n"
-    )
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text)

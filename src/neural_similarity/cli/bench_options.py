@@ -8,7 +8,7 @@ import torch
 
 from neural_similarity.bench import Effort
 from neural_similarity.bench.networks import KNOWN, PREDICTORS
-from neural_similarity.cli.parsing import listed, unknown
+from neural_similarity.cli.parsing import listed, require
 from neural_similarity.paper import TABLES
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Runtime, choose_runtime
@@ -147,8 +147,7 @@ class NetworkOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.similarity:
-            if name not in KNOWN:
-                raise unknown("similarity", name, KNOWN)
+            require("similarity", name, KNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +173,7 @@ class RecipesOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.recipes:
-            if name not in CIFAR10:
-                raise unknown("recipe of CIFAR-10 by gradient descent", name, CIFAR10)
+            require("recipe of CIFAR-10 by gradient descent", name, CIFAR10)
 
 
 @dataclass(frozen=True, kw_only=True)

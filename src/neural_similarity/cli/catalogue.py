@@ -13,7 +13,7 @@ import tyro
 
 from neural_similarity import data as datasets
 from neural_similarity import models as networks
-from neural_similarity.cli.parsing import UsageError, parse, unknown
+from neural_similarity.cli.parsing import UsageError, parse, require
 from neural_similarity.convert import fold
 from neural_similarity.models import counts
 from neural_similarity.nn import SIMILARITIES, parse_similarity
@@ -83,8 +83,7 @@ def models(args: Sequence[str]) -> int:
     """Print the networks with every similarity, their parameters and multiplications."""
     options = parse(ModelsOptions, args, command="models", description=MODELS_DESCRIPTION)
     for name in options.names:
-        if name not in networks.MODELS:
-            raise unknown("network", name, networks.MODELS)
+        require("network", name, networks.MODELS)
     rows = [
         _model_row(name, text)
         for name in options.names or networks.MODELS
@@ -117,8 +116,7 @@ def data(args: Sequence[str]) -> int:
         "  nsim data imagenet --source data/mini-imagenet --data data/mini-imagenet-100"
     )
     options = parse(DataOptions, args, command="data", description=description)
-    if options.name not in datasets.NAMES:
-        raise unknown("data set", options.name, datasets.NAMES)
+    require("data set", options.name, datasets.NAMES)
     path = options.data
     if options.source is not None:
         if options.name != "imagenet":

@@ -1,7 +1,7 @@
 """`nsim fewshot`: training, evaluation and records of few-shot learning."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +11,16 @@ import tyro
 from neural_similarity import paper
 from neural_similarity.cli.counter import counter
 from neural_similarity.cli.few_shot_table import reproduce
-from neural_similarity.cli.parsing import UsageError, parse, require_only, say, unknown
+from neural_similarity.cli.parsing import (
+    Commands,
+    UsageError,
+    dispatch,
+    named_recipe,
+    parse,
+    require,
+    require_only,
+    say,
+)
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.recipe import FewShotRecipe
@@ -49,8 +58,6 @@ EVALUATE_DESCRIPTION = """Evaluate a run on tasks of test classes, the same for 
 examples:
   nsim fewshot evaluate runs/quickstart-seed0
   nsim fewshot evaluate runs/mini-cnn4-seed1 --method static-nsn --ways 5 --shots 5 --tasks 600"""
-
-EXAMPLES = "  nsim fewshot train && nsim fewshot evaluate runs/quickstart-seed0\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +115,8 @@ class EvaluateOptions:
     """auto, cpu or cuda."""
 
     def __post_init__(self) -> None:
-        if self.method is not None and self.method not in METHODS:
-            raise unknown("method", self.method, METHODS)
+        if self.method is not None:
+            require("method", self.method, METHODS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,25 +136,20 @@ class RecipesOptions:
 
 def fewshot(args: Sequence[str]) -> int:
     """Run one of the commands."""
-    name, *rest = args or ["--help"]
-    if name in ("-h", "--help"):
-        lines = [f"  {name:<10}{text}\n" for name, (_, text) in COMMANDS.items()]
-        sys.stdout.write(f"usage: nsim fewshot COMMAND ...\n\ncommands:\n{''.join(lines)}\n")
-        sys.stdout.write(
-            "example:\n  nsim fewshot train && nsim fewshot evaluate runs/quickstart-seed0\n"
-        )
-        return 0
-    if name not in COMMANDS:
-        raise unknown("command of nsim fewshot", name, COMMANDS)
     keep_freed_memory()
-    return COMMANDS[name][0](rest)
+    return dispatch(
+        args,
+        COMMANDS,
+        prog="nsim fewshot",
+        kind="command of nsim fewshot",
+        about="Learn from a few images of every class: train, evaluate and record.",
+        examples="  nsim fewshot train && nsim fewshot evaluate runs/quickstart-seed0",
+    )
 
 
 def train(args: Sequence[str]) -> int:
     """Train, resume or retrain, then say how to evaluate."""
-    name, rest = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
-    if name is not None and name not in FEW_SHOT_RECIPES:
-        raise unknown("few-shot recipe", name, FEW_SHOT_RECIPES)
+    name, rest = named_recipe(args, FEW_SHOT_RECIPES, "few-shot recipe")
     default = TrainOptions(recipe=FEW_SHOT_RECIPES[name or DEFAULT])
     options = parse(
         TrainOptions, rest, command="fewshot train", description=TRAIN_DESCRIPTION, default=default
@@ -220,7 +222,7 @@ def recipes(args: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+COMMANDS: Commands = {
     "train": (train, "train a network or a method, continue or retrain a run"),
     "evaluate": (evaluate, "evaluate a run on tasks of classes that it never saw"),
     "record": (record, "write the records of evaluated runs"),

@@ -11,7 +11,7 @@ import tyro
 from neural_similarity import bench, paper
 from neural_similarity import train as training
 from neural_similarity.bench.training import STEP
-from neural_similarity.cli.parsing import UsageError, agreed, listed, parse, say, unknown
+from neural_similarity.cli.parsing import UsageError, agreed, listed, parse, require, say
 from neural_similarity.paper import TABLES, Outcome, Plan, StepCosts, Table, Task
 from neural_similarity.paper.statistics import Interval
 from neural_similarity.train.files import write_text
@@ -37,8 +37,7 @@ class TableOptions:
     """Folder of the run records."""
 
     def __post_init__(self) -> None:
-        if self.table not in self.names():
-            raise unknown("table", self.table, self.names())
+        require("table", self.table, self.names())
 
     def names(self) -> tuple[str, ...]:
         """The tables that the command knows."""

@@ -1,9 +1,12 @@
-"""Command lines to dataclasses: tyro, with similarities as text and the nearest names in errors."""
+"""Command lines to commands and to dataclasses, with the nearest names in errors.
+
+Dataclasses are filled by tyro, with similarities as text.
+"""
 
 import difflib
 import sys
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import tyro
@@ -13,6 +16,8 @@ from neural_similarity.train import Recipe
 
 Options = TypeVar("Options")
 Item = TypeVar("Item")
+Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
+"""By name: what takes the words after it and returns the exit code, and a line of help."""
 REGISTRY = tyro.constructors.ConstructorRegistry()
 SIMILARITY = typing.get_type_hints(Recipe)["similarity"]
 
@@ -34,6 +39,50 @@ def _similarity_as_text(
         is_instance=lambda _: True,
         str_from_instance=lambda similarity: [format_similarity(similarity)],
     )
+
+
+def dispatch(
+    args: Sequence[str], commands: Commands, *, prog: str, kind: str, about: str, examples: str
+) -> int:
+    """Run the command that the first word names and return its exit code.
+
+    Without a word, as with `--help`, the commands are listed.
+
+    Args:
+        args: the words after `prog`.
+        commands: what there is to run.
+        prog: the words before.
+        kind: what errors call the commands.
+        about: what they are for, a sentence.
+        examples: lines of the help.
+
+    Raises:
+        UsageError: no command has that name.
+    """
+    name, *rest = args or ["--help"]
+    if name in ("-h", "--help"):
+        lines = "\n".join(f"  {name:<10}{text}" for name, (_, text) in commands.items())
+        say(
+            f"usage: {prog} COMMAND ...\n\n{about}\n\ncommands:\n{lines}\n\n"
+            f"examples:\n{examples}\n\n`{prog} COMMAND --help` describes a command."
+        )
+        return 0
+    require(kind, name, commands)
+    return commands[name][0](rest)
+
+
+def named_recipe(
+    args: Sequence[str], recipes: Collection[str], kind: str
+) -> tuple[str | None, Sequence[str]]:
+    """The recipe that the first word names, None where that is an option, and the other words.
+
+    Raises:
+        UsageError: no recipe has that name; `kind` is what the error calls recipes.
+    """
+    if not args or args[0].startswith("-"):
+        return None, args
+    require(kind, args[0], recipes)
+    return args[0], args[1:]
 
 
 def parse(
@@ -82,12 +131,16 @@ def listed(kind: Callable[[str], Item], metavar: str) -> tyro.constructors.Primi
     )
 
 
-def unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
-    """The error for a `name` that is none of `names`, with the nearest one."""
-    names = list(names)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-    return UsageError(f"no {kind} is named {name!r}; {hint}")
+def require(kind: str, name: str, names: Collection[str]) -> None:
+    """Refuse a `name` that is none of `names`.
+
+    Raises:
+        UsageError: it tells the nearest name, or all where none is near.
+    """
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+        raise UsageError(f"no {kind} is named {name!r}; {hint}")
 
 
 def agreed() -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from neural_similarity import train as training
-from neural_similarity.cli.parsing import UsageError, parse, require_only, say, unknown
+from neural_similarity.cli.parsing import UsageError, named_recipe, parse, require_only, say
 from neural_similarity.recipes import RECIPES, in_variant
 from neural_similarity.train import Recipe, Run
 from neural_similarity.train.files import read_json
@@ -53,9 +53,7 @@ class TrainOptions:
 
 def train(args: Sequence[str]) -> int:
     """Train or resume, then print the test accuracy and where everything is."""
-    name, rest = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
-    if name is not None and name not in RECIPES:
-        raise unknown("recipe", name, RECIPES)
+    name, rest = named_recipe(args, RECIPES, "recipe")
     chosen = _in_variant(name or DEFAULT, rest)
     default = TrainOptions(recipe=RECIPES[chosen])
     options = parse(TrainOptions, rest, command="train", description=DESCRIPTION, default=default)
