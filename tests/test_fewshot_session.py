@@ -11,7 +11,7 @@ from torch import nn
 
 from neural_similarity import cli, data
 from neural_similarity.data import ClassSplit
-from neural_similarity.data.class_split import digest_of
+from neural_similarity.data.images import digest_of
 from neural_similarity.fewshot import partial, session
 from neural_similarity.fewshot.evaluate import evaluate
 from neural_similarity.fewshot.leo import Latent, Leo

@@ -7,7 +7,7 @@ import torch
 
 from neural_similarity import data
 from neural_similarity.data import ClassSplit, Images
-from neural_similarity.data.class_split import digest_of
+from neural_similarity.data.images import digest_of
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.recipe import FewShotRecipe
 from neural_similarity.train.runtime import threads

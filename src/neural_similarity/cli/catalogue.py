@@ -1,7 +1,7 @@
 """`nsim recipes`, `nsim models` and `nsim data`: what there is to train, and on what."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
@@ -15,6 +15,7 @@ from neural_similarity import data as datasets
 from neural_similarity import models as networks
 from neural_similarity.cli.parsing import UsageError, parse, require
 from neural_similarity.convert import fold
+from neural_similarity.data.files import Progress
 from neural_similarity.models import counts
 from neural_similarity.nn import SIMILARITIES, parse_similarity
 from neural_similarity.nn.text import Similarity
@@ -165,7 +166,7 @@ def _print_table(
 
 
 @contextmanager
-def _download_bar() -> Iterator[Callable[[int, int | None], None]]:
+def _download_bar() -> Iterator[Progress]:
     """A bar on stderr for the bytes of a download, in a terminal only."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn

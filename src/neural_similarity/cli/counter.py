@@ -1,11 +1,13 @@
 """A bar for what is counted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from neural_similarity.data.files import Progress
 
 
 @contextmanager
-def counter(what: str) -> Iterator[Callable[[int, int | None], None]]:
+def counter(what: str) -> Iterator[Progress]:
     """A bar on stderr from the first count to the last, in a terminal only."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

@@ -7,7 +7,8 @@ al., 2018 (https://arxiv.org/abs/1805.10123), by superclass, so that test classe
 from pathlib import Path
 
 from neural_similarity.data.cifar import CIFAR100, load_cifar
-from neural_similarity.data.class_split import ClassSplit, all_images, digest_of, select_classes
+from neural_similarity.data.class_split import ClassSplit, all_images, select_classes
+from neural_similarity.data.images import digest_of
 
 CIFAR_FS = {
     "val": (

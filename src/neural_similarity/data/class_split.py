@@ -1,11 +1,11 @@
 """Data sets of few-shot learning: the classes to learn from, to choose by and to test on differ."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from neural_similarity.choices import require_known
 from neural_similarity.data.images import Dataset, Images
 from neural_similarity.data.seeding import generator
 
@@ -40,11 +40,8 @@ class ClassSplit:
 
     def part(self, name: str) -> Images:
         """The images of "train", "val", "test", or "train+val"."""
-        if name == "train+val":
-            return join(self.train, self.val)
-        if name not in PARTS:
-            raise ValueError(f"`name` must be one of {', '.join(PARTS)}, train+val, got {name!r}")
-        return getattr(self, name)
+        require_known("name", name, (*PARTS, "train+val"))
+        return join(self.train, self.val) if name == "train+val" else getattr(self, name)
 
 
 def join(first: Images, second: Images) -> Images:
@@ -109,11 +106,3 @@ def random_split(names: list[str], seed: int = 0) -> dict[str, tuple[str, ...]]:
     val, test = (max(1, round(len(names) * share / 100)) for share in SHARES[1:])
     cuts = {"train": order[val + test :], "val": order[:val], "test": order[val : val + test]}
     return {part: tuple([names[i] for i in sorted(cuts[part])]) for part in PARTS}
-
-
-def digest_of(parts: Iterable[Images]) -> str:
-    """SHA-256 over the pixels, labels and classes of all parts, as 64 hex digits."""
-    digest = hashlib.sha256()
-    for part in parts:
-        part.feed(digest)
-    return digest.hexdigest()

@@ -5,14 +5,11 @@ import http.client
 import tarfile
 import tempfile
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from neural_similarity.data.files import Progress
 from neural_similarity.data.registry import find, load
-
-Progress = Callable[[int, int | None], None]
-"""Called with the bytes of a file that have come, and with their number where it is known."""
 
 CHUNK = 1 << 18
 TIMEOUT_SECONDS = 30
@@ -54,7 +51,7 @@ def download(name: str, root: str | Path, *, progress: Progress | None = None) -
     Args:
         name: "fashion-mnist", "cifar10", "cifar100" or "embedded".
         root: folder of the data sets, created if it does not exist.
-        progress: called as a file comes in.
+        progress: called with the bytes of a file that have come, and with how many it has.
 
     Returns:
         The folder that holds the files.

@@ -1,8 +1,11 @@
 """Finding and reading the files of a data set, with errors that say what to do."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+Progress = Callable[[int, int | None], None]
+"""Told how many images or bytes are done, and of how many, None where that is not known."""
 
 
 def first_folder(folders: Sequence[Path], names: Sequence[str]) -> Path | None:

@@ -20,9 +20,9 @@ NAME = "imagenet"
 PARTS = ("train", "val")
 IMAGE_SIZE = 224
 CACHE = ".listing.json"
+"""Kept beside the parts: listing 1.3 million files anew takes minutes on a network's disk."""
 SETTLED_NS = 2_000_000_000
 """How long ago a folder must have changed for its listing to be kept: disks round times."""
-"""Kept beside the parts: listing 1.3 million files anew takes minutes on a network's disk."""
 
 
 def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -> Dataset:

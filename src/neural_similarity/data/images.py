@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,14 +76,19 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the pixels, labels and classes of both parts, as 64 hex digits.
+        """SHA-256 over both parts, see :func:`digest_of`."""
+        return digest_of((self.train, self.test))
 
-        Of images in files it covers names and sizes in place of pixels.
-        """
-        digest = hashlib.sha256()
-        for part in (self.train, self.test):
-            part.feed(digest)
-        return digest.hexdigest()
+
+def digest_of(parts: Iterable[ImageSet]) -> str:
+    """SHA-256 over the pixels, labels and classes of all parts, as 64 hex digits.
+
+    Of images in files it covers names and sizes in place of pixels.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        part.feed(digest)
+    return digest.hexdigest()
 
 
 def held_out(images: ImageSet, validation: int, seed: int) -> tuple[ImageSet, ImageSet]:

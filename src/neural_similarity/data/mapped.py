@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from neural_similarity.data.class_files import ClassFiles
 from neural_similarity.data.class_split import PARTS, ClassSplit
+from neural_similarity.data.files import Progress
 from neural_similarity.data.images import Images
 from neural_similarity.data.pictures import read_header, read_pixels
 
 VERSION = 1
-Progress = Callable[[int, int | None], None]
-"""Told how many of how many images (or bytes) are done."""
 
 
 def load_mapped(
@@ -47,7 +46,7 @@ def load_mapped(
     with _locked(files.folder):
         description = _read_description(pixels.with_suffix(".json"))
         if description.get("signature") != signature or not pixels.is_file():
-            description = _decode(files, signature, pixels, mode, progress)
+            description = _decode(files, signature, pixels, size, mode, progress)
         return _split(name, files, pixels, description["content"])
 
 
@@ -73,10 +72,15 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 
 def _decode(
-    files: ClassFiles, signature: str, path: Path, mode: str | None, progress: Progress | None
+    files: ClassFiles,
+    signature: str,
+    path: Path,
+    size: int,
+    mode: str | None,
+    progress: Progress | None,
 ) -> dict[str, Any]:
     """Write the pixels of all files to `path`, and then what they are."""
-    paths, size = list(files.paths), int(path.stem.rpartition("-")[2])
+    paths = list(files.paths)
     mode = mode or ("L" if all(read_header(p).mode in ("1", "L") for p in paths) else "RGB")
     digest = hashlib.sha256()
     partial = path.with_name(f".{path.name}.partial")

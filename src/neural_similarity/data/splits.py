@@ -12,9 +12,11 @@ from neural_similarity.data.class_files import (
     find_parts,
 )
 from neural_similarity.data.class_pickles import find_pickles, load_pickles
-from neural_similarity.data.class_split import ClassSplit, all_images, digest_of, select_classes
+from neural_similarity.data.class_split import ClassSplit, all_images, select_classes
 from neural_similarity.data.embedded import load_embedded
-from neural_similarity.data.mapped import Progress, load_mapped
+from neural_similarity.data.files import Progress
+from neural_similarity.data.images import digest_of
+from neural_similarity.data.mapped import load_mapped
 
 MINI, OMNIGLOT, CLASSES, EMBEDDED = "mini-imagenet", "omniglot", "classes", "embedded"
 

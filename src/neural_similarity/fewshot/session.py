@@ -8,7 +8,7 @@ from torch import nn
 
 from neural_similarity import data
 from neural_similarity.data import ClassSplit, Images, Preprocess
-from neural_similarity.data.mapped import Progress
+from neural_similarity.data.files import Progress
 from neural_similarity.fewshot.evaluate import evaluate
 from neural_similarity.fewshot.method import Method
 from neural_similarity.fewshot.methods import METHODS

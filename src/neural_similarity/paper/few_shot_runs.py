@@ -10,7 +10,7 @@ from typing import get_args
 from torch import Tensor
 
 from neural_similarity.data import ClassSplit
-from neural_similarity.data.mapped import Progress
+from neural_similarity.data.files import Progress
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.evaluate import evaluate, use_statistics
 from neural_similarity.fewshot.method import Statistics
