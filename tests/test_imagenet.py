@@ -23,8 +23,8 @@ from neural_similarity.data import (
     imagenet,
     layout,
 )
-from neural_similarity.data.decoding import in_order
-from neural_similarity.data.pictures import random_window, read_centre, read_random_window
+from neural_similarity.data.decoding import random_window, read_centre, read_random_window
+from neural_similarity.data.prefetch import in_order
 from neural_similarity.data.seeding import generator
 
 SIZE = 24

@@ -13,7 +13,7 @@ from tiny_imagenet import CLASSES, make_imagenet
 
 from neural_similarity import cli, visualize
 from neural_similarity.cli import runs
-from neural_similarity.data.pictures import read_centre
+from neural_similarity.data.decoding import read_centre
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 from neural_similarity.paper import write_record
 from neural_similarity.recipes import RECIPES

@@ -23,8 +23,8 @@ from neural_similarity.bench.networks import Setting as Setting
 from neural_similarity.bench.operators import operators as operators
 from neural_similarity.bench.operators import scaling as scaling
 from neural_similarity.bench.performance import page as page
-from neural_similarity.bench.picture import draw_growth as draw_growth
-from neural_similarity.bench.picture import draw_ratios as draw_ratios
+from neural_similarity.bench.plots import draw_growth as draw_growth
+from neural_similarity.bench.plots import draw_ratios as draw_ratios
 from neural_similarity.bench.quiet import Watch as Watch
 from neural_similarity.bench.report import Report as Report
 from neural_similarity.bench.report import Row as Row

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from neural_similarity.bench import few_shot, loops
-from neural_similarity.bench.picture import SWEEPS, nanoseconds, peak
+from neural_similarity.bench.plots import SWEEPS, nanoseconds, peak
 from neural_similarity.bench.ratios import Values, ratios
 from neural_similarity.bench.report import Report, Row
 from neural_similarity.ops import BACKENDS

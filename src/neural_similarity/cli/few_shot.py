@@ -10,7 +10,7 @@ import tyro
 
 from neural_similarity import paper
 from neural_similarity.cli.counter import counter
-from neural_similarity.cli.few_shot_table import reproduce
+from neural_similarity.cli.few_shot_reproduce import reproduce
 from neural_similarity.cli.parsing import (
     Commands,
     UsageError,

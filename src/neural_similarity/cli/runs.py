@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from neural_similarity import train as training
 from neural_similarity.cli.parsing import UsageError, parse, say
 from neural_similarity.convert import fold as fold_network
-from neural_similarity.data.pictures import read_centre, read_header, read_pixels
+from neural_similarity.data.decoding import read_centre, read_header, read_pixels
 from neural_similarity.nn.layer import is_dynamic
 from neural_similarity.train import Run, RunError, Runtime, Scores
 from neural_similarity.train.files import new_file

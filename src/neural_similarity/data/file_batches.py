@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from neural_similarity.data.batches import Order
-from neural_similarity.data.decoding import in_order
 from neural_similarity.data.image_files import ImageFiles
+from neural_similarity.data.prefetch import in_order
 from neural_similarity.data.preprocess import Preprocess, standardise
 
 

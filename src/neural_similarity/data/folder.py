@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from neural_similarity.data.decoding import Header, read_header, read_pixels
 from neural_similarity.data.images import Dataset, Images, ImageSet, split_off
 from neural_similarity.data.listing import Listing, check_classes, list_images
-from neural_similarity.data.pictures import Header, read_header, read_pixels
 
 NAME = "folder"
 TEST_PARTS = ("test", "val", "validation")

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neural_similarity.data.decoding import in_order
+from neural_similarity.data.decoding import read_centre, read_random_window
 from neural_similarity.data.listing import Listing
-from neural_similarity.data.pictures import read_centre, read_random_window
+from neural_similarity.data.prefetch import in_order
 from neural_similarity.data.seeding import generator
 
 

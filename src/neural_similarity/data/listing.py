@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from neural_similarity.data.pictures import SUFFIXES
+from neural_similarity.data.decoding import SUFFIXES
 
 COLUMNS = ("filename", "label")
 

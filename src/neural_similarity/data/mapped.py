@@ -15,9 +15,9 @@ from torch import Tensor
 
 from neural_similarity.data.class_files import ClassFiles
 from neural_similarity.data.class_split import PARTS, ClassSplit
+from neural_similarity.data.decoding import read_header, read_pixels
 from neural_similarity.data.files import Progress
 from neural_similarity.data.images import Images
-from neural_similarity.data.pictures import read_header, read_pixels
 
 VERSION = 1
 

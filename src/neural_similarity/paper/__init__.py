@@ -15,12 +15,12 @@ from neural_similarity.paper.few_shot_runs import evaluate_run as evaluate_run
 from neural_similarity.paper.few_shot_runs import wanted_evaluations as wanted_evaluations
 from neural_similarity.paper.few_shot_table import few_shot_markdown as few_shot_markdown
 from neural_similarity.paper.markdown import to_markdown as to_markdown
-from neural_similarity.paper.picture import draw as draw
 from neural_similarity.paper.plan import Plan as Plan
 from neural_similarity.paper.plan import Task as Task
 from neural_similarity.paper.plan import chosen as chosen
 from neural_similarity.paper.plan import make_plan as make_plan
 from neural_similarity.paper.plan import makespan as makespan
+from neural_similarity.paper.plots import draw as draw
 from neural_similarity.paper.recording import write_record as write_record
 from neural_similarity.paper.records import Record as Record
 from neural_similarity.paper.records import read_records as read_records

@@ -1,0 +1,70 @@
+"""Work on files in other processes, ahead of its use and in order."""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+AHEAD = 2
+"""Positions that a process is ahead."""
+
+
+def in_order(
+    work: Callable[[int], Any], positions: Iterable[int], *, workers: int, pinned: bool = False
+) -> Iterator[Any]:
+    """`work` of every position, done ahead by processes, in the order of the positions.
+
+    Args:
+        work: makes tensors. It must be the same in every process, so its random numbers are to be
+            functions of the position, and one that `pickle` can send.
+        positions: may be endless.
+        workers: number of processes, at most one a core; 0 works in this process.
+        pinned: put tensors where a GPU fetches them without waiting.
+
+    Raises:
+        ValueError: `work` did, for this position.
+    """
+    workers = min(workers, _cores())
+    loader = DataLoader(
+        _Guarded(work),
+        batch_size=None,
+        sampler=positions,
+        num_workers=workers,
+        worker_init_fn=_leave_signals_to_the_parent,
+        prefetch_factor=AHEAD if workers else None,
+        pin_memory=pinned,
+        generator=torch.Generator(),  # Else the loader draws from the random numbers of training.
+    )
+    for result in loader:
+        if isinstance(result, str):
+            raise ValueError(result)
+        yield result
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Guarded(Dataset[Any]):
+    """Hands the message of a `ValueError` over: torch would add the traceback of the process."""
+
+    def __init__(self, work: Callable[[int], Any]) -> None:
+        self.work = work
+
+    def __getitem__(self, position: int) -> Any:
+        try:
+            return self.work(position)
+        except ValueError as error:
+            return str(error)
+
+
+def _leave_signals_to_the_parent(_: int) -> None:
+    """Ctrl-C reaches the whole group; training stops its processes when all is saved."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
