@@ -12,7 +12,12 @@ from neural_similarity.fewshot import session
 from neural_similarity.fewshot.run import usual_checkpoint
 from neural_similarity.fewshot.tasks import TaskSizes, draw_tasks
 from neural_similarity.nn import Diagonal, Static
-from neural_similarity.paper import few_shot_records, few_shot_runs, few_shot_table
+from neural_similarity.paper import (
+    few_shot_evaluation,
+    few_shot_records,
+    few_shot_runs,
+    few_shot_table,
+)
 from neural_similarity.paper.few_shot_table import FewShotRow
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.train import RunError
@@ -268,7 +273,7 @@ def test_tasks_of_other_data_or_of_classes_that_are_known_are_refused(done, data
         data=data or split.digest, part=part,
     )  # fmt: skip
     with pytest.raises((ValueError, RunError), match=message):
-        few_shot_runs.evaluate_run(run, split, tasks)
+        few_shot_evaluation.evaluate_run(run, split, tasks)
 
 
 def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch):
@@ -283,7 +288,7 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
         told.append((runtime.precision, len(done)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(few_shot_runs, "evaluate", note)
+    monkeypatch.setattr(few_shot_evaluation, "evaluate", note)
     sizes = TaskSizes(ways=2, shots=2, queries=3)
     tasks = draw_tasks(split.test, sizes, 5, seed=0, data=split.digest, part="test")
     best = find_checkpoint(run, usual_checkpoint(run))
@@ -294,7 +299,7 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
         (folder / "evaluations").mkdir(exist_ok=True)
         (folder / "evaluations" / name).write_text(json.dumps(content))
         with pytest.raises(KeyboardInterrupt):
-            few_shot_runs.evaluate_run(run, split, tasks, device="cpu")
+            few_shot_evaluation.evaluate_run(run, split, tasks, device="cpu")
     assert told == [("bf16", 2), ("bf16", 0)]
 
 

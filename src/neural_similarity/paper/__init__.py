@@ -3,6 +3,7 @@
 from neural_similarity.paper.display import show as show
 from neural_similarity.paper.execution import Outcome as Outcome
 from neural_similarity.paper.execution import execute as execute
+from neural_similarity.paper.few_shot_evaluation import evaluate_run as evaluate_run
 from neural_similarity.paper.few_shot_records import EVALUATIONS as EVALUATIONS
 from neural_similarity.paper.few_shot_records import Evaluation as Evaluation
 from neural_similarity.paper.few_shot_records import make_evaluation as make_evaluation
@@ -11,7 +12,6 @@ from neural_similarity.paper.few_shot_records import write_evaluation as write_e
 from neural_similarity.paper.few_shot_runs import Reproduction as Reproduction
 from neural_similarity.paper.few_shot_runs import RunKey as RunKey
 from neural_similarity.paper.few_shot_runs import Wanted as Wanted
-from neural_similarity.paper.few_shot_runs import evaluate_run as evaluate_run
 from neural_similarity.paper.few_shot_runs import wanted_evaluations as wanted_evaluations
 from neural_similarity.paper.few_shot_table import few_shot_markdown as few_shot_markdown
 from neural_similarity.paper.markdown import to_markdown as to_markdown

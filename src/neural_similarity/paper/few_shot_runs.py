@@ -1,4 +1,4 @@
-"""Evaluating few-shot runs, and running what Table 6 lacks."""
+"""Running what Table 6 lacks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -7,38 +7,28 @@ from itertools import chain
 from pathlib import Path
 from typing import get_args
 
-from torch import Tensor
-
-from neural_similarity.data import ClassSplit
 from neural_similarity.data.files import Progress
 from neural_similarity.fewshot import session
-from neural_similarity.fewshot.evaluate import evaluate, use_statistics
-from neural_similarity.fewshot.method import Statistics
 from neural_similarity.fewshot.methods import METHODS
-from neural_similarity.fewshot.partial import Partial
 from neural_similarity.fewshot.recipe import Classes
-from neural_similarity.fewshot.run import FewShotRun, load_method, usual_checkpoint
-from neural_similarity.fewshot.tasks import TaskList, TaskSizes, draw_tasks
+from neural_similarity.fewshot.run import FewShotRun
+from neural_similarity.fewshot.tasks import TaskSizes, draw_tasks
 from neural_similarity.paper import few_shot_table
+from neural_similarity.paper.few_shot_evaluation import evaluate_run
 from neural_similarity.paper.few_shot_records import (
     EVALUATIONS,
-    Evaluation,
     evaluation_name,
-    facts_of,
-    make_evaluation,
     overridden,
     read_placed,
     record_few_shot,
     records_folder,
-    write_evaluation,
 )
 from neural_similarity.paper.plan import matching, require_same, run_folder
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
-from neural_similarity.train import RunError, choose_runtime, read_run
+from neural_similarity.train import RunError, read_run
 from neural_similarity.train.files import locked
-from neural_similarity.train.run import SUMMARY, find_checkpoint
-from neural_similarity.train.runtime import threads
+from neural_similarity.train.run import SUMMARY
 
 RunKey = tuple[str, int, Classes]
 """Recipe, seed and classes."""
@@ -46,71 +36,6 @@ TASK_SEED = 0
 NEVER_RETRAINED = ("maml", "maml-first-order", "anil", "meta-nsn")
 TRAIN_ALONE: tuple[Classes, ...] = ("train",)
 """The classes of those; the paper trains static and dynamic NSN on validation classes as well."""
-
-
-def evaluate_run(
-    run: FewShotRun,
-    split: ClassSplit,
-    tasks: TaskList,
-    *,
-    method: str | None = None,
-    statistics: Statistics | None = None,
-    device: str = "auto",
-    progress: Progress | None = None,
-) -> tuple[Evaluation, Path]:
-    """Evaluate a finished run into its folder, from where an interrupted evaluation stopped.
-
-    Args:
-        run: a finished run.
-        split: the data set that it was trained on.
-        tasks: of one of the parts of the data set.
-        method: its name; None is what the run was trained for.
-        statistics: what normalises queries; None is the method's own.
-        device: "auto", "cpu" or "cuda".
-        progress: told how many tasks are done, of how many.
-
-    Returns:
-        The evaluation and its file.
-
-    Raises:
-        RunError: the run's network was trained for another method, or on the classes of the tasks.
-        ValueError: the tasks are of other data.
-    """
-    if tasks.part == "val" and run.recipe.train_on == "train+val":
-        raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
-    images = split.part(tasks.part)
-    tasks.check(run.digest, tasks.part, images)
-    runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
-    checkpoint, name = usual_checkpoint(run), method or run.recipe.method
-    module = use_statistics(load_method(run, checkpoint, name), statistics)
-    runtime.place(module)
-    folder = run.path / EVALUATIONS
-    file = evaluation_name(run.recipe, name, module.statistics, tasks.sizes, facts_of(tasks))
-    what = {"tasks": tasks.digest, "checkpoint": find_checkpoint(run, checkpoint).name}
-    what["precision"] = runtime.precision
-    partial = Partial(folder / f"{file}.partial", what)
-
-    def keep(correct: Tensor) -> None:
-        partial.save(correct)
-        if progress:
-            progress(len(correct), len(tasks))
-
-    with threads(run.recipe.threads):
-        correct = evaluate(
-            module,
-            images,
-            tasks,
-            preprocess=run.preprocess,
-            runtime=runtime,
-            done=partial.done,
-            progress=keep,
-        )
-    evaluation = make_evaluation(
-        run, (name, module), tasks, correct, checkpoint=checkpoint, seconds=partial.spent
-    )
-    path = write_evaluation(folder, evaluation)
-    partial.remove()
-    return evaluation, path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,89 @@
+"""Evaluating few-shot runs."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from neural_similarity.data import ClassSplit
+from neural_similarity.data.files import Progress
+from neural_similarity.fewshot.evaluate import evaluate, use_statistics
+from neural_similarity.fewshot.method import Statistics
+from neural_similarity.fewshot.partial import Partial
+from neural_similarity.fewshot.run import FewShotRun, load_method, usual_checkpoint
+from neural_similarity.fewshot.tasks import TaskList
+from neural_similarity.paper.few_shot_records import (
+    EVALUATIONS,
+    Evaluation,
+    evaluation_name,
+    facts_of,
+    make_evaluation,
+    write_evaluation,
+)
+from neural_similarity.train import RunError, choose_runtime
+from neural_similarity.train.run import find_checkpoint
+from neural_similarity.train.runtime import threads
+
+
+def evaluate_run(
+    run: FewShotRun,
+    split: ClassSplit,
+    tasks: TaskList,
+    *,
+    method: str | None = None,
+    statistics: Statistics | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> tuple[Evaluation, Path]:
+    """Evaluate a finished run into its folder, from where an interrupted evaluation stopped.
+
+    Args:
+        run: a finished run.
+        split: the data set that it was trained on.
+        tasks: of one of the parts of the data set.
+        method: its name; None is what the run was trained for.
+        statistics: what normalises queries; None is the method's own.
+        device: "auto", "cpu" or "cuda".
+        progress: told how many tasks are done, of how many.
+
+    Returns:
+        The evaluation and its file.
+
+    Raises:
+        RunError: the run's network was trained for another method, or on the classes of the tasks.
+        ValueError: the tasks are of other data.
+    """
+    if tasks.part == "val" and run.recipe.train_on == "train+val":
+        raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
+    images = split.part(tasks.part)
+    tasks.check(run.digest, tasks.part, images)
+    runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
+    checkpoint, name = usual_checkpoint(run), method or run.recipe.method
+    module = use_statistics(load_method(run, checkpoint, name), statistics)
+    runtime.place(module)
+    folder = run.path / EVALUATIONS
+    file = evaluation_name(run.recipe, name, module.statistics, tasks.sizes, facts_of(tasks))
+    what = {"tasks": tasks.digest, "checkpoint": find_checkpoint(run, checkpoint).name}
+    what["precision"] = runtime.precision
+    partial = Partial(folder / f"{file}.partial", what)
+
+    def keep(correct: Tensor) -> None:
+        partial.save(correct)
+        if progress:
+            progress(len(correct), len(tasks))
+
+    with threads(run.recipe.threads):
+        correct = evaluate(
+            module,
+            images,
+            tasks,
+            preprocess=run.preprocess,
+            runtime=runtime,
+            done=partial.done,
+            progress=keep,
+        )
+    evaluation = make_evaluation(
+        run, (name, module), tasks, correct, checkpoint=checkpoint, seconds=partial.spent
+    )
+    path = write_evaluation(folder, evaluation)
+    partial.remove()
+    return evaluation, path
