@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CELL = 1.4
 """Inches of a small picture."""
-_GRID = {"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.82, "wspace": 0.08, "hspace": 0.2}
+_MARGINS = {"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.82, "wspace": 0.08, "hspace": 0.2}
 
 
 @torch.no_grad()
@@ -77,17 +77,10 @@ def kernel_shapes(model: nn.Module) -> dict[str, Tensor]:
 
 def plot_shapes(shapes: dict[str, Tensor], columns: int = 5) -> "Figure":
     """A picture per layer of which taps its kernel has."""
-    from matplotlib.figure import Figure
-
-    rows = -(-len(shapes) // columns)
-    figure = Figure((columns * CELL, rows * CELL + 0.5))
-    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw=_GRID)
+    figure, grid = _grid(-(-len(shapes) // columns), columns, frames=True)
     for axis, (name, shape) in zip(grid.flat, shapes.items(), strict=False):
         axis.imshow(shape.reshape(-1, shape.shape[-1]).numpy(), cmap="gray", vmin=0, vmax=1)
         axis.set_title(f"{name}: {int(shape.count_nonzero())} taps", fontsize=7)
-    for axis in grid.flat:
-        axis.set_xticks([])
-        axis.set_yticks([])
     figure.suptitle("kernel shape D (white: in use)", fontsize=9)
     return figure
 
@@ -101,19 +94,13 @@ def mean_matrix(m: Tensor) -> Tensor:
 
 def plot_matrices(found: dict[str, Tensor], columns: int = 5) -> "Figure":
     """A K×K heat map of M - I per layer: rows are kernel taps, columns patch taps."""
-    from matplotlib.figure import Figure
-
-    rows = -(-len(found) // columns)
-    figure = Figure((columns * 2 * CELL, rows * 2 * CELL + 0.5))
-    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw=_GRID)
+    figure, grid = _grid(-(-len(found) // columns), columns, 2 * CELL)
     means = {name: mean_matrix(m) for name, m in found.items()}
     matrices = {name: mean - torch.eye(len(mean)) for name, mean in means.items()}
     limit = max(1e-6, *(matrix.abs().max().item() for matrix in matrices.values()))
     for axis, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
         axis.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(name, fontsize=8)
-    for axis in grid.flat:
-        axis.set_axis_off()
     figure.colorbar(grid.flat[0].images[0], ax=grid, shrink=0.8)
     figure.suptitle("M - I [kernel tap, patch tap], mean over positions where dynamic", fontsize=9)
     return figure
@@ -127,13 +114,9 @@ def plot_maps(x: Tensor, m: Tensor, title: str = "") -> "Figure":
         m: (n, K, h, w) or (n, K, K, h, w).
         title: Above the picture.
     """
-    from matplotlib.figure import Figure
-
     diagonal = m if m.dim() == 4 else m.diagonal(dim1=1, dim2=2).movedim(-1, 1)
     distance = _distance(m)
-    columns = 2 + diagonal.shape[1]
-    figure = Figure((columns * CELL, len(x) * CELL + 0.5))
-    grid = figure.subplots(len(x), columns, squeeze=False, gridspec_kw=_GRID)
+    figure, grid = _grid(len(x), 2 + diagonal.shape[1])
     spread = max((diagonal - 1).abs().max().item(), 1e-6)
     for row, image, far, taps in zip(grid, x, distance, diagonal, strict=True):
         row[0].imshow(_displayable(image).numpy(), cmap="gray")
@@ -143,11 +126,21 @@ def plot_maps(x: Tensor, m: Tensor, title: str = "") -> "Figure":
     titles = ["image", "‖M - I‖", *(f"tap {tap}" for tap in range(diagonal.shape[1]))]
     for axis, text in zip(grid[0], titles, strict=True):
         axis.set_title(text, fontsize=7)
-    for axis in grid.flat:
-        axis.set_axis_off()
     figure.colorbar(grid[0, 2].images[0], ax=grid[:, 2:], shrink=0.8)
     figure.suptitle(title, fontsize=9)
     return figure
+
+
+def _grid(
+    rows: int, columns: int, cell: float = CELL, *, frames: bool = False
+) -> tuple["Figure", Any]:
+    """A figure and its axes, (rows, columns), without ticks, `cell` inches each."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((columns * cell, rows * cell + 0.5))
+    look = {"frame_on": frames, "xticks": [], "yticks": []}
+    grid = figure.subplots(rows, columns, squeeze=False, subplot_kw=look, gridspec_kw=_MARGINS)
+    return figure, grid
 
 
 def _distance(m: Tensor) -> Tensor:

@@ -128,9 +128,7 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _save(figure: "Figure", report: Report, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     words = [f"nsim bench {report.bench}: {report.machine}"]
     figure.suptitle("\n".join(words + ([report.noise.upper()] if report.noise else [])))
     path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_png(path)
+    figure.savefig(path)

@@ -21,7 +21,6 @@ def draw(report: Report, path: Path) -> None:
         report: a table with its runs.
         path: PNG file to write.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     heights = [len(panel.lines) for panel in report.panels]
@@ -41,7 +40,7 @@ def draw(report: Report, path: Path) -> None:
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
     figure.suptitle(f"{report.table.title}\n{report.schedule}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_png(path)
+    figure.savefig(path)
 
 
 def _draw_values(axes: Any, report: PanelReport) -> None:
