@@ -2,13 +2,20 @@
 
 import json
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 import torch
 
 from neural_similarity import bench, cli
-from neural_similarity.bench import few_shot, loops, performance, read, to_markdown, write
+from neural_similarity.bench import (
+    comparison,
+    few_shot,
+    loops,
+    performance,
+    read,
+    to_markdown,
+    write,
+)
 from neural_similarity.bench import subjects as catalogue
 from neural_similarity.bench.networks import texts
 from neural_similarity.bench.report import Report, Row, split
@@ -17,7 +24,6 @@ from neural_similarity.bench.timing import Timing
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train.recipe import recipe_to_json
 
-operators = import_module("neural_similarity.bench.operators")
 QUICK = {
     "operators": ("--dtype", "fp32"),
     "scaling": ("--threads", "1"),
@@ -349,7 +355,9 @@ def test_a_wrong_result_has_no_time_and_the_command_fails(tmp_path, capsys, monk
 
 def test_rows_are_measured_with_their_threads(monkeypatch):
     seen = []
-    monkeypatch.setattr(operators, "compare", lambda *_: seen.append(torch.get_num_threads()) or [])
+    monkeypatch.setattr(
+        comparison, "compare", lambda *_: seen.append(torch.get_num_threads()) or []
+    )
     case = bench.Case(kind="full", dtype="fp32", batch=1, channels=2, size=4)
     bench.operators([case], [2, 1], bench.Effort())
     bench.scaling({"by batch": [case]}, [1, 2], bench.Effort())

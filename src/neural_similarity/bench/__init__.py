@@ -8,8 +8,7 @@ it saved.
 `subject` is what is measured, `subjects` and `networks` are those there are; `oracle` and
 `checking` tell what is right; `timing`, `costs` and `quiet` measure; `comparison` does all of this
 for subjects side by side, and `operators`, `training`, `loops`, `inference` and `few_shot` say for
-which;
-`report`, `markdown`, `picture`, `settings` and `performance` show what was found.
+which; `report`, `markdown`, `plots`, `settings` and `performance` show what was found.
 """
 
 from neural_similarity.bench.case import Case as Case

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from neural_similarity.choices import require_known
 from neural_similarity.train.runtime import Precision
 
 Kind = Literal["diagonal", "full"]
@@ -35,8 +36,7 @@ class Case:
     """Where it is computed."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        require_known("dtype", self.dtype, DTYPES)
         for name in ("batch", "channels", "size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")

@@ -11,6 +11,7 @@ from neural_similarity.bench.checking import Checker, outcome, problem, trained
 from neural_similarity.bench.report import Row, title
 from neural_similarity.bench.subject import Absent, Subject
 from neural_similarity.bench.timing import Call, Effort, Timing, measure
+from neural_similarity.train.runtime import threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,16 @@ class Comparison:
     """What is timed of a subject, by name."""
     costs: Callable[[Subject, Mapping[str, Timing]], Mapping[str, float | None]]
     """What else is told of a subject, None being unknown, given its times."""
+
+
+def by_threads(comparison: Comparison, counts: Sequence[int], effort: Effort) -> list[Row]:
+    """`compare` with every number of CPU threads, which the groups tell last."""
+    rows = []
+    for count in counts:
+        with threads(count):
+            group = comparison.group | {"threads": count}
+            rows += compare(replace(comparison, group=group), effort)
+    return rows
 
 
 def compare(comparison: Comparison, effort: Effort) -> list[Row]:

@@ -8,14 +8,13 @@ from torch import Tensor, nn
 
 from neural_similarity.bench import oracle
 from neural_similarity.bench.case import DTYPES
-from neural_similarity.bench.comparison import Comparison, compare, forward
+from neural_similarity.bench.comparison import Comparison, by_threads, forward
 from neural_similarity.bench.costs import macs, peak_bytes
 from neural_similarity.bench.networks import CHECKED, PLAIN, Setting
 from neural_similarity.bench.report import Row
 from neural_similarity.bench.subject import Placed, Subject
 from neural_similarity.bench.timing import Effort, Timing
 from neural_similarity.convert import fold
-from neural_similarity.train.runtime import threads
 
 FORWARD, FOLDED = "forward", "folded"
 
@@ -37,19 +36,15 @@ def inference(
             "macs": macs(subject.module, [images]) / setting.batch,
         }
 
-    rows = []
-    for count in counts:
-        comparison = Comparison(
-            group=setting.group(count),
-            subjects=subjects,
-            grad=setting.check_grad,
-            dtype=DTYPES[setting.runtime.precision],
-            timed={FORWARD: lambda subject: forward(whole(subject))},
-            costs=costs,
-        )
-        with threads(count):
-            rows += compare(comparison, effort)
-    return rows
+    comparison = Comparison(
+        group=setting.group,
+        subjects=subjects,
+        grad=setting.check_grad,
+        dtype=DTYPES[setting.runtime.precision],
+        timed={FORWARD: lambda subject: forward(whole(subject))},
+        costs=costs,
+    )
+    return by_threads(comparison, counts, effort)
 
 
 def _subjects(setting: Setting, similarities: Sequence[str]) -> Iterator[Subject]:

@@ -47,7 +47,7 @@ def training_loops(setting: Setting, counts: Sequence[int], effort: Effort) -> l
     """
     rows = []
     for count in counts:
-        group = {"what": WHAT} | setting.group(count)
+        group = {"what": WHAT} | setting.group | {"threads": count}
         with threads(count), TemporaryDirectory() as folder:
             race = _Race(setting, Path(folder))
             error = race.error()

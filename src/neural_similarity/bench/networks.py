@@ -49,9 +49,10 @@ class Setting:
         if self.batch < 1:
             raise ValueError(f"`batch` must be at least 1, got {self.batch}")
 
-    def group(self, threads: int) -> dict[str, str | int]:
+    @property
+    def group(self) -> dict[str, str | int]:
         """What the rows of a comparison have in common."""
-        return {"dtype": self.runtime.precision, "batch": self.batch, "threads": threads}
+        return {"dtype": self.runtime.precision, "batch": self.batch}
 
     def images(self, count: int) -> Tensor:
         """Random images, placed."""

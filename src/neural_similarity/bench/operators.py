@@ -7,14 +7,18 @@ from functools import partial
 from torch import Tensor
 
 from neural_similarity.bench.case import Case, operands
-from neural_similarity.bench.comparison import Comparison, compare, forward, forward_and_backward
+from neural_similarity.bench.comparison import (
+    Comparison,
+    by_threads,
+    forward,
+    forward_and_backward,
+)
 from neural_similarity.bench.costs import macs, peak_bytes, saved_bytes
 from neural_similarity.bench.ratios import BOTH, FORWARD
 from neural_similarity.bench.report import Row
 from neural_similarity.bench.subject import Absent, Subject
 from neural_similarity.bench.subjects import dynamic, plain, subjects
 from neural_similarity.bench.timing import Effort, Timing
-from neural_similarity.train.runtime import threads
 
 
 def operators(cases: Iterable[Case], counts: Sequence[int], effort: Effort) -> list[Row]:
@@ -23,10 +27,8 @@ def operators(cases: Iterable[Case], counts: Sequence[int], effort: Effort) -> l
     for case in cases:
         given = operands(case)
         chosen = list(subjects(case, given))
-        for count in counts:
-            group = {"similarity": case.kind} | _sizes(case, count)
-            with threads(count):
-                rows += compare(_comparison(case, chosen, given.grad, group), effort)
+        group = {"similarity": case.kind} | _sizes(case)
+        rows += by_threads(_comparison(case, chosen, given.grad, group), counts, effort)
     return rows
 
 
@@ -43,10 +45,8 @@ def scaling(
             dynamic("ours, diagonal", diagonal, given),
             dynamic("ours, full", full, operands(full)),
         ]
-        for count in counts:
-            group = {"sweep": sweep} | _sizes(case, count)
-            with threads(count):
-                rows += compare(_comparison(case, chosen, given.grad, group), effort)
+        group = {"sweep": sweep} | _sizes(case)
+        rows += by_threads(_comparison(case, chosen, given.grad, group), counts, effort)
     return rows
 
 
@@ -75,11 +75,10 @@ def _comparison(
     )
 
 
-def _sizes(case: Case, count: int) -> dict[str, str | int]:
+def _sizes(case: Case) -> dict[str, str | int]:
     return {
         "dtype": case.dtype,
         "channels": case.channels,
         "size": case.size,
         "batch": case.batch,
-        "threads": count,
     }

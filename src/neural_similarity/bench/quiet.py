@@ -23,10 +23,10 @@ class Watch:
         return max(0.0, busy - own) / wall if wall else None
 
 
-def others_now(seconds: float = 0.5) -> float | None:
-    """Cores that are busy with other processes for the next `seconds`; None where unknown."""
+def others_now() -> float | None:
+    """Cores that are busy with other processes for the next half second; None where unknown."""
     watch = Watch()
-    time.sleep(seconds)
+    time.sleep(0.5)
     return watch.others()
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.bench.case import DTYPES
-from neural_similarity.bench.comparison import Comparison, compare
+from neural_similarity.bench.comparison import Comparison, by_threads
 from neural_similarity.bench.costs import macs, peak_bytes
 from neural_similarity.bench.networks import CLASSES, Setting
 from neural_similarity.bench.report import Row
@@ -15,7 +15,6 @@ from neural_similarity.bench.subject import Subject
 from neural_similarity.bench.timing import Call, Effort, Timing
 from neural_similarity.regularize import parameter_groups
 from neural_similarity.train.recipe import Recipe
-from neural_similarity.train.runtime import threads
 
 STEP = "step"
 Batch = tuple[Tensor, Tensor]
@@ -41,19 +40,15 @@ def training_steps(
             "macs": macs(subject.module, [images]) / setting.batch,
         }
 
-    rows = []
-    for count in counts:
-        comparison = Comparison(
-            group={"what": what} | setting.group(count),
-            subjects=subjects,
-            grad=setting.check_grad,
-            dtype=DTYPES[setting.runtime.precision],
-            timed={STEP: call},
-            costs=costs,
-        )
-        with threads(count):
-            rows += compare(comparison, effort)
-    return rows
+    comparison = Comparison(
+        group={"what": what} | setting.group,
+        subjects=subjects,
+        grad=setting.check_grad,
+        dtype=DTYPES[setting.runtime.precision],
+        timed={STEP: call},
+        costs=costs,
+    )
+    return by_threads(comparison, counts, effort)
 
 
 def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
