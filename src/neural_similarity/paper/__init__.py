@@ -22,7 +22,6 @@ from neural_similarity.paper.plan import make_plan as make_plan
 from neural_similarity.paper.plan import makespan as makespan
 from neural_similarity.paper.plots import draw as draw
 from neural_similarity.paper.recording import write_record as write_record
-from neural_similarity.paper.records import Record as Record
 from neural_similarity.paper.records import read_records as read_records
 from neural_similarity.paper.report import StepCosts as StepCosts
 from neural_similarity.paper.report import fullest_budget as fullest_budget

@@ -85,6 +85,22 @@ PANELS: dict[str, tuple[FewShotRow, ...]] = {
 BASELINE, CONTROL = PANELS["CNN-4"][0], PANELS["controls"][0]
 COMPARED = {"to fine-tuning": BASELINE, "to 64 filters": CONTROL}
 """What every row is compared with, by the heading; the control is as large as dynamic NSN."""
+HEAD = (
+    "method",
+    "recipe",
+    "shots",
+    "paper",
+    "ours",
+    *COMPARED,
+    "parameters",
+    "trained on",
+    "budget",
+    "step",
+    "precision",
+    "batch norm",
+    "tasks",
+    "seeds",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +141,7 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
     parts = [f"# {TITLE}" + ("" if usual == 1 else f" (reduced schedule, budget {usual:g})")]
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
-        head = ("method", "recipe", "shots", "paper", "ours", *COMPARED)
-        head += ("parameters", "trained on", "budget", "step", "precision")
-        head += ("batch norm", "tasks", "seeds")
-        lines = [head, ("---",) * len(head)]
+        lines = [HEAD, ("---",) * len(HEAD)]
         for row in rows:
             for shots in SHOTS:
                 own = found.get((row, shots), [])
@@ -146,11 +159,10 @@ _NOTE = (
     "lets queries see each other. Parameters are those that training leaves: not the classifier "
     "that a task learns from nothing, but its learned start in MAML, ANIL and meta-learned NSN, "
     "and the base classes' in discriminative k-shot. The step is the one evaluated: the best on "
-    "the validation classes, or, on train+val, the last. A row without runs at the title's budget"
-    " has those of another, and the column says which. The paper trains static and dynamic NSN on"
-    " train+val, "
-    "MAML and meta-learned static NSN on train. In the table of the authors' response the methods' "
-    "names are lost; they stand here in the order that fits the rows of Table 6."
+    "the validation classes, or, on train+val, the last. A row without runs at the title's budget "
+    "has those of another, and the column says which. The paper trains static and dynamic NSN on "
+    "train+val, MAML and meta-learned static NSN on train. In the table of the authors' response "
+    "the methods' names are lost; they stand here in the order that fits the rows of Table 6."
 )
 
 
@@ -169,7 +181,8 @@ def _cells(row: FewShotRow, shots: int, results: Path, budget: float) -> list[tu
     lines = _lines(row, shots, results, budget)
     if not lines:
         missing = "not run" if name in FEW_SHOT_RECIPES else "not run (no recipe yet)"
-        return [(*front, missing, *("",) * (8 + len(COMPARED)))]
+        cells = (*front, missing)
+        return [(*cells, *("",) * (len(HEAD) - len(cells)))]
     return [(*front, *_ours(line)) for line in lines]
 
 
