@@ -26,7 +26,7 @@ from neural_similarity.paper.few_shot_records import (
 from neural_similarity.paper.plan import matching, require_same, run_folder
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
-from neural_similarity.train import RunError, read_run
+from neural_similarity.train import read_run
 from neural_similarity.train.files import locked
 from neural_similarity.train.run import SUMMARY
 
