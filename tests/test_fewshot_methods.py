@@ -355,10 +355,24 @@ def test_every_method_predicts(name):
     assert not logits.requires_grad
 
 
-def test_relation_net_needs_cnn4():
-    other = models.build("cnn9", 5, image_size=16)
-    with pytest.raises(ValueError, match="`network` must be convnet4, whose maps are compared"):
+def test_relation_net_needs_cnn4_or_cnn9():
+    other = models.build("resnet12", 5, image_size=16, width=0.1)
+    with pytest.raises(ValueError, match="`network` must be convnet4 or cnn9, whose maps are"):
         METHODS["relation"].build(other, WAYS)
+
+
+def test_relation_net_of_cnn9_has_its_nine_convolutions_and_two_pools():
+    torch.manual_seed(0)
+    source = models.build("cnn9", 5, image_size=20, width=0.1).eval()
+    method = METHODS["relation"].build(source, WAYS).eval()
+    x = torch.randn(2, 3, 20, 20)
+    maps = nn.functional.pad(x, (2, 2, 2, 2))
+    for stage in (1, 2, 3):
+        for number in (1, 2, 3):
+            conv, norm = dict(source.named_children())[f"conv{stage}_{number}"][:2]
+            maps = norm(conv(maps)).relu()
+        maps = nn.functional.max_pool2d(maps, 2) if stage < 3 else maps
+    torch.testing.assert_close(method.embed(x), maps)
 
 
 class Counting(ProtoNet):

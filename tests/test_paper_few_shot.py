@@ -326,6 +326,11 @@ def test_what_was_not_run_is_said(tmp_path, capsys):
         ("TADAM (ResNet-12)", (76.7, 0.3)),
         ("LEO (WRN-28-10)", (77.59, 0.12)),
         ("dynamic NSN (CNN-9)", (77.44, 0.63)),
+        ("MAML (CNN-9)", (67.64, 0.85)),
+        ("static NSN in ProtoNet (CNN-9)", (75.12, 0.37)),
+        ("dynamic NSN in MAML (CNN-9)", (78.98, 0.60)),
+        ("dynamic NSN in RelationNet (CNN-9)", (72.23, 0.49)),
+        ("meta-learned static NSN (CNN-9)", (78.05, 0.57)),
     ],
 )
 def test_the_papers_numbers(label, paper_says):

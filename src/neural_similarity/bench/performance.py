@@ -57,7 +57,7 @@ Before code 80601f4 the forward pass did so too; now the kernel goes first there
 A matrix unit (AMX) makes the plain convolution in bf16 several times faster, and the operations
 that `eager` is made of hardly. `compiled` uses it as well, and is bound by what the vector unit
 does to patches: gather, multiply by M, round. [performance.md](performance.md) is of a processor
-that has one, [performance-epyc.md](performance-epyc.md) of one without, and of older code.""",
+that has one, [performance-epyc.md](performance-epyc.md) of one without.""",
     "scaling": """\
 Our operators with the backend that `auto` takes. Flat lines are linear growth. The process keeps
 what it frees, as it does in `nsim train`: else glibc fetches blocks beyond 32 MiB anew in every
@@ -155,14 +155,16 @@ def _caveats(report: Report) -> list[str]:
     facts, found = report.environment, []
     if not facts.get("keeps_memory", report.bench in ("scaling", "recipes")):
         found.append(
-            "Measured while the process gave large blocks back that it had freed: who works in "
-            "buffers of more than 32 MiB, as unfold and the TensorFlow form do, pays for their "
-            "pages in every call."
+            "Measured while freed blocks of more than 32 MiB went back to the system, so that what "
+            "uses such buffers, as unfold and the TensorFlow form do, pays for their pages in "
+            "every call."
         )
     if report.bench in ("training", "inference") and "similarities" not in facts:
         found.append(
-            "Measured when no predictor had batch normalisation, as `dynamic-diagonal` has none "
-            "now; the cheaper ones of the recipes, which these rows are called by, have it today."
+            "Measured when no predictor had batch normalisation. `dynamic-diagonal` still has "
+            "none; the recipes after which the other rows are named have it today. Since then "
+            "batch normalisation, pool and ReLU have become one operator in C: networks, the plain "
+            "one too, are faster today."
         )
     return found
 

@@ -116,7 +116,7 @@ TARGETS = (
         values=_saved("full"),
     ),
     Target(
-        text="training step of CNN-9, dynamic diagonal ÷ plain",
+        text="training step of CNN-9, dynamic diagonal (predictor without batch norm) ÷ plain",
         bench="training",
         limit=4.2,
         values=_ratios(lambda name: name in ("dynamic-diagonal", "dynamic-dns")),

@@ -17,10 +17,10 @@ from neural_similarity.fewshot.metric import FullContext, MatchingNet, NearestNe
 from neural_similarity.fewshot.relation import RelationNet
 from neural_similarity.fewshot.static import StaticTuning
 from neural_similarity.fewshot.tadam import Tadam
-from neural_similarity.models.conv_block import without_pool
+from neural_similarity.models.conv_block import ConvBlock, pools, without_pool
 
-MAPS_OF = {"conv1_1": True, "conv2_1": True, "conv3_1": False, "conv4_1": False}
-"""The layers of CNN-4 that RelationNet keeps, and whether with their pool."""
+POOLS = 2
+"""Of those of CNN-4 and CNN-9, as many as RelationNet keeps."""
 FIRST_SCALE = 0.1
 """Of the features of ProtoNet."""
 
@@ -63,31 +63,35 @@ def proto_net(network: nn.Sequential, _ways: int) -> ProtoNet:
     return ProtoNet(backbone)
 
 
-def _last_norm(network: nn.Module) -> nn.BatchNorm2d | None:
+def _last_norm(network: nn.Module) -> nn.Module | None:
     """The normalisation that all of the output comes out of, through ReLU and pools alone."""
     if not isinstance(network, nn.Sequential):
-        return network if isinstance(network, nn.BatchNorm2d) else None
+        return network if isinstance(network, nn.BatchNorm1d | nn.BatchNorm2d) else None
     learning = [module for module in network if any(True for _ in module.parameters())]
     return _last_norm(learning[-1]) if learning else None
 
 
 def relation_net(network: nn.Sequential, _ways: int) -> RelationNet:
-    """`RelationNet` on the maps of CNN-4 after two of its pools.
+    """`RelationNet` on the maps of all convolutions of CNN-4 or CNN-9, after two of their pools.
 
     Raises:
         ValueError: the network is another one.
     """
-    layers = dict(network.named_children())
-    if any(name not in layers for name in MAPS_OF):
+    kept = OrderedDict[str, nn.Module]()
+    for name, layer in network.named_children():
+        if isinstance(layer, ConvBlock):
+            spared = sum(map(pools, kept.values())) < POOLS
+            kept[name] = layer if spared else without_pool(layer)
+        elif isinstance(layer, nn.ZeroPad2d):
+            kept[name] = layer
+    if sum(map(pools, kept.values())) < POOLS:
+        layers = ", ".join(name for name, _ in network.named_children())
         raise ValueError(
-            f"`network` must be convnet4, whose maps are compared, got layers {', '.join(layers)}"
+            f"`network` must be convnet4 or cnn9, whose maps are compared, got layers {layers}"
         )
-    kept = OrderedDict(
-        (name, layers[name] if pools else without_pool(layers[name]))
-        for name, pools in MAPS_OF.items()
-    )
-    channels = next(layer for layer in layers["conv4_1"].modules() if isinstance(layer, nn.Conv2d))
-    return RelationNet(nn.Sequential(kept), channels.out_channels)
+    backbone = nn.Sequential(kept)
+    *_, last = (layer for layer in backbone.modules() if isinstance(layer, nn.BatchNorm2d))
+    return RelationNet(backbone, last.num_features)
 
 
 def static_tuning(network: nn.Sequential, _ways: int) -> StaticTuning:

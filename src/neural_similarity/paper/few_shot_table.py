@@ -68,6 +68,32 @@ PANELS: dict[str, tuple[FewShotRow, ...]] = {
         FewShotRow("dynamic NSN in ProtoNet", "mini-proto-dynamic", "proto", 71.39, 0.67),
         FewShotRow("static NSN in RelationNet", "mini-relation-static", "relation", 67.87, 0.42),
         FewShotRow("dynamic NSN in RelationNet", "mini-relation-dynamic", "relation", 68.90, 0.65),
+        FewShotRow("MAML (CNN-9)", "mini-maml-cnn9", "maml", 67.64, 0.85),
+        FewShotRow("static NSN in MAML (CNN-9)", "mini-maml-static-cnn9", "maml", 73.63, 0.35),
+        FewShotRow("dynamic NSN in MAML (CNN-9)", "mini-maml-dynamic-cnn9", "maml", 78.98, 0.60),
+        FewShotRow(
+            "static NSN in ProtoNet (CNN-9)", "mini-proto-static-cnn9", "proto", 75.12, 0.37
+        ),
+        FewShotRow(
+            "dynamic NSN in ProtoNet (CNN-9)", "mini-proto-dynamic-cnn9", "proto", 78.72, 0.79
+        ),
+        FewShotRow(
+            "static NSN in RelationNet (CNN-9)",
+            "mini-relation-static-cnn9",
+            "relation",
+            71.79,
+            0.52,
+        ),
+        FewShotRow(
+            "dynamic NSN in RelationNet (CNN-9)",
+            "mini-relation-dynamic-cnn9",
+            "relation",
+            72.23,
+            0.49,
+        ),
+        FewShotRow(
+            "meta-learned static NSN (CNN-9)", "mini-meta-static-cnn9", "meta-nsn", 78.05, 0.57
+        ),
     ),
     "controls": (
         FewShotRow("fine-tuning, 64 filters", "mini-cnn4-64", "fine-tuning"),
