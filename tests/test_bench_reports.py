@@ -294,7 +294,7 @@ def test_the_page_leaves_out_similarities_that_have_changed(tmp_path):
 def test_the_page_says_what_was_otherwise_when_a_report_was_made(tmp_path):
     write(report("training", network("updates", "plain", 1.0, baseline=True)), tmp_path)
     text = performance.page(tmp_path, tmp_path / "page.md", "nsim bench page")
-    assert "Measured while the process gave large blocks back" in text
+    assert "Measured while freed blocks of more than 32 MiB went back" in text
     assert "Measured when no predictor had batch normalisation" in text
 
 
