@@ -1,4 +1,4 @@
-"""Refusing names that are none of those that there are, and numbers that count nothing."""
+"""Refusing names that are none of those that there are, and numbers out of their range."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -25,6 +25,26 @@ def require_count(argument: str, value: object) -> None:
     """
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"`{argument}` must be an integer of at least 1, got {value!r}")
+
+
+def require_least(argument: str, value: float, least: float = 1) -> None:
+    """Refuse a number below `least`.
+
+    Raises:
+        ValueError: it names the argument, the least and what came.
+    """
+    if value < least:
+        raise ValueError(f"`{argument}` must be at least {least}, got {value}")
+
+
+def require_positive(argument: str, value: float) -> None:
+    """Refuse a number that is not above zero.
+
+    Raises:
+        ValueError: it names the argument and what came.
+    """
+    if not value > 0:
+        raise ValueError(f"`{argument}` must be positive, got {value}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from neural_similarity.choices import require_known
+from neural_similarity.choices import require_known, require_least
 from neural_similarity.train.runtime import Precision
 
 Kind = Literal["diagonal", "full"]
@@ -38,8 +38,7 @@ class Case:
     def __post_init__(self) -> None:
         require_known("dtype", self.dtype, DTYPES)
         for name in ("batch", "channels", "size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
+            require_least(name, getattr(self, name))
 
     @property
     def positions(self) -> int:

@@ -10,6 +10,7 @@ from neural_similarity import models
 from neural_similarity.bench import oracle
 from neural_similarity.bench.case import SEED, seeded
 from neural_similarity.bench.subject import Placed, Subject, learn
+from neural_similarity.choices import require_least
 from neural_similarity.nn import SIMILARITIES, format_similarity
 from neural_similarity.recipes import RECIPES
 from neural_similarity.recipes.studies import CHEAPER
@@ -46,8 +47,7 @@ class Setting:
     """Factor on the number of filters."""
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"`batch` must be at least 1, got {self.batch}")
+        require_least("batch", self.batch)
 
     @property
     def group(self) -> dict[str, str | int]:

@@ -8,6 +8,8 @@ from statistics import median, quantiles
 
 import torch
 
+from neural_similarity.choices import require_least
+
 LEAST_ROUNDS = 3
 """Of what takes so long that it is left out of some."""
 SHORTEST = 2e-2
@@ -33,10 +35,8 @@ class Effort:
     """How often to measure anew, at most, where the machine was not quiet."""
 
     def __post_init__(self) -> None:
-        if self.rounds < LEAST_ROUNDS:
-            raise ValueError(f"`rounds` must be at least {LEAST_ROUNDS}, got {self.rounds}")
-        if self.attempts < 1:
-            raise ValueError(f"`attempts` must be at least 1, got {self.attempts}")
+        require_least("rounds", self.rounds, LEAST_ROUNDS)
+        require_least("attempts", self.attempts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from neural_similarity import paper
+from neural_similarity.choices import require_least
 from neural_similarity.cli.counter import counter
 from neural_similarity.cli.parsing import agreed, listed, parse, say
 from neural_similarity.fewshot.recipe import FewShotRecipe
@@ -54,8 +55,7 @@ class ReproduceOptions:
         # Both raise here, where errors are those of usage.
         scaled(FewShotRecipe(), self.budget)
         paper.wanted_evaluations(self.seeds, self.shots, self.only)
-        if self.tasks < 2:
-            raise ValueError(f"`tasks` must be at least 2, got {self.tasks}")
+        require_least("tasks", self.tasks, 2)
 
 
 def reproduce(args: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ import tyro
 from neural_similarity import bench, paper
 from neural_similarity import train as training
 from neural_similarity.bench.training import STEP
+from neural_similarity.choices import require_least
 from neural_similarity.cli.parsing import UsageError, agreed, listed, parse, require, say
 from neural_similarity.paper import TABLES, Outcome, Plan, StepCosts, Table, Task
 from neural_similarity.paper.statistics import Interval
@@ -82,8 +83,7 @@ class ReproduceOptions(TableOptions):
         # Both raise here, where errors are those of usage.
         scaled(Recipe(), self.budget)
         paper.chosen(self.wanted, self.only)
-        if self.jobs < 1:
-            raise ValueError(f"`jobs` must be at least 1, got {self.jobs}")
+        require_least("jobs", self.jobs)
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"`seeds` must differ and not be negative, got {self.seeds}")
 

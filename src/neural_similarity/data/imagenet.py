@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from neural_similarity.choices import require_least
 from neural_similarity.data.image_files import ImageFiles
 from neural_similarity.data.images import Dataset
 from neural_similarity.data.listing import Listing, check_classes, list_images
@@ -42,8 +43,7 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
         ValueError: a class is empty or in one part only, or `image_size` is below 1.
     """
     size = IMAGE_SIZE if image_size is None else image_size
-    if size < 1:
-        raise ValueError(f"`image_size` must be at least 1, got {size}")
+    require_least("image_size", size)
     parts = [root / name for name in PARTS]
     for part in parts:
         if not part.is_dir():

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from neural_similarity.choices import require_known
+from neural_similarity.choices import require_known, require_least
 from neural_similarity.data.cifar_splits import SPLITS, load_cifar_split
 from neural_similarity.data.class_files import (
     ClassFiles,
@@ -84,8 +84,7 @@ def _load_files(
 ) -> ClassSplit:
     find, usual, mode = FILES[name]
     size = usual if image_size is None else image_size
-    if size < 1:
-        raise ValueError(f"`image_size` must be at least 1, got {size}")
+    require_least("image_size", size)
     folder = root / name if (root / name).is_dir() and name != CLASSES else root
     if name == MINI and (pickles := find_pickles(folder)):
         return _of_size(load_pickles(name, pickles), size)

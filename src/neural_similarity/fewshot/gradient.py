@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neural_similarity.choices import require_least, require_positive
 from neural_similarity.fewshot.batch_norm import set_statistics, support_first
 from neural_similarity.fewshot.embedding import embed_queries, embedding
 from neural_similarity.fewshot.episode import Episode
@@ -55,10 +56,8 @@ class Phase:
         _check_groups("fast", self.fast)
         if not self.fast:
             raise ValueError("`fast` must name a group at least, got none")
-        if self.steps < 1:
-            raise ValueError(f"`steps` must be at least 1, got {self.steps}")
-        if not self.rate > 0:
-            raise ValueError(f"`rate` must be positive, got {self.rate}")
+        require_least("steps", self.steps)
+        require_positive("rate", self.rate)
 
 
 class GradientBased(Method):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from neural_similarity.choices import require_least
 from neural_similarity.fewshot.embedding import embedding
 from neural_similarity.fewshot.episode import Episode
 from neural_similarity.fewshot.gradient import Gradient, constant_gradient, differentiable_gradient
@@ -50,8 +51,7 @@ class Latent:
 
     def __post_init__(self):
         for name, least in (("size", 1), ("steps", 1), ("tuning_steps", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
+            require_least(name, getattr(self, name), least)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` must be in [0, 1), got {self.dropout}")
 

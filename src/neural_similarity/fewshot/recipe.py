@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from neural_similarity.choices import require_known
+from neural_similarity.choices import require_known, require_least
 from neural_similarity.data import SPLIT_NAMES
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.tasks import TaskSizes
@@ -70,8 +70,7 @@ class FewShotRecipe(Recipe):
         require_known("method", self.method, METHODS)
         _ = self.sizes, self.select_sizes  # They check the numbers.
         for name in ("meta_batch", "select_tasks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
+            require_least(name, getattr(self, name))
         if self.validation:
             raise ValueError(
                 "`validation` must be 0: few-shot learning validates on other classes "

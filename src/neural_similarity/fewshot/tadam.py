@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neural_similarity.choices import require_least, require_positive
 from neural_similarity.fewshot.batch_norm import support_first
 from neural_similarity.fewshot.embedding import embed_task, embedding
 from neural_similarity.fewshot.episode import Episode
@@ -51,10 +52,8 @@ class Tadam(Method):
         penalty: float = 0.01,
     ):
         super().__init__()
-        if not scale > 0:
-            raise ValueError(f"`scale` must be positive, got {scale}")
-        if depth < 1:
-            raise ValueError(f"`depth` must be at least 1, got {depth}")
+        require_positive("scale", scale)
+        require_least("depth", depth)
         self.backbone, features = embedding(network)
         self.penalty = penalty
         self.log_scale = nn.Parameter(torch.tensor(float(scale)).log())

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neural_similarity.choices import require_least
 from neural_similarity.data import Images
 from neural_similarity.data.seeding import generator
 
@@ -42,8 +43,7 @@ class TaskSizes:
 
     def __post_init__(self) -> None:
         for name, least in (("ways", 2), ("shots", 1), ("queries", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
+            require_least(name, getattr(self, name), least)
 
     @property
     def support_labels(self) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from neural_similarity.choices import require_count
+from neural_similarity.choices import require_count, require_positive
 from neural_similarity.data.seeding import generator
 
 
@@ -39,8 +39,7 @@ class Tuning:
     def __post_init__(self) -> None:
         require_count("epochs", self.epochs)
         require_count("batch_size", self.batch_size)
-        if not self.lr > 0:
-            raise ValueError(f"`lr` must be positive, got {self.lr}")
+        require_positive("lr", self.lr)
 
     def minibatches(self, count: int) -> Iterator[Tensor]:
         """Positions of the images of every step, of `count` images."""

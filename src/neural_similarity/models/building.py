@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from neural_similarity.choices import require_least, require_positive
 from neural_similarity.models.conv_block import conv_block, pools
 from neural_similarity.models.rivals import Rival
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
@@ -145,8 +146,7 @@ def padding(image_size: int, multiple: int) -> Layers:
 
 def scaled(channels: Sequence[int], width: float) -> list[int]:
     """`width` times the channels, each at least 1."""
-    if not width > 0:
-        raise ValueError(f"`width` must be positive, got {width}")
+    require_positive("width", width)
     return [max(1, round(c * width)) for c in channels]
 
 
@@ -161,5 +161,4 @@ def check_sizes(num_classes: int, in_channels: int, image_size: int, *, smallest
     limits = {"num_classes": 1, "in_channels": 1, "image_size": smallest}
     values = (num_classes, in_channels, image_size)
     for (name, least), value in zip(limits.items(), values, strict=True):
-        if value < least:
-            raise ValueError(f"`{name}` must be at least {least}, got {value}")
+        require_least(name, value, least)

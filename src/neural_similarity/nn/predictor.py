@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.choices import require_count, require_known
+from neural_similarity.choices import require_count, require_known, require_positive
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.normalization import norm, rectifier
 from neural_similarity.nn.spec import Spec
@@ -56,8 +56,7 @@ class TwoLayers(Spec, ABC):
         require_count("resolution", self.resolution)
         if self.last_kernel_size not in (1, 3):
             raise ValueError(f"`last_kernel_size` must be 1 or 3, got {self.last_kernel_size}")
-        if self.batch_norm_eps <= 0:
-            raise ValueError(f"`batch_norm_eps` must be positive, got {self.batch_norm_eps}")
+        require_positive("batch_norm_eps", self.batch_norm_eps)
         if self.scales is not None and (
             not isinstance(self.scales, tuple) or len(self.scales) != 2
         ):

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from neural_similarity.choices import require_known
+from neural_similarity.choices import require_known, require_positive
 from neural_similarity.ops import positionwise
 from neural_similarity.ops.positionwise import Finish, scaled
 from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promoted, without_autocast
@@ -41,7 +41,7 @@ def patch_norm(
     Raises:
         ValueError: `eps` is not positive, or `groups` does not divide the channels.
     """
-    _check_eps(eps)
+    require_positive("eps", eps)
     dims = len(kernel_size)
     channels = -dims - 1
     if x.shape[channels] % groups:
@@ -180,17 +180,12 @@ def _of_angle(theta: Tensor, angle: str, k: float | Tensor) -> Tensor:
     return torch.tanh((pi / 2 - theta) / (2 * k)) / height
 
 
-def _check_eps(eps: float) -> None:
-    if not eps > 0:
-        raise ValueError(f"`eps` must be positive, got {eps}")
-
-
 def check_options(angle: str, normalize: str, k: float | Tensor, eps: float) -> None:
     """Refuse options of `sphere_conv2d` that are unknown or do not fit together."""
-    _check_eps(eps)
+    require_positive("eps", eps)
     require_known("angle", angle, _ANGLES)
     require_known("normalize", normalize, _NORMALIZE)
     if normalize == "input" and angle != "cosine":
         raise ValueError(f'`normalize` must be "both" for `angle` {angle!r}, got "input"')
-    if not isinstance(k, Tensor) and not k > 0:
-        raise ValueError(f"`k` must be positive, got {k}")
+    if not isinstance(k, Tensor):
+        require_positive("k", k)
