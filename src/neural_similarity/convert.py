@@ -37,8 +37,10 @@ from neural_similarity.nn.text import Similarity, required_similarity
 Network = TypeVar("Network", bound=nn.Module)
 OnDynamic = Literal["error", "keep"]
 NormMode = Literal["eval", "train"]
-Choice = Collection[str] | Callable[[str, nn.Module], bool]
-Where = str | type[nn.Module] | tuple[type[nn.Module], ...] | Choice
+Kinds = tuple[type[nn.Module], ...]
+Choose = Callable[[str, nn.Module], bool]
+Choice = list[str] | Kinds | Choose
+Where = str | type[nn.Module] | Collection[str] | Kinds | Choose
 
 _READ = ("linear1", "linear2")
 
@@ -89,13 +91,13 @@ def convert(
 
 
 def _choice(where: Where | None) -> Choice | None:
-    """`where` as a collection of names or a function."""
+    """`where` as names, classes or a function."""
     if where is None or (callable(where) and not isinstance(where, type)):
         return where
     parts = [where] if isinstance(where, str | type) else list(where)
     kinds = tuple(part for part in parts if isinstance(part, type))
     if kinds and len(kinds) == len(parts):
-        return lambda _, module: isinstance(module, kinds)
+        return kinds
     if not all(isinstance(part, str) for part in parts):
         raise ValueError(
             "`where` must be names of modules, classes, or a function of (name, module), "
@@ -106,7 +108,7 @@ def _choice(where: Where | None) -> Choice | None:
 
 def _named(where: Choice | None) -> set[str]:
     """The names that `where` consists of."""
-    return set() if where is None or callable(where) else set(where)
+    return set(where) if isinstance(where, list) else set()
 
 
 def _copy(model: Network) -> Network:
@@ -229,9 +231,9 @@ def _chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     """Whether `where` asks for a module."""
     if where is None:
         return type(module) in (nn.Conv2d, LAYERS[nn.Conv2d])
-    if callable(where):
-        return isinstance(module, tuple(LAYERS)) and where(name, module)
-    return name in where
+    if isinstance(where, tuple):
+        return isinstance(module, tuple(LAYERS)) and isinstance(module, where)
+    return name in where if isinstance(where, list) else _is_exact(module) and where(name, module)
 
 
 def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
@@ -240,7 +242,7 @@ def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None)
         return "has a forward of its own (accelerate's hooks do that); convert it before"
     chosen = _chosen(where, name, layer)
     if where is not None and not chosen:
-        return "is not chosen by `where`" if callable(where) else "is not named in `where`"
+        return f"is not {'named in' if isinstance(where, list) else 'chosen by'} `where`"
     if has_similarity(layer):
         return "has a similarity already"
     if isinstance(layer, nn.ConvTranspose2d) and isinstance(spec, Dynamic):
