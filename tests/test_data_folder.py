@@ -26,7 +26,7 @@ def classes(folder, names=("cat", "ant"), each=2, **options):
     return np.stack(pixels)
 
 
-@pytest.mark.parametrize("test", ["test", "val", "validation"])
+@pytest.mark.parametrize("test", ["test", "val", "validation", "valid", "Test"])
 @pytest.mark.parametrize("grey", [True, False])
 def test_train_and_test_folders(tmp_path, test, grey):
     train = classes(tmp_path / "train", grey=grey)

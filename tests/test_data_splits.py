@@ -319,8 +319,10 @@ def test_faults_of_lists(tmp_path):
     (tmp_path / "images" / "cat1.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"cat1.png must be an image, but cannot be read"):
         load_split("mini-imagenet", tmp_path)
-    (tmp_path / "val.csv").write_text("file,class\na,b\n")
-    with pytest.raises(ValueError, match=r"val.csv must have the columns filename and label"):
+    (tmp_path / "val.csv").write_text("\ufefffile,class\na,b\n", encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"val.csv must have the columns filename and label, got \['file'"
+    ):
         load_split("mini-imagenet", tmp_path)
     (tmp_path / "val.csv").unlink()
     with pytest.raises(FileNotFoundError, match=r"val.csv is missing"):

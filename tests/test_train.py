@@ -142,6 +142,23 @@ def test_run_is_never_overwritten(tmp_path):
     assert run.summary.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("classes", "size", "message"),
+    [
+        (2, (8, 9), "images must be square, or `image_size` be given to cut them, got 8x9"),
+        (1, (8, 8), "there must be two classes at least, got "),
+    ],
+)
+def test_images_that_no_network_takes_are_refused(tmp_path, monkeypatch, classes, size, message):
+    names, labels = tuple(map(str, range(classes))), torch.arange(40) % classes
+    images = data.Images(torch.zeros(40, 1, *size, dtype=torch.uint8), labels, names)
+    both = data.Dataset("x", images, images)
+    monkeypatch.setattr(data, "load", lambda *_, **__: both)
+    with pytest.raises(ValueError, match=message):
+        train(TINY, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_run_that_fails_before_its_first_metrics_leaves_no_folder(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="batch_size"):
         train(replace(TINY, batch_size=65), out=tmp_path / "run", device="cpu")

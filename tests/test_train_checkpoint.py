@@ -87,6 +87,23 @@ def test_a_tensor_under_two_names_is_saved_once_and_stays_shared(tmp_path):
     assert torch.equal(state.model[1].weight, expected)
 
 
+@pytest.mark.parametrize("error", [OSError("no space"), RuntimeError("no space\nframe #0")])
+def test_a_disk_that_is_full_is_told_in_a_line_and_leaves_what_there_was(
+    tmp_path, monkeypatch, error
+):
+    state = make_state()
+    before = save(tmp_path, state, {}, keep=2)
+    advance(state)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RunError, match=r"step-00000001: no space; earlier checkpoints stay"):
+        save(tmp_path, state, {}, keep=2)
+    assert checkpoints(tmp_path) == [before]
+
+
 def test_only_the_newest_stay_and_nothing_half_written(tmp_path):
     state = make_state()
     (tmp_path / ".step-00000007.partial").mkdir(parents=True)

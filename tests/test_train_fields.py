@@ -175,6 +175,7 @@ def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
         ({"inputs": "Raw"}, "`inputs` must be one of normalized, raw, got 'Raw'; nearest: raw"),
         ({"precision": "fp16"}, "`precision` must be one of auto, bf16, fp32, got 'fp16'"),
         ({"norm_eps": 0.0}, "`norm_eps` must be above 0, got 0.0"),
+        ({"flip": "no"}, "`flip` must be True or False, got 'no'"),
         ({"workers": -1}, "`workers` must not be negative, got -1"),
         ({"penalty": -1.0}, "`penalty` must not be negative, got -1.0"),
         ({"penalty": 0.1}, "`penalty` is one of static similarities .*, got 0.1 for Dynamic"),
@@ -187,6 +188,10 @@ def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
 def test_settings_that_do_not_go_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(TINY, **changes)
+
+
+def test_a_similarity_may_be_a_name():
+    assert replace(TINY, similarity="static-full") == replace(TINY, similarity=Static(Full()))
 
 
 def test_model_has_the_recipes_options(tmp_path, monkeypatch):

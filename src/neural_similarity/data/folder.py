@@ -11,13 +11,13 @@ from neural_similarity.data.images import Dataset, Images, ImageSet, split_off
 from neural_similarity.data.listing import Listing, check_classes, list_images
 
 NAME = "folder"
-TEST_PARTS = ("test", "val", "validation")
+TEST_PARTS = ("test", "val", "valid", "validation")
 SHARE = 5
 """One image in this many becomes a test image where there is no folder of test images."""
 
 
 def load_folder(root: Path, image_size: int | None = None) -> Dataset:
-    """Read `root`/train and `root`/test (or val, or validation), or class folders in `root`.
+    """Read `root`/train and `root`/test (val, valid, validation), or class folders in `root`.
 
     Where there is no folder of test images, a fifth of every class, always the same, becomes the
     test part. Images are grey, one channel, if all of them are, and RGB otherwise.
@@ -50,11 +50,12 @@ def _part_folders(root: Path) -> list[Path]:
     """Training and test folder, or the one that has to give both."""
     if not root.is_dir():
         raise FileNotFoundError(f"`root` must be a folder of class folders, got {root}")
-    train = root / "train"
-    tests = [root / name for name in TEST_PARTS if (root / name).is_dir()]
-    if tests and not train.is_dir():
+    parts = {folder.name.lower(): folder for folder in sorted(root.iterdir()) if folder.is_dir()}
+    train = parts.get("train")
+    tests = [parts[name] for name in TEST_PARTS if name in parts]
+    if tests and not train:
         raise ValueError(f"`root` must hold train/ beside {tests[0].name}/, got {root} without it")
-    return [train, *tests[:1]] if train.is_dir() else [root]
+    return [train, *tests[:1]] if train else [root]
 
 
 def _common_size(headers: list[Header]) -> tuple[int, int]:

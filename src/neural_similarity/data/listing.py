@@ -66,7 +66,7 @@ def listed_images(path: Path) -> list[tuple[str, str]]:
     Raises:
         ValueError: it has other columns.
     """
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins with a mark
         rows = csv.DictReader(file)
         if not set(COLUMNS) <= set(rows.fieldnames or ()):
             wanted = " and ".join(COLUMNS)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from neural_similarity.train.files import RunError, new_folder, read_json, sha256, write_json
@@ -46,14 +47,24 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
 
     Returns:
         The new checkpoint.
+
+    Raises:
+        RunError: it cannot be written, as on a full disk.
     """
     path = folder / f"step-{state.step:08d}"
-    with new_folder(path) as temporary:
-        save_weights(temporary / WEIGHTS, state.model, metadata)
-        torch.save(_rest(state), temporary / STATE)
-        write_json(
-            temporary / MANIFEST, {name: _seal(temporary / name) for name in (WEIGHTS, STATE)}
-        )
+    try:
+        with new_folder(path) as temporary:
+            save_weights(temporary / WEIGHTS, state.model, metadata)
+            torch.save(_rest(state), temporary / STATE)
+            write_json(
+                temporary / MANIFEST, {name: _seal(temporary / name) for name in (WEIGHTS, STATE)}
+            )
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(
+            f"cannot write {path}: {reason}; earlier checkpoints stay, and once there is space the "
+            "run can be resumed"
+        ) from error
     current = [other for other in checkpoints(folder) if other.name <= path.name]
     for other in folder.glob("*step-*"):
         if other not in current[-keep:]:

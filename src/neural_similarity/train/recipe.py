@@ -150,6 +150,8 @@ class Recipe:
     """Steps between two checkpoints, besides those by time; 0: by time only."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.similarity, str):
+            object.__setattr__(self, "similarity", parse_similarity(self.similarity))
         self._require_known_words()
         self._require_kinds_of_numbers()
         self._require_numbers_in_range()
@@ -171,6 +173,8 @@ class Recipe:
                 self._require(isinstance(getattr(self, name), int), name, "be an integer")
             elif kind is float:
                 self._require(isinstance(getattr(self, name), int | float), name, "be a number")
+            elif kind is bool:
+                self._require(isinstance(getattr(self, name), bool), name, "be True or False")
 
     def _require_numbers_in_range(self) -> None:
         for field in dataclasses.fields(self):

@@ -76,7 +76,7 @@ def train(
     path = Path(out) if out is not None else Path("runs") / f"{name}-seed{recipe.seed}"
     require_new(path)
     dataset = _load(recipe, data_root)
-    channels, image_size, _ = dataset.train.shape
+    channels, image_size = _checked_sizes(dataset)
     run = Run(
         path=path,
         name=name,
@@ -94,6 +94,18 @@ def train(
         with removed_if_nothing_began(run):
             _complete(run, dataset, runtime)
     return run
+
+
+def _checked_sizes(dataset: Dataset) -> tuple[int, int]:
+    """Channels and height of a data set's images, if a network can learn to tell them apart."""
+    channels, height, width = dataset.train.shape
+    if height != width:
+        raise ValueError(
+            f"images must be square, or `image_size` be given to cut them, got {height}x{width}"
+        )
+    if len(dataset.train.classes) < 2:
+        raise ValueError(f"there must be two classes at least, got {dataset.train.classes}")
+    return channels, height
 
 
 def resume(path: str | Path, *, data_root: str | Path | None = None, device: str = "auto") -> Run:
