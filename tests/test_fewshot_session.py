@@ -476,7 +476,7 @@ def test_validation_classes_are_not_those_of_the_test():
 def test_quickstart_learns(tmp_path, monkeypatch):
     """From the real images; above four in five of three classes that it never saw."""
     monkeypatch.setattr(data, "load_split", LOAD)
-    run = session.train(FEW_SHOT_RECIPES["quickstart"], out=tmp_path / "run", device="cpu")
+    run = session.train(FEW_SHOT_RECIPES["fewshot-quickstart"], out=tmp_path / "run", device="cpu")
     assert isinstance(run.recipe.similarity.predictor, SphereNet)
     assert cli.main(["fewshot", "evaluate", str(run.path), "--tasks", "200"]) == 0
     found = json.loads(next((run.path / "evaluations").glob("*.json")).read_text())

@@ -40,7 +40,7 @@ from neural_similarity.train.memory import keep_freed_memory
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import scaled
 
-DEFAULT, DATA_ROOT = "quickstart", "data"
+DEFAULT, DATA_ROOT = "fewshot-quickstart", "data"
 WAYS = 5
 TASK_OPTIONS = {"ways": None, "shots": None, "queries": 15, "tasks": 2_000, "task_seed": 0}
 """Options that say what tasks are, with their defaults; ways and shots have those of the run."""
@@ -56,7 +56,7 @@ examples:
 EVALUATE_DESCRIPTION = """Evaluate a run on tasks of test classes, the same for every method.
 
 examples:
-  nsim fewshot evaluate runs/quickstart-seed0
+  nsim fewshot evaluate runs/fewshot-quickstart-seed0
   nsim fewshot evaluate runs/mini-cnn4-seed1 --method static-nsn --ways 5 --shots 5 --tasks 600"""
 
 
@@ -143,7 +143,7 @@ def fewshot(args: Sequence[str]) -> int:
         prog="nsim fewshot",
         kind="command of nsim fewshot",
         about="Learn from a few images of every class: train, evaluate and record.",
-        examples="  nsim fewshot train && nsim fewshot evaluate runs/quickstart-seed0",
+        examples="  nsim fewshot train && nsim fewshot evaluate runs/fewshot-quickstart-seed0",
     )
 
 

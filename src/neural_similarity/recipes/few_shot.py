@@ -130,7 +130,7 @@ MINI = NAMING | BY_TASKS | ONE_SHOT
 
 # Chosen for a minute on a laptop: three classes to test on, 28 pixels, few filters, one thread.
 QUICKSTART = {
-    "quickstart": (
+    "fewshot-quickstart": (
         "3 ways on the embedded images",
         FewShotRecipe(
             dataset="embedded",
