@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from neural_similarity.data import ClassSplit, Images, load_split
+from neural_similarity.data import ClassSplit, Images, load_split, mapped
 from neural_similarity.data.cifar import CIFAR100
 from neural_similarity.data.cifar_splits import SPLITS, load_cifar_split
 from neural_similarity.data.class_split import PARTS, random_split
@@ -339,3 +339,25 @@ def test_overlapping_classes_of_images():
     one = Images(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.zeros(1).long(), ("ant",))
     with pytest.raises(ValueError, match=r"x: the parts must have no class in common, got 'ant'"):
         ClassSplit("x", one, one, one, digest="")
+
+
+def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
+    """A description stands beside whole pixels only: what is there before stays until then."""
+    write_folders(tmp_path)
+    first = load_split("classes", tmp_path, image_size=6)
+    (tmp_path / "cache-6.json").unlink()
+    read, calls = mapped.read_pixels, []
+
+    def fails(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise OSError("the disk is gone")
+        return read(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mapped, "read_pixels", fails)
+        with pytest.raises(OSError, match="the disk is gone"):
+            load_split("classes", tmp_path, image_size=6)
+    assert (tmp_path / "cache-6.pixels").stat().st_size == 864
+    assert not (tmp_path / "cache-6.json").exists()
+    assert load_split("classes", tmp_path, image_size=6).digest == first.digest

@@ -296,3 +296,28 @@ def test_autocast_leaves_what_follows_the_embedding_in_full_precision():
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_leo_drops_features_before_the_encoder_too():
+    method, drawn = leo(dropout=0.5), task()
+    seen, _ = features(method, drawn)
+    codes = [method.train().codes(seen, drawn.support_labels, WAYS).mean for _ in range(2)]
+    assert not torch.equal(*codes)
+
+
+def test_leo_draws_codes_and_classifiers_in_training(monkeypatch):
+    """Every draw one standard deviation above its mean, by hand."""
+    method, drawn = leo(steps=1, tuning_steps=0, kl=0.0, encoder=0.0), task()
+    monkeypatch.setattr(torch, "randn_like", torch.ones_like)
+    shown, asked = features(method, drawn)
+    codes = method.codes(shown, drawn.support_labels, WAYS)
+
+    def decoded(z):
+        mean, spread = (z @ method.decoder.weight.mT).chunk(2, 1)
+        return mean + spread.exp() - 1 + (2 / (WAYS + 32)) ** 0.5
+
+    z = codes.mean + codes.std
+    loss = F.cross_entropy(shown @ decoded(z).mT, drawn.support_labels)
+    z = z - method.rate * torch.autograd.grad(loss, z, create_graph=True)[0]
+    expected = F.cross_entropy(asked @ decoded(z).mT, drawn.query_labels) + method.decay()
+    torch.testing.assert_close(method.train().loss(drawn), expected)

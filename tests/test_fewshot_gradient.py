@@ -15,6 +15,8 @@ from neural_similarity import models
 from neural_similarity.fewshot import Episode
 from neural_similarity.fewshot.batch_norm import set_statistics
 from neural_similarity.fewshot.gradient import GradientBased, Phase, anil, maml, meta_learned
+from neural_similarity.fewshot.leo import Latent
+from neural_similarity.fewshot.metric import MatchingNet
 
 with warnings.catch_warnings():  # its docstrings have invalid escape sequences
     warnings.simplefilter("ignore")
@@ -283,3 +285,13 @@ def step(**changes):
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_defaults_are_those_of_the_released_codes():
+    """Rates are on means, where the released ones are on sums over five classes."""
+    assert (Latent().rate, Latent().tuning_rate) == (5 * 1.0, 5 * 1e-3)
+    assert MatchingNet(nn.Identity()).scale == 100
+    for make in (maml, anil):
+        method = make(models.convnet4(5, image_size=16, width=0.1))
+        phases = [(p.steps, p.rate) for p in (*method.phases, *method.test_phases)]
+        assert phases == [(5, 5 * 0.01), (10, 5 * 0.01)]

@@ -608,3 +608,11 @@ def test_static_tuning_in_float64():
     method = StaticTuning(net[:-1], net[-1].in_features, Tuning(epochs=1))
     logits = method.adapt(images(6).double(), LABELS, WAYS)(images(4).double())
     assert logits.dtype == torch.float64
+
+
+def test_tuning_is_a_function_of_its_seed():
+    orders = [torch.cat([*Tuning(seed=seed).minibatches(25)]) for seed in (0, 0, 1)]
+    weights = [Tuning(seed=seed).first_weights(5, 8) for seed in (0, 0, 1)]
+    for same, again, other in (orders, weights):
+        assert torch.equal(same, again)
+        assert not torch.equal(same, other)

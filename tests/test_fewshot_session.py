@@ -5,7 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_classes import DRAW_CURVES, LOAD, TINY, make_split, tiny_classes_world
+from tiny_classes import (
+    BY_NAMES,
+    BY_TASKS,
+    DRAW_CURVES,
+    LOAD,
+    TINY,
+    Killed,
+    killed_after,
+    make_split,
+    tiny_classes_world,
+    train,
+)
 from tiny_classes import tiny_classes as tiny_classes
 from torch import nn
 
@@ -31,28 +42,6 @@ from neural_similarity.train.journal import Journal, read_lines
 from neural_similarity.train.recipe import recipe_from_json, recipe_to_json
 
 pytestmark = pytest.mark.usefixtures("tiny_classes")
-
-BY_TASKS = replace(TINY, method="proto", meta_batch=2, select_on="val", checkpoint_every=3)
-BY_NAMES = replace(TINY, select_on="val", method="nearest-neighbour", checkpoint_every=3)
-
-
-def train(folder, recipe=TINY, **options):
-    return session.train(recipe, out=folder / "run", device="cpu", **options)
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing handles it."""
-
-
-def killed_after(step, start):
-    def stepped(_journal, done):
-        if done == step:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "stepped", stepped)
-        with pytest.raises(Killed):
-            start()
 
 
 def outcome(run):
@@ -206,50 +195,6 @@ def test_train_and_validation_classes_together(tmp_path):
     assert run.build()[-1].out_features == 7
 
 
-@pytest.mark.parametrize("similarity", [None, Static(Diagonal())])
-def test_a_run_may_start_from_another(tmp_path, similarity):
-    base = train(tmp_path / "base")
-    recipe = replace(TINY, method="meta-nsn", similarity=similarity or Static(Diagonal()), lr=1e-9)
-    run = train(tmp_path, replace(recipe, start=str(base.path), steps=1, drops=()))
-    assert run.preprocess == base.preprocess
-    before, after = load(base).state_dict(), load(run).state_dict()
-    for name, value in before.items():
-        if "classifier" not in name and "running" not in name and "num_batches" not in name:
-            torch.testing.assert_close(after[f"backbone.{name}"], value)
-    wider = replace(recipe, start=str(base.path), width=0.2)
-    with pytest.raises(RunError, match="does not fit"):
-        train(tmp_path / "wider", wider)
-    environment = json.loads((run.path / "environment.json").read_text())
-    facts = {"recipe": "custom", "seed": 0, "classes": "train", "budget": 1.0}
-    assert environment["start"].items() >= facts.items()
-    assert environment["start"]["config"]["lr"] == TINY.lr
-
-
-@pytest.mark.parametrize("method", ["meta-nsn", "leo"])
-def test_frozen_kernels_need_a_start(tmp_path, method):
-    similarity = Static(Diagonal()) if method == "meta-nsn" else None
-    with pytest.raises(RunError, match=f"`start` must be .*: {method} leaves kernels as they are"):
-        train(tmp_path, replace(TINY, method=method, similarity=similarity))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_start_knows_no_more_classes_and_no_other_data(tmp_path, monkeypatch):
-    base = train(tmp_path / "base", replace(TINY, train_on="train+val"))
-    unfinished = train(tmp_path / "unfinished")
-    unfinished.summary.unlink()
-    with pytest.raises(RunError, match="must be a finished run"):
-        train(tmp_path, replace(BY_TASKS, start=str(unfinished.path)))
-    recipe = replace(TINY, method="proto", start=str(base.path))
-    with pytest.raises(RunError, match=r"on training classes alone.* trained on train\+val"):
-        train(tmp_path, recipe)
-    train(tmp_path / "both", replace(recipe, train_on="train+val"))
-    other = make_split(each=13)
-    monkeypatch.setattr(data, "load_split", lambda *_, **__: other)
-    with pytest.raises(RunError, match=f"on the same data, whose digest is {other.digest}, got"):
-        train(tmp_path, recipe)
-    assert not (tmp_path / "run").exists()
-
-
 def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
     few = make_split(each=4)
     monkeypatch.setattr(data, "load_split", lambda *_, **__: few)
@@ -382,17 +327,6 @@ def test_classes_that_were_trained_on_are_no_validation_classes(finished, tmp_pa
     )
 
 
-@pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
-def test_what_a_start_does_not_give_is_drawn_by_the_seed(tmp_path, seed, same):
-    source = train(tmp_path / "source")
-    recipe = replace(TINY, method="anil", start=str(source.path), steps=1, drops=())
-    first, other = (
-        session.train(replace(recipe, seed=s), out=tmp_path / f"{s}-{i}", device="cpu").begin()
-        for i, s in enumerate((0, seed))
-    )
-    assert torch.equal(first.head.weight, other.head.weight) == same
-
-
 def test_an_interrupted_evaluation_goes_on(finished, monkeypatch):
     monkeypatch.setattr(partial, "SAVE_SECONDS", 0.0)
     command = ["fewshot", "evaluate", str(finished), *SIZES, "--method", "static-nsn"]
@@ -481,3 +415,11 @@ def test_quickstart_learns(tmp_path, monkeypatch):
     assert cli.main(["fewshot", "evaluate", str(run.path), "--tasks", "200"]) == 0
     found = json.loads(next((run.path / "evaluations").glob("*.json")).read_text())
     assert found["summary"]["accuracy"] > 0.8
+
+
+def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
+    recipe, counts = replace(BY_TASKS, threads=2, steps=4, drops=(), select_on="none"), set()
+    killed_after(4, lambda: train(tmp_path, recipe))
+    monkeypatch.setattr(Journal, "stepped", lambda *_: counts.add(torch.get_num_threads()))
+    session.resume(tmp_path / "run", device="cpu")
+    assert counts == {2}

@@ -132,3 +132,9 @@ def test_images_are_not_needed_in_order():
     shuffled = Images(mixed.pixels[order], mixed.labels[order], mixed.classes)
     tasks = draw(shuffled, 5)
     assert len(set(shuffled.labels[tasks.draw.support[0]].tolist())) == 3
+
+
+@pytest.mark.parametrize("change", [{"data": "e" * 64}, {"part": "val"}, {"seed": 1}])
+def test_the_digest_is_of_everything_in_the_list(images, change):
+    tasks = draw(images)
+    assert replace(tasks, **change).digest != tasks.digest

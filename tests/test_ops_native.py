@@ -302,3 +302,32 @@ def test_without_a_home_the_cache_is_gone_with_the_process(monkeypatch):
     (((remove, *what), how),) = kept
     remove(*what, **how)
     assert not folder.exists()
+
+
+def test_other_sources_are_another_library(monkeypatch, tmp_path):
+    built = []
+    monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiling, "_compile", lambda _, path: built.append(path) or "not built")
+    compiling._built("cc")
+    monkeypatch.setattr(compiling, "_SOURCES", compiling._SOURCES[:-1])
+    compiling._built("cc")
+    monkeypatch.setattr(compiling, "_processor", lambda: "another")
+    compiling._built("cc")
+    assert len(set(built)) == 3
+
+
+def test_a_library_that_cannot_be_finished_is_none(monkeypatch, tmp_path):
+    """It is compiled beside its place and moved there whole, so another process finds no part."""
+    seen = []
+
+    def interrupted(command, **_):
+        seen.append(compiling.Path(command[command.index("-o") + 1]))
+        seen[0].write_bytes(b"a part")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiling.subprocess, "run", interrupted)
+    path = tmp_path / "operators.so"
+    with pytest.raises(KeyboardInterrupt):
+        compiling._compile("cc", path)
+    assert seen[0] != path
+    assert list(tmp_path.iterdir()) == []

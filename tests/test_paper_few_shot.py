@@ -368,3 +368,30 @@ def test_retrained_runs_are_of_their_recipe(tmp_path):
     for changed in ({"step": 1, "growth": 9.0}, told["retrained"]):
         path.write_text(json.dumps(told | {"retrained": changed}))
         assert ("steps" in few_shot_records.overridden(run)) == (changed["growth"] == 9.0)
+
+
+@pytest.mark.usefixtures("tiny_table")
+@pytest.mark.parametrize("change", ["statistics", "classes"])
+def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, tmp_path, change):
+    """Of the baseline there are other evaluations, where everything is wrong."""
+    folder = copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "1")
+    for one in read(tmp_path, "mini-cnn4", "fine-tuning"):
+        config = replace(one.config, train_on="train+val") if change == "classes" else one.config
+        statistics = "support" if change == "statistics" else one.statistics
+        wrong = {"correct": 0 * one.correct, "summary": one.summary | {"accuracy": 0.0}}
+        other = replace(one, config=config, statistics=statistics, **wrong)
+        few_shot_records.write_evaluation(folder, other)
+    found, before = (
+        rows(paper.few_shot_markdown(r))["nearest neighbour"] for r in (tmp_path, results)
+    )
+    assert found[5] == before[5] != ""
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+def test_shorter_lists_of_other_data_are_not_compared(tmp_path):
+    evaluated(tmp_path, "mini-cnn4", "fine-tuning")
+    run = evaluated(tmp_path, "mini-cnn4", "nearest-neighbour", count=6)
+    (path,) = [p for p in paper.record_few_shot(run, tmp_path) if "nearest" in p.name]
+    other = json.loads(path.read_text()) | {"data": {"name": "embedded", "digest": "another"}}
+    path.write_text(json.dumps(other))
+    assert rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"][5] == ""

@@ -87,3 +87,15 @@ def test_a_terminal_gets_a_bar_for_all_runs_and_one_a_run(tmp_path, monkeypatch)
         display.ended(tasks[0], "done")
         display.ended(tasks[1], "recorded by another process")
         assert [(bar.description, bar.completed) for bar in display.bars.tasks] == [("runs", 2)]
+
+
+@pytest.mark.parametrize("fact", ["cpu", "device", "threads"])
+def test_runs_elsewhere_tell_no_times(tmp_path, monkeypatch, fact):
+    monkeypatch.setattr(plan, "cpu_name", lambda: "A CPU")
+    monkeypatch.setattr(plan, "device_name", lambda _: "cpu")
+    here = {"cpu": "A CPU", "device": "cpu", "threads": 1, "precision": "fp32"}
+    write_by_hand(tmp_path / "results", PLAIN, 8, [1, 0], environment=here)
+    assert plan_of(tmp_path, only=(PLAIN,)).tasks[0].seconds == 60
+    other = here | {fact: 2 if fact == "threads" else "another"}
+    write_by_hand(tmp_path / "results", PLAIN, 8, [1, 0], environment=other)
+    assert plan_of(tmp_path, only=(PLAIN,)).tasks[0].seconds is None

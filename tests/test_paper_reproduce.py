@@ -383,3 +383,10 @@ def test_ctrl_c_lets_real_processes_save(tmp_path):
         log = folder.with_name(f"{folder.name}.log")
         assert "stopped by SIGTERM after step" in log.read_text()
         assert execution.launch(["true"], log).wait() == 0  # Nothing holds it any more.
+
+
+def test_processes_have_a_session_of_their_own(tmp_path):
+    """So Ctrl-C reaches them through `execute` alone."""
+    log = tmp_path / "log"
+    execution.launch([sys.executable, "-c", "import os; print(os.getsid(0))"], log).wait()
+    assert int(log.read_text()) != os.getsid(0)

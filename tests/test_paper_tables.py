@@ -17,6 +17,7 @@ from neural_similarity.bench.timing import Timing
 from neural_similarity.paper import TABLES, draw, make_report, read_records, to_markdown
 from neural_similarity.paper.records import budget_name
 from neural_similarity.paper.report import compare, fullest_budget
+from neural_similarity.paper.tables import Panel, Table
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train.recipe import recipe_to_json
 
@@ -407,3 +408,13 @@ def test_damaged_record_exits_with_1(tmp_path, capsys):
     path.write_text(json.dumps([]))
     assert cli.main(["table", "tiny", "--results", str(tmp_path)]) == 1
     assert "cannot be read as a run record" in capsys.readouterr().err
+
+
+def test_accuracies_and_their_differences_are_those_of_the_images(tmp_path):
+    for seed in (1, 2, 3):
+        write_by_hand(tmp_path, PLAIN, seed, [1, 1, 0, 0])
+        write_by_hand(tmp_path, STATIC, seed, [1, 1, 1, 0])
+    table = Table("8", (Panel("8", "accuracy", TINY_TABLE.panels[0].rows[:2]),))
+    plain, static = make_report(table, budget=1, results=tmp_path).panels[0].lines
+    assert (plain.mean, static.mean) == (50, 75)
+    assert static.by_seed.mean == static.by_image.mean == 25

@@ -218,3 +218,20 @@ def test_a_share_may_be_the_whole(field):
 def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Recipe(**changes)
+
+
+def test_few_shot_methods_have_the_tasks_and_rates_of_their_papers():
+    sizes = {
+        **{"proto": (20, 5, 5, 1, 1e-3), "proto-1shot": (30, 1, 5, 1, 1e-3)},
+        **{"relation": (5, 5, 10, 1, 1e-3), "relation-1shot": (5, 1, 15, 1, 1e-3)},
+        **{"maml": (5, 5, 15, 4, 1e-3), "leo": (5, 5, 15, 12, 1e-4)},
+    }
+    for name, wanted in sizes.items():
+        r = FEW_SHOT_RECIPES[f"mini-{name}"]
+        assert (r.ways, r.shots, r.queries, r.meta_batch, r.lr) == wanted, name
+    for name, r in FEW_SHOT_RECIPES.items():
+        if r.method in ("maml", "maml-first-order", "anil", "meta-nsn"):
+            assert (r.crop, r.flip, r.drops) == (0, False, ()), name
+        elif name != "fewshot-quickstart":
+            assert r.drops == tuple(round(share * r.steps) for share in (0.6, 0.85)), name
+    assert FEW_SHOT_RECIPES["mini-cnn4-64"].width == 2 * FEW_SHOT_RECIPES["mini-cnn4"].width

@@ -24,6 +24,7 @@ from neural_similarity.train import (
 )
 from neural_similarity.train.checkpoint import checkpoints
 from neural_similarity.train.journal import Journal, read_lines
+from neural_similarity.train.scoring import score
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -277,3 +278,25 @@ def test_scoring_puts_the_mode_of_every_module_back(tmp_path):
     session.evaluate(model, make_images(11, 3), run.preprocess, runtime)
     assert model.training
     assert [norm.training for norm in norms] == [False] + [True] * (len(norms) - 1)
+
+
+def test_the_summary_scores_the_best_checkpoint_too(tmp_path):
+    run = train_tiny(tmp_path, validation=16, evaluate_every=2, steps=8)
+    assert checkpoints(run.best)[0].name != "step-00000008"
+    told = json.loads(run.summary.read_text())["best_checkpoint"]
+    runtime = session.choose_runtime("cpu", "fp32")
+    scores = evaluate(load(run, "best"), make_dataset().test, run.preprocess, runtime)
+    assert told["test_accuracy"] == scores.accuracy
+    assert told["test_loss"] == pytest.approx(scores.loss, rel=1e-5)
+
+
+def test_the_seed_says_which_images_are_held_out():
+    dataset = make_dataset()
+    parts = session.split(dataset, replace(TINY, validation=16, seed=3))
+    expected = data.held_out(dataset.train, 16, 3)
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(parts, expected, strict=True))
+
+
+def test_the_first_five_count_from_eleven_classes_on():
+    assert score(torch.eye(10), torch.arange(10)).correct5 is None
+    assert score(torch.eye(11), torch.arange(11)).correct5.all()

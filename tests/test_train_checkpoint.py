@@ -16,7 +16,7 @@ from neural_similarity.train.checkpoint import (
     restore,
     save,
 )
-from neural_similarity.train.files import RunError
+from neural_similarity.train.files import RunError, read_json, write_json, write_text
 
 
 def make_state(seed=0):
@@ -163,3 +163,10 @@ def test_whole_checkpoint_has_no_damage_and_texts_in_its_header(tmp_path):
     assert damage(path) is None
     with safe_open(path / WEIGHTS, "pt") as file:
         assert json.loads(file.metadata()["classes"]) == ["a", "b"]
+
+
+def test_an_earlier_file_stays_until_the_new_one_is_whole(tmp_path):
+    write_json(tmp_path / "summary.json", {"steps": 6})
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "summary.json", "cut short \ud800")
+    assert read_json(tmp_path / "summary.json") == {"steps": 6}

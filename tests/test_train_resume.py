@@ -14,10 +14,11 @@ from tiny_images import TINY, tiny_world
 from tiny_images import tiny as tiny
 
 from neural_similarity import cli
-from neural_similarity.train import load, read_run, resume, train
+from neural_similarity.train import load, read_run, resume, session, train
 from neural_similarity.train.checkpoint import checkpoints
 from neural_similarity.train.files import locked
 from neural_similarity.train.journal import Journal, cut_back, read_lines
+from neural_similarity.train.stopping import signals_noted
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -225,3 +226,37 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
     path.write_text('{"step": 2}\n{"step": 4}\n{"step": 6}\n{"st')
     cut_back(path, 4)
     assert path.read_text() == '{"step": 2}\n{"step": 4}\n'
+
+
+def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
+    recipe, counts = replace(TINY, threads=2, steps=3, drops=()), set()
+    train_until(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
+    monkeypatch.setattr(Journal, "stepped", lambda *_: counts.add(torch.get_num_threads()))
+    resume(tmp_path / "run", device="cpu")
+    assert counts == {2}
+
+
+def test_a_run_goes_on_in_its_memory_format(tmp_path, monkeypatch):
+    recipe, told, real = replace(TINY, channels_last=False), [], session.batches_of
+    train_until(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
+
+    def noted(images, run, runtime):
+        told.append(runtime.channels_last)
+        return real(images, run, runtime)
+
+    monkeypatch.setattr(session, "batches_of", noted)
+    resume(tmp_path / "run", device="cpu")
+    assert told == [False]
+
+
+def test_a_second_signal_acts_as_before():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("as before"))
+    try:
+        with signals_noted() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (stop(), heard) == (signal.SIGTERM, [])
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == ["as before"]
+    finally:
+        signal.signal(signal.SIGTERM, before)

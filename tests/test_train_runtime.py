@@ -2,11 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_images import TINY
+from tiny_images import TINY, make_images
 from tiny_images import tiny as tiny
+from torch import nn
 from torch.nn import functional as F
 
-from neural_similarity.train import runtime, train
+from neural_similarity.data import Preprocess
+from neural_similarity.train import predict, runtime, train
 from neural_similarity.train.runtime import choose_runtime
 
 
@@ -63,3 +65,12 @@ def test_a_run_times_with_its_own_threads(monkeypatch, tmp_path):
     monkeypatch.setattr(runtime, "_bf16_is_fast", lambda _, count: told.append(count))
     train(replace(TINY, precision="auto", threads=3), out=tmp_path / "run", device="cpu")
     assert told == [3]
+
+
+def test_scores_are_computed_in_the_precision_of_the_run():
+    images, runtime = make_images(4, 3), choose_runtime("cpu", "bf16")
+    kinds, model = [], nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
+    model[0].register_forward_hook(lambda _m, _x, y: kinds.append(y.dtype))
+    preprocess = Preprocess.raw(1)
+    assert predict(model, images, preprocess, runtime).dtype == torch.float32
+    assert kinds == [torch.bfloat16]

@@ -101,3 +101,13 @@ def test_layers_called_by_keyword_and_masks_of_other_layers():
     masked = ns.Static(ns.Masked(ns.Full()))
     shapes = visualize.kernel_shapes(nn.Sequential(ns.LSTM(5, 7, similarity=masked)))
     assert {name: len(shape) for name, shape in shapes.items()} == {"0.ih_l0": 5, "0.hh_l0": 7}
+
+
+def test_pictures_show_m_minus_the_identity():
+    m = torch.randn(1, 3, 3, 2, 2)
+    eye = torch.eye(3)[..., None, None]
+    drawn = visualize.plot_maps(torch.randn(1, 1, 4, 4), m).axes[1].images[0].get_array()
+    torch.testing.assert_close(torch.tensor(drawn), (m[0] - eye).norm(dim=(0, 1)))
+    static = torch.randn(3, 3)
+    drawn = visualize.plot_matrices({"layer": static}).axes[0].images[0].get_array()
+    torch.testing.assert_close(torch.tensor(drawn), static - torch.eye(3))

@@ -1,6 +1,7 @@
 """A few-shot data set small enough to train on in a blink: 10 classes of noisy patterns."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from neural_similarity.data import ClassSplit, Images
 from neural_similarity.data.images import digest_of
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.train.journal import Journal
 from neural_similarity.train.runtime import threads
 
 LOAD, DRAW_CURVES = data.load_split, session.draw_learning_curves
@@ -30,6 +32,8 @@ TINY = FewShotRecipe(
     log_every=2,
     precision="fp32",
 )
+BY_TASKS = replace(TINY, method="proto", meta_batch=2, select_on="val", checkpoint_every=3)
+BY_NAMES = replace(TINY, select_on="val", method="nearest-neighbour", checkpoint_every=3)
 
 
 def make_images(first, last, each=12, seed=0):
@@ -65,3 +69,22 @@ def tiny_classes_world():
 def tiny_classes(monkeypatch):
     """See `use_tiny_classes`; a test's own patches over these are undone before them."""
     use_tiny_classes(monkeypatch)
+
+
+def train(folder, recipe=TINY, **options):
+    return session.train(recipe, out=folder / "run", device="cpu", **options)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing handles it."""
+
+
+def killed_after(step, start):
+    def stepped(_journal, done):
+        if done == step:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "stepped", stepped)
+        with pytest.raises(Killed):
+            start()
