@@ -1,11 +1,15 @@
 """Which layers `convert` converts: all kinds, by name or by a function, and the reasons why not."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
 import neural_similarity as ns
+from neural_similarity.nn import StructureModule
+from neural_similarity.nn.structure import Structure
 
 
 class Mixed(nn.Module):
@@ -162,10 +166,44 @@ NOT_IDENTITY = [
     [["0"], ["1"], of_type(nn.Linear, nn.LSTM), None],
     ids=["conv", "linear", "function", "all"],
 )
-def test_structures_that_do_not_contain_the_identity_are_refused(similarity, where):
+def test_structures_that_do_not_start_at_the_identity_are_refused(similarity, where):
     network = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 5), nn.Conv2d(3, 3, 3))
-    with pytest.raises(ValueError, match=r"does not contain the identity: .* of (5|9) taps"):
+    with pytest.raises(ValueError, match=r"does not start at the identity: .* of (5|9) taps"):
         ns.convert(network, similarity, where)
+
+
+class Scaled(StructureModule):
+    """`first` + raw for as many taps as there are scalars."""
+
+    def __init__(self, scalars, first):
+        super().__init__(scalars)
+        self.first = first
+
+    def forward(self, raw):
+        return self.first + raw
+
+
+@dataclass(frozen=True)
+class Own(Structure):
+    """A structure of a user, right for `first` 1 and nine taps."""
+
+    first: float = 1.0
+
+    def build(self, geometry):
+        del geometry
+        return Scaled(9, self.first)
+
+
+@pytest.mark.parametrize("kind", [ns.Static, ns.Dynamic])
+def test_structures_of_users_are_tried(kind):
+    """On the processor, whatever the device that new tensors go to."""
+    network = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 2))
+    with torch.device("meta"):
+        found = ns.plan(network, kind(Own()))
+    assert found["0"] is None
+    assert found["1"].startswith("does not fit: M must be (4,) or (4, 4) for 4 taps, got (9,)")
+    found = ns.plan(network, kind(Own(first=0.5)))
+    assert found["0"] == "does not start at the identity: Own(first=0.5) of 9 taps"
 
 
 def test_what_contains_the_identity_in_some_layers_goes_there():

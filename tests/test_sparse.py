@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity.nn import Geometry, format_similarity, parse_similarity
+from neural_similarity.nn.similarity import starts_at_identity
 
 GEOMETRY = Geometry(4, 6, (2, 3), (1, 1), (1, 1), (1, 1))
 TAPS = GEOMETRY.taps
@@ -113,8 +114,8 @@ def test_sparse_keeps_as_many_among_equals_and_starts_at_the_identity():
     assert (m == torch.diag_embed(m.diagonal(dim1=1, dim2=2))).all()
     whole = ns.Sparse(ns.Full(residual=False), keep=TAPS).build(GEOMETRY)
     assert torch.equal(whole(whole.initial()[None])[0], torch.eye(TAPS))
-    assert ns.Sparse(keep=TAPS).contains_identity(GEOMETRY)
-    assert not ns.Sparse(keep=TAPS - 1).contains_identity(GEOMETRY)
+    assert starts_at_identity(ns.Static(ns.Sparse(keep=TAPS)), GEOMETRY)
+    assert not starts_at_identity(ns.Static(ns.Sparse(keep=TAPS - 1)), GEOMETRY)
 
 
 @pytest.mark.parametrize("spec", [ns.Sparse(keep=5), ns.Select(), ns.Shift()], ids=str)
@@ -158,7 +159,7 @@ def test_select_rows_are_one_hot_at_the_highest_score():
 def test_select_starts_at_the_identity():
     layer = ns.Conv2d(4, 6, (2, 3), similarity=ns.Static(ns.Select()))
     assert torch.equal(layer.similarity.matrix(), torch.eye(TAPS))
-    assert ns.Select().contains_identity(GEOMETRY)
+    assert starts_at_identity(ns.Static(ns.Select()), GEOMETRY)
 
 
 def test_a_predicted_selection_gathers_the_patch():
@@ -193,8 +194,9 @@ def test_shifts_of_channels_start_at_different_taps():
     m = layer.similarity.matrix()
     assert m.shape == (11, 9, 9)
     assert [block.nonzero().tolist() for block in m] == [[[4, b % 9]] for b in range(11)]
-    assert not ns.Shift().contains_identity(GEOMETRY)
-    assert ns.Shift().contains_identity(Geometry(4, 6, (1, 1), (1, 1), (0, 0), (1, 1)))
+    assert not starts_at_identity(ns.Static(ns.Shift()), GEOMETRY)
+    single = Geometry(4, 6, (1, 1), (1, 1), (0, 0), (1, 1))
+    assert starts_at_identity(ns.Static(ns.Shift()), single)
 
 
 def shifted_by_hand(x, taps, size, padding):
@@ -250,8 +252,8 @@ def test_dilation_masks_the_rows_of_its_structure():
     r = torch.eye(9, dtype=torch.float64) + layer.similarity.raw.view(9, 9)
     assert_close(layer.similarity.matrix(), kept[:, None] * r)
     assert not [key for key in layer.state_dict() if "pattern" in key]
-    assert not ns.Dilation().contains_identity(layer.geometry())
-    assert ns.Dilation(rate=1).contains_identity(layer.geometry())
+    assert not starts_at_identity(ns.Static(ns.Dilation()), layer.geometry())
+    assert starts_at_identity(ns.Static(ns.Dilation(rate=1)), layer.geometry())
 
 
 @pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)

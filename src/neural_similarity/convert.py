@@ -31,7 +31,7 @@ from neural_similarity.nn.layer import (
 )
 from neural_similarity.nn.modes import evaluating
 from neural_similarity.nn.recurrent import lstm_geometries
-from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
+from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
 from neural_similarity.nn.text import Similarity, required_similarity
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -270,11 +270,11 @@ def _misfit(geometries: list[Geometry], spec: Similarity, where: Choice | None) 
         return "has a single kernel tap"
     try:
         predicted = max(predicted_scalars(spec, geometry) for geometry in geometries)
-        strangers = [g.taps for g in geometries if not spec.structure.contains_identity(g)]
+        strangers = [g.taps for g in geometries if not starts_at_identity(spec, g)]
     except ValueError as error:
         return _Unfit(f"does not fit: {error}")
     if strangers:
-        return _Unfit(f"does not contain the identity: {spec.structure!r} of {strangers[0]} taps")
+        return _Unfit(f"does not start at the identity: {spec.structure!r} of {strangers[0]} taps")
     if predicted > MOST_SCALARS and where is None:
         return f"would predict {predicted} numbers per position; name it in `where` to have that"
     return None

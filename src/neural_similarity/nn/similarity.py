@@ -10,7 +10,7 @@ from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.modes import evaluating
 from neural_similarity.nn.predictor import Predictor, SphereNet
 from neural_similarity.nn.spec import Spec
-from neural_similarity.nn.structure import Diagonal, Full, Structure
+from neural_similarity.nn.structure import Diagonal, Full, Structure, StructureModule
 from neural_similarity.ops import fold_kernel, similarity_conv
 from neural_similarity.ops.window import promoted
 
@@ -129,6 +129,37 @@ def predicted_scalars(similarity: Static | Dynamic, geometry: Geometry) -> int:
     """
     scalars = similarity.structure.build(geometry).scalars
     return scalars if isinstance(similarity, Dynamic) else 0
+
+
+@torch.no_grad()
+def starts_at_identity(similarity: Static | Dynamic, geometry: Geometry) -> bool:
+    """Whether a layer of this geometry starts with M = I, and so as the plain one.
+
+    Raises:
+        ValueError: the structure does not fit the layer, or makes an M of another size.
+    """
+    if similarity.init != "identity":
+        return False
+    with torch.device("cpu"):
+        structure = similarity.structure.build(geometry)
+        zero = isinstance(similarity, Dynamic)
+        raw = torch.zeros(structure.scalars) if zero else structure.initial()
+        m = structure(raw[None])[0]
+        one = torch.eye(m.shape[-1]) if _is_matrix(m, structure, geometry) else torch.ones_like(m)
+        return torch.allclose(m, one.expand_as(m), atol=1e-6)
+
+
+def _is_matrix(m: Tensor, structure: StructureModule, geometry: Geometry) -> bool:
+    """Whether M, behind its blocks if there are, is a matrix, not the diagonal of one."""
+    blocks = () if structure.blocks is None else (structure.blocks[1],)
+    taps = geometry.taps
+    sizes = (taps, taps * geometry.in_channels // geometry.groups)
+    if tuple(m.shape) not in {(*blocks, *[n] * dims) for n in sizes for dims in (1, 2)}:
+        raise ValueError(
+            f"M must be {(*blocks, taps)} or {(*blocks, taps, taps)} for {taps} taps, "
+            f"got {tuple(m.shape)} from {structure}"
+        )
+    return m.dim() == len(blocks) + 2
 
 
 class StaticSimilarity(nn.Module):

@@ -51,11 +51,6 @@ class Structure(Spec, ABC):
 
     dynamic: ClassVar[bool] = True
 
-    def contains_identity(self, geometry: Geometry) -> bool:
-        """Whether M can be I, so that a layer of this geometry may start as the one it replaces."""
-        del geometry
-        return True
-
     @property
     def exact_gradient(self) -> bool:
         """Whether the gradient of raw is M's derivative, not a straight-through estimate."""
@@ -80,10 +75,6 @@ class Wrapper(Structure):
     """A structure made of another one."""
 
     structure: Structure
-
-    def contains_identity(self, geometry: Geometry) -> bool:
-        """As the inner structure."""
-        return self.structure.contains_identity(geometry)
 
     @property
     def exact_gradient(self) -> bool:
