@@ -316,3 +316,17 @@ def test_what_a_predictor_must_output(outputs, stride, message):
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_large_inputs_in_half_precision_do_not_overflow():
+    """Patches of 4,608 numbers of standard deviation 300: √N times the kernel's sums would."""
+    layer = ns.Conv2d(512, 4, 3, similarity="dynamic-diagonal").half()
+    x = (300 * torch.randn(2, 512, 5, 5)).half()
+    plain = F.conv2d(x, layer.weight, layer.bias)
+    assert plain.isfinite().all()
+    assert_close(layer(x), plain, rtol=2e-3, atol=2e-3 * plain.abs().max().item())
+    hidden = layer.similarity.predictor.patch(x)
+    patches = F.unfold(x.double(), 3)
+    kernel = layer.similarity.predictor.patch.weight.double().flatten(1)
+    expected = 4608**0.5 * (kernel @ patches) / patches.norm(dim=1, keepdim=True)
+    assert_close(hidden.double().flatten(2), expected, rtol=1e-2, atol=1e-2)

@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +154,7 @@ class SphereNet(TwoLayers):
     def first(self, x: Tensor, weight: Tensor, *window: Any, finish: Finish) -> Tensor:
         """The patch-normalised convolution."""
         if self.normalize == "rms":
-            weight = weight * weight[0].numel() ** 0.5
+            finish = partial(_by_rms, weight[0].numel() ** 0.5, finish)
         norms: Normalize = "both" if self.normalize == "both" else "input"
         options = {"angle": self.angle, "k": self.k, "normalize": norms, "eps": self.eps}
         return sphere_conv(x, weight, None, *window, **options, finish=finish)
@@ -164,6 +165,11 @@ class SphereNet(TwoLayers):
             return last(hidden)
         options = {"angle": self.angle, "k": self.k, "eps": self.eps}
         return sphere_conv(hidden, last.weight, None, last.stride, last.padding, **options)
+
+
+def _by_rms(root: float, finish: Finish, d: Tensor | None, x: Tensor) -> Tensor:
+    """`finish` with the root of a patch's size in d: in the kernel it would overflow float16."""
+    return finish(cast(Tensor, d) * root, x)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
