@@ -53,6 +53,18 @@ def test_class_folders_alone_give_a_fifth_to_the_test(tmp_path, inside):
     assert sorted(together) == sorted(whole.reshape(20, -1).tolist())
 
 
+def test_classes_may_be_called_like_parts(tmp_path):
+    """A folder that holds images is a class, beside others and within a part."""
+    classes(tmp_path / "one", ("train", "test", "bus"), each=5)
+    dataset = load("folder", tmp_path / "one")
+    assert dataset.train.classes == ("bus", "test", "train")
+    assert (len(dataset.train), len(dataset.test)) == (12, 3)
+    for part in ("train", "val"):
+        classes(tmp_path / "two" / part, ("train", "val"), each=2)
+    dataset = load("folder", tmp_path / "two")
+    assert dataset.train.classes == dataset.test.classes == ("train", "val")
+
+
 def test_small_classes_give_one_image_and_single_images_nothing(tmp_path):
     classes(tmp_path, each=2)
     assert load("folder", tmp_path).test.labels.tolist() == [0, 1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neural_similarity.data.class_split import PARTS, check_disjoint, random_split
-from neural_similarity.data.listing import list_images, listed_images
+from neural_similarity.data.listing import is_part, list_images, listed_images
 
 Files = dict[str, tuple[Path, ...]]
 """Image files by the name of their class."""
@@ -80,7 +80,7 @@ def find_parts(folder: Path) -> ClassFiles | None:
     """
     if (folder / "train.csv").is_file():
         return ClassFiles(folder, {part: _read_csv(folder, part) for part in PARTS})
-    if (folder / "train").is_dir():
+    if is_part(folder / "train"):
         return ClassFiles(folder, {part: _class_folders(folder / part) for part in PARTS})
     return None
 

@@ -8,7 +8,7 @@ import torch
 
 from neural_similarity.data.decoding import Header, read_header, read_pixels
 from neural_similarity.data.images import Dataset, Images, ImageSet, split_off
-from neural_similarity.data.listing import Listing, check_classes, list_images
+from neural_similarity.data.listing import Listing, check_classes, is_part, list_images
 
 NAME = "folder"
 TEST_PARTS = ("test", "val", "valid", "validation")
@@ -50,7 +50,7 @@ def _part_folders(root: Path) -> list[Path]:
     """Training and test folder, or the one that has to give both."""
     if not root.is_dir():
         raise FileNotFoundError(f"`root` must be a folder of class folders, got {root}")
-    parts = {folder.name.lower(): folder for folder in sorted(root.iterdir()) if folder.is_dir()}
+    parts = {folder.name.lower(): folder for folder in sorted(root.iterdir()) if is_part(folder)}
     train = parts.get("train")
     tests = [parts[name] for name in TEST_PARTS if name in parts]
     if tests and not train:

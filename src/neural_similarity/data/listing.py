@@ -86,6 +86,17 @@ def class_folders(folder: Path) -> list[Path]:
     return found
 
 
+def is_part(folder: Path) -> bool:
+    """Whether a folder can be a part, one of class folders: it is there and no class itself.
+
+    A class may be called train (CIFAR-100 has one); images lie in it.
+    """
+    if not folder.is_dir():
+        return False
+    with os.scandir(folder) as entries:
+        return not any(map(_is_image, entries))
+
+
 def check_classes(train: Listing, test: Listing) -> None:
     """Raise a `ValueError` naming a class that only one of two parts has."""
     for here, there in ((train, test), (test, train)):
@@ -113,5 +124,9 @@ def _walk(folder: str, prefix: str, inner: list[str]) -> Iterator[tuple[str, int
                 continue
             if entry.is_dir():
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", inner)
-            elif Path(entry.name).suffix.lower() in SUFFIXES:
+            elif _is_image(entry):
                 yield prefix + entry.name, entry.stat().st_size
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    return entry.name[0] != "." and Path(entry.name).suffix.lower() in SUFFIXES
