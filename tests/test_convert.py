@@ -303,6 +303,23 @@ def test_padding_wider_than_the_kernel_converts(mode):
     assert_close(ns.convert(layer, "dynamic-diagonal")(x), layer(x))
 
 
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-full"])
+def test_layers_that_were_changed_by_hand_convert_as_they_are_now(similarity):
+    """A stem for grey images, a stride and a padding set as one number, another window."""
+    stem, strided = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2, padding=1)
+    stem.weight = nn.Parameter(stem.weight.sum(1, keepdim=True)[..., :2])
+    strided.stride, strided.padding, strided.dilation = 1, 2, [2, 2]
+    plain = nn.Sequential(stem, strided).double()
+    network, x = ns.convert(plain, similarity), torch.randn(2, 1, 9, 9, dtype=torch.float64)
+    assert_close(network(x), plain(x))
+    for name, parameter in network.named_parameters():
+        if name.endswith(("raw", "gain")):
+            nn.init.normal_(parameter)
+    assert network(x).shape == plain(x).shape
+    if similarity == "static-full":
+        assert_close(ns.fold(network)(x), network(x))
+
+
 def test_dynamic_layers_do_not_fold(network, x):
     converted = ns.convert(network, "static-full", where=["stem"])
     ns.convert(converted, "dynamic-diagonal", where=["twice"], inplace=True)

@@ -62,7 +62,7 @@ class _Convolution(SimilarityLayer):
         """The convolution with a predicted M."""
         layer = cast(nn.Conv2d, self)
         _check_unchanged(layer, similarity.geometry)
-        _check_input(x, layer.weight, layer.in_channels)
+        _check_input(x, layer.weight, similarity.geometry.in_channels)
         if x.dim() == layer.weight.dim() - 1:
             return similarity.convolve(x[None], layer.weight, layer.bias)[0]
         return similarity.convolve(x, layer.weight, layer.bias)
@@ -76,8 +76,9 @@ class _Convolution(SimilarityLayer):
 
 def _check_unchanged(layer: nn.Conv2d, built: Geometry) -> None:
     """Refuse a predictor whose window is no longer the layer's."""
+    present = convolution_geometry(layer)
     for name in ("stride", "padding", "dilation", "padding_mode"):
-        now, before = getattr(layer, name), getattr(built, name)
+        now, before = getattr(present, name), getattr(built, name)
         if now != before:
             raise ValueError(
                 f"`{name}` must stay {before!r}, which the layer's predictor was built for, got "

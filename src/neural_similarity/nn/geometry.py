@@ -63,8 +63,26 @@ class Geometry:
 
 
 def convolution_geometry(layer: nn.Conv2d) -> Geometry:
-    """The geometry of one of torch's convolutions, or of a subclass."""
+    """The geometry of one of torch's convolutions, or of a subclass: what its `forward` goes by.
+
+    Sizes are the weight's own, which a network may have replaced (as for grey images), and a window
+    that was set as one number is that of every dimension.
+    """
+    outer, inner, *taps = layer.weight.shape
+    channels = inner * layer.groups, outer
+    if layer.transposed:
+        channels = outer, inner * layer.groups
+    padding, dims = layer.padding, len(taps)
     return Geometry(
-        layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride,
-        layer.padding, layer.dilation, layer.groups, cast(PaddingMode, layer.padding_mode),
-    )  # fmt: skip
+        *channels,
+        kernel_size=tuple(taps),
+        stride=_each(layer.stride, dims),
+        padding=padding if isinstance(padding, str) else _each(padding, dims),
+        dilation=_each(layer.dilation, dims),
+        groups=layer.groups,
+        padding_mode=cast(PaddingMode, layer.padding_mode),
+    )
+
+
+def _each(amount: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    return (amount,) * dims if isinstance(amount, int) else tuple(amount)
