@@ -191,6 +191,22 @@ def test_damaged_configuration_is_named(tmp_path):
     (run.path / "config.json").write_text('{"recipe": "x"}')
     with pytest.raises(RunError, match=r"config.json cannot be read: KeyError\('budget'\)"):
         read_run(run.path)
+    (run.path / "config.json").write_text("[]")
+    with pytest.raises(RunError, match=r"config.json cannot be read: AttributeError"):
+        read_run(run.path)
+
+
+def test_files_that_were_edited_are_named(tmp_path):
+    run = train_tiny(tmp_path)
+    run.metrics.write_text('{"step": 2}\n{"step": \n')
+    with pytest.raises(RunError, match=r"metrics.jsonl has a line that cannot be read"):
+        read_lines(run.metrics)
+    (run.path / "environment.json").write_text("{}")
+    with pytest.raises(RunError, match=r"environment.json cannot be read: KeyError\('precision'\)"):
+        _ = run.precision
+    wider = replace(run, recipe=replace(run.recipe, width=0.2))
+    with pytest.raises(RunError, match=r"safetensors holds the weights of another network: size"):
+        load(wider)
 
 
 def test_validation_keeps_the_best_and_is_held_out(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -224,7 +225,8 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
 
     monkeypatch.setattr(data, "load", loading)
     recipe = replace(TINY, dataset="folder", image_size=8, workers=3)
-    train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
+    run = train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
+    assert run.data_root == str(Path("there").absolute())
     assert asked == [(("folder",), {"root": "there", "image_size": 8, "workers": 3})]
 
 

@@ -35,6 +35,6 @@ def remedy(name: str, root: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}; {command}") from error
+        raise FileNotFoundError(f"{error}; {command}, or name its folder with --data") from error
     except ValueError as error:
         raise ValueError(f"{error}; delete the file and {command}") from error

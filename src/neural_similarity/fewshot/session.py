@@ -100,7 +100,7 @@ def _train(
         name=name,
         budget=budget,
         recipe=recipe,
-        data_root=str(data_root),
+        data_root=str(Path(data_root).absolute()),
         digest=split.digest,
         classes=images.classes,
         channels=channels,

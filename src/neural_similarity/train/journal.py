@@ -8,7 +8,7 @@ from typing import Any
 
 from neural_similarity.train import checkpoint
 from neural_similarity.train.checkpoint import State
-from neural_similarity.train.files import sync, write_text
+from neural_similarity.train.files import RunError, sync, write_text
 from neural_similarity.train.progress import Progress
 from neural_similarity.train.recipe import Recipe
 from neural_similarity.train.run import Run
@@ -77,11 +77,18 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines; a last line cut short by a kill is left out."""
+    """The records of a file of JSON lines; a last line cut short by a kill is left out.
+
+    Raises:
+        RunError: a line is damaged.
+    """
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise RunError(f"{path} has a line that cannot be read: {error}") from error
 
 
 def cut_back(path: Path, step: int) -> None:

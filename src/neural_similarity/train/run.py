@@ -82,7 +82,11 @@ class Run:
     @property
     def precision(self) -> Precision:
         """What the run began with: "auto" may be another one where it goes on."""
-        return read_json(self.path / ENVIRONMENT)["precision"]
+        path = self.path / ENVIRONMENT
+        try:
+            return read_json(path)["precision"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} cannot be read: {error!r}") from error
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -199,7 +203,7 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
             image_size=config["image_size"],
             preprocess=Preprocess(**config["preprocess"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path / CONFIG} cannot be read: {error!r}") from error
 
 

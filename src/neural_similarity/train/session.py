@@ -82,7 +82,7 @@ def train(
         name=name,
         budget=budget,
         recipe=recipe,
-        data_root=str(data_root),
+        data_root=str(Path(data_root).absolute()),
         digest=dataset.digest,
         classes=tuple(dataset.train.classes),
         channels=channels,

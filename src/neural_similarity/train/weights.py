@@ -6,6 +6,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from neural_similarity.train.files import RunError
+
 
 def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
     """Write a network's parameters and buffers, of tensors with several names the first.
@@ -32,11 +34,15 @@ def load_weights(path: Path, model: nn.Module) -> None:
     """Load what `save_weights` wrote into `model`, wherever it is.
 
     Raises:
-        RuntimeError: names or shapes of the file are not those of `model`.
+        RunError: names or shapes of the file are not those of `model`.
     """
     stored = load_file(path)
     shared = {name: stored[first] for name, first in _kept_names(model).items() if first in stored}
-    model.load_state_dict(stored | shared)
+    try:
+        model.load_state_dict(stored | shared)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip()
+        raise RunError(f"{path} holds the weights of another network: {first}") from error
 
 
 def _kept_names(model: nn.Module) -> dict[str, str]:
