@@ -145,7 +145,9 @@ def test_where_nothing_is_converted_that_is_an_error(network):
     with pytest.raises(ValueError, match=r"`model` must have a layer to convert, .*no convolution"):
         ns.convert(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "static-full")
     for where in ([], lambda *_: False):
-        with pytest.raises(ValueError, match=r"`model` must have a layer .*'stem': 'is not"):
+        with pytest.raises(
+            ValueError, match=r"`model` must have a layer .*'stem', .* and \d+ more: is not"
+        ):
             ns.convert(network, "static-full", where)
 
 
@@ -177,6 +179,7 @@ def test_a_lone_layer_converts():
     ("similarity", "where", "message"),
     [
         ("static-full", ["point"], "`where` names modules that cannot .*single kernel tap"),
+        ("static-full", 3, "`where` must be names of modules, classes, or a function.*, got 3"),
         ("static-full", ["stm"], r"`where` must name layers of the model .*, got \['stm'\]"),
         ("none", None, "`similarity` must be a name or spec of a similarity"),
         (ns.Dynamic(init="released"), None, "`similarity` must start at the identity"),
@@ -232,6 +235,18 @@ def test_only_exact_layers_fold():
         for change in (ns.fold, ns.unconvert, ns.Conv2d.fuse):
             with pytest.raises(ValueError, match=f"must be exactly an ns.Conv2d .* got a {name}"):
                 change(layer)
+
+
+def test_networks_that_cannot_be_copied_are_converted_in_place():
+    """torch copies no tensor that a hook computed."""
+    network = nn.Sequential(nn.Conv2d(2, 3, 3))
+    torch.nn.utils.prune.random_unstructured(network[0], "weight", amount=0.5)
+    x = torch.randn(1, 2, 4, 4)
+    plain = network(x)
+    for change in (lambda m: ns.convert(m, "static-full"), ns.unconvert, ns.fold):
+        with pytest.raises(ValueError, match=r"must be one that can be copied: .*inplace=True"):
+            change(network)
+    assert_close(ns.convert(network, "static-full", inplace=True)(x), plain)
 
 
 def test_kernels_that_hooks_compute_do_not_fold():
@@ -350,17 +365,27 @@ def test_max_difference_compares_in_evaluation_mode_and_restores_it(network, x):
     assert ns.max_difference(network, other, x) == pytest.approx(0.25)
     assert network.training
     assert not network.norm.training
-    with pytest.raises(ValueError, match="`model` and `other` must have outputs of one shape"):
+    with pytest.raises(
+        ValueError, match="`model` and `other` must have outputs of the same shapes"
+    ):
         ns.max_difference(network, network.stem, x)
 
 
-def test_max_difference_refuses_outputs_that_are_no_tensors(network, x):
+def test_max_difference_takes_what_holds_tensors_and_refuses_others(network, x):
     class Named(nn.Module):
-        def forward(self, x):
-            return {"out": network(x)}
+        def __init__(self, more):
+            super().__init__()
+            self.network, self.more = network, more
 
-    with pytest.raises(ValueError, match="must output single tensors, got Tensor, dict"):
-        ns.max_difference(network, Named(), x)
+        def forward(self, x):
+            return {"out": self.network(x), "more": (x, [self.more])}
+
+    other = Named(torch.tensor(0.5))
+    assert ns.max_difference(Named(torch.tensor(0.25)), other, x) == 0.25
+    with pytest.raises(ValueError, match=r"outputs of the same shapes, got \[\[\(2,"):
+        ns.max_difference(network, other, x)
+    with pytest.raises(ValueError, match="mappings and sequences of them, got str"):
+        ns.max_difference(Named("text"), other, x)
 
 
 def test_evaluating_puts_every_mode_back(network):
@@ -500,3 +525,15 @@ def test_freezing_errors(network, similarity, norm, message):
     model = ns.convert(network, similarity) if similarity else network
     with pytest.raises(ValueError, match=message):
         ns.freeze_backbone(model, norm)
+
+
+def test_what_is_no_network_is_refused():
+    for change in (ns.convert, ns.plan):
+        with pytest.raises(ValueError, match=r"`model` must be an nn\.Module, got 'resnet18'"):
+            change("resnet18", "static-full")
+
+
+@pytest.mark.parametrize("name", ["weight", "similarity", "predictor", "sphere"])
+def test_decays_are_not_negative(network, name):
+    with pytest.raises(ValueError, match=f"`{name}_decay` must be at least 0, got -1"):
+        ns.parameter_groups(network, **{"weight_decay": 0.1} | {f"{name}_decay": -1})

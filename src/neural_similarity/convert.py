@@ -94,7 +94,8 @@ def _choice(where: Where | None) -> Choice | None:
     """`where` as names, classes or a function."""
     if where is None or (callable(where) and not isinstance(where, type)):
         return where
-    parts = [where] if isinstance(where, str | type) else list(where)
+    one = isinstance(where, str | type) or not isinstance(where, Collection)
+    parts = [where] if one else list(cast(Collection[Any], where))
     kinds = tuple(part for part in parts if isinstance(part, type))
     if kinds and len(kinds) == len(parts):
         return kinds
@@ -113,7 +114,13 @@ def _named(where: Choice | None) -> set[str]:
 
 def _copy(model: Network) -> Network:
     """A deep copy in the same modes: torchvision's feature extractors copy into training mode."""
-    copied = deepcopy(model)
+    try:
+        copied = deepcopy(model)
+    except RuntimeError as error:  # a tensor that a hook computed, as pruning's are until removed
+        raise ValueError(
+            f"`model` must be one that can be copied: {error}; convert and unconvert take "
+            "inplace=True, and prune.remove makes what pruning computes a parameter"
+        ) from error
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in copied.named_modules():
         if module.training != modes[name]:
@@ -170,14 +177,26 @@ def _check_plan(
     unfit = {name: why for name, why in reasons.items() if isinstance(why, _Unfit)}
     if unfit and not chosen:
         raise ValueError(
-            f"`similarity` must fit a layer, and start at the identity to be converted to: {unfit}"
+            "`similarity` must fit a layer, and start at the identity to be converted to: "
+            f"{_by_reason(unfit)}"
         )
     if not chosen and not _similarities(model):
         raise ValueError(
             "`model` must have a layer to convert, one that `where` chooses, got none: "
-            f"{dict(reasons) or 'no convolution; name layers of other kinds in `where`'}"
+            f"{_by_reason(reasons) or 'no convolution; name layers of other kinds in `where`'}"
         )
     check_ready(spec, chosen.values())
+
+
+def _by_reason(reasons: Mapping[str, str | None]) -> str:
+    """Every reason once, with the first layers that it is given for."""
+    layers: dict[str | None, list[str]] = {}
+    for name, why in reasons.items():
+        layers.setdefault(why, []).append(repr(name))
+    return "; ".join(
+        f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {why}"
+        for why, names in layers.items()
+    )
 
 
 def plan(
@@ -192,6 +211,8 @@ def plan(
 
 
 def _plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[str, str | None]:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`model` must be an nn.Module, got {model!r}")
     modules = dict(model.named_modules(remove_duplicate=False))
     names = _named(where)
     layers = {
@@ -411,17 +432,30 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
 def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float:
     """Largest absolute difference of the two networks' outputs on `example`, in evaluation mode.
 
-    Every module is in its mode again afterwards.
+    Outputs are tensors, or mappings and sequences of such. Every module is in its mode again
+    afterwards.
 
     Raises:
-        ValueError: the outputs are not single tensors of one shape.
+        ValueError: the outputs are something else, or not of the same shapes.
     """
     with evaluating(model, other):
-        outputs = [network(example) for network in (model, other)]
-    kinds = [type(output).__name__ for output in outputs]
-    if not all(isinstance(output, Tensor) for output in outputs):
-        raise ValueError(f"`model` and `other` must output single tensors, got {', '.join(kinds)}")
-    shapes = [tuple(output.shape) for output in outputs]
+        ours, theirs = (list(_tensors(network(example))) for network in (model, other))
+    shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (ours, theirs)]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"`model` and `other` must have outputs of one shape, got {shapes}")
-    return (outputs[0] - outputs[1]).abs().max().item() if outputs[0].numel() else 0.0
+        raise ValueError(f"`model` and `other` must have outputs of the same shapes, got {shapes}")
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.numel()]
+    return max(((a - b).abs().max().item() for a, b in pairs), default=0.0)
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """All tensors of an output."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | list | tuple):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(part)
+    else:
+        raise ValueError(
+            f"`model` and `other` must output tensors, or mappings and sequences of them, got "
+            f"{type(output).__name__}"
+        )

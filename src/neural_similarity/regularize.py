@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neural_similarity.choices import require_least
 from neural_similarity.nn import (
     DynamicSimilarity,
     MaskedModule,
@@ -41,7 +42,13 @@ def parameter_groups(
     "undecayed": the gains of dynamic M, the masks of kernel shapes, and the learned k of
     hyperspherical convolutions. Of several groups that a parameter fits it is in "undecayed", else
     in "similarities". Empty groups are left out.
+
+    Raises:
+        ValueError: a decay is negative.
     """
+    decays = (weight_decay, similarity_decay, predictor_decay, sphere_decay)
+    for name, decay in zip(("weight", "similarity", "predictor", "sphere"), decays, strict=True):
+        require_least(f"{name}_decay", decay or 0, 0)
     groups: dict[str, dict[nn.Parameter, None]] = {
         name: {} for name in ("undecayed", "similarities", "predictors", "spheres", "weights")
     }

@@ -141,9 +141,10 @@ def check_exact(layer: SimilarityLayer) -> None:
     """Raise a `ValueError` where torch's class would drop what a subclass adds."""
     exact = LAYERS[layer.plain]
     if type(layer) is not exact:
+        mend = "; remove its parametrizations" if is_parametrized(layer) else ""
         raise ValueError(
             f"a layer must be exactly an ns.{exact.__name__} to become a torch.nn."
-            f"{layer.plain.__name__}, got a {type(layer).__name__}; remove its parametrizations"
+            f"{layer.plain.__name__}, got a {type(layer).__name__}{mend}"
         )
 
 

@@ -189,6 +189,7 @@ class Recipe:
             self._require(getattr(self, name) < 1, name, "be below 1")
         for name in AT_MOST_1:
             self._require(getattr(self, name) <= 1, name, "be at most 1")
+        self._require(self.seed < 2**63, "seed", "be below 2**63")
         gap = self.checkpoint_seconds
         wanted = f"be above 0 and at most {LONGEST_GAP:g}"
         self._require(0 < gap <= LONGEST_GAP, "checkpoint_seconds", wanted)
