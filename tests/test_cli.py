@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tiny_images import CLASSES, DRAW, LOAD, TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
 
+import neural_similarity as ns
 from neural_similarity import cli, data, models, visualize
 from neural_similarity import train as training
 from neural_similarity.nn import SIMILARITIES, Diagonal, Static
@@ -356,3 +357,8 @@ def test_a_reader_that_stops_is_not_an_error(args):
 def test_weights_are_those_of_the_run(static):
     weights = load_file(static.checkpoints / "step-00000006" / "weights.safetensors")
     assert all(torch.equal(weights[name], t) for name, t in load(static).state_dict().items())
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"neural-similarity {ns.__version__}, torch 2.")

@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -159,6 +161,13 @@ def test_empty_class(tmp_path):
     classes(tmp_path)
     (tmp_path / "bee").mkdir()
     with pytest.raises(ValueError, match=r"bee must hold images \(\.bmp .*\), got none"):
+        load("folder", tmp_path)
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    classes(tmp_path)
+    (tmp_path / "cat" / "0.png").rename(tmp_path / "cat" / os.fsdecode(b"\xff.png"))
+    with pytest.raises(ValueError, match=r"names in .* must be valid UTF-8, got '\\udcff.png'"):
         load("folder", tmp_path)
 
 

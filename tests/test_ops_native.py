@@ -284,8 +284,17 @@ def test_a_second_process_finds_the_library(monkeypatch, tmp_path):
 def test_a_cache_that_cannot_be_written_is_replaced(monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.touch()
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(compiling.Path, "home", lambda: blocked)
     assert declines("compiled", X, 9) is None
+
+
+def test_the_cache_is_where_the_system_has_its_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiling._cache_folder() == tmp_path / "neural_similarity"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setattr(compiling.Path, "home", lambda: tmp_path)
+    assert compiling._cache_folder() == tmp_path / ".cache" / "neural_similarity"
 
 
 def test_without_a_home_the_cache_is_gone_with_the_process(monkeypatch):
@@ -295,6 +304,7 @@ def test_without_a_home_the_cache_is_gone_with_the_process(monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     kept = []
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(compiling.Path, "home", no_home)
     monkeypatch.setattr(compiling.atexit, "register", lambda *call, **how: kept.append((call, how)))
     folder = compiling._cache_folder()

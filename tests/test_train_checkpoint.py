@@ -16,7 +16,7 @@ from neural_similarity.train.checkpoint import (
     restore,
     save,
 )
-from neural_similarity.train.files import RunError, read_json, write_json, write_text
+from neural_similarity.train.files import RunError, new_folder, read_json, write_json, write_text
 
 
 def make_state(seed=0):
@@ -170,3 +170,7 @@ def test_an_earlier_file_stays_until_the_new_one_is_whole(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_text(tmp_path / "summary.json", "cut short \ud800")
     assert read_json(tmp_path / "summary.json") == {"steps": 6}
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    with pytest.raises(UnicodeEncodeError), new_folder(tmp_path / "run") as folder:
+        (folder / "text").write_text("cut short \ud800", encoding="utf-8")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

@@ -7,9 +7,10 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from neural_similarity.cli import bench, catalogue, few_shot, paper, runs, train
-from neural_similarity.cli.parsing import Commands, UsageError, dispatch
+from neural_similarity.cli.parsing import Commands, UsageError, dispatch, say
 from neural_similarity.train import Interrupted, RunError
 
 COMMANDS: Commands = {
@@ -50,6 +51,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(args: Sequence[str]) -> int:
+    if list(args) == ["--version"]:
+        say(f"neural-similarity {version('neural-similarity')}, torch {version('torch')}")
+        return 0
     try:
         return dispatch(
             args,

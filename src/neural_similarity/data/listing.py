@@ -47,10 +47,15 @@ def list_images(folder: Path) -> Listing:
     """List the images of the class folders in `folder`; names that begin with a dot are left out.
 
     Raises:
-        ValueError: there is no class folder, or one holds no image.
+        ValueError: there is no class folder, or one holds no image, or a name is no text.
     """
     classes, inner = class_folders(folder), list[str]()
     members = [_images_in(path, inner) for path in classes]
+    for name in (*(path.name for path in classes), *(file for files in members for file in files)):
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"names in {folder} must be valid UTF-8, got {name!r}") from error
     return Listing(
         folder,
         tuple(path.name for path in classes),

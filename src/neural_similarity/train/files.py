@@ -35,11 +35,18 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path`; what was written there is flushed and renamed to `path`."""
+    """Yield a name beside `path`; what was written there is flushed and renamed to `path`.
+
+    After an error it is gone: where the disk is full, it would take what space there was.
+    """
     temporary = path.with_name(f".{path.name}{PARTIAL}")
-    yield temporary
-    sync(temporary)
-    temporary.replace(path)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 
@@ -47,14 +54,18 @@ def new_file(path: Path) -> Iterator[Path]:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder beside `path`; its files are flushed and it is renamed to `path`.
 
-    A folder that was at `path` is replaced.
+    A folder that was at `path` is replaced. After an error the new one is gone.
     """
     temporary = path.with_name(f".{path.name}{PARTIAL}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    yield temporary
-    for file in temporary.iterdir():
-        sync(file)
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            sync(file)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     if path.exists():
         shutil.rmtree(path)
     temporary.rename(path)

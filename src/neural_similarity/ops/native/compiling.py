@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -74,7 +75,8 @@ def _call_compiler(compiler: str, path: Path) -> str | None:
 def _cache_folder() -> Path:
     """Where compiled libraries stay: the user's cache, or a temporary folder of this process."""
     try:
-        folder = Path.home() / ".cache" / "neural_similarity"
+        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(root) / "neural_similarity"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
