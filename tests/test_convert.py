@@ -119,6 +119,13 @@ def test_the_plan_says_what_is_skipped_and_why(network):
     assert not isinstance(converted.point, ns.Conv2d)
 
 
+def test_a_class_of_the_same_name_is_told_apart():
+    """As that of quantisation-aware training is."""
+    kind = type("Conv2d", (nn.Conv2d,), {"__module__": "elsewhere"})
+    reason = ns.plan(nn.Sequential(kind(2, 2, 3)), "static-full")["0"]
+    assert reason == "is a elsewhere.Conv2d, not exactly a torch.nn.Conv2d"
+
+
 def test_large_kernels_are_converted_only_by_name():
     network = nn.Sequential(nn.Conv2d(2, 2, 7), nn.Conv2d(2, 2, 3))
     assert "2401 numbers per position" in ns.plan(network, "dynamic-full")["0"]

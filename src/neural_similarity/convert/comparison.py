@@ -1,0 +1,42 @@
+"""How far the outputs of two networks are apart."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.nn.modes import evaluating
+
+
+@torch.no_grad()
+def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float:
+    """Largest absolute difference of the two networks' outputs on `example`, in evaluation mode.
+
+    Outputs are tensors, or mappings and sequences of such. Every module is in its mode again
+    afterwards.
+
+    Raises:
+        ValueError: the outputs are something else, or not of the same shapes.
+    """
+    with evaluating(model, other):
+        ours, theirs = (list(_tensors(network(example))) for network in (model, other))
+    shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (ours, theirs)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"`model` and `other` must have outputs of the same shapes, got {shapes}")
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.numel()]
+    return max(((a - b).abs().max().item() for a, b in pairs), default=0.0)
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """All tensors of an output."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | list | tuple):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(part)
+    else:
+        raise ValueError(
+            f"`model` and `other` must output tensors, or mappings and sequences of them, got "
+            f"{type(output).__name__}"
+        )

@@ -1,0 +1,74 @@
+"""Training the similarities of a network alone."""
+
+from typing import Any, Literal, TypeVar, get_args
+
+from torch import nn
+
+from neural_similarity.nn import GlobalSimilarity, SelfAttention
+from neural_similarity.nn.layer import has_similarity
+
+Network = TypeVar("Network", bound=nn.Module)
+NormMode = Literal["eval", "train"]
+
+
+def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
+    """Let only the similarities of `model` train, in place. Paper, §4.
+
+    Args:
+        model: A converted network.
+        norm: "eval" holds normalisation at its running statistics in training mode too, so that
+            the backbone stays the function that it was; "train" leaves it to the mode.
+
+    Raises:
+        ValueError: the network has no similarity, or `norm` is unknown.
+    """
+    if norm not in get_args(NormMode):
+        raise ValueError(f'`norm` must be "eval" or "train", got {norm!r}')
+    similarities = similarities_of(model)
+    if not similarities:
+        raise ValueError(
+            "`model` must have similarities to train, got a network without; convert it"
+        )
+    unfreeze_backbone(model).requires_grad_(False)
+    for similarity in similarities:
+        similarity.requires_grad_(True)
+    inside = {part for similarity in similarities for part in similarity.modules()}
+    for module in model.modules():
+        if norm == "eval" and module not in inside and hasattr(module, "running_mean"):
+            held = _Held()
+            module.register_forward_pre_hook(held.before)
+            module.register_forward_hook(held.after, always_call=True)
+    return model
+
+
+def unfreeze_backbone(model: Network) -> Network:
+    """Let all of `model` train again, in place: `freeze_backbone` undone."""
+    let_go(model)
+    return model.requires_grad_(True)
+
+
+def similarities_of(model: nn.Module) -> list[nn.Module]:
+    """The similarities of a network: those of its layers, and those of whole maps."""
+    layers = [module for module in model.modules() if has_similarity(module)]
+    whole = [m for m in model.modules() if isinstance(m, GlobalSimilarity | SelfAttention)]
+    return [layer.get_submodule("similarity") for layer in layers] + whole
+
+
+def let_go(model: nn.Module) -> None:
+    """Remove the hooks of `freeze_backbone`."""
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), _Held):
+                    del hooks[key]
+
+
+class _Held:
+    """Hooks that let a normalisation use its running statistics, whatever mode it is in."""
+
+    def before(self, module: nn.Module, _: Any) -> None:
+        self._training = module.training
+        module.training = False
+
+    def after(self, module: nn.Module, _input: Any, _output: Any) -> None:
+        module.training = self._training

@@ -1,0 +1,49 @@
+"""Which modules of a network `where` asks for."""
+
+from collections.abc import Callable, Collection
+from typing import Any, cast
+
+from torch import nn
+
+from neural_similarity.nn.layer import LAYERS
+
+Kinds = tuple[type[nn.Module], ...]
+Choose = Callable[[str, nn.Module], bool]
+Choice = list[str] | Kinds | Choose
+Where = str | type[nn.Module] | Collection[str] | Kinds | Choose
+
+
+def choice_of(where: Where | None) -> Choice | None:
+    """`where` as names, classes or a function."""
+    if where is None or (callable(where) and not isinstance(where, type)):
+        return where
+    one = isinstance(where, str | type) or not isinstance(where, Collection)
+    parts = [where] if one else list(cast(Collection[Any], where))
+    kinds = tuple(part for part in parts if isinstance(part, type))
+    if kinds and len(kinds) == len(parts):
+        return kinds
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError(
+            "`where` must be names of modules, classes, or a function of (name, module), "
+            f"got {where!r}"
+        )
+    return cast(list[str], parts)
+
+
+def named(where: Choice | None) -> set[str]:
+    """The names that `where` consists of."""
+    return set(where) if isinstance(where, list) else set()
+
+
+def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
+    """Whether `where` asks for a module."""
+    if where is None:
+        return type(module) in (nn.Conv2d, LAYERS[nn.Conv2d])
+    if isinstance(where, tuple):
+        return isinstance(module, tuple(LAYERS)) and isinstance(module, where)
+    return name in where if isinstance(where, list) else is_exact(module) and where(name, module)
+
+
+def is_exact(layer: nn.Module) -> bool:
+    """Whether a layer's class is one of torch's that has one of ours, or is one of ours."""
+    return type(layer) in {*LAYERS, *LAYERS.values()}
