@@ -5,7 +5,9 @@ import torch
 from against_float64 import TOLERANCE, error, gradients, in_float64
 from compiler import in_c
 from torch.nn import functional as F
+from torch.testing import assert_close
 
+from neural_similarity.ops import native
 from neural_similarity.ops.affine_relu import affine_relu
 
 everywhere = pytest.mark.parametrize(
@@ -64,6 +66,22 @@ def test_derivatives_of_second_order(with_d, pool):
 
 
 @in_c
+def test_derivatives_of_third_order_where_windows_are_pooled():
+    ours = operands(with_d=False)
+    results = []
+    for tensors, function in ((ours, affine_relu), (in_float64(ours), expected)):
+        z = function(*tensors, True)
+        value, orders = z.square().sum(), []
+        for _ in range(3):
+            found = gradients(value, tensors, None, create_graph=True)
+            value = sum((g * t).square().sum() for g, t in zip(found, tensors[1:], strict=True))
+            orders += found
+        results.append(orders)
+    for one, other in zip(*results, strict=True):
+        assert error(one, other) < 1e-5
+
+
+@in_c
 @everywhere
 def test_parts_without_gradients(with_d, pool):
     d, x, line = operands(with_d)
@@ -85,3 +103,15 @@ def test_operators_are_registered_well(with_d, pool):
     for needs_line in (True, False):
         arguments = z, d, x, line, pool, needs_line
         torch.library.opcheck(registered.affine_relu_backward.default, arguments)
+
+
+@in_c
+def test_what_windows_chose_and_its_transpose():
+    _, x, line = (None if t is None else t.detach() for t in operands(with_d=False))
+    maps, pooled = torch.randn_like(x), torch.rand(4, 5, 2, 3)
+    found, spread = native.chosen(maps, x, line), native.scattered(pooled, x, line)
+    z = affine_relu(None, x, line, True)
+    assert torch.equal(found != 0, z > 0)
+    assert_close((found * pooled).sum(), (maps * spread).sum())
+    own = native.chosen(x, x, line) * line[0].view(-1, 1, 1) + line[1].view(-1, 1, 1)
+    assert_close(own.masked_fill(z == 0, 0), z)

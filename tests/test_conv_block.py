@@ -4,10 +4,12 @@ import copy
 
 import pytest
 import torch
+from against_float64 import error
 from compiler import in_c
 from torch import nn
 from torch.testing import assert_close
 
+from neural_similarity.fewshot.batch_norm import set_statistics, support_first
 from neural_similarity.models import convnet4
 from neural_similarity.models.conv_block import conv_block, pools, without_pool
 from neural_similarity.nn import normalization
@@ -73,6 +75,28 @@ def test_it_computes_and_trains_as_torchs_layers(calls, training, dtype, pool):
     assert_close(block.state_dict(), other.state_dict(), rtol=near, atol=near)
     for one, two in zip(block.parameters(), other.parameters(), strict=True):
         assert (one.grad - two.grad).norm() < near * two.grad.norm()
+
+
+@in_c
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize("statistics", ["running", "support", "transductive"])
+def test_explicit_statistics_are_one_operator_too_with_second_derivatives(calls, statistics, pool):
+    """As a step of MAML needs them; in float64 the layers run one by one."""
+    block = made(pool)
+    block[1].running_mean.uniform_(-1, 1)
+    block[1].running_var.uniform_(0.5, 2)
+    set_statistics(block, statistics)
+    results = []
+    for network, x in ((block, images()), (copy.deepcopy(block).double(), images().double())):
+        parameters = list(network.parameters())
+        with support_first(3):
+            y = network(x.requires_grad_())
+            first = torch.autograd.grad(y.square().sum(), [x, *parameters], create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), [x, *parameters])
+        results.append([y, *first, *second])
+    assert calls == [pool]
+    for one, other in zip(*results, strict=True):
+        assert error(one, other) < 1e-5
 
 
 CHANGES = {

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.fewshot.method import Method, Statistics
+from neural_similarity.ops.moments import moments
+from neural_similarity.ops.norm_relu import normalizing_line
 from neural_similarity.ops.window import promoted
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -57,6 +59,15 @@ class _Explicit(_BatchNorm):
         if count == len(x) and not torch._C._are_functorch_transforms_active():
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         return _normalized(x, count, self.weight, self.bias, self.eps)
+
+    def line(self, x: Tensor) -> Tensor:
+        """Slope and offset (2, c) of every channel: `forward` of x as a function of a number."""
+        if self.statistics == "running":
+            mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        else:
+            count = len(x) if self.statistics == "transductive" else _support_count(len(x))
+            mean, variance = moments(x[:count])
+        return normalizing_line(self.weight, self.bias, mean, variance, self.eps)
 
     def extra_repr(self) -> str:
         """torch's, and the statistics."""

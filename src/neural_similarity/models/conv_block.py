@@ -10,7 +10,7 @@ from neural_similarity.nn.normalization import fused, fuses, has_hooks
 
 _MAP_DIMS = 4
 """Those of maps: image, channel, row, column."""
-_MADE = ([nn.BatchNorm2d, nn.ReLU], [nn.BatchNorm2d, nn.MaxPool2d, nn.ReLU])
+_BEHIND = ([nn.ReLU], [nn.MaxPool2d, nn.ReLU])
 
 
 class ConvBlock(nn.Sequential):
@@ -50,8 +50,8 @@ def without_pool(block: nn.Module) -> ConvBlock:
 
 def _as_made(layers: list[nn.Module]) -> bool:
     """Whether these follow the convolution as `conv_block` has it, and none has hooks."""
-    kinds = [type(layer) for layer in layers]
-    return kinds in _MADE and not any(map(has_hooks, layers)) and all(map(_halves, layers[1:-1]))
+    behind = [type(layer) for layer in layers[1:]]
+    return behind in _BEHIND and not any(map(has_hooks, layers)) and all(map(_halves, layers[1:-1]))
 
 
 def _halves(pool: Any) -> bool:

@@ -32,22 +32,31 @@ def rectifier(norm: nn.Module) -> Finish:
 def fuses(norm: nn.Module, d: Tensor | None, x: Tensor) -> bool:
     """Whether `fused` can normalise d x as `norm` does.
 
-    That is torch's own, on the CPU, with all it can have and without hooks.
+    That is torch's own, on the CPU, with all it can have and without hooks; or of a class that
+    gives its `line`, slope and offset of every channel (2, c), for a batch x.
     """
-    if not isinstance(norm, _BatchNorm) or type(norm) not in _NORMS.values():
+    if not isinstance(norm, _BatchNorm) or has_hooks(norm) or not available(x):
         return False
-    if has_hooks(norm) or not available(x):
+    fits = norm.num_features == x.shape[1] < x.numel()
+    if hasattr(norm, "line"):
+        return fits and d is None and _single(norm.weight, norm.bias)
+    if type(norm) not in _NORMS.values() or (d is not None and not _single(d)):
         return False
-    single = d is None or d.dtype == torch.float32
-    parts = norm.weight, norm.bias, norm.running_mean, norm.running_var
-    whole = all(p is not None and p.dtype == torch.float32 and p.is_cpu for p in parts)
     counted = norm.track_running_stats and norm.num_batches_tracked is not None
     steady = not norm.training or (counted and norm.momentum is not None)
-    return single and steady and whole and norm.num_features == x.shape[1] < x.numel()
+    whole = _single(norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    return fits and steady and whole
+
+
+def _single(*parts: Tensor | None) -> bool:
+    """Whether these are all there, float32 on the CPU."""
+    return all(p is not None and p.dtype == torch.float32 and p.is_cpu for p in parts)
 
 
 def fused(norm: Any, d: Tensor | None, x: Tensor, *, pool: bool = False) -> Tensor:
     """The ReLU of normalised d x, of the largest of every 2×2 window if `pool`."""
+    if hasattr(norm, "line"):
+        return affine_relu(None, x, norm.line(x), pool)
     if not norm.training:
         constants = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
         return affine_relu(d, x, normalizing_line(*constants), pool)

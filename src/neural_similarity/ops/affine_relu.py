@@ -96,6 +96,41 @@ _backward_op = register(
 )
 
 
+def _pooled_gradients(grad: Tensor, x: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and `line` where windows are pooled, to be differentiated again."""
+    place = x.detach(), line.detach()
+    passed = promoted(grad).masked_fill(native.norm_relu(None, *place, pool=True) <= 0, 0)
+    grad_x = _Scattered.apply((passed * line[0].view(-1, 1, 1)).to(x.dtype), *place)
+    slope = (passed * _Chosen.apply(x, *place)).sum((0, 2, 3))
+    return grad_x, torch.stack((slope, passed.sum((0, 2, 3))))
+
+
+class _Chosen(Function):
+    """`native.chosen`, linear in the maps; x and `line`, which choose, have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *operands):
+        maps, *ctx.place = operands
+        return native.chosen(maps, *ctx.place)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return _Scattered.apply(*grad_outputs, *ctx.place), None, None
+
+
+class _Scattered(Function):
+    """`native.scattered`, the transpose of `_Chosen`."""
+
+    @staticmethod
+    def forward(ctx: Any, *operands):
+        pooled, *ctx.place = operands
+        return native.scattered(pooled, *ctx.place)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return _Chosen.apply(*grad_outputs, *ctx.place), None, None
+
+
 class _AffineRelu(Function):
     @staticmethod
     def forward(ctx: Any, *operands):
@@ -106,6 +141,8 @@ class _AffineRelu(Function):
     @staticmethod
     def backward(ctx, *grad_outputs):
         (grad,), (d, x, line) = grad_outputs, ctx.saved_tensors
+        if torch.is_grad_enabled() and ctx.pool:
+            return None, *_pooled_gradients(grad, x, line), None
         if torch.is_grad_enabled():
             return *gradients_with_graph(partial(_by_torch, ctx.pool), (d, x, line), grad), None
         needs = ctx.needs_input_grad[2]

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from neural_similarity.ops import native, positionwise
 from neural_similarity.ops.affine_relu import gradients_with_graph, pooled_relu
+from neural_similarity.ops.moments import count, moments_of
 from neural_similarity.ops.registration import register
 
 
@@ -44,9 +45,7 @@ def norm_relu(
 def _forward(
     d: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float, pool: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    centre = _first(x) if d is None else _first(x) * _first(d)
-    first, second = native.norm_sums(d, x, None, None, centre) / _count(x)
-    mean, variance = (centre + first).float(), (second - first.square()).float()
+    mean, variance = moments_of(d, x)
     line = normalizing_line(weight, bias, mean, variance, eps)
     return native.norm_relu(d, x, line, pool), mean, variance
 
@@ -65,8 +64,8 @@ def _backward(
     """Gradients of d (empty where there is none), x, weight and bias."""
     line = normalizing_line(weight, bias, mean, variance, eps)
     first, second = native.norm_sums(d, x, grad, line, mean, pool).float()
-    tilt = -line[0] * second / ((variance + eps) * _count(x))
-    level = -line[0] * first / _count(x) - tilt * mean
+    tilt = -line[0] * second / ((variance + eps) * count(x))
+    level = -line[0] * first / count(x) - tilt * mean
     line = torch.cat((line, level[None], tilt[None]))
     grad_d, grad_x = native.norm_relu_backward(d, x, grad, line, pool)
     return grad_d, grad_x, second * (variance + eps).rsqrt(), first
@@ -86,15 +85,6 @@ def normalizing_line(
     """Slope and offset of every channel, (2, c): its normalisation as a function of t."""
     slope = weight * (variance + eps).rsqrt()
     return torch.stack((slope, bias - mean * slope))
-
-
-def _first(maps: Tensor) -> Tensor:
-    """The first position's numbers, (c), in float32."""
-    return maps.flatten(2)[0, :, 0].float().contiguous()
-
-
-def _count(x: Tensor) -> int:
-    return x.numel() // x.shape[1]
 
 
 def _fake_forward(d, x, weight, bias, eps, pool):

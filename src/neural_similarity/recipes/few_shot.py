@@ -28,7 +28,6 @@ PROTO = replace(
     evaluate_every=500,
 )
 RELATION = replace(TASKS, method="relation", queries=10)
-# Second derivatives of convolutions are a quarter faster in torch's own memory layout.
 MAML = replace(
     TASKS,
     method="maml",
@@ -37,11 +36,10 @@ MAML = replace(
     drops=(),
     evaluate_every=250,
     precision="fp32",
-    channels_last=False,
     crop=0,
     flip=False,
 )
-FIRST_ORDER = replace(MAML, method="maml-first-order", channels_last=True)
+FIRST_ORDER = replace(MAML, method="maml-first-order")
 STATIC, DYNAMIC = Static(Diagonal()), Dynamic(Diagonal(), predictor=PREDICTOR)
 
 # Trained to name the base classes.

@@ -243,13 +243,26 @@ def norm_relu_backward(
     t, + level + tilt t; `line`, (4, c), has slopes, offsets, levels and tilts.
     """
     grad_x, grad_d = torch.empty_like(x), line.new_empty(0 if d is None else d.shape)
-    operands = _last(x), _last(grad), line
     if pool:
+        operands = _last(x), _last(grad), torch.cat((line, line[:1]))
         _written(grad_x, _by_window, "pool_relu_backward", x, *operands)
     else:
-        operands = _optional(d), *operands, None if d is None else grad_d
+        operands = _optional(d), _last(x), _last(grad), line, None if d is None else grad_d
         _written(grad_x, _by_position, "norm_relu_backward", x, *operands)
     return grad_d, grad_x
+
+
+def chosen(maps: Tensor, x: Tensor, line: Tensor) -> Tensor:
+    """What of maps (n, c, h, w) the windows of x chose, 0 where pooled `norm_relu` is."""
+    operands = _last(x), _last(maps), line
+    return _written(empty_relu(maps, pool=True), _by_window, "pool_chosen", x, *operands)
+
+
+def scattered(pooled: Tensor, x: Tensor, line: Tensor) -> Tensor:
+    """The transpose of `chosen`: numbers (n, c, h // 2, w // 2) where they came from, else 0."""
+    ends = torch.zeros_like(line), torch.ones_like(line[:1])
+    operands = _last(x), _last(pooled), torch.cat((line, *ends))
+    return _written(torch.empty_like(x), _by_window, "pool_relu_backward", x, *operands)
 
 
 def affine(x: Tensor, line: Tensor) -> Tensor:

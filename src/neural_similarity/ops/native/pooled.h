@@ -100,8 +100,33 @@ void NAME(pool_sums)(int64_t images, int64_t height, int64_t width, int64_t n, i
     }
 }
 
-/* The gradient of x: slope g + level + tilt x where g passes and level + tilt x elsewhere. `line`
-   has levels and tilts behind the offsets. */
+/* Of v, maps like x, what every window of x chose, where its most is above 0; 0 elsewhere. */
+void NAME(pool_chosen)(int64_t images, int64_t height, int64_t width, int64_t n, int64_t threads,
+                       const T *x, const T *v, const float *line, T *z) {
+    const int64_t rows = height / 2, columns = width / 2;
+    #pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < images * rows; row++) {
+        const int64_t start = NAME(windows)(x, row, rows, height, width, n) - x;
+        T *to = z + row * columns * n;
+        for (int64_t at = 0; at < columns; at++, to += n)
+            for (int64_t i = 0; i < n; i += LANES) {
+                const int64_t from = start + at * 2 * n + i;
+                const vector slope = load_some_float32(line + i, n - i);
+                const vector offset = load_some_float32(line + n + i, n - i);
+                const struct NAME(window) w =
+                    NAME(window_at)(x + from, n, width, slope, offset, n - i);
+                vector found = {0};
+                for (uint32_t k = 0; k < 4; k++) {
+                    const T *one = v + from + (k / 2 * width + k % 2) * n;
+                    found += NAME(where)(w, k, NAME(load_some)(one, n - i));
+                }
+                NAME(store_some)(to + i, above_zero(found, w.most), n - i);
+            }
+    }
+}
+
+/* The gradient of x: factor g + level + tilt x where g passes and level + tilt x elsewhere. `line`
+   has levels, tilts and factors behind the offsets. */
 void NAME(pool_relu_backward)(int64_t images, int64_t height, int64_t width, int64_t n,
                               int64_t threads, const T *x, const T *g, const float *line,
                               T *grad_x) {
@@ -117,12 +142,13 @@ void NAME(pool_relu_backward)(int64_t images, int64_t height, int64_t width, int
             const vector offset = load_some_float32(line + n + i, n - i);
             const vector level = load_some_float32(line + 2 * n + i, n - i);
             const vector tilt = load_some_float32(line + 3 * n + i, n - i);
+            const vector factor = load_some_float32(line + 4 * n + i, n - i);
             for (int64_t at = 0; at < whole; at++) {
                 const int64_t from = start + at * 2 * n + i;
                 const struct NAME(window) w =
                     NAME(window_at)(x + from, n, width, slope, offset, n - i);
                 const vector passed =
-                    slope * above_zero(NAME(load_some)(grad + at * n + i, n - i), w.most);
+                    factor * above_zero(NAME(load_some)(grad + at * n + i, n - i), w.most);
                 for (uint32_t k = 0; k < 4; k++)
                     NAME(store_some)(grad_x + from + (k / 2 * width + k % 2) * n,
                                      NAME(where)(w, k, passed) + level + tilt * w.x[k], n - i);
