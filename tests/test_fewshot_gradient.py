@@ -295,3 +295,20 @@ def test_defaults_are_those_of_the_released_codes():
         method = make(models.convnet4(5, image_size=16, width=0.1))
         phases = [(p.steps, p.rate) for p in (*method.phases, *method.test_phases)]
         assert phases == [(5, 5 * 0.01), (10, 5 * 0.01)]
+
+
+@pytest.mark.parametrize("make", [maml, anil, meta_learned], ids=["maml", "anil", "meta-nsn"])
+def test_channels_last_gradients_in_single_precision_are_those_of_double(make):
+    """Of the network as it is: there a block is one operator, with derivatives of its own."""
+    torch.manual_seed(3)
+    similarity = "static-diagonal" if make is meta_learned else None
+    method = make(models.convnet4(7, image_size=16, width=0.25, similarity=similarity), WAYS)
+    task = episode()
+    expected = gradients(method.double(), method.loss(task))
+    method = method.float().to(memory_format=torch.channels_last)
+    parts = (p.float() if p.is_floating_point() else p for p in task)
+    images = [p.contiguous(memory_format=torch.channels_last) if p.dim() == 4 else p for p in parts]
+    found = gradients(method, method.loss(Episode(*images)))
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        assert (value - expected[key]).norm() < 1e-3 * expected[key].norm(), key
