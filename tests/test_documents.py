@@ -24,6 +24,14 @@ def test_the_eight_lines(capsys):
     assert float(capsys.readouterr().out) < 1e-5
 
 
+def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(compile(blocks("README.md")[2], "README.md", "exec"), names)
+    assert names["network"](torch.randn(2, 1, 28, 28)).shape == (2, 10)
+    assert (tmp_path / "runs/mine/summary.json").exists()
+
+
 def test_write_your_own_similarity(tmp_path, monkeypatch):
     """A structure and a predictor of twenty lines each are layers like the library's own."""
     (tmp_path / "own_similarity.py").write_text("\n".join(blocks("docs/similarities.md")))
