@@ -297,11 +297,17 @@ def test_defaults_are_those_of_the_released_codes():
         assert phases == [(5, 5 * 0.01), (10, 5 * 0.01)]
 
 
-@pytest.mark.parametrize("make", [maml, anil, meta_learned], ids=["maml", "anil", "meta-nsn"])
-def test_channels_last_gradients_in_single_precision_are_those_of_double(make):
+NORMED = ns.Dynamic(predictor=ns.SphereNet(hidden=4, batch_norm=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "similarity"),
+    [(maml, None), (anil, None), (meta_learned, "static-diagonal"), (maml, NORMED)],
+    ids=["maml", "anil", "meta-learned static", "maml of dynamic"],
+)
+def test_channels_last_gradients_in_single_precision_are_those_of_double(make, similarity):
     """Of the network as it is: there a block is one operator, with derivatives of its own."""
     torch.manual_seed(3)
-    similarity = "static-diagonal" if make is meta_learned else None
     method = make(models.convnet4(7, image_size=16, width=0.25, similarity=similarity), WAYS)
     task = episode()
     expected = gradients(method.double(), method.loss(task))

@@ -39,7 +39,7 @@ def fuses(norm: nn.Module, d: Tensor | None, x: Tensor) -> bool:
         return False
     fits = norm.num_features == x.shape[1] < x.numel()
     if hasattr(norm, "line"):
-        return fits and d is None and _single(norm.weight, norm.bias)
+        return fits and _single(norm.weight, norm.bias)
     if type(norm) not in _NORMS.values() or (d is not None and not _single(d)):
         return False
     counted = norm.track_running_stats and norm.num_batches_tracked is not None
@@ -56,7 +56,8 @@ def _single(*parts: Tensor | None) -> bool:
 def fused(norm: Any, d: Tensor | None, x: Tensor, *, pool: bool = False) -> Tensor:
     """The ReLU of normalised d x, of the largest of every 2×2 window if `pool`."""
     if hasattr(norm, "line"):
-        return affine_relu(None, x, norm.line(x), pool)
+        t = scaled(d, x)
+        return affine_relu(None, t, norm.line(t), pool)
     if not norm.training:
         constants = norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
         return affine_relu(d, x, normalizing_line(*constants), pool)
