@@ -115,3 +115,16 @@ def test_what_windows_chose_and_its_transpose():
     assert_close((found * pooled).sum(), (maps * spread).sum())
     own = native.chosen(x, x, line) * line[0].view(-1, 1, 1) + line[1].view(-1, 1, 1)
     assert_close(own.masked_fill(z == 0, 0), z)
+
+
+@in_c
+def test_batches_of_second_derivatives():
+    """As of a Hessian whose rows are computed at once."""
+    _, x, line = (None if t is None else t.detach() for t in operands(with_d=False))
+
+    def loss(line):
+        return affine_relu(None, x, line, True).square().sum()
+
+    one, other = (torch.autograd.functional.hessian(loss, line, vectorize=v) for v in (True, False))
+    assert_close(one, other)
+    assert one.abs().max() > 1

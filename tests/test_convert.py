@@ -1,6 +1,7 @@
 """Surgery on networks: convert, unconvert, fold, freeze, and the groups of an optimiser."""
 
 import pickle
+from math import isnan
 
 import pytest
 import torch
@@ -342,6 +343,23 @@ def test_layers_that_were_changed_by_hand_convert_as_they_are_now(similarity):
         assert_close(ns.fold(network)(x), network(x))
 
 
+@pytest.mark.parametrize("structure", [ns.Select(), ns.Unshared(ns.Shift(), channels="each")])
+def test_smaller_layers_are_those_of_what_was_changed_by_hand(structure):
+    layer = ns.Conv2d(3, 4, 3, padding=1, similarity=None)
+    layer.weight = nn.Parameter(torch.randn(4, 3, 3, 2))
+    layer.stride, layer.dilation, layer.padding = 2, 2, 2
+    layer.with_similarity(ns.Static(structure))
+    nn.init.normal_(layer.similarity.raw)
+    x = torch.randn(2, 3, 9, 9)
+    assert_close(ns.fold(layer)(x), layer(x))
+
+
+def test_a_transposed_layer_changed_by_hand():
+    layer, x = nn.ConvTranspose2d(3, 4, 3), torch.randn(2, 3, 5, 5)
+    layer.stride = 2
+    assert_close(ns.convert(layer, "static-full", "")(x), layer(x))
+
+
 def test_dynamic_layers_do_not_fold(network, x):
     converted = ns.convert(network, "static-full", where=["stem"])
     ns.convert(converted, "dynamic-diagonal", where=["twice"], inplace=True)
@@ -389,6 +407,7 @@ def test_max_difference_takes_what_holds_tensors_and_refuses_others(network, x):
 
     other = Named(torch.tensor(0.5))
     assert ns.max_difference(Named(torch.tensor(0.25)), other, x) == 0.25
+    assert isnan(ns.max_difference(Named(torch.tensor(torch.nan)), other, x))
     with pytest.raises(ValueError, match=r"outputs of the same shapes, got \[\[\(2,"):
         ns.max_difference(network, other, x)
     with pytest.raises(ValueError, match="mappings and sequences of them, got str"):

@@ -202,6 +202,7 @@ def test_structures_of_users_are_tried(kind):
         found = ns.plan(network, kind(Own()))
     assert found["0"] is None
     assert found["1"].startswith("does not fit: M must be (4,) or (4, 4) for 4 taps, got (9,)")
+    assert ns.plan(network, "static-full", (name for name in ["0"]))["0"] is None
     found = ns.plan(network, kind(Own(first=0.5)))
     assert found["0"] == "does not start at the identity: Own(first=0.5) of 9 taps"
 

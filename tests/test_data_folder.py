@@ -65,6 +65,8 @@ def test_classes_may_be_called_like_parts(tmp_path):
         classes(tmp_path / "two" / part, ("train", "val"), each=2)
     dataset = load("folder", tmp_path / "two")
     assert dataset.train.classes == dataset.test.classes == ("train", "val")
+    picture(tmp_path / "two" / "train" / "overview.png")
+    assert load("folder", tmp_path / "two").digest == dataset.digest
 
 
 def test_small_classes_give_one_image_and_single_images_nothing(tmp_path):
@@ -166,7 +168,10 @@ def test_empty_class(tmp_path):
 
 def test_a_name_that_is_no_text(tmp_path):
     classes(tmp_path)
-    (tmp_path / "cat" / "0.png").rename(tmp_path / "cat" / os.fsdecode(b"\xff.png"))
+    try:
+        (tmp_path / "cat" / "0.png").rename(tmp_path / "cat" / os.fsdecode(b"\xff.png"))
+    except OSError as error:
+        pytest.skip(f"names of this disk are text: {error}")
     with pytest.raises(ValueError, match=r"names in .* must be valid UTF-8, got '\\udcff.png'"):
         load("folder", tmp_path)
 

@@ -198,9 +198,10 @@ def test_damaged_configuration_is_named(tmp_path):
 
 def test_files_that_were_edited_are_named(tmp_path):
     run = train_tiny(tmp_path)
-    run.metrics.write_text('{"step": 2}\n{"step": \n')
-    with pytest.raises(RunError, match=r"metrics.jsonl has a line that cannot be read"):
-        read_lines(run.metrics)
+    for damage in (b'{"step": \n', b"\xff\xfe\n", b"3\n"):
+        run.metrics.write_bytes(b'{"step": 2}\n' + damage)
+        with pytest.raises(RunError, match=r"metrics.jsonl has a line that cannot be read"):
+            read_lines(run.metrics)
     (run.path / "environment.json").write_text("{}")
     with pytest.raises(RunError, match=r"environment.json cannot be read: KeyError\('precision'\)"):
         _ = run.precision

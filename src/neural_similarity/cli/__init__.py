@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from neural_similarity import __version__
 from neural_similarity.cli import bench, catalogue, few_shot, paper, runs, train
 from neural_similarity.cli.parsing import Commands, UsageError, dispatch, say
 from neural_similarity.train import Interrupted, RunError
@@ -52,7 +53,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _exit_code(args: Sequence[str]) -> int:
     if list(args) == ["--version"]:
-        say(f"neural-similarity {version('neural-similarity')}, torch {version('torch')}")
+        say(f"neural-similarity {__version__}, torch {version('torch')}")
         return 0
     try:
         return dispatch(

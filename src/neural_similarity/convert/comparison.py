@@ -25,7 +25,8 @@ def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float
     if shapes[0] != shapes[1]:
         raise ValueError(f"`model` and `other` must have outputs of the same shapes, got {shapes}")
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.numel()]
-    return max(((a - b).abs().max().item() for a, b in pairs), default=0.0)
+    largest = [(a - b).abs().max().double().cpu() for a, b in pairs]
+    return torch.stack(largest).max().item() if largest else 0.0
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

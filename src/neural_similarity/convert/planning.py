@@ -116,7 +116,7 @@ def _misfit(geometries: list[Geometry], spec: Similarity, where: Choice | None) 
     try:
         predicted = max(predicted_scalars(spec, geometry) for geometry in geometries)
         strangers = [g.taps for g in geometries if not starts_at_identity(spec, g)]
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # as torch's own, of a structure of a user
         return _Unfit(f"does not fit: {error}")
     if strangers:
         return _Unfit(f"does not start at the identity: {spec.structure!r} of {strangers[0]} taps")

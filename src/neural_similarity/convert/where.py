@@ -1,6 +1,6 @@
 """Which modules of a network `where` asks for."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, cast
 
 from torch import nn
@@ -17,8 +17,8 @@ def choice_of(where: Where | None) -> Choice | None:
     """`where` as names, classes or a function."""
     if where is None or (callable(where) and not isinstance(where, type)):
         return where
-    one = isinstance(where, str | type) or not isinstance(where, Collection)
-    parts = [where] if one else list(cast(Collection[Any], where))
+    one = isinstance(where, str | type) or not isinstance(where, Iterable)
+    parts = [where] if one else list(cast(Iterable[Any], where))
     kinds = tuple(part for part in parts if isinstance(part, type))
     if kinds and len(kinds) == len(parts):
         return kinds

@@ -94,12 +94,13 @@ def class_folders(folder: Path) -> list[Path]:
 def is_part(folder: Path) -> bool:
     """Whether a folder can be a part, one of class folders: it is there and no class itself.
 
-    A class may be called train (CIFAR-100 has one); images lie in it.
+    A class may be called train (CIFAR-100 has one): images lie in it, and no folders.
     """
     if not folder.is_dir():
         return False
     with os.scandir(folder) as entries:
-        return not any(map(_is_image, entries))
+        inside = [entry for entry in entries if entry.name[0] != "."]
+        return any(entry.is_dir() for entry in inside) or not any(map(_is_image, inside))
 
 
 def check_classes(train: Listing, test: Listing) -> None:
@@ -134,4 +135,4 @@ def _walk(folder: str, prefix: str, inner: list[str]) -> Iterator[tuple[str, int
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name[0] != "." and Path(entry.name).suffix.lower() in SUFFIXES
+    return Path(entry.name).suffix.lower() in SUFFIXES

@@ -26,7 +26,7 @@ def compacted(layer: nn.Conv2d, geometry: Geometry, structure: StructureModule) 
         return layer
     compact = layer
     if layer.padding_mode == "zeros" and _shifts_channels(structure) and layer.groups == 1:
-        compact = _shift_and_join(layer)
+        compact = _shift_and_join(layer, geometry)
     elif layer.padding_mode == "zeros" and structure.crops:
         compact = _cropped(layer, geometry)
     return compact.train(layer.training)
@@ -43,10 +43,10 @@ def _cropped(layer: nn.Conv2d, geometry: Geometry) -> nn.Module:
     used = layer.weight.flatten(0, 1).any(0)
     kernel, sides = layer.weight, []
     for dim, (before, after) in enumerate(geometry.both_sides()):
-        first, last = _span(used.movedim(dim, 0).reshape(layer.kernel_size[dim], -1).any(1))
+        first, last = _span(used.movedim(dim, 0).reshape(geometry.kernel_size[dim], -1).any(1))
         kernel = kernel.narrow(2 + dim, first, last - first + 1)
-        beyond = layer.kernel_size[dim] - 1 - last
-        distance = layer.dilation[dim]
+        beyond = geometry.kernel_size[dim] - 1 - last
+        distance = geometry.dilation[dim]
         sides.append((before - distance * first, after - distance * beyond))
     if kernel.shape == layer.weight.shape:
         return layer
@@ -63,14 +63,14 @@ def _span(used: Tensor) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def _shift_and_join(layer: nn.Conv2d) -> nn.Sequential:
+def _shift_and_join(layer: nn.Conv2d, geometry: Geometry) -> nn.Sequential:
     """A kernel with one tap of every channel in use, as a depthwise shift and a 1×1 convolution."""
     taps = layer.weight.flatten(2)
     tap = taps.abs().sum(0).argmax(1)
     channels = torch.arange(len(tap), device=tap.device)
     shift = torch.zeros_like(taps[0])
     shift[channels, tap] = 1
-    depthwise = _like(layer, shift.view(-1, 1, *layer.kernel_size), None, groups=len(tap))
+    depthwise = _like(layer, shift.view(-1, 1, *geometry.kernel_size), None, groups=len(tap))
     joint = taps[:, channels, tap].view(*taps.shape[:2], *[1] * (layer.weight.dim() - 2))
     return nn.Sequential(
         depthwise, _like(layer, joint, layer.bias, stride=1, padding=0, dilation=1)

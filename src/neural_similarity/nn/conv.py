@@ -203,11 +203,12 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
         if self.similarity is None:
             return super().forward(input, output_size)
         kernel = self.similarity(Kernel(self.weight), input)
-        padding = cast(Any, self.padding)
+        now = self.geometry()
+        padding = cast(Any, now.padding)
         extra = self._output_padding(
-            input, output_size, list(self.stride), list(padding), list(self.kernel_size), 2,
-            list(self.dilation),
+            input, output_size, list(now.stride), list(padding), list(now.kernel_size), 2,
+            list(now.dilation),
         )  # fmt: skip
         return F.conv_transpose2d(
-            input, kernel, self.bias, self.stride, padding, extra, self.groups, self.dilation
+            input, kernel, self.bias, now.stride, padding, extra, now.groups, now.dilation
         )

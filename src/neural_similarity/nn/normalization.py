@@ -39,7 +39,8 @@ def fuses(norm: nn.Module, d: Tensor | None, x: Tensor) -> bool:
         return False
     fits = norm.num_features == x.shape[1] < x.numel()
     if hasattr(norm, "line"):
-        return fits and _single(norm.weight, norm.bias)
+        running = [t for t in (norm.running_mean, norm.running_var) if t is not None]
+        return fits and _single(norm.weight, norm.bias, *running)
     if type(norm) not in _NORMS.values() or (d is not None and not _single(d)):
         return False
     counted = norm.track_running_stats and norm.num_batches_tracked is not None

@@ -96,6 +96,20 @@ _backward_op = register(
 )
 
 
+_chosen_op = register(
+    "pool_chosen",
+    "(Tensor maps, Tensor x, Tensor line) -> Tensor",
+    native.chosen,
+    lambda maps, *_: native.empty_relu(maps, True),
+)
+_scattered_op = register(
+    "pool_scattered",
+    "(Tensor pooled, Tensor x, Tensor line) -> Tensor",
+    native.scattered,
+    lambda _pooled, x, _line: torch.empty_like(x),
+)
+
+
 def _pooled_gradients(grad: Tensor, x: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and `line` where windows are pooled, to be differentiated again."""
     place = x.detach(), line.detach()
@@ -105,30 +119,39 @@ def _pooled_gradients(grad: Tensor, x: Tensor, line: Tensor) -> tuple[Tensor, Te
     return grad_x, torch.stack((slope, passed.sum((0, 2, 3))))
 
 
-class _Chosen(Function):
-    """`native.chosen`, linear in the maps; x and `line`, which choose, have no gradient."""
+class _Linear(Function):
+    """Linear in its first operand; x and `line`, which choose, have no gradient."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, *operands):
-        maps, *ctx.place = operands
-        return native.chosen(maps, *ctx.place)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        del output
+        ctx.save_for_backward(*inputs[1:])
+
+
+class _Chosen(_Linear):
+    """`native.chosen`."""
+
+    @staticmethod
+    def forward(*operands):
+        return _chosen_op(*operands)
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        return _Scattered.apply(*grad_outputs, *ctx.place), None, None
+        return _Scattered.apply(*grad_outputs, *ctx.saved_tensors), None, None
 
 
-class _Scattered(Function):
+class _Scattered(_Linear):
     """`native.scattered`, the transpose of `_Chosen`."""
 
     @staticmethod
-    def forward(ctx: Any, *operands):
-        pooled, *ctx.place = operands
-        return native.scattered(pooled, *ctx.place)
+    def forward(*operands):
+        return _scattered_op(*operands)
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        return _Chosen.apply(*grad_outputs, *ctx.place), None, None
+        return _Chosen.apply(*grad_outputs, *ctx.saved_tensors), None, None
 
 
 class _AffineRelu(Function):

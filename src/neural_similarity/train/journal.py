@@ -84,10 +84,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     try:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-    except ValueError as error:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [dict(json.loads(line)) for line in lines if line.endswith("\n")]
+    except (ValueError, TypeError) as error:
         raise RunError(f"{path} has a line that cannot be read: {error}") from error
 
 

@@ -41,7 +41,8 @@ def load_weights(path: Path, model: nn.Module) -> None:
     try:
         model.load_state_dict(stored | shared)
     except RuntimeError as error:
-        first = str(error).splitlines()[1].strip()
+        _, *lines = str(error).splitlines()
+        first = lines[0].strip() if lines else error
         raise RunError(f"{path} holds the weights of another network: {first}") from error
 
 
