@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
+from neural_similarity import testing
 from neural_similarity.nn import Geometry, format_similarity, parse_similarity
 from neural_similarity.nn.similarity import starts_at_identity
 
@@ -321,3 +322,13 @@ def test_errors(make, message):
 )
 def test_text_round_trip(spec):
     assert parse_similarity(format_similarity(ns.Static(spec))) == ns.Static(spec)
+
+
+@pytest.mark.parametrize("structure", testing.STRUCTURES.values(), ids=testing.STRUCTURES)
+def test_structures_promise_what_they_start_as(structure):
+    for geometry in (GEOMETRY, Geometry(4, 6, (1, 1), (1, 1), (0, 0), (1, 1))):
+        try:
+            found = starts_at_identity(ns.Static(structure), geometry)
+        except ValueError:
+            continue
+        assert found == structure.contains_identity(geometry)

@@ -75,6 +75,11 @@ class Dilation(Wrapper):
         for rate in self.rate if isinstance(self.rate, tuple) else (self.rate,):
             require_count("rate", rate)
 
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """Only where every tap is kept."""
+        kept = self.pattern(geometry)
+        return bool(kept.all()) and self.structure.contains_identity(geometry)
+
     def pattern(self, geometry: Geometry) -> Float[Tensor, " taps"]:
         """D's diagonal."""
         size = geometry.kernel_size
@@ -126,6 +131,10 @@ class Sparse(Wrapper):
         """Never."""
         return False
 
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """Where as many entries are kept as the kernel has taps."""
+        return self.keep >= geometry.taps
+
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
         inner = self.structure.build(geometry)
@@ -176,6 +185,10 @@ class Shift(Structure):
     def zero_is_identity(self) -> bool:
         """Never."""
         return False
+
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """Only of a single tap."""
+        return geometry.taps == 1
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""

@@ -51,6 +51,14 @@ class Structure(Spec, ABC):
 
     dynamic: ClassVar[bool] = True
 
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """Whether M can be I in a layer of this geometry, and then starts there.
+
+        A promise that the laws (`ns.testing`) keep structures to; `ns.convert` looks for itself.
+        """
+        del geometry
+        return True
+
     @property
     def exact_gradient(self) -> bool:
         """Whether the gradient of raw is M's derivative, not a straight-through estimate."""
@@ -75,6 +83,10 @@ class Wrapper(Structure):
     """A structure made of another one."""
 
     structure: Structure
+
+    def contains_identity(self, geometry: Geometry) -> bool:
+        """As the inner structure."""
+        return self.structure.contains_identity(geometry)
 
     @property
     def exact_gradient(self) -> bool:
