@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kills import Killed, killed_after
 from tiny_classes import (
     BY_NAMES,
     BY_TASKS,
     DRAW_CURVES,
     LOAD,
     TINY,
-    Killed,
-    killed_after,
     make_split,
     tiny_classes_world,
     train,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kills import killed_after
 from tiny_results import PLAIN, STATIC, plan_of
 from tiny_results import tiny_table as tiny_table
 
@@ -20,7 +21,7 @@ from neural_similarity.paper import execution, read_records, show
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import RunError, train
 from neural_similarity.train.checkpoint import checkpoints
-from neural_similarity.train.journal import Journal, read_lines
+from neural_similarity.train.journal import read_lines
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 PROGRAM = """
@@ -83,22 +84,6 @@ def timeless(path):
     return content
 
 
-def stop_after(step, recipe, folder, **options):
-    """Train until a kill at `step`, before anything is saved for that step."""
-
-    class Killed(BaseException):
-        pass
-
-    def stepped(_journal, done):
-        if done == step:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "stepped", stepped)
-        with pytest.raises(Killed):
-            train(recipe, out=folder, device="cpu", **options)
-
-
 def test_everything_is_run_recorded_and_never_repeated(tmp_path, launched, capsys):
     assert reproduce(tmp_path, "--seeds", "1,2") == 0
     told = capsys.readouterr()
@@ -148,7 +133,8 @@ def test_record_of_a_finished_run_is_written_without_training(tmp_path, launched
 def test_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path, launched, capsys):
     assert reproduce(tmp_path / "whole", "--seeds", "1") == 0
     folder = tmp_path / "runs" / "tiny-static-1-seed1"
-    stop_after(5, replace(RECIPES[STATIC], seed=1, threads=1), folder, name=STATIC)
+    recipe = replace(RECIPES[STATIC], seed=1, threads=1)
+    killed_after(5, lambda: train(recipe, out=folder, name=STATIC, device="cpu"))
     task = plan_of(tmp_path, only=(STATIC,)).tasks[0]
     so_far = read_lines(folder / "metrics.jsonl")[-1]
     assert task.seconds == pytest.approx(so_far["seconds"] / so_far["step"] * (6 - 4))
@@ -164,7 +150,8 @@ def test_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path, launch
 @pytest.mark.usefixtures("launched")
 def test_run_interrupted_before_its_first_checkpoint_begins_again(tmp_path):
     folder = tmp_path / "runs" / "tiny-plain-1-seed1"
-    stop_after(1, replace(RECIPES[PLAIN], seed=1), folder, name=PLAIN)
+    recipe = replace(RECIPES[PLAIN], seed=1)
+    killed_after(1, lambda: train(recipe, out=folder, name=PLAIN, device="cpu"))
     assert plan_of(tmp_path, seeds=(1,), only=(PLAIN,)).tasks[0].done == 0
     assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
     assert len(records(tmp_path)) == 1

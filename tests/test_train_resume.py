@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kills import killed_after
 from tiny_images import TINY, tiny_world
 from tiny_images import tiny as tiny
 
@@ -72,29 +73,12 @@ def reference(tmp_path_factory):
         return outcome(train(INTERRUPTED, out=tmp_path_factory.mktemp("reference") / "run"))
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing handles it."""
-
-
-def train_until(step, start):
-    """Call `start` and kill it when `step` is done, before anything is saved for that step."""
-
-    def stepped(_journal, done):
-        if done == step:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "stepped", stepped)
-        with pytest.raises(Killed):
-            start()
-
-
 def test_killed_after_every_step_it_ends_bit_identical(reference, tmp_path):
     out = tmp_path / "run"
-    train_until(1, lambda: train(INTERRUPTED, out=out, device="cpu"))
+    killed_after(1, lambda: train(INTERRUPTED, out=out, device="cpu"))
     for step in range(2, STEPS + 1):
         torch.rand(step)
-        train_until(step, lambda: resume(out, device="cpu"))
+        killed_after(step, lambda: resume(out, device="cpu"))
     assert_same(resume(out, device="cpu"), reference)
 
 
@@ -159,7 +143,7 @@ def test_signal_finishes_the_step_saves_and_says_how_to_resume(
 @pytest.fixture
 def stopped(tmp_path):
     """A run that was killed after step 8, with checkpoints of the steps 3 and 6."""
-    train_until(8, lambda: train(INTERRUPTED, out=tmp_path / "run", device="cpu"))
+    killed_after(8, lambda: train(INTERRUPTED, out=tmp_path / "run", device="cpu"))
     return tmp_path / "run"
 
 
@@ -230,7 +214,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
 
 def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
     recipe, counts = replace(TINY, threads=2, steps=3, drops=()), set()
-    train_until(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
+    killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
     monkeypatch.setattr(Journal, "stepped", lambda *_: counts.add(torch.get_num_threads()))
     resume(tmp_path / "run", device="cpu")
     assert counts == {2}
@@ -238,7 +222,7 @@ def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
 
 def test_a_run_goes_on_in_its_memory_format(tmp_path, monkeypatch):
     recipe, told, real = replace(TINY, channels_last=False), [], session.batches_of
-    train_until(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
+    killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
 
     def noted(images, run, runtime):
         told.append(runtime.channels_last)

@@ -11,7 +11,6 @@ from neural_similarity.data import ClassSplit, Images
 from neural_similarity.data.images import digest_of
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.recipe import FewShotRecipe
-from neural_similarity.train.journal import Journal
 from neural_similarity.train.runtime import threads
 
 LOAD, DRAW_CURVES = data.load_split, session.draw_learning_curves
@@ -73,18 +72,3 @@ def tiny_classes(monkeypatch):
 
 def train(folder, recipe=TINY, **options):
     return session.train(recipe, out=folder / "run", device="cpu", **options)
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing handles it."""
-
-
-def killed_after(step, start):
-    def stepped(_journal, done):
-        if done == step:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "stepped", stepped)
-        with pytest.raises(Killed):
-            start()
