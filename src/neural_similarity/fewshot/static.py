@@ -3,7 +3,6 @@
 from copy import deepcopy
 
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from neural_similarity.convert import convert
@@ -43,11 +42,10 @@ class StaticTuning(Method):
         similarity: Similarity | str = "static-diagonal",
     ):
         super().__init__()
-        has_some = any(isinstance(module, StaticSimilarity) for module in backbone.modules())
-        self.backbone = deepcopy(backbone) if has_some else convert(backbone, similarity)
+        self.backbone = deepcopy(backbone) if _static(backbone) else convert(backbone, similarity)
         self.features = features
         self.tuning = tuning or Tuning()
-        if not self._matrices():
+        if not _static(self.backbone):
             raise ValueError(
                 "`backbone` must have convolutions that are plain or of static similarity for "
                 "static NSN, got none; fine-tuning of a dynamic one is dynamic NSN"
@@ -65,36 +63,36 @@ class StaticTuning(Method):
                 '`statistics` must be "running" or "transductive" for static NSN, which learns '
                 f"from a few images at a time, got {self.statistics!r}"
             )
-        backbone = self.backbone if self.statistics != "running" else _settled(self.backbone)
-        matrices = self._matrices()
-        like = promoted(next(iter(matrices.values())))
-        weight = self.tuning.first_weights(ways, self.features).to(like)
-        bias = self.tuning.first_weights(ways, self.features + 1)[:, 0].to(like)
-        values = [p.detach().clone().requires_grad_() for p in (*matrices.values(), weight, bias)]
+        backbone = self._copied()
+        matrices = [values for values in backbone.parameters() if values.requires_grad]
+        like = promoted(matrices[0])
+        weight = self.tuning.first_weights(ways, self.features).to(like).requires_grad_()
+        bias = self.tuning.first_weights(ways, self.features + 1)[:, 0].to(like).requires_grad_()
+        learned = [*matrices, weight, bias]
 
-        def scores(images: Tensor, values: list[Tensor]) -> Tensor:
-            *own, weight, bias = values
-            replaced = dict(zip(matrices, own, strict=True))
-            features = functional_call(backbone, replaced, (images,)).flatten(1)
+        def scores(images: Tensor) -> Tensor:
+            features = backbone(images).flatten(1)
             with without_autocast(features):
                 return F.linear(promoted(features), weight, bias)
 
         def loss(chosen: Tensor) -> Tensor:
-            return F.cross_entropy(scores(support[chosen], values), labels[chosen])
+            return F.cross_entropy(scores(support[chosen]), labels[chosen])
 
-        descend(values, loss, len(support), self.tuning)
-        learned = [p.detach() for p in values]
-        return lambda query: scores(query, learned)
+        descend(learned, loss, len(support), self.tuning)
+        for values in learned:
+            values.requires_grad_(False)
+        return scores
 
-    def _matrices(self) -> dict[str, Tensor]:
-        """The raw numbers of every M by the names that they have in the backbone."""
-        return {
-            f"{name}.raw": module.raw
-            for name, module in self.backbone.named_modules()
-            if isinstance(module, StaticSimilarity)
-        }
+    def _copied(self) -> nn.Module:
+        """A copy for one task, of which the numbers of every M are all that is learned."""
+        copied = deepcopy(self.backbone)
+        if self.statistics == "running":  # By torch's own layers, which a block fuses.
+            copied = set_statistics(copied, None).eval()
+        copied.requires_grad_(False)
+        for similarity in _static(copied):
+            similarity.raw.requires_grad_()
+        return copied
 
 
-def _settled(network: nn.Module) -> nn.Module:
-    """A copy in evaluation, whose normalisation by constants is torch's: a block has it fused."""
-    return set_statistics(deepcopy(network), None).eval().requires_grad_(False)
+def _static(network: nn.Module) -> list[StaticSimilarity]:
+    return [module for module in network.modules() if isinstance(module, StaticSimilarity)]

@@ -74,6 +74,7 @@ def descend(
         momentum=tuning.momentum,
         dampening=tuning.dampening,
         weight_decay=tuning.weight_decay,
+        foreach=True,
     )
     with torch.enable_grad():
         for chosen in tuning.minibatches(count):
