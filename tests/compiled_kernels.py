@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
+from neural_similarity.bench.checking import without_tf32
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.triton import kernels, launch
 from neural_similarity.ops.window import Window
@@ -96,6 +97,12 @@ def _no_gpu(monkeypatch):
     monkeypatch.setattr(driver, "_active", NoGpu())
 
 
+@pytest.fixture(autouse=True)
+def _without_tf32():
+    with without_tf32():
+        yield
+
+
 class Built:
     """A kernel compiled as at its first launch: PTX, and what the assembler says of it."""
 
@@ -175,16 +182,9 @@ def test_every_configuration(kind, dtype, monkeypatch, tmp_path):
             assert Built(*launched, config, tmp_path).binary
 
 
-@pytest.fixture
-def _tf32():
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision("highest")
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_tf32")
 def test_tf32_where_torch_allows_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "tf32")
     config = launch.CONFIGS[4][0]
     for launched in launches("diagonal", torch.float32, monkeypatch, Shape()):
         assert "tf32.tf32" in Built(*launched, config, tmp_path).ptx

@@ -11,6 +11,7 @@ import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
 from problems import Problem
 
+from neural_similarity.bench.checking import without_tf32
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.ops import declines, triton
 from neural_similarity.ops.backend import chosen
@@ -24,6 +25,12 @@ def gpu(test):
     there = torch.cuda.is_available()
     reason = declines("triton", X.cuda(), 9) if there else "torch finds no GPU here"
     return pytest.mark.gpu(pytest.mark.skipif(reason is not None, reason=str(reason))(test))
+
+
+@pytest.fixture(autouse=True)
+def _without_tf32():
+    with without_tf32():
+        yield
 
 
 def in_a_process(file, environment, *options):

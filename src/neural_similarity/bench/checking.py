@@ -1,6 +1,7 @@
 """Correctness before speed: every subject against its oracle in float64, gradients included."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from math import inf, isnan, sqrt
@@ -31,6 +32,10 @@ class Checker:
 
         Gradients that rounding may change at will are compared in float64.
         """
+        with without_tf32():
+            return self._errors(subject)
+
+    def _errors(self, subject: Subject) -> dict[torch.dtype, float]:
         expected = self._expected(subject)
         if subject.smooth:
             found = outcome(subject.module, subject.inputs, trained(subject.module), self.grad)
@@ -45,6 +50,24 @@ class Checker:
                 return expected
         self.known.append((subject, _by_oracle(subject, self.grad)))
         return self.known[-1][1]
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """A GPU multiplies float32 as float32 within; by default torch's convolutions round it to TF32.
+
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+    """
+    convolutions = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
+    kinds = convolutions, torch.backends.cuda.matmul
+    before = [kind.fp32_precision for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.fp32_precision = "ieee"
+        yield
+    finally:
+        for kind, precision in zip(kinds, before, strict=True):
+            kind.fp32_precision = precision
 
 
 def _output_error(subject: Subject) -> float:

@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from neural_similarity.bench.case import SEED
-from neural_similarity.bench.checking import problem, relative
+from neural_similarity.bench.case import DTYPES, SEED
+from neural_similarity.bench.checking import problem, relative, without_tf32
 from neural_similarity.bench.networks import CHANNELS, CLASSES, SIZE, Setting
 from neural_similarity.bench.report import Row
 from neural_similarity.bench.subject import Placed
@@ -20,6 +20,7 @@ from neural_similarity.bench.timing import Call, Effort, Timing, quietest, timin
 from neural_similarity.bench.training import STEP, update
 from neural_similarity.data import Images, Preprocess
 from neural_similarity.train.checkpoint import State
+from neural_similarity.train.graph import WARM_UP
 from neural_similarity.train.journal import Journal
 from neural_similarity.train.loop import Job, fit
 from neural_similarity.train.objective import Classification
@@ -35,8 +36,8 @@ BLOCK = 5
 """Steps that are timed as one, ours with a line of the log: ten times as often as by default."""
 READY = 8
 """Batches that the bare loop has ready."""
-CHECKED = 3
-"""Steps after which both loops must have come to the same weights."""
+CHECKED = WARM_UP + 3
+"""Steps after which both loops must have come to the same weights: on a GPU, replays among them."""
 
 
 def training_loops(setting: Setting, counts: Sequence[int], effort: Effort) -> list[Row]:
@@ -50,8 +51,9 @@ def training_loops(setting: Setting, counts: Sequence[int], effort: Effort) -> l
         group = {"what": WHAT} | setting.group | {"threads": count}
         with threads(count), TemporaryDirectory() as folder:
             race = _Race(setting, Path(folder))
-            error = race.error()
-            reason = problem({torch.float32: error})
+            with without_tf32():
+                error = race.error()
+            reason = problem({DTYPES[setting.runtime.precision]: error})
             times = {} if reason else race.times(effort)
         for name in (BARE, OURS):
             row = Row(group=group, name=name, baseline=name == BARE, error=error)
@@ -91,13 +93,13 @@ class _Race:
         self.batches = batches_of(images, self.template, self.runtime)
 
     def error(self) -> float:
-        """How far the weights of both are apart after a few steps, in norms."""
+        """How far the ways of both, all weights together, are apart after a few steps, in norms."""
         bare = start(self.template, self.runtime)
-        step = self._bare(bare)
+        step, began = self._bare(bare), _joined(bare.model)
         for _ in range(CHECKED):
             step()
-        pairs = zip(self._fit(CHECKED, _Silent()), bare.model.parameters(), strict=True)
-        return max(relative(ours, theirs.double()) for ours, theirs in pairs)
+        ours = _joined(self._fit(CHECKED, _Silent()))
+        return relative(ours - began, _joined(bare.model) - began)
 
     def times(self, effort: Effort) -> dict[str, Timing]:
         """A step of both loops."""
@@ -126,15 +128,15 @@ class _Race:
         batches = cycle([self.batches.at(step) for step in range(READY)])
         return lambda: update(model, state.optimizer, next(batches))
 
-    def _fit(self, steps: int, progress: "_Silent") -> list[Tensor]:
-        """The weights after so many steps of ours."""
+    def _fit(self, steps: int, progress: "_Silent") -> nn.Module:
+        """The network after so many steps of ours."""
         path = Path(mkdtemp(dir=self.template.path))
         recipe = replace(self.template.recipe, steps=steps)
         run = replace(self.template, path=path, recipe=recipe)
         state = start(run, self.runtime)
         objective = Classification(recipe, self.runtime, self.batches)
         fit(Job(recipe, self.runtime, objective), state, Journal(run, progress))
-        return list(state.model.parameters())
+        return state.model
 
 
 class _Silent:
@@ -167,6 +169,10 @@ class _Turns(_Silent):
         now = time.perf_counter()
         self.seconds[name].append(now - self.mark)
         self.mark = now
+
+
+def _joined(model: nn.Module) -> Tensor:
+    return torch.cat([weights.detach().flatten() for weights in model.parameters()]).double()
 
 
 def _images(count: int) -> Images:

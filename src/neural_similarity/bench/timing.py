@@ -160,7 +160,9 @@ def seconds_per_call(call: Call, repeats: int) -> float:
 
 def _synchronize() -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+        for device in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(device):
+                torch.cuda.synchronize(device)
 
 
 def _rotated(names: list[str], turn: int) -> list[str]:

@@ -110,8 +110,9 @@ class Batches:
         """
         _, chosen = self._order.at(step)
         corners = self._windows.draw(chosen, generator("crops", self._seed, step))
-        # One transfer for both: each costs more than its few hundred bytes.
-        self._drawn.copy_(torch.stack([chosen, corners]))
+        # One transfer for both: each costs more than its few hundred bytes, and the host would wait
+        # for the last step. From memory that is not pinned, CUDA returns when it has read it.
+        self._drawn.copy_(torch.stack([chosen, corners]), non_blocking=True)
 
     def loaded(self) -> tuple[Tensor, Tensor]:
         """The batch that was loaded last, as `at` gives it; all of it happens on the device."""

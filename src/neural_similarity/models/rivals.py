@@ -188,8 +188,9 @@ def deformable_conv2d(
     with without_autocast(x):
         places = _taps(mask.shape[2:], size, stride, padding, promoted(x))
         places = places + promoted(offset).unflatten(1, (taps, 2))  # (n, taps, 2, h, w)
-        extent = places.new_tensor(x.shape[2:]).view(2, 1, 1)
-        grid = ((2 * places + 1) / extent - 1).flip(2).permute(0, 1, 3, 4, 2).flatten(1, 2)
+        sides = zip(places.unbind(2), x.shape[2:], strict=True)
+        row, column = ((2 * place + 1) / side - 1 for place, side in sides)
+        grid = torch.stack([column, row], -1).flatten(1, 2)
         patches = F.grid_sample(promoted(x), grid, align_corners=False)
         patches = patches.view(n, channels, taps, *mask.shape[2:]) * promoted(mask)[:, None]
     columns = patches.to(x.dtype).flatten(1, 2).flatten(2)  # (n, c * taps, h * w)

@@ -234,17 +234,17 @@ class MaskedModule(_Around):
 
 
 class _Dilation(_Around):
-    """D R; `kept` are the taps where D is one, numbers that no change of device touches."""
+    """D R; `kept` are the taps where D is one."""
 
     def __init__(self, kept: list[int], inner: StructureModule):
         super().__init__(inner)
         self.kept = kept
 
     def forward(self, raw: Tensor) -> Tensor:
-        m = self.inner(raw)
-        masked = torch.zeros_like(m)
-        masked[:, self.kept] = m[:, self.kept]
-        return masked
+        rows = self.inner(raw).unbind(1)
+        return torch.stack(
+            [row if tap in self.kept else torch.zeros_like(row) for tap, row in enumerate(rows)], 1
+        )
 
 
 class _Sparse(_Around):

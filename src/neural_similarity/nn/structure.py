@@ -303,18 +303,19 @@ class _Triangular(_Matrix):
 
     def __init__(self, taps: int, residual: bool):
         super().__init__(taps, residual, taps * (taps + 1) // 2)
-        self.rows, self.columns = torch.tril_indices(taps, taps, device="cpu").tolist()
 
     def lower(self, raw: Tensor) -> Tensor:
         """(n, scalars, *positions) as (n, K, K, *positions), zero above the diagonal."""
         matrix = raw.new_zeros(raw.shape[0], self.taps, self.taps, *raw.shape[2:])
-        matrix[:, self.rows, self.columns] = raw
+        rows, columns = torch.tril_indices(self.taps, self.taps, device=raw.device)
+        matrix[:, rows, columns] = raw
         return matrix
 
     def initial(self, block: int = 0) -> Tensor:
         if self.residual:
             return super().initial()
-        return torch.eye(self.taps)[self.rows, self.columns]
+        rows, columns = torch.tril_indices(self.taps, self.taps)
+        return torch.eye(self.taps)[rows, columns]
 
 
 class _Symmetric(_Triangular):

@@ -117,6 +117,7 @@ def capture(update: Update, device: torch.device) -> Update:
         RuntimeError: something in it waits for the device, or is no work of the device.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph):
+    stream = torch.cuda.Stream(device)  # Torch's default is one of the GPU that captured first.
+    with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream):
         update()
     return graph.replay

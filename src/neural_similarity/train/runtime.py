@@ -115,7 +115,8 @@ def _require_gpu(device: torch.device) -> None:
 
 def _bf16_is_fast(device: torch.device, thread_count: int) -> bool:
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        with torch.cuda.device(device):
+            return torch.cuda.is_bf16_supported(including_emulation=False)
     if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
         return False
     bf16, fp32 = (_convolution_seconds(d, thread_count) for d in (torch.bfloat16, torch.float32))

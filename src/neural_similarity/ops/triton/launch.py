@@ -75,7 +75,8 @@ def plan(given: Operands) -> Plan:
     outputs = weight.shape[0] // groups
     pairs = zip((1, 1, 0, 1), window, strict=True)
     frame = kernels.Frame(*(side for flat, sides in pairs for side in _pair(flat, sides)))
-    tf32 = x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    allowed = torch.backends.cudnn.conv.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
+    tf32 = x.dtype == torch.float32 and allowed == "tf32"
     return Plan(
         kernels.Sizes(x.shape[0], height, width, *out),
         kernels.Channels(group, outputs, block, gcd(group, block)),
