@@ -183,3 +183,23 @@ def test_a_graph_trains_as_the_plain_loop(device, caplog):
     torch.testing.assert_close(captured.totals, plain.totals, rtol=1e-4, atol=1e-3)
     for name, weight in plain.model.state_dict().items():
         torch.testing.assert_close(captured.model.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", [pytest.param(CUDA, marks=needs_gpu)], ids=str)
+def test_after_a_failed_capture_a_gpu_goes_on(device, caplog):
+    def descend(device):
+        weight = nn.Parameter(torch.ones(3, device=device))
+        optimizer = torch.optim.SGD([weight], lr=1)
+
+        def update():
+            weight.grad = weight.detach() * weight.sum().item()  # No capture may wait for a number.
+            optimizer.step()
+
+        advance = graph.updates(update, optimizer, device)
+        for rate in RATES:
+            advance(rate)
+        return weight.detach().cpu()
+
+    torch.testing.assert_close(descend(device), descend(CPU))
+    assert "not captured as a CUDA graph" in caplog.text
+    torch.rand(3, device=device)  # Its generator is out of the capture, too.
