@@ -13,8 +13,8 @@ from neural_similarity.nn.modes import evaluating
 def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float:
     """Largest absolute difference of the two networks' outputs on `example`, in evaluation mode.
 
-    Outputs are tensors, or mappings and sequences of such. Every module is in its mode again
-    afterwards.
+    Outputs are tensors, or mappings and sequences of such; None in these is skipped. Equal infinite
+    numbers do not differ. Every module is in its mode again afterwards.
 
     Raises:
         ValueError: the outputs are something else, or not of the same shapes.
@@ -25,8 +25,12 @@ def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float
     if shapes[0] != shapes[1]:
         raise ValueError(f"`model` and `other` must have outputs of the same shapes, got {shapes}")
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.numel()]
-    largest = [(a - b).abs().max().double().cpu() for a, b in pairs]
+    largest = [_differences(a.double(), b.double()).max().cpu() for a, b in pairs]
     return torch.stack(largest).max().item() if largest else 0.0
+
+
+def _differences(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).abs().where(a != b, 0)
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -35,7 +39,8 @@ def _tensors(output: Any) -> Iterator[Tensor]:
         yield output
     elif isinstance(output, Mapping | list | tuple):
         for part in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors(part)
+            if part is not None:
+                yield from _tensors(part)
     else:
         raise ValueError(
             f"`model` and `other` must output tensors, or mappings and sequences of them, got "

@@ -14,6 +14,9 @@ NormMode = Literal["eval", "train"]
 def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
     """Let only the similarities of `model` train, in place. Paper, §4.
 
+    Freeze last: what puts new normalisation in place of the old, as
+    `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, drops the hold.
+
     Args:
         model: A converted network.
         norm: "eval" holds normalisation at its running statistics in training mode too, so that
@@ -35,7 +38,7 @@ def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
     inside = {part for similarity in similarities for part in similarity.modules()}
     for module in model.modules():
         if norm == "eval" and module not in inside and hasattr(module, "running_mean"):
-            held = _Held()
+            held = _Held(module)
             module.register_forward_pre_hook(held.before)
             module.register_forward_hook(held.after, always_call=True)
     return model
@@ -64,11 +67,26 @@ def let_go(model: nn.Module) -> None:
 
 
 class _Held:
-    """Hooks that let a normalisation use its running statistics, whatever mode it is in."""
+    """Hooks that let a normalisation use its running statistics, whatever mode it is in.
+
+    Raises:
+        ValueError: the statistics are to be estimated anew, which sets the momentum to None.
+    """
+
+    def __init__(self, module: nn.Module):
+        self._had_momentum = getattr(module, "momentum", None) is not None
+        self._training: bool | None = None
 
     def before(self, module: nn.Module, _: Any) -> None:
+        if self._had_momentum and getattr(module, "momentum", None) is None:
+            raise ValueError(
+                "normalisation that `freeze_backbone` holds must keep its momentum, got None, as "
+                "torch.optim.swa_utils.update_bn sets it to estimate new statistics, after it has "
+                "reset the old; call ns.unfreeze_backbone before"
+            )
         self._training = module.training
         module.training = False
 
     def after(self, module: nn.Module, _input: Any, _output: Any) -> None:
-        module.training = self._training
+        if self._training is not None:
+            module.training = self._training

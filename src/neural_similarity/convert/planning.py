@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from neural_similarity.convert.freezing import similarities_of
@@ -68,6 +69,11 @@ def _bypass(
     """Why a layer's place in the network leaves no room for a similarity."""
     if layer in inside:
         return "is part of a similarity"
+    above = [outer for key, outer in modules.items() if not key or name.startswith(f"{key}.")]
+    if any(isinstance(outer, DistributedDataParallel) for outer in above):
+        return (
+            "is in DistributedDataParallel, which knows its parameters already; convert it before"
+        )
     parent, _, own = name.rpartition(".")
     if own in _READ and isinstance(modules[parent], nn.TransformerEncoderLayer):
         return "is in a TransformerEncoderLayer, which in evaluation reads its weight alone"

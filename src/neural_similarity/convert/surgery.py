@@ -8,7 +8,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import nn
 
-from neural_similarity.convert.freezing import Network, let_go
+from neural_similarity.convert.freezing import Network, let_go, similarities_of
 from neural_similarity.convert.planning import check_plan, identity_start, make_plan
 from neural_similarity.convert.where import Where, choice_of
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
@@ -82,7 +82,7 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     """A copy in which every static layer is torch's own and computes the same.
 
     Selections and shifts become smaller layers still, see `ns.Conv2d.fold`. Normalisation that
-    `freeze_backbone` holds stays held, for what is kept; `unfreeze_backbone` lets it go.
+    `freeze_backbone` holds is let go where no similarity is left.
 
     Args:
         model: Any network.
@@ -113,6 +113,8 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
             if not name:
                 return cast(Network, plain)
             model.set_submodule(name, plain)
+    if not similarities_of(model):
+        let_go(model)
     return model
 
 

@@ -26,7 +26,13 @@ def leaf(forward: Forward) -> Forward:
         if not proxies:
             return forward(layer, *args, **kwargs)
         tracer = cast(fx.Tracer, proxies[0].tracer)
-        return tracer.create_proxy("call_module", tracer.path_of_module(layer), args, kwargs)
+        path = tracer.path_of_module(layer)
+        if not path:
+            raise ValueError(
+                "a layer with a similarity must be in a network to be traced by torch.fx, as one "
+                "call of the layer, got the layer alone; trace torch.nn.Sequential(layer)"
+            )
+        return tracer.create_proxy("call_module", path, args, kwargs)
 
     return cast(Forward, recorded)
 
@@ -95,7 +101,7 @@ class SimilarityLayer(nn.Module):
         """torch's layer that computes the same; the layer itself where M is dynamic.
 
         timm's `reparameterize_model` calls it. Blocks that merge kernels themselves (RepVGG,
-        MobileOne, RepViT) read the kernel without M: `ns.fold` such a network before.
+        MobileOne, RepViT, FastViT) read the kernel without M: `ns.fold` such a network before.
         """
         return deepcopy(self).fold() if self.foldable() else self
 

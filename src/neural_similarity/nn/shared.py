@@ -43,7 +43,8 @@ class Shared(Spec):
     adaptation, brings every layer's input to one width; then 3×3 `channels` to `hidden`, ReLU and
     3×3 `hidden` to the scalars are one module, registered in every layer that was built in the
     same `ns.sharing()` (torch's tied weights). On CNN-9 it has half of the parameters of one
-    predictor a layer. A layer built outside has them to itself.
+    predictor a layer. A layer built outside has them to itself. As with all of torch's tied
+    weights, safetensors saves them by `save_model`, not by `save_file`.
 
     Attributes:
         channels: Of the adaptation's output.

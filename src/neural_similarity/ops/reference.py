@@ -1,7 +1,10 @@
-"""What each operator means, in one einsum: the oracle of the faster forms, and the exported one."""
+"""What each operator means, in plain products: the oracle of faster forms, and the exported one.
+
+Not by einsum: where sizes are symbols, torch.export cannot tell that they are not 1 in it.
+"""
 
 import torch
-from torch import Tensor, einsum
+from torch import Tensor
 from torch.nn import functional as F
 
 from neural_similarity.ops.window import Window
@@ -23,18 +26,16 @@ def similarity_conv(
     """
     m = similarity.to(torch.promote_types(similarity.dtype, x.dtype))
     taken = patches(x, Window(tuple(weight.shape[2:]), stride, padding, dilation)).to(m.dtype)
-    kernel = weight.to(m.dtype).flatten(2).unflatten(0, (groups, -1))
-    full = m.dim() > taken.dim()
-    blocks = m.shape[1]
-    if blocks == 1:
-        taken = taken.unflatten(1, (groups, -1))
-        m = m.squeeze(1)
-        equation = "npq...,ngcq...,gocp->ngo..." if full else "np...,ngcp...,gocp->ngo..."
-        return einsum(equation, m, taken, kernel).flatten(1, 2).to(x.dtype)
-    equation = "nbpq...,nbcq...->nbcp..." if full else "nbp...,nbcp...->nbcp..."
-    mixed = einsum(equation, m, taken.unflatten(1, (blocks, -1))).flatten(1, 2)
-    y = einsum("ngcp...,gocp->ngo...", mixed.unflatten(1, (groups, -1)), kernel)
-    return y.flatten(1, 2).to(x.dtype)
+    output, full = taken.shape[3:], m.dim() > taken.dim()
+    taken = taken.flatten(3).unflatten(1, (m.shape[1], -1))  # (n, b, c / b, K, positions)
+    if full:
+        by_position = m.flatten(4).permute(0, 1, 4, 2, 3) @ taken.permute(0, 1, 4, 3, 2)
+        mixed = by_position.permute(0, 1, 4, 3, 2)
+    else:
+        mixed = m.flatten(3).unsqueeze(2) * taken
+    kernel = weight.to(m.dtype).flatten(1).unflatten(0, (groups, -1))  # (g, o / g, c / g · K)
+    y = kernel @ mixed.flatten(1, 2).unflatten(1, (groups, -1)).flatten(2, 3)
+    return y.flatten(1, 2).unflatten(2, output).to(x.dtype)
 
 
 def patches(x: Tensor, window: Window) -> Tensor:

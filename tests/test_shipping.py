@@ -1,0 +1,98 @@
+"""Converted networks in the hands of torch's other tools."""
+
+import pytest
+import torch
+from torch import distributed, fx, nn
+from torch.ao.quantization import fuse_modules
+from torch.export import Dim, export
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.testing import assert_close
+
+import neural_similarity as ns
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU())
+    network(torch.randn(4, 3, 12, 12))
+    return network.eval()
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, AveragedModel])
+def test_held_statistics_cannot_be_estimated_anew_in_silence(network, wrap):
+    frozen = wrap(ns.freeze_backbone(ns.convert(network, "static-full")))
+    images = [torch.randn(4, 3, 12, 12)]
+    with pytest.raises(ValueError, match=r"must keep its momentum, got None, as .*unfreeze_backb"):
+        update_bn(images, frozen)
+    update_bn(images, ns.unfreeze_backbone(frozen))
+    assert all(norm.running_var.ne(1).all() for norm in frozen.modules() if is_norm(norm))
+
+
+def is_norm(module):
+    return isinstance(module, nn.BatchNorm2d)
+
+
+def test_a_folded_frozen_network_is_torchs_alone(network):
+    frozen = ns.freeze_backbone(ns.convert(network, "static-full")).eval()
+    folded = ns.fold(frozen)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in folded.modules())
+    assert frozen[1]._forward_hooks
+    x = torch.randn(2, 3, 12, 12)
+    assert_close(fuse_modules(folded, [["0", "1", "2"]])(x), frozen(x))
+
+
+def test_a_frozen_network_of_which_something_dynamic_is_kept_stays_frozen(network):
+    network = nn.Sequential(network, nn.Conv2d(8, 4, 3))
+    frozen = ns.freeze_backbone(ns.convert(network, "dynamic-diagonal", where="1"))
+    assert ns.fold(frozen, dynamic="keep")[0][1]._forward_hooks
+
+
+def test_what_is_distributed_already_is_not_converted(network, tmp_path):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1
+    )
+    try:
+        model = nn.Sequential(DistributedDataParallel(network), nn.Conv2d(8, 4, 3))
+        reasons = ns.plan(model, "static-full")
+        assert reasons["1"] is None
+        assert "which knows its parameters already; convert it before" in reasons["0.module.0"]
+        with pytest.raises(ValueError, match=r"is in DistributedDataParallel"):
+            ns.convert(model[0], "static-full")
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])
+def test_sizes_behind_strides_may_stay_open_in_an_export(similarity):
+    torch.manual_seed(0)
+    convolutions = [nn.Conv2d(c, 4, 3, stride=2, padding=1) for c in (3, 4)]
+    layer = ns.Conv2d(4, 4, 3, padding=1, similarity=similarity)
+    nn.init.ones_(layer.similarity.gain)
+    network = nn.Sequential(*convolutions, layer).eval()
+    sizes = {0: Dim("n"), 2: Dim("h", min=16, max=512), 3: Dim("w", min=16, max=512)}
+    program = export(network, (torch.randn(2, 3, 20, 24),), dynamic_shapes=(sizes,))
+    x = torch.randn(3, 3, 41, 37)
+    assert_close(program.module()(x), network(x))
+
+
+def test_fx_says_that_a_layer_alone_is_no_network():
+    layer = ns.Conv2d(3, 4, 3, similarity="static-diagonal")
+    with pytest.raises(ValueError, match=r"must be in a network .* got the layer alone"):
+        fx.symbolic_trace(layer)
+
+
+def test_differences_of_masks_and_of_what_is_missing():
+    class Masked(nn.Module):
+        def __init__(self, shift):
+            super().__init__()
+            self.shift = shift
+
+        def forward(self, x):
+            scores = x.masked_fill(x < 0, -torch.inf)
+            return {"scores": scores, "mask": scores > self.shift, "cache": None}
+
+    x = torch.tensor([-1.0, 0.25, 2.0])
+    assert ns.max_difference(Masked(0), Masked(0), x) == 0
+    assert ns.max_difference(Masked(0), Masked(1), x) == 1
