@@ -91,7 +91,8 @@ def test_differences_of_masks_and_of_what_is_missing():
 
         def forward(self, x):
             scores = x.masked_fill(x < 0, -torch.inf)
-            return {"scores": scores, "mask": scores > self.shift, "cache": None}
+            spectrum = torch.complex(torch.zeros(3), x)
+            return {"scores": scores, "mask": scores > self.shift, "cache": None, "s": spectrum}
 
     x = torch.tensor([-1.0, 0.25, 2.0])
     assert ns.max_difference(Masked(0), Masked(0), x) == 0
