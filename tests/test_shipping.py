@@ -1,9 +1,14 @@
 """Converted networks in the hands of torch's other tools."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import distributed, fx, nn
 from torch.ao.quantization import fuse_modules
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.export import Dim, export
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, update_bn
@@ -49,19 +54,40 @@ def test_a_frozen_network_of_which_something_dynamic_is_kept_stays_frozen(networ
     assert ns.fold(frozen, dynamic="keep")[0][1]._forward_hooks
 
 
-def test_what_is_distributed_already_is_not_converted(network, tmp_path):
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1
-    )
-    try:
-        model = nn.Sequential(DistributedDataParallel(network), nn.Conv2d(8, 4, 3))
-        reasons = ns.plan(model, "static-full")
-        assert reasons["1"] is None
-        assert "which knows its parameters already; convert it before" in reasons["0.module.0"]
-        with pytest.raises(ValueError, match=r"is in DistributedDataParallel"):
-            ns.convert(model[0], "static-full")
-    finally:
-        distributed.destroy_process_group()
+@pytest.fixture
+def ranks(tmp_path):
+    """One rank of one."""
+    rendezvous = f"file://{tmp_path / 'ranks'}"
+    distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("ranks")
+def test_what_is_distributed_already_is_not_converted(network):
+    model = nn.Sequential(DistributedDataParallel(network), nn.Conv2d(8, 4, 3))
+    reasons = ns.plan(model, "static-full")
+    assert reasons["1"] is None
+    assert "which knows its parameters already; convert it before" in reasons["0.module.0"]
+    with pytest.raises(ValueError, match=r"is in DistributedDataParallel"):
+        ns.convert(model[0], "static-full")
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("measure", ["l1", "nuclear", "deviation"])
+def test_penalties_are_of_all_that_fsdp_has_shared_out(network, measure):
+    whole = ns.convert(network, "static-full")
+    nn.init.normal_(whole[0].similarity.raw, std=0.3)
+    sharded = deepcopy(whole)
+    mesh = init_device_mesh("cpu", (1,))
+    for part in (sharded[0], sharded):
+        fully_shard(part, mesh=mesh)
+    x = torch.randn(2, 3, 12, 12)
+    for model in (whole, sharded):
+        (model(x).square().sum() + ns.penalty(model, measure)).backward()
+    gradient = sharded[0].similarity.raw.grad
+    assert isinstance(gradient, DTensor)
+    assert_close(gradient.full_tensor(), whole[0].similarity.raw.grad)
 
 
 @pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])

@@ -183,7 +183,9 @@ class StaticSimilarity(nn.Module):
 
     def matrix(self) -> Tensor:
         """M: (K,) diagonal or (K, K), with an axis of blocks first where there are; float32."""
-        return self.structure(promoted(self.raw)[None])[0]
+        # Between forward passes FSDP has a part of it, a DTensor, whose import takes half a second.
+        whole = getattr(self.raw, "full_tensor", None)
+        return self.structure(promoted(whole() if whole else self.raw)[None])[0]
 
     def full_matrix(self) -> Tensor:
         """M with diagonal ones written out: (K, K), after an axis of blocks where there are."""
