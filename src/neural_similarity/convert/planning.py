@@ -1,6 +1,6 @@
 """Which layers of a network get a similarity, and why others do not."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -15,7 +15,9 @@ from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
 from neural_similarity.nn.text import Similarity, required_similarity
 
-_READ = ("linear1", "linear2")
+_INSIDE = "is part of a similarity"
+_PARALLEL = "is in DistributedDataParallel, which knows its parameters already; convert it before"
+_READ = "is in a TransformerEncoderLayer, which in evaluation reads its weight alone"
 
 
 class _Unfit(str):
@@ -56,28 +58,23 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
     if missing:
         kinds = ", ".join(kind.__name__ for kind in LAYERS)
         raise ValueError(f"`where` must name layers of the model ({kinds}), got {missing}")
-    inside = {part for similarity in similarities_of(model) for part in similarity.modules()}
+    places = _places(model)
     return {
-        name: _bypass(name, layer, modules, inside) or _reason(name, layer, spec, where)
+        name: places.get(layer) or _reason(name, layer, spec, where)
         for name, layer in layers.items()
     }
 
 
-def _bypass(
-    name: str, layer: nn.Module, modules: Mapping[str, nn.Module], inside: Collection[nn.Module]
-) -> str | None:
-    """Why a layer's place in the network leaves no room for a similarity."""
-    if layer in inside:
-        return "is part of a similarity"
-    above = [outer for key, outer in modules.items() if not key or name.startswith(f"{key}.")]
-    if any(isinstance(outer, DistributedDataParallel) for outer in above):
-        return (
-            "is in DistributedDataParallel, which knows its parameters already; convert it before"
-        )
-    parent, _, own = name.rpartition(".")
-    if own in _READ and isinstance(modules[parent], nn.TransformerEncoderLayer):
-        return "is in a TransformerEncoderLayer, which in evaluation reads its weight alone"
-    return None
+def _places(model: nn.Module) -> dict[nn.Module, str]:
+    """Why the place of some parts of a network leaves no room for a similarity."""
+    read = ("linear1", "linear2")
+    encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoderLayer)]
+    parallel = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
+    return (
+        {part: _READ for outer in encoders for name, part in outer.named_children() if name in read}
+        | {part: _PARALLEL for outer in parallel for part in outer.modules()}
+        | {part: _INSIDE for outer in similarities_of(model) for part in outer.modules()}
+    )
 
 
 def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
