@@ -8,6 +8,8 @@ import torch
 
 import neural_similarity as ns
 from neural_similarity import testing
+from neural_similarity.fewshot.methods import METHODS
+from neural_similarity.train import Recipe, load, train
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,7 +36,8 @@ def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
 
 def test_write_your_own_similarity(tmp_path, monkeypatch):
     """A structure and a predictor of twenty lines each are layers like the library's own."""
-    (tmp_path / "own_similarity.py").write_text("\n".join(blocks("docs/similarities.md")))
+    *similarities, _ = blocks("docs/similarities.md")
+    (tmp_path / "own_similarity.py").write_text("\n".join(similarities))
     monkeypatch.syspath_prepend(tmp_path)
     own = importlib.import_module("own_similarity")
     structure = own.Mirrored()
@@ -47,6 +50,27 @@ def test_write_your_own_similarity(tmp_path, monkeypatch):
     assert torch.equal(m.matrix(), m.matrix().flip(0))
     y = own.layer(torch.randn(2, 8, 9, 9))
     assert y.shape == (2, 8, 4, 4)
+
+
+def test_a_network_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setitem(ns.models.MODELS, "tiny", None)  # So that it is gone afterwards.
+    exec(blocks("docs/similarities.md")[-1], {"nn": torch.nn, "ns": ns})
+    settings = {"dataset": "embedded", "steps": 2, "drops": (), "threads": 1}
+    similarity = ns.Dynamic(ns.Diagonal())
+    recipe = Recipe(model="tiny", width=0.25, similarity=similarity, **settings)
+    network = load(train(recipe, out=tmp_path / "run"))
+    assert network[0].out_channels == 8
+    assert network(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_a_method_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(METHODS, "cosine-prototypes", None)
+    names: dict = {}
+    exec(compile(blocks("docs/few-shot.md")[-1], "few-shot.md", "exec"), names)
+    assert names["file"].exists()
+    assert len(names["evaluation"].correct) == 600
+    assert names["evaluation"].summary["accuracy"] > 0.6  # 1/3 by chance
 
 
 def test_the_tables_of_docs_name_what_the_library_has():
