@@ -183,7 +183,7 @@ def fresh():
 @pytest.mark.usefixtures("fresh")
 def test_without_a_compiler_eager_runs(monkeypatch):
     monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
-    assert declines("compiled", X, 9) == "there is no C compiler (GCC, as cc or gcc)"
+    assert declines("compiled", X, 9) == "there is no C compiler (GCC, as cc, gcc or CC)"
     weight, m = torch.randn(3, 2, 3, 3), torch.randn(1, 9, 4, 4)
     y = similarity_conv2d(X, weight, m, padding=1)
     assert_close(y, similarity_conv2d(X, weight, m, padding=1, backend="eager"))
@@ -197,8 +197,8 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("fresh")
-def test_where_cc_fails_gcc_is_tried(monkeypatch, tmp_path):
-    """As on machines where cc is clang."""
+def test_compilers_are_tried_in_turn(monkeypatch, tmp_path):
+    """On many machines cc is clang."""
     tried = []
 
     def compiles(compiler, _path):
@@ -206,10 +206,11 @@ def test_where_cc_fails_gcc_is_tried(monkeypatch, tmp_path):
         return f"{compiler} fails: no such builtin"
 
     monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("CC", "gcc-13")
     monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(compiling, "_compile", compiles)
     assert declines("compiled", X, 9) == "; ".join(f"{c} fails: no such builtin" for c in tried)
-    assert tried == ["/bin/cc", "/bin/gcc"]
+    assert tried == ["/bin/gcc-13", "/bin/cc", "/bin/gcc"]
 
 
 @pytest.mark.usefixtures("fresh")

@@ -15,16 +15,17 @@ import torch
 
 _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
 _COMPILERS = ("cc", "gcc")
-"""In the order in which they are tried; `cc` may be another one, which lacks what GCC has."""
+"""Tried in this order, after what CC names; `cc` may be another one, which lacks what GCC has."""
 _SOURCES = ("operators.c", "element.h", "pooled.h", "positionwise.h", "product.h", "vector.h")
 
 
 @cache
 def library() -> ctypes.CDLL | str:
     """The compiled library, or why there is none."""
-    compilers = [path for name in _COMPILERS if (path := shutil.which(name))]
+    names = (os.environ.get("CC", ""), *_COMPILERS)
+    compilers = [path for name in names if (path := shutil.which(name))]
     if not compilers:
-        return "there is no C compiler (GCC, as cc or gcc)"
+        return "there is no C compiler (GCC, as cc, gcc or CC)"
     problems: list[str] = []
     for compiler in compilers:
         library = _built(compiler)
