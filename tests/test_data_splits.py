@@ -333,6 +333,12 @@ def test_faults_of_lists(tmp_path):
         ValueError, match=r"val.csv must have the columns filename and label, got \['file'"
     ):
         load_split("mini-imagenet", tmp_path)
+    (tmp_path / "val.csv").write_text("filename,label\ncat0.png,cat\ncat1.png\n")
+    with pytest.raises(ValueError, match=r"a label in every line, got 'cat1.png' in line 3"):
+        load_split("mini-imagenet", tmp_path)
+    (tmp_path / "val.csv").write_text("filename,label\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"val.csv must be in UTF-8, got"):
+        load_split("mini-imagenet", tmp_path)
     (tmp_path / "val.csv").unlink()
     with pytest.raises(FileNotFoundError, match=r"val.csv is missing"):
         load_split("mini-imagenet", tmp_path)

@@ -69,14 +69,25 @@ def listed_images(path: Path) -> list[tuple[str, str]]:
     """The file names in a list, a CSV file of `filename,label`, each with its label.
 
     Raises:
-        ValueError: it has other columns.
+        ValueError: it is no text in UTF-8, has other columns, or a line lacks one.
     """
-    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins with a mark
-        rows = csv.DictReader(file)
-        if not set(COLUMNS) <= set(rows.fieldnames or ()):
-            wanted = " and ".join(COLUMNS)
-            raise ValueError(f"{path} must have the columns {wanted}, got {rows.fieldnames}")
-        return [(row["filename"], row["label"]) for row in rows]
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # Excel begins with a mark
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be in UTF-8, got {error}") from error
+    rows = csv.DictReader(lines)
+    if not set(COLUMNS) <= set(rows.fieldnames or ()):
+        wanted = " and ".join(COLUMNS)
+        raise ValueError(f"{path} must have the columns {wanted}, got {rows.fieldnames}")
+    found: list[tuple[str, str]] = []
+    for row in rows:
+        if not (row["filename"] and row["label"]):
+            raise ValueError(
+                f"{path} must have a filename and a label in every line, got "
+                f"{lines[rows.line_num - 1]!r} in line {rows.line_num}"
+            )
+        found.append((row["filename"], row["label"]))
+    return found
 
 
 def class_folders(folder: Path) -> list[Path]:
