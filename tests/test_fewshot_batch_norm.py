@@ -13,7 +13,6 @@ from neural_similarity import models
 from neural_similarity.fewshot.batch_norm import (
     BatchNorm2d,
     set_statistics,
-    statistics_of,
     support_first,
 )
 from neural_similarity.fewshot.embedding import embed_queries, embed_task
@@ -149,21 +148,22 @@ NETWORKS = {
 def test_no_query_sees_another_where_statistics_are_inductive(statistics, name):
     network = set_statistics(NETWORKS[name]().double(), statistics)
     support, query = torch.randn(6, 3, 16, 16, **DOUBLE), torch.randn(4, 3, 16, 16, **DOUBLE)
-    together = embed_queries(network, support, query)
+    together = embed_queries(network, statistics, support, query)
     others = torch.cat([query[:1], 100 * torch.randn_like(query)])
-    assert_close(embed_queries(network, support, query[:1]), together[:1])
-    assert_close(embed_queries(network, support, others)[:1], together[:1])
-    alone, _ = embed_task(network, support, query)
-    assert_close(embed_task(network, support, others)[0], alone)
+    assert_close(embed_queries(network, statistics, support, query[:1]), together[:1])
+    assert_close(embed_queries(network, statistics, support, others)[:1], together[:1])
+    alone, _ = embed_task(network, statistics, support, query)
+    assert_close(embed_task(network, statistics, support, others)[0], alone)
 
 
 def test_transductive_queries_see_each_other_but_not_the_support():
-    network = set_statistics(NETWORKS["convnet4"]().double(), "transductive")
+    statistics = "transductive"
+    network = set_statistics(NETWORKS["convnet4"]().double(), statistics)
     support, query = torch.randn(6, 3, 16, 16, **DOUBLE), torch.randn(4, 3, 16, 16, **DOUBLE)
-    first, second = embed_task(network, support, query)
+    first, second = embed_task(network, statistics, support, query)
     assert_close(first, network(support))
-    assert_close(second, embed_queries(network, 0 * support, query))
-    changed = embed_queries(network, support, torch.cat([query[:1], 2 * query[1:]]))
+    assert_close(second, embed_queries(network, statistics, 0 * support, query))
+    changed = embed_queries(network, statistics, support, torch.cat([query[:1], 2 * query[1:]]))
     assert (changed[0] - second[0]).abs().max() > 1e-3
 
 
@@ -171,8 +171,7 @@ def test_layers_become_torchs_again_and_keep_their_state():
     network = models.cnn9(5, width=0.1)
     kinds = [type(m) for m in network.modules()]
     state = deepcopy(network.state_dict())
-    assert statistics_of(network) is None
-    assert statistics_of(set_statistics(network, "support")) == "support"
+    set_statistics(network, "support")
     assert isinstance(network.conv1_1[1], BatchNorm2d)
     assert "statistics='support'" in repr(network.conv1_1[1])
     assert isinstance(deepcopy(network).conv1_1[1], BatchNorm2d)
@@ -196,6 +195,3 @@ def test_errors():
         set_statistics(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)), "running")
     with pytest.raises(ValueError, match="1d and 2d only, got a BatchNorm3d, layer '1'"):
         set_statistics(nn.Sequential(nn.ReLU(), nn.BatchNorm3d(3)), "support")
-    mixed = nn.Sequential(layer("support"), layer("running"))
-    with pytest.raises(ValueError, match=r"one `statistics`, got \['running', 'support'\]"):
-        statistics_of(mixed)

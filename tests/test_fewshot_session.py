@@ -233,7 +233,7 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
         ({"ways": 1}, "`ways` must be at least 2, got 1"),
         ({"select_ways": 1}, "`ways` must be at least 2, got 1"),
         ({"meta_batch": 0}, "`meta_batch` must be at least 1, got 0"),
-        ({"select_tasks": 0}, "`select_tasks` must be at least 1, got 0"),
+        ({"select_tasks": 1}, "`select_tasks` must be at least 2, got 1"),
         ({"validation": 8}, "`validation` must be 0: .*, got 8"),
         ({"select_on": "val", "train_on": "train+val"}, '`select_on` "val" needs classes'),
         ({"method": "proto", "label_smoothing": 0.1}, "`label_smoothing` is not for training by"),

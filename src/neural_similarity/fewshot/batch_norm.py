@@ -44,9 +44,11 @@ class _Explicit(_BatchNorm):
         self._check_input_dim(input)
         if self.statistics == "running":
             return self._by_running(input)
-        if self.statistics == "transductive":
-            return self._by_first(input, len(input))
-        return self._by_first(input, _support_count(len(input)))
+        return self._by_first(input, self._count(len(input)))
+
+    def _count(self, rows: int) -> int:
+        """How many of the first inputs give the statistics."""
+        return rows if self.statistics == "transductive" else _support_count(rows)
 
     def _by_running(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
@@ -65,8 +67,7 @@ class _Explicit(_BatchNorm):
         if self.statistics == "running":
             mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         else:
-            count = len(x) if self.statistics == "transductive" else _support_count(len(x))
-            mean, variance = moments(x[:count])
+            mean, variance = moments(x[: self._count(len(x))])
         return normalizing_line(self.weight, self.bias, mean, variance, self.eps)
 
     def extra_repr(self) -> str:
@@ -101,6 +102,9 @@ class BatchNorm2d(_Explicit, nn.BatchNorm2d):
 _EXPLICIT: dict[type[_BatchNorm], type[_Explicit]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
+}
+_PLAIN: dict[type[_BatchNorm], type[_BatchNorm]] = {
+    explicit: plain for plain, explicit in _EXPLICIT.items()
 }
 
 
@@ -147,27 +151,12 @@ def _check(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
 
 
 def _set(layer: _BatchNorm, statistics: Statistics | None) -> None:
-    kinds: dict[type[_BatchNorm], type[_BatchNorm]] = {
-        explicit: kind for kind, explicit in _EXPLICIT.items()
-    }
     if statistics is None:
-        layer.__class__ = kinds.get(type(layer), type(layer))
+        layer.__class__ = _PLAIN.get(type(layer), type(layer))
         layer.__dict__.pop("statistics", None)
         return
     layer.__class__ = _EXPLICIT.get(type(layer), type(layer))
     cast(_Explicit, layer).statistics = statistics
-
-
-def statistics_of(model: nn.Module) -> Statistics | None:
-    """What the batch normalisation of `model` uses; None where it has no explicit one.
-
-    Raises:
-        ValueError: its layers use different ones.
-    """
-    found: set[Statistics] = {m.statistics for m in model.modules() if isinstance(m, _Explicit)}
-    if len(found) > 1:
-        raise ValueError(f"`model` must have layers of one `statistics`, got {sorted(found)}")
-    return next(iter(found), None)
 
 
 def _support_count(rows: int) -> int:

@@ -1,12 +1,14 @@
 """The embedding of a network, and what it makes of a task whose images are normalised together."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from neural_similarity.fewshot.batch_norm import statistics_of, support_first
+from neural_similarity.fewshot.batch_norm import support_first
+from neural_similarity.fewshot.method import Statistics
 
-Parameters = dict[str, Tensor]
+Embed = Callable[[Tensor], Tensor]
 
 
 def embedding(network: nn.Sequential) -> tuple[nn.Sequential, int]:
@@ -25,31 +27,28 @@ def embedding(network: nn.Sequential) -> tuple[nn.Sequential, int]:
 
 
 def embed_task(
-    network: nn.Module, support: Tensor, query: Tensor, parameters: Parameters | None = None
+    embed: Embed, statistics: Statistics, support: Tensor, query: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What `network` makes of a support set and of queries, normalised by its statistics.
+    """What a network makes of a support set and of queries, normalised by these statistics.
 
     Both go through the network in one batch, unless queries are to be normalised by their own
     statistics.
 
     Args:
-        network: Any module of one input.
+        embed: The network, whose batch normalisation uses the statistics.
+        statistics: Which they are.
         support: Its input for the support set, (n, ...).
         query: Its input for the queries, (q, ...).
-        parameters: Tensors by name in place of the network's own.
     """
-    if statistics_of(network) == "transductive":
-        parts = (functional_call(network, parameters or {}, (x,)) for x in (support, query))
-        return next(parts), next(parts)
+    if statistics == "transductive":
+        return embed(support), embed(query)
     with support_first(len(support)):
-        both = functional_call(network, parameters or {}, (torch.cat([support, query]),))
+        both = embed(torch.cat([support, query]))
     return both[: len(support)], both[len(support) :]
 
 
-def embed_queries(
-    network: nn.Module, support: Tensor, query: Tensor, parameters: Parameters | None = None
-) -> Tensor:
+def embed_queries(embed: Embed, statistics: Statistics, support: Tensor, query: Tensor) -> Tensor:
     """The second part of `embed_task`, without the first where it is not needed for it."""
-    if statistics_of(network) == "support":
-        return embed_task(network, support, query, parameters)[1]
-    return functional_call(network, parameters or {}, (query,))
+    if statistics == "support":
+        return embed_task(embed, statistics, support, query)[1]
+    return embed(query)

@@ -7,15 +7,13 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.data import Images, Preprocess
-from neural_similarity.fewshot.batch_norm import set_statistics, support_first
+from neural_similarity.fewshot.batch_norm import set_statistics
+from neural_similarity.fewshot.embedding import embed_task
 from neural_similarity.fewshot.method import Method, Statistics
 from neural_similarity.fewshot.tasks import Draw, TaskList
 from neural_similarity.nn.modes import evaluating
 from neural_similarity.train import Runtime
 from neural_similarity.train.scoring import BATCH_SIZE
-
-Progress = Callable[[Tensor], None]
-"""Told what `evaluate` would return of the tasks that are done."""
 
 
 def evaluate(
@@ -26,7 +24,7 @@ def evaluate(
     preprocess: Preprocess,
     runtime: Runtime,
     done: Tensor | None = None,
-    progress: Progress = lambda _: None,
+    progress: Callable[[Tensor], None] = lambda _: None,
 ) -> Tensor:
     """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
 
@@ -40,7 +38,7 @@ def evaluate(
         preprocess: what turns pixels into the network's input.
         runtime: device and precision.
         done: what an interrupted evaluation found already, of the first tasks.
-        progress: told after every few tasks, for such a continuation.
+        progress: told, every few tasks, what this would return of those that are done.
     """
     labels = tasks.sizes.support_labels.to(runtime.device)
     targets = tasks.sizes.query_labels.to(runtime.device)
@@ -107,19 +105,11 @@ class _Source:
         shown, asked = self._images(support), self._images(query)
         if self._method.fixed_embedding:
             with self._runtime.autocast():
-                shown, asked = self._embed_task(shown, asked)
+                shown, asked = embed_task(self._method.embed, self._method.statistics, shown, asked)
             return self._method.adapt(shown, labels, ways)(asked)
         # Adapting changes parameters within the context, whose copies must not be kept.
         with self._runtime.autocast(cache=False):
             return self._method.adapt(shown, labels, ways)(asked)
-
-    def _embed_task(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Features by the statistics of the support set, or of either batch for itself."""
-        if self._method.statistics != "support":
-            return self._method.embed(support), self._method.embed(query)
-        with support_first(len(support)):
-            both = self._method.embed(torch.cat([support, query]))
-        return both[: len(support)], both[len(support) :]
 
     def _embed(self, positions: Tensor) -> Tensor:
         with self._runtime.autocast():

@@ -158,7 +158,7 @@ class GradientBased(Method):
         values = {name: p.detach() for name, p in self.named_parameters()}
         with torch.enable_grad():
             values = self._descend(values, support, labels, self.test_phases, constant_gradient)
-        return lambda query: embed_queries(self, support, query, values)
+        return lambda query: self._queries(values, support, query)
 
     def loss(self, episode: Episode) -> Tensor:
         """Mean cross-entropy of the queries after the phases, differentiable through them."""
@@ -183,7 +183,12 @@ class GradientBased(Method):
         support, labels, query, targets = episode
         values: Values = dict(self.named_parameters())
         values = self._descend(values, support, labels, self.phases, gradient)
-        return F.cross_entropy(embed_queries(self, support, query, values), targets)
+        return F.cross_entropy(self._queries(values, support, query), targets)
+
+    def _queries(self, values: Values, support: Tensor, query: Tensor) -> Tensor:
+        """Logits of queries by these parameters."""
+        logits = partial(functional_call, self, values)
+        return embed_queries(logits, self.statistics, support, query)
 
     def _descend(
         self,

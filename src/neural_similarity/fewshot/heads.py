@@ -4,8 +4,6 @@ With a dynamic similarity in the network, fine-tuning is the paper's dynamic NSN
 with the image, and the classifier alone is learned (§7.2).
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,7 +13,6 @@ from neural_similarity.fewshot.tuning import Tuning, descend
 
 SCALE = 2.0
 """Of cosines as logits, for up to 200 classes (Chen et al., 2019)."""
-Scores = Callable[[Tensor, list[Tensor]], Tensor]
 
 
 class CosineLinear(nn.Module):
@@ -79,8 +76,7 @@ class FineTuning(Method):
 
     def _first(self, ways: int, features: int) -> list[Tensor]:
         """What the parameters of one task start from."""
-        both = self.tuning.first_weights(ways, features + 1)
-        return [self.tuning.first_weights(ways, features), both[:, 0]]
+        return list(self.tuning.first_linear(ways, features))
 
     def _scores(self, x: Tensor, parameters: list[Tensor]) -> Tensor:
         """Logits (..., ways) of features (..., d)."""

@@ -81,7 +81,7 @@ class Leo(Method):
 
     The embedding stays as it is: the original's is a WRN-28-10, see `ns.models.wrn28_10`, trained
     to classify. Sizes, starts and penalties are those of the released code
-    (https://github.com/google-deepmind/leo), which clips the gradient at 0.1, the recipes not;
+    (https://github.com/google-deepmind/leo), which clips the gradient at 0.1; our recipes do not;
     there every support image has a draw of its own, here every class, as in the paper.
 
     Args:
@@ -136,10 +136,9 @@ class Leo(Method):
     def loss(self, episode: Episode) -> Tensor:
         """Cross-entropy of the queries and the penalties; of a task of images."""
         with torch.no_grad():
-            both = self.embed(torch.cat([episode.support, episode.query]))
-        support, query = both.split([len(episode.support), len(episode.query)])
-        with without_autocast(both):
-            return self._loss(episode._replace(support=support, query=query))
+            task = self.embedded(episode)
+        with without_autocast(task.query):
+            return self._loss(task)
 
     def _loss(self, episode: Episode) -> Tensor:
         """The loss of a task of features."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from neural_similarity.fewshot.episode import Episode
@@ -34,6 +35,12 @@ class Method(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Features (n, d), float32 or wider, of preprocessed images (n, c, h, w)."""
         return promoted(self.backbone(images).flatten(1))
+
+    def embedded(self, episode: Episode) -> Episode:
+        """A task of features from one of images, which are embedded in one batch."""
+        both = self.embed(torch.cat([episode.support, episode.query]))
+        support, query = both.split([len(episode.support), len(episode.query)])
+        return episode._replace(support=support, query=query)
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """What predicts queries (q, ...) as logits (q, ways), learned from a support set.

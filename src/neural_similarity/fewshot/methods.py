@@ -20,9 +20,9 @@ from neural_similarity.fewshot.tadam import Tadam
 from neural_similarity.models.conv_block import ConvBlock, pools, without_pool
 
 POOLS = 2
-"""Of those of CNN-4 and CNN-9, as many as RelationNet keeps."""
+"""How many 2×2 pools RelationNet keeps of CNN-4 or CNN-9."""
 FIRST_SCALE = 0.1
-"""Of the features of ProtoNet."""
+"""Factor on ProtoNet's last normalisation at the start."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Kind:
     frozen: bool = False
     """Whether training leaves the kernels as they are, so that it must start from a run's."""
     fixed_ways: bool = False
-    """Whether the start of its classifier is learned, which all its tasks then have the ways of."""
+    """Whether the start of its classifier is learned, so that all tasks must have as many classes
+    as those of training."""
 
 
 def matching_net(network: nn.Sequential, _ways: int, *, context: bool) -> MatchingNet:

@@ -13,7 +13,7 @@ MATCHING_SCALE = 100.0
 
 
 class Metric(Method):
-    """A method without anything to learn from a support set; it is trained by tasks.
+    """A method without anything to learn from a support set, with a loss for training by tasks.
 
     Args:
         backbone: Embeds images.
@@ -31,10 +31,9 @@ class Metric(Method):
 
     def scores(self, episode: Episode) -> Tensor:
         """Logits (q, ways) of a task of images, embedded in one batch."""
-        features = self.embed(torch.cat([episode.support, episode.query]))
-        support, query = features.split([len(episode.support), len(episode.query)])
-        with without_autocast(features):
-            return self.adapt(support, episode.support_labels, episode.ways)(query)
+        support, labels, query, _ = self.embedded(episode)
+        with without_autocast(query):
+            return self.adapt(support, labels, episode.ways)(query)
 
 
 class NearestNeighbour(Metric):

@@ -69,8 +69,8 @@ class FewShotRecipe(Recipe):
         super().__post_init__()
         require_known("method", self.method, METHODS)
         _ = self.sizes, self.select_sizes  # They check the numbers.
-        for name in ("meta_batch", "select_tasks"):
-            require_least(name, getattr(self, name))
+        require_least("meta_batch", self.meta_batch)
+        require_least("select_tasks", self.select_tasks, 2)
         if self.validation:
             raise ValueError(
                 "`validation` must be 0: few-shot learning validates on other classes "

@@ -66,10 +66,9 @@ class RelationNet(Metric):
 
     def loss(self, episode: Episode) -> Tensor:
         """Mean squared error of the sigmoids."""
-        maps = self.embed(torch.cat([episode.support, episode.query]))
-        support, query = maps.split([len(episode.support), len(episode.query)])
-        scores = self.adapt(support, episode.support_labels, episode.ways)(query)
-        wanted = F.one_hot(episode.query_labels, episode.ways).to(scores)
+        support, labels, query, targets = self.embedded(episode)
+        scores = self.adapt(support, labels, episode.ways)(query)
+        wanted = F.one_hot(targets, episode.ways).to(scores)
         return F.mse_loss(scores.sigmoid(), wanted)
 
 

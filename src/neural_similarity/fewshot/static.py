@@ -18,8 +18,8 @@ class StaticTuning(Method):
     """A network trained without similarity gets M = I in every layer; M and a new head are learned.
 
     The kernels stay, and so do the statistics of batch normalisation. Weight decay pulls M to the
-    identity. 36 numbers besides the head for CNN-4 and a diagonal M. As M is learned from a few
-    images at a time, "support" statistics are none to learn it by.
+    identity. 36 numbers besides the head for CNN-4 and a diagonal M. M is learned from a few images
+    at a time, whose statistics are not the support set's, so "support" is refused.
 
     Args:
         backbone: Embeds images, is copied; static similarities that it has already are learned.
@@ -66,8 +66,8 @@ class StaticTuning(Method):
         backbone = self._copied()
         matrices = [values for values in backbone.parameters() if values.requires_grad]
         like = promoted(matrices[0])
-        weight = self.tuning.first_weights(ways, self.features).to(like).requires_grad_()
-        bias = self.tuning.first_weights(ways, self.features + 1)[:, 0].to(like).requires_grad_()
+        first = self.tuning.first_linear(ways, self.features)
+        weight, bias = (values.to(like).requires_grad_() for values in first)
         learned = [*matrices, weight, bias]
 
         def scores(images: Tensor) -> Tensor:

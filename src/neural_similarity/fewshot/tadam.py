@@ -1,7 +1,10 @@
 """TADAM: prototypes in an embedding that the task changes, with a learned scale of distances."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -72,7 +75,8 @@ class Tadam(Method):
         parameters = self._for_task(support, members)
 
         def predict(query: Tensor) -> Tensor:
-            parts = embed_task(self.backbone, support, query, parameters)
+            embed = partial(functional_call, self.backbone, parameters)
+            parts = embed_task(embed, self.statistics, support, query)
             images, queries = (promoted(part.flatten(1)) for part in parts)
             with without_autocast(query):
                 return -self.log_scale.exp() * squared_distances(queries, members @ images)

@@ -21,6 +21,7 @@ from torch import Tensor
 from neural_similarity.choices import require_least
 from neural_similarity.data import Images
 from neural_similarity.data.seeding import generator
+from neural_similarity.train.files import read_json, write_json
 
 VERSION = 1
 """Of the way in which tasks are drawn and written; lists of another version are refused."""
@@ -233,7 +234,7 @@ def from_json(content: dict[str, Any]) -> TaskList:
 
 def write_tasks(path: Path, tasks: TaskList) -> None:
     """Keep a list as a JSON file."""
-    path.write_text(json.dumps(to_json(tasks), indent=2) + "\n", "utf-8")
+    write_json(path, to_json(tasks))
 
 
 def read_tasks(path: Path) -> TaskList:
@@ -243,7 +244,7 @@ def read_tasks(path: Path) -> TaskList:
         ValueError: it is none, damaged, or of another version; the error names the file.
     """
     try:
-        return from_json(json.loads(path.read_text("utf-8")))
+        return from_json(read_json(path))
     except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as a list of tasks: {error!r}") from error
 

@@ -47,8 +47,17 @@ class Tuning:
         for _ in range(self.epochs):
             yield from torch.randperm(count, generator=random).split(self.batch_size)
 
+    def first_linear(self, ways: int, features: int) -> tuple[Tensor, Tensor]:
+        """What weight and bias of a new linear layer start from.
+
+        Both are uniform as torch's, of nearly its bounds, but from one stream of numbers: a bias is
+        not independent of the weights.
+        """
+        bias = self.first_weights(ways, features + 1)[:, 0]
+        return self.first_weights(ways, features), bias
+
     def first_weights(self, ways: int, features: int) -> Tensor:
-        """What a new linear layer (ways, features) starts from, drawn as torch draws it."""
+        """What the weight (ways, features) of a new linear layer starts from, drawn as torch's."""
         bound = features**-0.5
         random = generator("first weights", self.seed)
         return torch.rand(ways, features, generator=random) * 2 * bound - bound
