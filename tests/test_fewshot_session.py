@@ -297,7 +297,7 @@ def finished(tmp_path_factory):
 
 
 def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys):
-    tasks = tmp_path / "tasks.json"
+    tasks = tmp_path / "new" / "tasks.json"
     command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-list", str(tasks)]
     for method in ("fine-tuning", "nearest-neighbour"):
         assert cli.main([*command, "--method", method]) == 0

@@ -304,7 +304,7 @@ def test_what_was_not_run_is_said(tmp_path, capsys):
     assert found["dynamic NSN"][3:5] == ["71.26 ± 0.65", "not run"]
     for rows_ in few_shot_table.PANELS.values():
         assert all(row.recipe in FEW_SHOT_RECIPES for row in rows_)
-    out = tmp_path / "table.md"
+    out = tmp_path / "new" / "table.md"
     assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
     assert out.read_text() == text
     assert cli.main(["reproduce", "6"]) == 2

@@ -184,6 +184,9 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
         (["--only", "mini-cnn5"], "`only` must match a recipe of the table (mini-meta-static, "),
         (["--shots", "3"], "`shots` must be among (2,), got 3"),
         (["--tasks", "1"], "`tasks` must be at least 2, got 1"),
+        (["--seeds", "4,4"], "`seeds` must differ and not be negative, got (4, 4)"),
+        (["--seeds=-1"], "`seeds` must differ and not be negative, got (-1,)"),
+        (["--shots", "2,2"], "`shots` must differ, got (2, 2)"),
     ],
 )
 def test_wrong_command_lines(tmp_path, capsys, words, message):

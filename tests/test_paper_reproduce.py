@@ -245,6 +245,18 @@ def test_ctrl_c_stops_all_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     assert "stopped, all is saved; the same command goes on" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("launched")
+def test_ctrl_c_when_all_is_done_stops_nothing(tmp_path, monkeypatch, capsys):
+    def last(run, results):
+        os.kill(os.getpid(), signal.SIGINT)
+        return write(run, results)
+
+    write = execution.write_record
+    monkeypatch.setattr(execution, "write_record", last)
+    assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
+    assert "stopped" not in capsys.readouterr().err
+
+
 def test_processes_are_stopped_where_the_command_itself_fails(tmp_path, monkeypatch):
     process = Busy()
     monkeypatch.setattr(execution, "launch", lambda *_: process)

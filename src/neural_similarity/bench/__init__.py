@@ -8,10 +8,11 @@ it saved.
 `subject` is what is measured, `subjects` and `networks` are those there are; `oracle` and
 `checking` tell what is right; `timing`, `costs` and `quiet` measure; `comparison` does all of this
 for subjects side by side, and `operators`, `training`, `loops`, `inference` and `few_shot` say for
-which; `report`, `markdown`, `plots`, `settings` and `performance` show what was found.
+which; `report`, `markdown`, `plots`, `current` and `performance` show what was found.
 """
 
 from neural_similarity.bench.case import Case as Case
+from neural_similarity.bench.current import current as current
 from neural_similarity.bench.few_shot import FewShotCase as FewShotCase
 from neural_similarity.bench.few_shot import kept_features as kept_features
 from neural_similarity.bench.few_shot import meta_gradients as meta_gradients
@@ -30,6 +31,5 @@ from neural_similarity.bench.report import Row as Row
 from neural_similarity.bench.report import grouped as grouped
 from neural_similarity.bench.report import read as read
 from neural_similarity.bench.report import write as write
-from neural_similarity.bench.settings import current as current
 from neural_similarity.bench.timing import Effort as Effort
 from neural_similarity.bench.training import training_steps as training_steps

@@ -22,7 +22,7 @@ FORWARD, FOLDED = "forward", "folded"
 def inference(
     setting: Setting, similarities: Sequence[str], counts: Sequence[int], effort: Effort
 ) -> list[Row]:
-    """Scores of CNN-9 in evaluation mode, plain and with similarities, static ones folded too."""
+    """CNN-9's forward pass in evaluation mode: plain, with similarities, static ones folded too."""
     subjects = list(_subjects(setting, similarities))
     images = setting.images(setting.batch)
 

@@ -22,12 +22,11 @@ class ODConv2d(nn.Module):
     Args:
         channels: Of input and output.
         kernels: n.
-        reduction: Units of the attentions' hidden layer over `channels`; at least 16 units.
     """
 
-    def __init__(self, channels: int, kernels: int = 4, reduction: float = 0.0625):
+    def __init__(self, channels: int, kernels: int = 4):
         super().__init__()
-        hidden = max(LEAST_HIDDEN, int(channels * reduction))
+        hidden = max(LEAST_HIDDEN, channels // 16)
         self.squeeze = nn.Sequential(
             nn.AdaptiveAvgPool2d(1),
             nn.Conv2d(channels, hidden, 1, bias=False),

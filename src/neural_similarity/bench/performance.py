@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from neural_similarity.bench.current import current
 from neural_similarity.bench.markdown import comparison, table
 from neural_similarity.bench.report import Report, Row, grouped, read, split, title
-from neural_similarity.bench.settings import current
 from neural_similarity.bench.targets import TARGETS
 
 INTRODUCTION = """\

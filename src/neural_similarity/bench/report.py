@@ -11,7 +11,7 @@ from neural_similarity.train.files import read_json, write_json
 MOST_OTHERS = 0.1
 """Cores busy with other work beyond which the machine was not quiet."""
 SIZES = ("channels", "size", "batch")
-"""Of a group, what is no other kind of thing."""
+"""Keys of a group that are sizes; the others name what kind of thing is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,4 +169,4 @@ TARGETS = (
         values=_tasks_per_second,
     ),
 )
-"""Those of issues 4 and 6. How much growth is a cliff is our reading: half as much again."""
+"""What is aimed at. Growth by half as much again counts as a cliff."""

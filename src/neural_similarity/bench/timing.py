@@ -11,7 +11,7 @@ import torch
 from neural_similarity.choices import require_least
 
 LEAST_ROUNDS = 3
-"""Of what takes so long that it is left out of some."""
+"""Fewest rounds in which a slow call is timed."""
 SHORTEST = 2e-2
 """Seconds; what is shorter is called several times in a row."""
 CONFIDENCE = 0.95
@@ -129,8 +129,8 @@ def timing(own: Mapping[int, float], baseline: Mapping[int, float]) -> Timing:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % interval of the median by the ranks of the values, whatever their distribution.
 
-    Between as many values from both ends as fewer heads of so many tosses have a chance of 2.5 %;
-    of five values or fewer, which give no such interval, the smallest and the largest.
+    From the k-th smallest value to the k-th largest, k by the binomial distribution (sign test); of
+    five values or fewer, which give no such interval, from the smallest to the largest.
     """
     ordered, n = sorted(values), len(values)
     tail, rank = 0.0, 0

@@ -21,6 +21,7 @@ from neural_similarity.cli.parsing import (
     require_only,
     say,
 )
+from neural_similarity.data import ClassSplit
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.recipe import FewShotRecipe
@@ -167,7 +168,7 @@ def train(args: Sequence[str]) -> int:
             start=options.recipe.start,
         )
     else:
-        run = _train(options.recipe, name or DEFAULT, options.budget, options)
+        run = _train(name or DEFAULT, options)
     _report(run)
     return 0
 
@@ -231,14 +232,14 @@ COMMANDS: Commands = {
 }
 
 
-def _train(recipe: FewShotRecipe, name: str, budget: float, options: TrainOptions) -> FewShotRun:
-    if recipe.start is None and name in STARTS:
+def _train(name: str, options: TrainOptions) -> FewShotRun:
+    if options.recipe.start is None and name in STARTS:
         sys.stderr.write(f"nsim: {name} is to start from a run of {STARTS[name]}, see --start\n")
     with counter("images decoded") as decoded:
         return session.train(
-            recipe,
+            options.recipe,
             name=name,
-            budget=budget,
+            budget=options.budget,
             out=options.out,
             data_root=options.data or DATA_ROOT,
             device=options.device,
@@ -246,7 +247,7 @@ def _train(recipe: FewShotRecipe, name: str, budget: float, options: TrainOption
         )
 
 
-def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: session.ClassSplit) -> TaskList:
+def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
     """The list of tasks: read from the file that is named, if it is there, or drawn."""
     images, path = split.part(options.part), options.task_list
     given = {name: getattr(options, name) for name in TASK_OPTIONS}
@@ -261,6 +262,7 @@ def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: session.Class
     sizes = TaskSizes(**chosen)
     tasks = draw_tasks(images, sizes, count, seed=seed, data=split.digest, part=options.part)
     if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_tasks(path, tasks)
     return tasks
 

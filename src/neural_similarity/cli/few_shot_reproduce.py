@@ -9,7 +9,7 @@ from typing import Annotated
 from neural_similarity import paper
 from neural_similarity.choices import require_least
 from neural_similarity.cli.counter import counter
-from neural_similarity.cli.parsing import agreed, listed, parse, say
+from neural_similarity.cli.parsing import agreed, check_seeds, listed, parse, say
 from neural_similarity.fewshot.recipe import FewShotRecipe
 from neural_similarity.train import Interrupted, RunError
 from neural_similarity.train.recipe import scaled
@@ -52,10 +52,13 @@ class ReproduceOptions:
     """Show the plan only."""
 
     def __post_init__(self) -> None:
-        # Both raise here, where errors are those of usage.
+        # These raise here, where errors are those of usage.
         scaled(FewShotRecipe(), self.budget)
         paper.wanted_evaluations(self.seeds, self.shots, self.only)
         require_least("tasks", self.tasks, 2)
+        check_seeds(self.seeds)
+        if len(set(self.shots)) < len(self.shots):
+            raise ValueError(f"`shots` must differ, got {self.shots}")
 
 
 def reproduce(args: Sequence[str]) -> int:
@@ -78,10 +81,7 @@ def reproduce(args: Sequence[str]) -> int:
         say(f"  {one.title}")
     if folders := work.trainings(lacking):
         say(f"to train for them, of {options.runs}: {', '.join(path.name for path in folders)}")
-    if options.dry_run or not lacking:
-        return 0
-    if not (options.yes or agreed()):
-        say("Nothing was started.")
+    if options.dry_run or not lacking or not agreed(options.yes):
         return 0
     failed = _complete(work, lacking)
     for title, reason in failed.items():

@@ -12,7 +12,15 @@ from neural_similarity import bench, paper
 from neural_similarity import train as training
 from neural_similarity.bench.training import STEP
 from neural_similarity.choices import require_least
-from neural_similarity.cli.parsing import UsageError, agreed, listed, parse, require, say
+from neural_similarity.cli.parsing import (
+    UsageError,
+    agreed,
+    check_seeds,
+    listed,
+    parse,
+    require,
+    say,
+)
 from neural_similarity.paper import TABLES, Outcome, Plan, StepCosts, Table, Task
 from neural_similarity.paper.statistics import Interval
 from neural_similarity.train.files import write_text
@@ -80,12 +88,11 @@ class ReproduceOptions(TableOptions):
         if self.table == FEW_SHOT:
             raise UsageError("table 6 is that of `nsim fewshot reproduce`")
         super().__post_init__()
-        # Both raise here, where errors are those of usage.
+        # These raise here, where errors are those of usage.
         scaled(Recipe(), self.budget)
         paper.chosen(self.wanted, self.only)
         require_least("jobs", self.jobs)
-        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"`seeds` must differ and not be negative, got {self.seeds}")
+        check_seeds(self.seeds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +130,6 @@ class RecordOptions:
     """Folders of finished runs."""
     results: Path = RESULTS
     """Folder of the run records."""
-    data: Path | None = None
-    """Folder of the data sets, should a run have to be scored again; by default the run's own."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
 
 
 def reproduce(args: Sequence[str]) -> int:
@@ -150,10 +153,7 @@ def reproduce(args: Sequence[str]) -> int:
         only=options.only,
     )
     say(_describe(plan, options))
-    if options.dry_run or not plan.tasks:
-        return 0
-    if not (options.yes or agreed()):
-        say("Nothing was started.")
+    if options.dry_run or not plan.tasks or not agreed(options.yes):
         return 0
     with paper.show(plan.tasks) as display:
         outcome = paper.execute(
@@ -220,6 +220,7 @@ def _show_few_shot(options: ShowOptions) -> int:
     if options.out is None:
         sys.stdout.write(text)
         return 0
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, text)
     say(str(options.out))
     return 0
@@ -228,19 +229,14 @@ def _show_few_shot(options: ShowOptions) -> int:
 def record(args: Sequence[str]) -> int:
     """Write the records of finished runs."""
     description = (
-        "Write the records of finished runs. Runs with overridden fields have none; a run from "
-        "before summaries told which test images were right is scored again.\n\nexample:\n"
-        "  nsim record runs/cifar10-cnn-seed1"
+        "Write the records of finished runs. Runs with overridden fields have none."
+        "\n\nexample:\n  nsim record runs/cifar10-cnn-seed1"
     )
     options = parse(RecordOptions, args, command="record", description=description)
     if not options.runs:
         raise UsageError("nsim record needs at least one run folder")
     for path in options.runs:
-        run = training.read_run(path)
-        written = paper.write_record(
-            run, options.results, data_root=options.data, device=options.device
-        )
-        say(str(written))
+        say(str(paper.write_record(training.read_run(path), options.results)))
     return 0
 
 

@@ -143,13 +143,22 @@ def require(kind: str, name: str, names: Collection[str]) -> None:
         raise UsageError(f"no {kind} is named {name!r}; {hint}")
 
 
-def agreed() -> bool:
-    """The answer of whoever sits before the terminal; without one there is nobody to ask."""
-    if not sys.stdin.isatty():
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds of runs of which two are the same, or that are negative."""
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ValueError(f"`seeds` must differ and not be negative, got {seeds}")
+
+
+def agreed(yes: bool) -> bool:
+    """Whether to start: where `yes` does not say so, whoever sits before the terminal is asked."""
+    if yes or not sys.stdin.isatty():
         return True
     sys.stderr.write("Start? [y/N] ")
     sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    say("Nothing was started.")
+    return False
 
 
 def require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from neural_similarity.data.cifar_files import unpickle
 from neural_similarity.data.class_split import PARTS, ClassSplit
 from neural_similarity.data.images import Images, digest_of
+from neural_similarity.data.unpickling import unpickle
 
 PICKLES = ("mini-imagenet-cache-{}.pkl", "miniImageNet_category_split_{}.pickle")
 """The names of the public files; of the second kind, "train" is "train_phase_train"."""

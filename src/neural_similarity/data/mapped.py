@@ -107,16 +107,13 @@ def _split(name: str, files: ClassFiles, path: Path, content: dict[str, Any]) ->
     if path.stat().st_size != size:
         raise ValueError(f"{path} must hold {size:,} bytes, got a damaged file; delete it")
     pixels = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).view(shape)
-    images, start = [], 0
-    for part in PARTS:
-        counts = [len(paths) for paths in files.parts[part].values()]
-        images.append(_images(pixels[start : start + sum(counts)], counts, files.parts[part]))
-        start += sum(counts)
     counts = [{n: len(paths) for n, paths in files.parts[part].items()} for part in PARTS]
+    parts = pixels.split([sum(sizes.values()) for sizes in counts])
+    images = [_images(*part) for part in zip(parts, counts, strict=True)]
     digest = hashlib.sha256(json.dumps([counts, content]).encode())
     return ClassSplit(name, *images, digest=digest.hexdigest())
 
 
-def _images(pixels: Tensor, counts: list[int], names: dict[str, Any]) -> Images:
-    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    return Images(pixels, labels, tuple(names))
+def _images(pixels: Tensor, counts: dict[str, int]) -> Images:
+    sizes = torch.tensor(list(counts.values()))
+    return Images(pixels, torch.arange(len(sizes)).repeat_interleave(sizes), tuple(counts))

@@ -22,7 +22,7 @@ MINI, OMNIGLOT, CLASSES, EMBEDDED = "mini-imagenet", "omniglot", "classes", "emb
 
 
 def _find_mini_imagenet(folder: Path) -> ClassFiles:
-    """The files of Mini-ImageNet, in parts: with a split of our own it were another data set."""
+    """The files of Mini-ImageNet, in parts; with a split of our own it would be other data."""
     found = find_parts(folder)
     if found is None:
         place = folder if folder.name == MINI else folder / MINI

@@ -16,9 +16,8 @@ from neural_similarity.fewshot.objective import Episodes
 from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import FewShotRun, as_network
 from neural_similarity.fewshot.tasks import Sampler, TaskSizes, draw_tasks
-from neural_similarity.train import Interrupted as Interrupted
 from neural_similarity.train import RunError, Runtime, choose_runtime, read_run
-from neural_similarity.train.checkpoint import State, checkpoints, newest
+from neural_similarity.train.checkpoint import State, checkpoints, newest, step_of
 from neural_similarity.train.environment import describe_environment
 from neural_similarity.train.files import read_json, write_json
 from neural_similarity.train.journal import read_lines
@@ -294,6 +293,6 @@ def _finish(run: FewShotRun, state: State, images: Images, runtime: Runtime) -> 
     draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
     summary = {"images": len(images)} | facts_of(state, runtime)
     if run.best.is_dir():
-        step = int(newest(run.best).name.rpartition("-")[2])
+        step = step_of(newest(run.best))
         summary["best_checkpoint"] = {"step": step, "validation_accuracy": state.best}
     write_json(run.summary, summary)

@@ -16,24 +16,13 @@ from neural_similarity.paper.recording import write_record
 from neural_similarity.train import RunError, read_run
 from neural_similarity.train.files import locked, read_json
 from neural_similarity.train.journal import read_lines
+from neural_similarity.train.run import METRICS
 from neural_similarity.train.stopping import signals_noted
 
 PROGRAM = (sys.executable, "-m", "neural_similarity")
 POLL_SECONDS = 0.5
 # A second thread gains little beside a second process and stalls where cores are shared.
 ENVIRONMENT = {"OMP_NUM_THREADS": str(THREADS)}
-
-
-class Process(Protocol):
-    """What is used of `subprocess.Popen`."""
-
-    def poll(self) -> int | None:
-        """The exit code of a process that has ended."""
-        ...
-
-    def send_signal(self, sig: int, /) -> None:
-        """Signal a process that has not."""
-        ...
 
 
 class Display(Protocol):
@@ -87,7 +76,8 @@ def execute(
                     runner.begin(waiting.popleft())
                 time.sleep(POLL_SECONDS)
                 runner.collect()
-                runner.outcome.stopped = stop()
+                if waiting or runner.running:
+                    runner.outcome.stopped = stop()
         finally:
             runner.stop()
         while runner.running:
@@ -101,7 +91,7 @@ class _Runner:
 
     def __init__(self, results: Path, data_root: Path, display: Display) -> None:
         self.results, self.data_root, self.display = results, data_root, display
-        self.running: list[tuple[Task, Process, int]] = []
+        self.running: list[tuple[Task, subprocess.Popen[bytes], int]] = []
         """With the length of each one's log when it began."""
         self.outcome = Outcome()
 
@@ -126,7 +116,7 @@ class _Runner:
         for entry in list(self.running):
             task, process, before = entry
             code = process.poll()
-            if lines := read_lines(task.folder / "metrics.jsonl"):
+            if lines := read_lines(task.folder / METRICS):
                 self.display.measured(task, lines[-1])
             if code is None:
                 continue
@@ -147,7 +137,7 @@ class _Runner:
         """Write the record of a finished run."""
         try:
             run = read_run(task.folder)
-            path = write_record(run, self.results, data_root=self.data_root)
+            path = write_record(run, self.results)
         except Exception as error:  # Whatever is wrong with one run, the others go on.
             self.fail(task, str(error) or repr(error))
         else:
@@ -176,7 +166,7 @@ def log_file(task: Task) -> Path:
     return task.folder.with_name(f"{task.folder.name}.log")
 
 
-def launch(command: Sequence[str], log: Path) -> Process:
+def launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a process that writes to `log` and is alone in doing so.
 
     It has a session of its own, so that Ctrl-C reaches it only through `execute`.

@@ -61,7 +61,8 @@ def evaluate_run(
     module = use_statistics(load_method(run, checkpoint, name), statistics)
     runtime.place(module)
     folder = run.path / EVALUATIONS
-    file = evaluation_name(run.recipe, name, module.statistics, tasks.sizes, facts_of(tasks))
+    of = name, run.recipe.train_on, module.statistics, run.recipe.seed
+    file = evaluation_name(*of, tasks.sizes, facts_of(tasks))
     what = {"tasks": tasks.digest, "checkpoint": find_checkpoint(run, checkpoint).name}
     what["precision"] = runtime.precision
     partial = Partial(folder / f"{file}.partial", what)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.fewshot.method import Method
-from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
+from neural_similarity.fewshot.recipe import Classes, FewShotRecipe, retraining
 from neural_similarity.fewshot.run import Checkpoint, FewShotRun
 from neural_similarity.fewshot.tasks import TaskList, TaskSizes
 from neural_similarity.models.counts import parameters
@@ -24,6 +24,7 @@ from neural_similarity.paper.statistics import by_task
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import RunError
+from neural_similarity.train.checkpoint import step_of
 from neural_similarity.train.files import read_json, write_text
 from neural_similarity.train.recipe import (
     MACHINE,
@@ -87,11 +88,17 @@ class Evaluation:
     @property
     def name(self) -> str:
         """The file name, without .json, see `evaluation_name`."""
-        return evaluation_name(self.config, self.method, self.statistics, self.sizes, self.tasks)
+        of = self.method, self.config.train_on, self.statistics, self.config.seed
+        return evaluation_name(*of, self.sizes, self.tasks)
 
 
 def evaluation_name(
-    config: FewShotRecipe, method: str, statistics: str, sizes: TaskSizes, tasks: dict[str, Any]
+    method: str,
+    train_on: Classes,
+    statistics: str,
+    seed: int,
+    sizes: TaskSizes,
+    tasks: dict[str, Any],
 ) -> str:
     """What tells an evaluation from others of its recipe and budget.
 
@@ -100,7 +107,7 @@ def evaluation_name(
     """
     of = f"{sizes.ways}w{sizes.shots}s{sizes.queries}q"
     which = f"{tasks['part']}-{tasks['count']}-{tasks['seed']}"
-    return f"{method}.{config.train_on}.{of}.{which}.{statistics}.{config.seed}"
+    return f"{method}.{train_on}.{of}.{which}.{statistics}.{seed}"
 
 
 def facts_of(tasks: TaskList) -> dict[str, Any]:
@@ -126,7 +133,7 @@ def make_evaluation(
     environment = read_json(run.path / ENVIRONMENT)
     name, module = method
     right = by_task(correct.double() / len(tasks.sizes.query_labels))
-    step = int(find_checkpoint(run, checkpoint).name.rpartition("-")[2])
+    step = step_of(find_checkpoint(run, checkpoint))
     return Evaluation(
         recipe=run.name,
         budget=run.budget,

@@ -181,11 +181,8 @@ class Reproduction:
     def _file(self, one: Wanted) -> str:
         """The evaluation's file, by the method's own statistics."""
         facts = {"part": "test", "count": self.tasks, "seed": TASK_SEED}
-        changes = {"seed": one.seed, "train_on": one.train_on, "select_on": "none"}
-        recipe = replace(FEW_SHOT_RECIPES[one.name], **changes)
-        statistics = METHODS[one.method].statistics
-        name = evaluation_name(recipe, one.method, statistics, _sizes(one.shots), facts)
-        return f"{name}.json"
+        of = one.method, one.train_on, METHODS[one.method].statistics, one.seed
+        return f"{evaluation_name(*of, _sizes(one.shots), facts)}.json"
 
 
 def _before(name: str, train_on: Classes) -> list[tuple[str, Classes]]:

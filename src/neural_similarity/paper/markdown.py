@@ -7,7 +7,7 @@ from neural_similarity.paper.statistics import Interval
 from neural_similarity.paper.tables import Row
 from neural_similarity.train.progress import clock
 
-ARROW = {"error": "lower is better", "accuracy": "higher is better"}
+BETTER = {"error": "lower is better", "accuracy": "higher is better"}
 MINUS = "−"
 IMAGENET_CLASSES = 1_000
 
@@ -131,7 +131,7 @@ def _notes(report: PanelReport) -> str:
     machines = sorted({_machine(record.environment) for record in report.records})
     commits = sorted({_code(record) for record in report.records})
     return (
-        f"{ARROW[report.panel.metric].capitalize()}. ± is the sample standard deviation over n "
+        f"{BETTER[report.panel.metric].capitalize()}. ± is the sample standard deviation over n "
         "seeds. Differences are in points to the baseline re-run with the same seeds and budget, "
         "with 95 % intervals: by seed, Student's t over the common seeds' differences, from three "
         f"seeds on; by image, over the {images:,} test images, each averaged over the common "

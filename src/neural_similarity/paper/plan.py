@@ -20,7 +20,7 @@ from neural_similarity.paper.tables import Table
 from neural_similarity.recipes import RECIPES
 from neural_similarity.recipes.released import SUFFIX
 from neural_similarity.train import Run, RunError, choose_runtime, read_run
-from neural_similarity.train.checkpoint import checkpoints
+from neural_similarity.train.checkpoint import checkpoints, step_of
 from neural_similarity.train.environment import cpu_name, device_name
 from neural_similarity.train.journal import read_lines
 from neural_similarity.train.recipe import scaled
@@ -196,7 +196,7 @@ def require_same(run: Run, name: str, budget: float, seed: int, changed: Sequenc
 
 def _steps_saved(run: Run) -> int:
     saved = checkpoints(run.checkpoints)
-    return int(saved[-1].name.removeprefix("step-")) if saved else 0
+    return step_of(saved[-1]) if saved else 0
 
 
 def _own_pace(run: Run) -> float | None:
@@ -218,6 +218,6 @@ def _pace(results: Path, name: str) -> float | None:
 
 
 def _is_from_here(record: Record) -> bool:
-    device = device_name(choose_runtime().device)
+    device = device_name(choose_runtime(precision="fp32").device)
     here = {"cpu": cpu_name(), "device": device, "threads": THREADS}
     return all(record.environment[key] == value for key, value in here.items())

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.paper.markdown import ARROW, cost, interval, ours, paper_change
+from neural_similarity.paper.markdown import BETTER, cost, interval, ours, paper_change
 from neural_similarity.paper.report import Line, PanelReport, Report
 from neural_similarity.paper.statistics import Interval
 
@@ -60,7 +60,7 @@ def _draw_values(axes: Any, report: PanelReport) -> None:
         )
     axes.set_yticks(rows, [_label(line) for line in report.lines], fontsize=8)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"test {report.panel.metric} in percent")
-    axes.set_title(f"{report.panel.title}: {ARROW[report.panel.metric]}", fontsize=9)
+    axes.set_title(f"{report.panel.title}: {BETTER[report.panel.metric]}", fontsize=9)
     axes.grid(axis="x", alpha=0.3)
 
 

@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from neural_similarity import train as training
 from neural_similarity.convert import fold
 from neural_similarity.models.counts import macs
 from neural_similarity.paper.records import DIRTY, commits_of, overridden, record_path
@@ -15,33 +14,25 @@ from neural_similarity.train.files import read_json, write_text
 from neural_similarity.train.journal import read_lines
 from neural_similarity.train.recipe import MACHINE, recipe_to_json
 from neural_similarity.train.run import ENVIRONMENT
-from neural_similarity.train.runtime import threads
 
 
-def write_record(
-    run: Run, results: Path, *, data_root: Path | None = None, device: str = "auto"
-) -> Path:
+def write_record(run: Run, results: Path) -> Path:
     """Write the record of a finished run; one that is there already is never overwritten.
-
-    A run of before summaries told which test images were right is scored again, as it was then.
 
     Args:
         run: a finished run.
         results: folder of the records.
-        data_root: folder of the data sets for scoring again; None is the run's own.
-        device: device for scoring again.
 
     Returns:
         The record's file.
 
     Raises:
-        RunError: the run is not finished, has overridden fields, is recorded already, or scores
-            differently now.
+        RunError: the run is not finished, has overridden fields, or is recorded already.
     """
     path = record_path(results, run.name, run.budget, run.recipe.seed)
     _require_recordable(run, path)
     summary = read_json(run.summary)
-    correct = summary.pop("test_correct", None) or _score_again(run, summary, data_root, device)
+    correct = summary.pop("test_correct")
     size = (run.channels, run.image_size, run.image_size)
     summary["macs"] = macs(fold(run.build(), dynamic="keep"), *size)
     summary["command"] = command(run)
@@ -88,24 +79,6 @@ def _require_recordable(run: Run, path: Path) -> None:
         )
     if path.exists():
         raise RunError(f"{path} exists already; delete it to write it from {run.path}")
-
-
-def _score_again(
-    run: Run, summary: dict[str, Any], data_root: Path | None, device: str
-) -> dict[str, Any]:
-    """Which test images the last checkpoint gets right."""
-    dataset = training.load_data(run, data_root)
-    runtime = training.choose_runtime(device, summary["precision"], run.recipe.channels_last)
-    with threads(run.recipe.threads):
-        model = runtime.place(training.load(run))
-        scores = training.evaluate(model, dataset.test, run.preprocess, runtime)
-    if scores.accuracy != summary["test_accuracy"]:
-        raise RunError(
-            f"{run.path} scores {scores.accuracy} now and its summary says "
-            f"{summary['test_accuracy']}; record it on the kind of machine that trained it "
-            f"({summary['device']}, {summary['precision']})"
-        )
-    return training.pack_correct(scores.correct)
 
 
 def code_of(environment: dict[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     "CIFAR as the released code trains (--variant released)": RELEASED,
 }
 """Descriptions and recipes by name, by group."""
-CATALOGUE = {name: entry for group in GROUPS.values() for name, entry in group.items()}
-RECIPES: dict[str, Recipe] = {name: recipe for name, (_, recipe) in CATALOGUE.items()}
-DESCRIPTIONS: dict[str, str] = {name: text for name, (text, _) in CATALOGUE.items()}
+RECIPES: dict[str, Recipe] = {
+    name: recipe for group in GROUPS.values() for name, (_, recipe) in group.items()
+}
 
 
 def in_variant(name: str, variant: str) -> str:
@@ -45,7 +45,6 @@ def in_variant(name: str, variant: str) -> str:
 
 
 __all__ = [
-    "DESCRIPTIONS",
     "FEW_SHOT",
     "FEW_SHOT_RECIPES",
     "GROUPS",

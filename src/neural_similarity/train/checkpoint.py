@@ -72,6 +72,11 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
     return path
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint was saved at, from its name."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first, damaged ones included."""
     return sorted(folder.glob("step-*")) if folder.is_dir() else []

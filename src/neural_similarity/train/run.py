@@ -21,6 +21,7 @@ from neural_similarity.train.runtime import Precision
 from neural_similarity.train.weights import load_weights
 
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
+METRICS = "metrics.jsonl"
 AnyRun = TypeVar("AnyRun", bound="Run")
 
 
@@ -67,7 +68,7 @@ class Run:
     @property
     def metrics(self) -> Path:
         """JSON lines, one a log point."""
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     @property
     def summary(self) -> Path:

@@ -16,9 +16,8 @@ def current(report: Report) -> Report:
     """
     if "recipes" not in report.environment:
         return replace(report, rows=tuple(row for row in report.rows if not _is_other(row, report)))
-    configs = report.environment.get("recipes", {})
-    same = {name for name in configs if name in RECIPES}
-    same = {name for name in same if configs[name] == recipe_to_json(RECIPES[name])}
+    configs = report.environment["recipes"].items()
+    same = {n for n, config in configs if n in RECIPES and config == recipe_to_json(RECIPES[n])}
     if any(row.baseline and row.name not in same for row in report.rows):
         same = set()
     return replace(report, rows=tuple(row for row in report.rows if row.name in same))
