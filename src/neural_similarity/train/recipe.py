@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -43,6 +44,11 @@ NOT_NEGATIVE = (
 )
 BELOW_1 = ("momentum", "label_smoothing")
 AT_MOST_1 = ("drop_factor", "norm_momentum")
+KINDS = {
+    int: (int, "be an integer"),
+    float: (int | float, "be a number"),
+    bool: (bool, "be True or False"),
+}
 LONGEST_GAP = 300.0
 MACHINE = (
     "precision",
@@ -152,29 +158,25 @@ class Recipe:
     def __post_init__(self) -> None:
         if isinstance(self.similarity, str):
             object.__setattr__(self, "similarity", parse_similarity(self.similarity))
-        self._require_known_words()
-        self._require_kinds_of_numbers()
+        self._require_known_names()
+        self._require_kinds()
         self._require_numbers_in_range()
         self._require_rising_drops()
         self._require_what_fits_the_model()
         self._require_what_fits_the_data()
 
-    def _require_known_words(self) -> None:
+    def _require_known_names(self) -> None:
         require_known("dataset", self.dataset, self.DATASETS)
         require_known("model", self.model, MODELS)
         require_known("penalty_measure", self.penalty_measure, MEASURES)
-        for name, kind in get_type_hints(type(self)).items():
+
+    def _require_kinds(self) -> None:
+        for name, kind in _kinds(type(self)).items():
             if get_origin(kind) is Literal:
                 require_known(name, getattr(self, name), get_args(kind))
-
-    def _require_kinds_of_numbers(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            if kind is int:
-                self._require(isinstance(getattr(self, name), int), name, "be an integer")
-            elif kind is float:
-                self._require(isinstance(getattr(self, name), int | float), name, "be a number")
-            elif kind is bool:
-                self._require(isinstance(getattr(self, name), bool), name, "be True or False")
+            elif kind in KINDS:
+                types, wanted = KINDS[kind]
+                self._require(isinstance(getattr(self, name), types), name, wanted)
 
     def _require_numbers_in_range(self) -> None:
         for field in dataclasses.fields(self):
@@ -229,6 +231,12 @@ class Recipe:
         """Raise a ValueError about the field `name` unless what is wanted of it `holds`."""
         if not holds:
             raise ValueError(f"`{name}` must {wanted}, got {getattr(self, name)!r}")
+
+
+@cache
+def _kinds(recipe: type[Recipe]) -> dict[str, Any]:
+    """The types of a class's fields."""
+    return get_type_hints(recipe)
 
 
 def scaled(recipe: AnyRecipe, budget: float) -> AnyRecipe:
