@@ -313,8 +313,9 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
     assert "made for test" in " ".join(capsys.readouterr().err.split())
     assert cli.main([*command, "--tasks", "6"]) == 2
     assert f"--tasks must be that of {tasks}, 5, got 6" in " ".join(capsys.readouterr().err.split())
-    assert cli.main(["fewshot", "evaluate", str(finished), "--shots", "0"]) == 1
-    assert "`shots` must be at least 1, got 0" in capsys.readouterr().err
+    for name, wrong in (("ways", 1), ("shots", 0), ("queries", 0), ("tasks", 1)):
+        assert cli.main(["fewshot", "evaluate", str(finished), f"--{name}", f"{wrong}"]) == 2
+        assert f"`{name}` must be at least {wrong + 1}, got {wrong}" in capsys.readouterr().err
 
 
 def test_classes_that_were_trained_on_are_no_validation_classes(finished, tmp_path, capsys):

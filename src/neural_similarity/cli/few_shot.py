@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from neural_similarity import paper
+from neural_similarity.choices import require_least
 from neural_similarity.cli.counter import counter
 from neural_similarity.cli.few_shot_reproduce import reproduce
 from neural_similarity.cli.parsing import (
@@ -118,6 +119,9 @@ class EvaluateOptions:
     def __post_init__(self) -> None:
         if self.method is not None:
             require("method", self.method, METHODS)
+        for name, least in (("ways", 2), ("shots", 1), ("queries", 1), ("tasks", 2)):
+            if (value := getattr(self, name)) is not None:
+                require_least(name, value, least)
 
 
 @dataclass(frozen=True, kw_only=True)
