@@ -1,5 +1,6 @@
 """Surgery on networks: convert, unconvert, fold, freeze, and the groups of an optimiser."""
 
+import copy
 import pickle
 from math import isnan
 
@@ -563,3 +564,62 @@ def test_what_is_no_network_is_refused():
 def test_decays_are_not_negative(network, name):
     with pytest.raises(ValueError, match=f"`{name}_decay` must be at least 0, got -1"):
         ns.parameter_groups(network, **{"weight_decay": 0.1} | {f"{name}_decay": -1})
+
+
+def test_conversions_are_in_the_modes_of_the_original():
+    """Also where copying switches them, as in torchvision's feature extractors."""
+
+    class Forgetful(nn.Sequential):
+        def __deepcopy__(self, memo):
+            return Forgetful(*(copy.deepcopy(part, memo) for part in self))
+
+    network = Forgetful(nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2)).eval()
+    assert copy.deepcopy(network).training
+    converted = ns.convert(network, "static-full")
+    for changed in (converted, ns.unconvert(converted), ns.fold(converted)):
+        assert not any(module.training for module in changed.modules())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_folding_lets_normalisation_go_where_no_similarity_is_left(network, x, kept):
+    converted = ns.convert(network, "static-full", ["stem"])
+    if kept:
+        converted = ns.convert(converted, "dynamic-diagonal", ["twice"])
+    folded = ns.fold(ns.freeze_backbone(converted), dynamic="keep").train()
+    folded(x)
+    assert folded.norm.num_batches_tracked == (0 if kept else 1)
+
+
+def test_equal_infinities_do_not_differ():
+    class Masks(nn.Module):
+        def forward(self, x):
+            return x.log(), -x.log()
+
+    x = torch.tensor([0.0, 1.0])
+    assert ns.max_difference(Masks(), Masks(), x) == 0
+
+
+def test_kernels_of_25_taps_may_be_full_without_being_named():
+    layers = nn.Sequential(nn.Conv2d(2, 2, 5), nn.Conv2d(2, 2, (2, 13)))
+    plan = ns.plan(layers, "dynamic-full")
+    assert plan["0"] is None
+    assert "would predict 676 numbers" in plan["1"]
+
+
+def test_the_normalisation_of_predictors_is_not_held():
+    predictor = ns.SphereNet(batch_norm=True, hidden=3)
+    layers = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+    converted = ns.freeze_backbone(ns.convert(layers, ns.Dynamic(predictor=predictor))).train()
+    converted(torch.randn(2, 2, 6, 6))
+    norms = {n: m for n, m in converted.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    assert norms.pop("1").num_batches_tracked == 0
+    assert norms
+    assert all(norm.num_batches_tracked == 1 for norm in norms.values())
+
+
+def test_spheres_may_decay_by_zero_and_similarities_do_by_default():
+    network = nn.Sequential(ns.SphereConv2d(2, 2, 3), ns.Conv2d(2, 2, 3, similarity="static-full"))
+    groups = ns.parameter_groups(network, weight_decay=0.1, sphere_decay=0.0)
+    decays = {p: group["weight_decay"] for group in groups for p in group["params"]}
+    assert decays[network[0].weight] == decays[network[1].similarity.raw] == 0
+    assert decays[network[1].weight] == 0.1

@@ -162,3 +162,27 @@ def test_augment_refuses_what_it_cannot_do():
         ValueError, match='`padding` must be "zero" or "symmetric", got \'reflect\''
     ):
         Augment(padding="reflect")
+
+
+def test_sets_that_are_padded_part_by_part_are_whole(monkeypatch):
+    monkeypatch.setattr("neural_similarity.data.augment.AT_ONCE", 4)
+    pixels = images().pixels
+    windows = Windows(pixels, Augment(2), "cpu")
+    middle = torch.full((COUNT,), 2)
+    for flip in (0, 1):
+        corners = windows.corner(torch.arange(COUNT), middle, middle, torch.full((COUNT,), flip))
+        assert torch.equal(windows.take(corners), pixels.flip(3) if flip else pixels)
+
+
+def test_images_of_a_batch_and_batches_of_an_epoch_have_windows_of_their_own():
+    """Copies of one image differ in their windows alone."""
+    found = images()
+    copies = Images(found.pixels[:1].repeat(40, 1, 1, 1), torch.zeros(40).long(), ("one",))
+
+    def shown(step, augment):
+        return [x.numpy().tobytes() for x in batches(copies, 20, augment=augment).at(step)[0]]
+
+    cropped = Augment(2, flip=False)
+    assert len(set(shown(0, cropped))) > 5
+    assert shown(0, cropped) != shown(1, cropped)
+    assert len(set(shown(0, Augment(0)))) == 2

@@ -195,3 +195,10 @@ def test_no_training_images(tmp_path):
 def test_image_size_is_positive(tmp_path):
     with pytest.raises(ValueError, match="`image_size` must be at least 1, got 0"):
         load("folder", tmp_path, image_size=0)
+
+
+def test_files_are_sorted_folder_by_folder(tmp_path):
+    """As a file manager shows them, though "-" comes before "/"."""
+    for name in ("x-1.png", "x/0.png", "x/2.png"):
+        picture(tmp_path / "one" / name)
+    assert listing.list_images(tmp_path).names == (("x/0.png", "x/2.png", "x-1.png"),)

@@ -376,3 +376,67 @@ def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
     assert (tmp_path / "cache-6.pixels").stat().st_size == 864
     assert not (tmp_path / "cache-6.json").exists()
     assert load_split("classes", tmp_path, image_size=6).digest == first.digest
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_mini_imagenet_has_colour_and_folders_where_one_image_has(tmp_path, colour):
+    write_folders(tmp_path / "mini-imagenet")
+    paths = sorted((tmp_path / "mini-imagenet").rglob("*.png"))
+    for path in paths[colour:]:
+        Image.open(path).convert("L").save(path)
+    folder = tmp_path / "mini-imagenet"
+    channels = [
+        load_split(*place, image_size=size).train.pixels.shape[1]
+        for size, place in ((6, ("mini-imagenet", tmp_path)), (5, ("classes", folder)))
+    ]
+    assert channels == [3, 3 if colour else 1]
+
+
+def test_images_have_84_pixels_unless_another_size_is_given(tmp_path):
+    write_folders(tmp_path / "mini-imagenet")
+    for place in (("mini-imagenet", tmp_path), ("classes", tmp_path / "mini-imagenet")):
+        assert load_split(*place).test.pixels.shape == (2, 3, 84, 84)
+
+
+def test_the_random_split_of_version_1_stays():
+    """Another one would test on classes that earlier runs were trained on."""
+    split = random_split(list("abcdefghij"))
+    assert [len(split[part]) for part in PARTS] == [6, 2, 2]
+    assert {part: "".join(names) for part, names in split.items()} == {
+        "train": "abcdhi",
+        "val": "gj",
+        "test": "ef",
+    }
+
+
+def test_cifar_fs_is_that_of_its_authors():
+    """By superclass, as torchmeta lists it."""
+    val = "beaver otter|flatfish shark|lamp television|beetle butterfly|sea|camel cattle|crab|"
+    val += "crocodile|maple_tree|motorcycle|tractor"
+    test = "whale|poppy rose|sweet_pepper|telephone|bed table wardrobe|leopard|plain|chimpanzee|"
+    test += "fox|snail worm|baby man woman|bicycle pickup_truck|rocket"
+    for part, names in (("val", val), ("test", test)):
+        assert sorted(SPLITS["cifar-fs"][part]) == sorted(names.replace("|", " ").split())
+
+
+def test_a_cache_without_pixels_or_of_another_version_is_made_again(tmp_path, monkeypatch):
+    write_folders(tmp_path)
+    first = load_split("classes", tmp_path, image_size=6)
+    (tmp_path / "cache-6.pixels").unlink()
+    assert load_split("classes", tmp_path, image_size=6).digest == first.digest
+    monkeypatch.setattr(mapped, "VERSION", mapped.VERSION + 1)
+    counts = []
+    load_split("classes", tmp_path, image_size=6, progress=lambda *count: counts.append(count))
+    assert len(counts) == 8
+
+
+def test_the_digest_tells_which_class_has_which_images(tmp_path):
+    """The same pictures under other names, or one of them in another class."""
+    digests = set()
+    for number, train in enumerate((["ant", "bee"], ["ant", "boa"])):
+        write_folders(tmp_path / str(number), WANTED | {"train": train})
+        digests.add(load_split("classes", tmp_path / str(number), image_size=6).digest)
+    moved = tmp_path / "0" / "train"
+    (moved / "bee" / "0.png").rename(moved / "ant" / "2.png")
+    digests.add(load_split("classes", tmp_path / "0", image_size=6).digest)
+    assert len(digests) == 3

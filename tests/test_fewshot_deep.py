@@ -1,6 +1,7 @@
 """LEO, TADAM and discriminative k-shot learning against their equations, written out."""
 
 import copy
+import dataclasses
 
 import pytest
 import textures
@@ -321,3 +322,40 @@ def test_leo_draws_codes_and_classifiers_in_training(monkeypatch):
     z = z - method.rate * torch.autograd.grad(loss, z, create_graph=True)[0]
     expected = F.cross_entropy(asked @ decoded(z).mT, drawn.query_labels) + method.decay()
     torch.testing.assert_close(method.train().loss(drawn), expected)
+
+
+def test_the_start_of_leo_is_pulled_to_where_the_steps_lead_and_not_back():
+    method, drawn = leo(kl=0.0, encoder=10.0), task()
+    start, end, logits = leo_by_hand(method, drawn)
+    expected = F.cross_entropy(logits, drawn.query_labels) + method.decay()
+    expected = expected + 10 * (start - end.detach()).square().mean()
+    assert_close(method.loss(drawn), expected)
+    parameters = [p for p in method.parameters() if p.requires_grad]
+    gradients = [torch.autograd.grad(value, parameters) for value in (method.loss(drawn), expected)]
+    assert_close(*gradients)
+
+
+def test_leo_drops_features_before_the_classifier_too(monkeypatch):
+    """Without draws, and with codes that no feature changes, nothing else is random."""
+    method, drawn = leo(dropout=0.5), task()
+    nn.init.zeros_(method.encoder.weight)
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
+    assert len({method.train().loss(drawn).item() for _ in range(3)}) == 3
+
+
+def test_the_defaults_are_the_published_ones():
+    """LEO's released ones for 1-shot Mini-ImageNet, with rates on the mean of the loss."""
+    published = {"size": 64, "steps": 5, "tuning_steps": 5, "rate": 5.0, "tuning_rate": 5e-3}
+    published |= {"dropout": 0.5, "kl": 1e-3, "encoder": 1e-9, "l2": 1e-8, "orthogonality": 1e-3}
+    assert dataclasses.asdict(Latent()) == published
+    method = Tadam(network())
+    assert method.log_scale.exp() == 1
+    assert method.penalty == 0.01
+    assert {len(c.scale.layers) for c in method.conditions} == {2}  # behind the projection
+
+
+def test_tadam_learns_its_scale_and_is_of_the_networks_type():
+    method, drawn = Tadam(network()), task()
+    method.loss(drawn).backward()
+    assert method.log_scale.grad.abs() > 0
+    assert {p.dtype for p in method.parameters()} == {torch.float64}

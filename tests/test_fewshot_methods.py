@@ -23,6 +23,7 @@ from neural_similarity.fewshot.metric import (
     MatchingNet,
     NearestNeighbour,
     ProtoNet,
+    squared_distances,
 )
 from neural_similarity.fewshot.relation import RelationNet
 from neural_similarity.fewshot.static import StaticTuning
@@ -616,3 +617,43 @@ def test_tuning_is_a_function_of_its_seed():
     for same, again, other in (orders, weights):
         assert torch.equal(same, again)
         assert not torch.equal(same, other)
+
+
+def test_full_contexts_take_five_steps_and_cosines_are_a_hundredfold():
+    context = FullContext(FEATURES)
+    torch.manual_seed(0)
+    support, query = features(6).float(), features(4, seed=1).float()
+    five = deepcopy(context)
+    five.steps = 5
+    assert torch.equal(context(support, query)[1], five(support, query)[1])
+    found = MatchingNet(nn.Identity()).adapt(support, LABELS, WAYS)(query)
+    expected = MatchingNet(nn.Identity(), scale=100.0).adapt(support, LABELS, WAYS)(query)
+    assert torch.equal(found, expected)
+
+
+def test_distances_are_exact_far_from_the_origin():
+    x, y = features(4).float() + 1e3, features(3, seed=1).float() + 1e3
+    exact = (x.double()[:, None] - y.double()).square().sum(-1)
+    torch.testing.assert_close(squared_distances(x, y).double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_relations_are_two_convolutions_nine_cells_and_eight_units():
+    torch.manual_seed(0)
+    method = RelationNet(nn.Identity(), channels=2).double().eval()
+    numbers = list(method.compare.parameters())
+    (k1, b1, g1, s1, k2, b2, g2, s2, w1, c1, w2, c2) = numbers
+    assert w1.shape == (8, 2 * 3 * 3)
+    x = torch.randn(2, 4, 10, 14, dtype=torch.float64)
+    one, zero = torch.ones(2).double(), torch.zeros(2).double()
+    y = F.batch_norm(F.conv2d(x, k1, b1, padding=1), zero, one, g1, s1).relu()
+    y = F.batch_norm(F.conv2d(F.max_pool2d(y, 2), k2, b2, padding=1), zero, one, g2, s2).relu()
+    y = F.adaptive_max_pool2d(y, 3).flatten(1)
+    y = F.linear(F.linear(y, w1, c1).relu(), w2, c2)
+    torch.testing.assert_close(method.compare(x), y)
+
+
+def test_cosine_layers_start_with_the_lengths_of_their_kernels_as_gains():
+    """So twice what the plain layer of the same kernel gives for features of unit length."""
+    layer, x = CosineLinear(FEATURES, 4).double(), features(3)
+    plain = 2 * F.normalize(x, dim=1) @ layer.weight.T
+    torch.testing.assert_close(layer(x), plain, rtol=1e-6, atol=1e-6)

@@ -138,3 +138,24 @@ def test_images_are_not_needed_in_order():
 def test_the_digest_is_of_everything_in_the_list(images, change):
     tasks = draw(images)
     assert replace(tasks, **change).digest != tasks.digest
+
+
+def test_the_digest_is_of_the_sizes_and_of_every_position_too(images):
+    """As many images of each kind, called otherwise, or one query exchanged."""
+    tasks = draw(images)
+    query = tasks.draw.query.clone()
+    query[0, 0] += 1
+    others = [
+        replace(tasks, sizes=TaskSizes(ways=6, shots=1, queries=2)),
+        replace(tasks, draw=replace(tasks.draw, query=query)),
+        replace(tasks, draw=replace(tasks.draw, support=tasks.draw.support.flip(0))),
+    ]
+    assert len({tasks.digest, *(other.digest for other in others)}) == 4
+
+
+def test_the_last_image_must_be_there(images):
+    tasks = draw(images, 2)
+    last = int(max(tasks.draw.support.max(), tasks.draw.query.max()))
+    tasks.check("d" * 64, "test", images.subset(range(last + 1)))
+    with pytest.raises(ValueError, match=f"`tasks` must name images below {last}"):
+        tasks.check("d" * 64, "test", images.subset(range(last)))

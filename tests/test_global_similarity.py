@@ -447,3 +447,10 @@ MAP = (2, 5, 3, 4)
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_attention_that_is_reset_starts_as_the_identity_again(x):
+    layer = attention()
+    assert not torch.equal(layer(x), x)
+    layer.reset_parameters()
+    assert torch.equal(layer(x), x)

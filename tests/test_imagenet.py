@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -384,3 +385,13 @@ def test_the_cache_is_plain_json(root):
     load(root)
     kept = json.loads(Path(root, imagenet.CACHE).read_text())
     assert set(kept["files"]) == {"train", "val"}
+
+
+def handlers(_):
+    found = (signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM))
+    return torch.tensor([int(handler) if isinstance(handler, int) else -1 for handler in found])
+
+
+def test_helping_processes_leave_ctrl_c_to_training():
+    (found,) = in_order(handlers, range(1), workers=1)
+    assert found.tolist() == [signal.SIG_IGN, signal.SIG_DFL]

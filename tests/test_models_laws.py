@@ -254,3 +254,8 @@ def test_kernels_start_at_hes_initialisation(name):
         if layer.weight.numel() > 10_000:
             fan_in = layer.weight[0].numel()
             assert layer.weight.std().item() == pytest.approx((2 / fan_in) ** 0.5, rel=0.05)
+
+
+def test_frozen_numbers_are_counted_too():
+    network = ns.convert(nn.Sequential(nn.Conv2d(2, 3, 3)), "static-diagonal")
+    assert counts.parameters(ns.freeze_backbone(network)) == 2 * 3 * 9 + 3 + 9

@@ -395,3 +395,55 @@ def test_shorter_lists_of_other_data_are_not_compared(tmp_path):
     other = json.loads(path.read_text()) | {"data": {"name": "embedded", "digest": "another"}}
     path.write_text(json.dumps(other))
     assert rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"][5] == ""
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_step_precision_and_parameters_are_those_of_all_seeds(results, tmp_path):
+    folder = copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "1", "fine-tuning.*")
+    for path in folder.glob("*.json"):
+        content = json.loads(path.read_text())
+        content["summary"]["parameters"] = 2_000_000
+        if content["config"]["seed"] == 1:
+            content["checkpoint"]["step"] += 4
+            content["environment"]["precision"] = "bf16"
+        path.write_text(json.dumps(content))
+    row = rows(paper.few_shot_markdown(tmp_path))["fine-tuning"]
+    assert (row[7], row[10], row[11]) == ("2,000.0 k", "8", "bf16 and fp32")
+
+
+def test_rows_of_one_shot_have_their_own_recipe_and_no_number_of_the_paper(tmp_path):
+    lines = paper.few_shot_markdown(tmp_path).splitlines()
+    found = [[c.strip() for c in line.split("|")[1:5]] for line in lines if "| 1 |" in line]
+    assert ["ProtoNet", "`mini-proto-1shot`", "1", ""] in found
+    assert ["fine-tuning", "`mini-cnn4`", "1", ""] in found
+    assert {row[3] for row in found} == {""}
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+@pytest.mark.parametrize("change", ["tasks", "statistics", "classes"])
+def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path, change):
+    """Two seeds, the second on other tasks, by other statistics or of other classes."""
+    for seed in (0, 1):
+        tasks = seed if change == "tasks" else 0
+        run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", seed, task_seed=tasks)
+        (path,) = paper.record_few_shot(run, tmp_path)
+    one = few_shot_records.read_evaluation(path)
+    config = replace(one.config, train_on="train+val") if change == "classes" else one.config
+    statistics = "support" if change == "statistics" else "running"
+    path.unlink()
+    changed = replace(one, config=config, statistics=statistics)
+    few_shot_records.write_evaluation(path.parent, changed)
+    text = paper.few_shot_markdown(tmp_path)
+    start = "| fine-tuning | `mini-cnn4` | 2"
+    found = [line for line in text.splitlines() if line.startswith(start)]
+    assert [line.split("|")[-2].strip() for line in found] == ["1", "1"]
+
+
+@pytest.mark.usefixtures("world")
+def test_records_name_no_folder_of_the_machine(tmp_path):
+    run = evaluated(tmp_path, "mini-cnn4", "fine-tuning")
+    told = json.loads(run.summary.read_text()) | {"command": f"nsim {tmp_path}"}
+    run.summary.write_text(json.dumps(told))
+    evaluated(tmp_path, "mini-cnn4", "nearest-neighbour")
+    (path,) = [p for p in paper.record_few_shot(run, tmp_path / "results") if "nearest" in p.name]
+    assert str(tmp_path) not in path.read_text()

@@ -338,3 +338,23 @@ def test_runs_on_other_classes_than_their_folder_says_are_refused(tmp_path, caps
     session.train(replace(NAMING, seed=4), name="mini-cnn4", out=folder, device="cpu")
     assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
     assert "it differs in train_on" in " ".join(capsys.readouterr().err.split())
+
+
+def test_records_name_no_folder_of_the_machine(done):
+    assert records(done)
+    for path in records(done).values():
+        assert str(done) not in path.read_text()
+
+
+def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
+    folder = shutil.copytree(done / "runs/mini-tadam-1-seed4-all", tmp_path / "run")
+    path = folder / "environment.json"
+    content = json.loads(path.read_text())
+
+    def overridden():
+        return few_shot_records.overridden(session.read_run(folder, session.FewShotRun))
+
+    assert overridden() == []
+    content["start"]["config"]["steps"] += 1
+    path.write_text(json.dumps(content))
+    assert overridden() == ["start"]

@@ -5,11 +5,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-from tiny_results import PLAIN, STATIC, plan_of, write_by_hand
+from tiny_results import PLAIN, STATIC, TINY_RECIPES, plan_of, write_by_hand
 from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.paper import makespan, plan, show
 from neural_similarity.paper.display import Lines
+from neural_similarity.train import train
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 
@@ -99,3 +100,12 @@ def test_runs_elsewhere_tell_no_times(tmp_path, monkeypatch, fact):
     other = here | {fact: 2 if fact == "threads" else "another"}
     write_by_hand(tmp_path / "results", PLAIN, 8, [1, 0], environment=other)
     assert plan_of(tmp_path, only=(PLAIN,)).tasks[0].seconds is None
+
+
+def test_lines_without_a_time_tell_no_pace(tmp_path):
+    folder = tmp_path / "runs" / "tiny-plain-1-seed1"
+    run = train(replace(TINY_RECIPES[PLAIN], seed=1), name=PLAIN, out=folder, device="cpu")
+    run.summary.unlink()
+    with run.metrics.open("a") as file:
+        file.write('{"step": 6, "validation_loss": 1.0}\n')
+    assert plan_of(tmp_path, seeds=(1,), only=(PLAIN,)).tasks[0].state == "interrupted"

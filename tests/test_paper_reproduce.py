@@ -389,3 +389,35 @@ def test_processes_have_a_session_of_their_own(tmp_path):
     log = tmp_path / "log"
     execution.launch([sys.executable, "-c", "import os; print(os.getsid(0))"], log).wait()
     assert int(log.read_text()) != os.getsid(0)
+
+
+def test_processes_have_one_thread_whatever_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    code = "import os, sys; sys.exit(os.environ['OMP_NUM_THREADS'] != '1')"
+    assert execution.launch([sys.executable, "-c", code], tmp_path / "run.log").wait() == 0
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_runs_that_begin_or_go_on_have_one_thread_and_the_data_named(tmp_path, there):
+    task = plan_of(tmp_path, seeds=(1,), only=(PLAIN,)).tasks[0]
+    if there:
+        task.folder.mkdir(parents=True)
+    words = execution.train_command(task, tmp_path / "sets")
+    assert words[words.index("--data") + 1] == str(tmp_path / "sets")
+    if there:
+        assert words[words.index("--resume") + 1] == str(task.folder)
+    else:
+        assert words[words.index("--threads") + 1] == "1"
+
+
+def test_a_run_that_was_stopped_is_no_failure(tmp_path, monkeypatch, capsys):
+    def launch(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        return Busy()
+
+    monkeypatch.setattr(execution, "launch", launch)
+    monkeypatch.setattr(execution, "POLL_SECONDS", 0)
+    assert reproduce(tmp_path, "--seeds", "1", "--jobs", "1") == 130
+    told = capsys.readouterr().err
+    assert "tiny-plain seed 1: stopped" in told
+    assert "failed" not in told

@@ -418,3 +418,9 @@ def test_accuracies_and_their_differences_are_those_of_the_images(tmp_path):
     plain, static = make_report(table, budget=1, results=tmp_path).panels[0].lines
     assert (plain.mean, static.mean) == (50, 75)
     assert static.by_seed.mean == static.by_image.mean == 25
+
+
+@pytest.mark.parametrize("name", ["1", "2", "3", "8"])
+def test_tables_on_cifar100_measure_what_those_on_cifar10_do(name):
+    metrics = [{panel.metric for panel in TABLES[n].panels} for n in (name, f"{name}-cifar100")]
+    assert metrics[0] == metrics[1]

@@ -251,3 +251,12 @@ def test_hooks_of_a_similarity_run(layer):
         y = network(x)
         (y[0] if isinstance(y, tuple) else y).sum().backward()
     assert all(part.raw_orig.grad.any() for part in parts)
+
+
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_states_are_of_the_outputs_type_under_autocast(similarity):
+    layer = ns.LSTM(3, 4, num_layers=2, similarity=similarity)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, (h, c) = layer(torch.randn(5, 2, 3))
+        plain, (hp, cp) = nn.LSTM(3, 4)(torch.randn(5, 2, 3))
+    assert (y.dtype, h.dtype, c.dtype) == (plain.dtype, hp.dtype, cp.dtype)

@@ -157,3 +157,8 @@ def test_starts_are_those_of_the_layers_also_in_a_network():
 def test_rivals_take_no_similarity(name):
     with pytest.raises(ValueError, match=r"`similarity` must be None in a network of .*, got 'st"):
         models.build(name, 10, similarity="static-full")
+
+
+def test_a_dynamic_filter_has_four_units():
+    layer = DynamicFilter2d(4, 5, 3)
+    assert layer.generate.weight.numel() == 4 * 5 * 4 * 3 * 3

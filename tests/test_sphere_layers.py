@@ -299,3 +299,17 @@ def test_the_layer_is_the_function():
     x = torch.randn(2, 4, 7, 7)
     expected = sphere_conv2d(x, layer.weight, layer.bias, 2, 1, angle="sigmoid", k=0.2, eps=0.5)
     assert torch.equal(layer(x), expected)
+
+
+def test_a_learned_k_is_reset_to_its_start_and_options_are_the_papers():
+    layer = ns.SphereConv2d(2, 3, 2, angle="sigmoid", k=0.4, learn_k=True)
+    layer.log_k.data.fill_(3.0)
+    layer.reset_parameters()
+    assert layer.k.item() == pytest.approx(0.4)
+    x = torch.randn(2, 4, 5, 5)
+    usual = ns.SphereConv2d(4, 6, 3, angle="sigmoid")
+    expected = sphere_conv2d(x, usual.weight, usual.bias, angle="sigmoid", k=0.3, eps=1e-4)
+    assert torch.equal(usual(x), expected)
+    head, features = ns.SphereLinear(5, 3).double(), torch.randn(4, 5).double()
+    lengths = (head.weight.square().sum(1) + 1e-4).sqrt()
+    assert_close(head(features), features @ head.weight.T / lengths)

@@ -111,3 +111,20 @@ def test_pictures_show_m_minus_the_identity():
     static = torch.randn(3, 3)
     drawn = visualize.plot_matrices({"layer": static}).axes[0].images[0].get_array()
     torch.testing.assert_close(torch.tensor(drawn), static - torch.eye(3))
+
+
+def test_maps_show_every_image_its_distance_and_every_tap_in_order():
+    x, m = torch.rand(2, 1, 4, 4), torch.randn(2, 3, 2, 2)
+    axes = visualize.plot_maps(x, m).axes
+    for number, (image, one) in enumerate(zip(x, m, strict=True)):
+        shown = [torch.tensor(a.images[0].get_array()) for a in axes[5 * number : 5 * number + 5]]
+        assert_close(shown[0], (image[0] - image.min()) / (image.max() - image.min()))
+        assert_close(shown[1], (one - 1).norm(dim=0))
+        assert_close(torch.stack(shown[2:]), one)
+
+
+def test_the_picture_of_a_kernel_shape_is_the_kernel_shape():
+    shape = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    (axis,) = visualize.plot_shapes({"layer": shape}, columns=1).axes
+    assert_close(torch.tensor(axis.images[0].get_array()), shape)
+    assert axis.get_title() == "layer: 3 taps"

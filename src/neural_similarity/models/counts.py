@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def parameters(model: nn.Module) -> int:
-    """Numbers that are trained, similarities and predictors included."""
+    """Numbers that can be trained, also frozen ones; similarities and predictors are included."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
