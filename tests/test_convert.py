@@ -623,3 +623,53 @@ def test_spheres_may_decay_by_zero_and_similarities_do_by_default():
     decays = {p: group["weight_decay"] for group in groups for p in group["params"]}
     assert decays[network[0].weight] == decays[network[1].similarity.raw] == 0
     assert decays[network[1].weight] == 0.1
+
+
+def test_mappings_are_compared_key_by_key():
+    class Named(nn.Module):
+        def __init__(self, *names):
+            super().__init__()
+            self.names = names
+
+        def forward(self, x):
+            values = {"a": x, "b": 2 * x}
+            return {name: values[name] for name in self.names}
+
+    x = torch.ones(2)
+    assert ns.max_difference(Named("a", "b"), Named("b", "a"), x) == 0
+    with pytest.raises(ValueError, match=r"outputs of the same keys, got \['a'\] and \['b'\]"):
+        ns.max_difference(Named("a"), Named("b"), x)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        ns.fold,
+        ns.unconvert,
+        ns.freeze_backbone,
+        ns.unfreeze_backbone,
+        ns.penalty,
+        lambda model: ns.parameter_groups(model, weight_decay=0.0),
+        lambda model: ns.plan(model, "static-full"),
+    ],
+)
+def test_what_is_no_network_is_refused_everywhere(use):
+    with pytest.raises(ValueError, match=r"`model` must be an nn.Module, got \[\]"):
+        use([])
+
+
+def test_a_module_is_no_choice_of_where(network):
+    with pytest.raises(ValueError, match=r"or a function of .*, got Conv2d"):
+        ns.convert(network, "static-full", where=network.stem)
+
+
+def test_decays_are_numbers(network):
+    with pytest.raises(ValueError, match="`weight_decay` must be at least 0, got nan"):
+        ns.parameter_groups(network, weight_decay=float("nan"))
+
+
+def test_groups_stay_as_the_predictor_saw_them():
+    layer = ns.Conv2d(4, 6, 3, similarity="dynamic-diagonal")
+    layer.groups = 2
+    with pytest.raises(ValueError, match="`groups` must stay 1"):
+        layer(torch.randn(2, 4, 5, 5))

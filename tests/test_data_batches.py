@@ -156,7 +156,7 @@ def test_no_crop_may_miss_its_image(crop):
 
 
 def test_augment_refuses_what_it_cannot_do():
-    with pytest.raises(ValueError, match="`crop` must not be negative, got -4"):
+    with pytest.raises(ValueError, match="`crop` must be an integer of at least 0, got -4"):
         Augment(crop=-4)
     with pytest.raises(
         ValueError, match='`padding` must be "zero" or "symmetric", got \'reflect\''

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from neural_similarity.data import Dataset, Images, held_out
+from neural_similarity.data import Dataset, Images, held_out, load
 
 
 def images(count=40, classes=4, seed=0):
@@ -119,3 +119,13 @@ def test_validation_is_named():
         held_out(images(), 40, seed=0)
     with pytest.raises(ValueError, match="`validation` must not be negative, got -1"):
         held_out(images(), -1, seed=0)
+
+
+def test_a_subset_is_named_by_a_mask_too():
+    images = load("embedded").test
+    chosen = images.subset(images.labels == 9)
+    assert chosen.labels.unique().tolist() == [9]
+    assert len(chosen) == int((images.labels == 9).sum())
+    for wrong in ([0.9, 1.9], torch.ones(3, dtype=torch.bool)):
+        with pytest.raises(ValueError, match="`indices` must be integers, or a mask of 2000"):
+            images.subset(wrong)

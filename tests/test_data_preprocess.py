@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from neural_similarity.data import Images, Preprocess
+from neural_similarity.data import Images, Preprocess, load
 
 
 def pixels(channels=3, count=5):
@@ -84,3 +84,8 @@ def test_fit_refuses_a_constant_channel():
 def test_fit_refuses_no_images():
     with pytest.raises(ValueError, match="must vary in every channel, got 0 images"):
         Preprocess.fit(labelled(pixels(count=0)))
+
+
+def test_misspelt_inputs_are_refused():
+    with pytest.raises(ValueError, match=r"`inputs` must be one of .*, got 'Raw'"):
+        Preprocess.of(load("embedded").test, "Raw")

@@ -454,3 +454,13 @@ def test_attention_that_is_reset_starts_as_the_identity_again(x):
     assert not torch.equal(layer(x), x)
     layer.reset_parameters()
     assert torch.equal(layer(x), x)
+
+
+def test_the_matrix_of_attention_is_of_a_batch(x):
+    with pytest.raises(ValueError, match=r"`x` must be \(n, c, height, width\), got"):
+        attention().matrix(x[0])
+
+
+def test_integers_are_no_map():
+    with pytest.raises(ValueError, match=r"`x` must be of floating point numbers, got"):
+        global_similarity(torch.zeros(1, 2, 3, 4, dtype=torch.uint8), torch.ones(12))

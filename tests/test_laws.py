@@ -123,3 +123,8 @@ def test_the_table_has_a_row_for_every_case(monkeypatch):
     assert header.endswith("| layer | identity |")
     assert len(rows) == 14
     assert rows[0] == "| Full | static | Conv1d | ✓ |"
+
+
+def test_laws_have_names():
+    with pytest.raises(ValueError, match=r"`law` must be one of .*, got 'fold'"):
+        testing.check("fold", next(iter(testing.cases(ns.Full()))))

@@ -137,3 +137,9 @@ def test_an_empty_batch_is_as_torchs(similarity):
 def test_folding_a_dynamic_layer_is_refused():
     with pytest.raises(ValueError, match="`similarity` must be static for the layer to be folded"):
         layer_of("dynamic-full").fold()
+
+
+def test_inputs_of_another_type_are_refused():
+    layer = ns.Linear(5, 4, similarity="dynamic-full")
+    with pytest.raises(ValueError, match=r"`input` must be of the kernel's torch.float32, got"):
+        layer(torch.randn(2, 5).double())

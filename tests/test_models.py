@@ -96,3 +96,9 @@ def test_image_sizes_are_padded_to_a_multiple_of_eight(size, variant):
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
         models.build(**{"name": "cnn9", "num_classes": 10, **options})
+
+
+@pytest.mark.parametrize("ask", [models.options, models.usual_sizes])
+def test_unknown_networks_have_no_options(ask):
+    with pytest.raises(ValueError, match=r"`name` must be one of cnn9, .*, got 'cnn'"):
+        ask("cnn")

@@ -284,6 +284,8 @@ def test_autocast_computes_in_its_type(kind):
         ),
         ({"x": torch.zeros(2, 4, 7, 9, dtype=torch.int64)}, "the auto backend declines .*int64"),
         ({"weight": torch.zeros(6, 4, 3, 3).double()}, "`weight` must have the input's dtype"),
+        ({"similarity": torch.zeros(9, dtype=torch.complex64)}, "must be of real numbers, got"),
+        ({"blocks": "channels"}, "`blocks` must be a pair of an axis and a number, got 'chan"),
     ],
 )
 def test_errors_say_what_is_required_and_what_came(changes, message):

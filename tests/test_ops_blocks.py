@@ -127,3 +127,22 @@ def test_errors(blocks, groups, shape, message):
     x, weight = torch.zeros(1, 4, 4, 5), torch.zeros(6, 4 // groups, 3, 3)
     with pytest.raises(ValueError, match=message):
         similarity_conv2d(x, weight, torch.zeros(shape), padding=1, groups=groups, blocks=blocks)
+
+
+@pytest.mark.parametrize(
+    ("m", "blocks", "message"),
+    [
+        ((2, 9), ("foo", 2), '`blocks` must be of "channels" or "filters"'),
+        ((1, 9), ("filters", 6), r"`similarity` must be \(6, 9\) or \(6, 9, 9\) .*got \(1, 9\)"),
+        ((3, 9), ("channels", 2), r"`similarity` must be \(2, 9\) or \(2, 9, 9\) .*got \(3, 9\)"),
+        ((3, 9), ("channels", 3), "`blocks` must divide the 4 channels, got 3"),
+    ],
+)
+def test_folding_refuses_blocks_that_do_not_fit(m, blocks, message):
+    with pytest.raises(ValueError, match=message):
+        fold_kernel(torch.zeros(6, 4, 3, 3), torch.zeros(m), blocks)
+
+
+def test_kernels_of_integers_are_not_folded():
+    with pytest.raises(ValueError, match="`weight` must be of floating point numbers, got"):
+        fold_kernel(torch.ones(1, 1, 3, 3).long(), torch.ones(9))

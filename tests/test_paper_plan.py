@@ -109,3 +109,9 @@ def test_lines_without_a_time_tell_no_pace(tmp_path):
     with run.metrics.open("a") as file:
         file.write('{"step": 6, "validation_loss": 1.0}\n')
     assert plan_of(tmp_path, seeds=(1,), only=(PLAIN,)).tasks[0].state == "interrupted"
+
+
+def test_no_tasks_take_no_time_and_jobs_are_one_at_least():
+    assert makespan([], 2) == (0.0, 0)
+    with pytest.raises(ValueError, match="`jobs` must be an integer of at least 1, got 0"):
+        makespan([], 0)

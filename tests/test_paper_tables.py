@@ -17,7 +17,7 @@ from neural_similarity.bench.timing import Timing
 from neural_similarity.paper import TABLES, draw, make_report, read_records, to_markdown
 from neural_similarity.paper.records import budget_name
 from neural_similarity.paper.report import compare, fullest_budget
-from neural_similarity.paper.tables import Panel, Table
+from neural_similarity.paper.tables import Panel, Table, in_variant
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train.recipe import recipe_to_json
 
@@ -424,3 +424,8 @@ def test_accuracies_and_their_differences_are_those_of_the_images(tmp_path):
 def test_tables_on_cifar100_measure_what_those_on_cifar10_do(name):
     metrics = [{panel.metric for panel in TABLES[n].panels} for n in (name, f"{name}-cifar100")]
     assert metrics[0] == metrics[1]
+
+
+def test_variants_are_known():
+    with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'x'"):
+        in_variant(TABLES["4"], "x")

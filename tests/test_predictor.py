@@ -307,6 +307,14 @@ def test_what_a_predictor_must_output(outputs, stride, message):
             "`normalize` must be \"both\" for `angle` 'linear', got 'rms'",
         ),
         (lambda: ns.SphereNet(k=0), "`k` must be positive, got 0"),
+        (lambda: ns.SphereNet(batch_norm="no"), "`batch_norm` must be True or False, got 'no'"),
+        (lambda: ns.SphereNet(per_image=1), "`per_image` must be True or False, got 1"),
+        (lambda: ns.Shared(batch_norm=0), "`batch_norm` must be True or False, got 0"),
+        (lambda: ns.Shared(share_adaptation=1), "`share_adaptation` must be True or False, got 1"),
+        (
+            lambda: ns.Masked(ns.Full(), continuous="no"),
+            "`continuous` must be True or False, got 'no'",
+        ),
         (
             lambda: ns.SphereNet(bounded=True, batch_norm=True),
             "`bounded` must be False with `batch_norm`, which undoes it, got True",

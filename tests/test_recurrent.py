@@ -260,3 +260,10 @@ def test_states_are_of_the_outputs_type_under_autocast(similarity):
         y, (h, c) = layer(torch.randn(5, 2, 3))
         plain, (hp, cp) = nn.LSTM(3, 4)(torch.randn(5, 2, 3))
     assert (y.dtype, h.dtype, c.dtype) == (plain.dtype, hp.dtype, cp.dtype)
+
+
+@pytest.mark.parametrize("state", [torch.zeros(1, 2, 4), (torch.zeros(1, 2, 4),)])
+def test_a_state_is_a_pair(state):
+    layer = ns.LSTM(3, 4, similarity="static-full")
+    with pytest.raises(ValueError, match=r"`hx` must be the pair \(h, c\), got [Tt]"):
+        layer(torch.randn(5, 2, 3), state)

@@ -105,8 +105,13 @@ def test_autocast_keeps_the_norm_in_float32():
         ({"k": 0.0}, "`k` must be positive, got 0.0"),
         ({"eps": 0.0}, "`eps` must be positive, got 0.0"),
         ({"groups": 3}, "`groups` must divide the 4 channels, got 3"),
+        ({"groups": 0}, "`groups` must divide the 4 channels, got 0"),
+        ({"bias": torch.zeros(5)}, r"`bias` must be \(2,\), got \(5,\)"),
+        ({"x": torch.zeros(4, 5)}, r"numbers \(n, c, \*size\) .* of 2 sizes, got .* \(4, 5\)"),
+        ({"x": torch.zeros(1, 4, 5, 5).long()}, "`x` must be floating point numbers .*int64"),
     ],
 )
 def test_errors(options, message):
+    usual = {"x": torch.zeros(1, 4, 5, 5), "weight": torch.zeros(2, 4, 3, 3)}
     with pytest.raises(ValueError, match=message):
-        sphere_conv2d(torch.zeros(1, 4, 5, 5), torch.zeros(2, 4, 3, 3), **options)
+        sphere_conv2d(**usual | options)

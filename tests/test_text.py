@@ -96,3 +96,7 @@ def test_the_complete_text_keeps_its_meaning_when_a_default_changes(monkeypatch)
     monkeypatch.setitem(defaults, "normalize", "input")
     assert parse_similarity(text) == spec
     assert parse_similarity(short) != spec
+
+
+def test_rooms_that_are_imported_late_are_listed():
+    assert {"data", "load", "testing", "visualize", "convert"} <= set(dir(ns))

@@ -128,3 +128,10 @@ def test_the_picture_of_a_kernel_shape_is_the_kernel_shape():
     (axis,) = visualize.plot_shapes({"layer": shape}, columns=1).axes
     assert_close(torch.tensor(axis.images[0].get_array()), shape)
     assert axis.get_title() == "layer: 3 taps"
+
+
+def test_what_is_no_batch_of_images_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"`x` must be images .*, got \(3, 7, 8\)"):
+        visualize.draw(network("static-full"), torch.randn(3, 7, 8), tmp_path)
+    with pytest.raises(ValueError, match=r"`x` and `m` must be .*, got \(2, 3, 6, 6\) and \(3, 9"):
+        visualize.plot_maps(torch.randn(2, 3, 6, 6), torch.randn(3, 9, 6, 6))

@@ -65,3 +65,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return import_module(_LAZY[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, "load"})

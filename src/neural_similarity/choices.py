@@ -27,13 +27,23 @@ def require_count(argument: str, value: object) -> None:
         raise ValueError(f"`{argument}` must be an integer of at least 1, got {value!r}")
 
 
+def require_flag(argument: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ValueError: it names the argument and what came.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"`{argument}` must be True or False, got {value!r}")
+
+
 def require_least(argument: str, value: float, least: float = 1) -> None:
     """Refuse a number below `least`.
 
     Raises:
         ValueError: it names the argument, the least and what came.
     """
-    if value < least:
+    if not value >= least:
         raise ValueError(f"`{argument}` must be at least {least}, got {value}")
 
 

@@ -14,6 +14,7 @@ from neural_similarity.nn import (
     SphereConv2d,
     StaticSimilarity,
 )
+from neural_similarity.nn.modes import check_module
 
 Measure = Callable[[Tensor], Tensor]
 
@@ -46,9 +47,11 @@ def parameter_groups(
     Raises:
         ValueError: a decay is negative.
     """
+    check_module(model)
     decays = (weight_decay, similarity_decay, predictor_decay, sphere_decay)
     for name, decay in zip(("weight", "similarity", "predictor", "sphere"), decays, strict=True):
-        require_least(f"{name}_decay", decay or 0, 0)
+        if decay is not None:
+            require_least(f"{name}_decay", decay, 0)
     groups: dict[str, dict[nn.Parameter, None]] = {
         name: {} for name in ("undecayed", "similarities", "predictors", "spheres", "weights")
     }
@@ -113,6 +116,7 @@ def penalty(model: nn.Module, measure: Measure | str = "l1") -> Tensor:
                 f"`measure` must be one of {', '.join(MEASURES)} or a function, got {measure!r}"
             )
         measure = MEASURES[measure]
+    check_module(model)
     static = [module for module in model.modules() if isinstance(module, StaticSimilarity)]
     if not static:
         return torch.zeros(())

@@ -113,7 +113,15 @@ def plot_maps(x: Tensor, m: Tensor, title: str = "") -> "Figure":
         x: (n, c, height, width), in any range.
         m: (n, K, h, w) or (n, K, K, h, w).
         title: Above the picture.
+
+    Raises:
+        ValueError: the shapes are others.
     """
+    if x.dim() != 4 or m.dim() not in (4, 5) or len(x) != len(m):
+        raise ValueError(
+            "`x` and `m` must be (n, c, height, width) and (n, K, h, w) or (n, K, K, h, w), got "
+            f"{tuple(x.shape)} and {tuple(m.shape)}"
+        )
     diagonal = m if m.dim() == 4 else m.diagonal(dim1=1, dim2=2).movedim(-1, 1)
     distance = _distance(m)
     figure, grid = _grid(len(x), 2 + diagonal.shape[1])
@@ -159,9 +167,10 @@ def _displayable(image: Tensor) -> Tensor:
 
 
 def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
-    """Write `similarities.png`, `maps-LAYER.png` for every dynamic layer, and `shapes.png`.
+    """Write `similarities.png`, `maps-LAYER.png` for every dynamic `Conv2d`, and `shapes.png`.
 
-    The last only where kernel shapes are learned.
+    The last only where kernel shapes are learned. Of dynamic similarities, those of two-dimensional
+    convolutions are drawn; of LSTMs and whole maps none.
 
     Args:
         model: A network.
@@ -169,8 +178,13 @@ def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
         folder: Where the pictures go; made where it is missing.
 
     Returns:
-        The files; none for a network without similarities.
+        The files; none for a network without similarities that can be drawn.
+
+    Raises:
+        ValueError: `x` is no batch of images.
     """
+    if x.dim() != 4:
+        raise ValueError(f"`x` must be images (n, c, height, width), got {tuple(x.shape)}")
     folder = Path(folder)
     found = similarities(model, x)
     figures = {"similarities": plot_matrices(found)} if found else {}

@@ -6,21 +6,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.nn.modes import evaluating
+from neural_similarity.nn.modes import check_module, evaluating
 
 
 @torch.no_grad()
 def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float:
     """Largest absolute difference of the two networks' outputs on `example`, in evaluation mode.
 
-    Outputs are tensors, or mappings and sequences of such; None in these is skipped. Equal infinite
-    numbers do not differ. Every module is in its mode again afterwards.
+    Outputs are tensors, or mappings and sequences of such; None in these is skipped, and mappings
+    are compared key by key. Equal infinite numbers do not differ. Every module is in its mode again
+    afterwards.
 
     Raises:
-        ValueError: the outputs are something else, or not of the same shapes.
+        ValueError: the outputs are something else, or not of the same shapes or keys.
     """
+    for name, network in (("model", model), ("other", other)):
+        check_module(network, name)
     with evaluating(model, other):
-        ours, theirs = (list(_tensors(network(example))) for network in (model, other))
+        outputs = [network(example) for network in (model, other)]
+    _check_keys(*outputs)
+    ours, theirs = (list(_tensors(output)) for output in outputs)
     shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (ours, theirs)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"`model` and `other` must have outputs of the same shapes, got {shapes}")
@@ -38,12 +43,24 @@ def _largest(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().where(a != b, 0).max()
 
 
+def _check_keys(ours: Any, theirs: Any) -> None:
+    if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
+        return
+    if ours.keys() != theirs.keys():
+        raise ValueError(
+            "`model` and `other` must have outputs of the same keys, got "
+            f"{list(ours)} and {list(theirs)}"
+        )
+
+
 def _tensors(output: Any) -> Iterator[Tensor]:
     """All tensors of an output."""
     if isinstance(output, Tensor):
         yield output
-    elif isinstance(output, Mapping | list | tuple):
-        for part in output.values() if isinstance(output, Mapping) else output:
+    elif isinstance(output, Mapping):
+        yield from _tensors([output[key] for key in sorted(output, key=str)])
+    elif isinstance(output, list | tuple):
+        for part in output:
             if part is not None:
                 yield from _tensors(part)
     else:

@@ -6,6 +6,7 @@ from torch import nn
 
 from neural_similarity.nn import GlobalSimilarity, SelfAttention
 from neural_similarity.nn.layer import has_similarity
+from neural_similarity.nn.modes import check_module
 
 Network = TypeVar("Network", bound=nn.Module)
 NormMode = Literal["eval", "train"]
@@ -27,6 +28,7 @@ def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
     """
     if norm not in get_args(NormMode):
         raise ValueError(f'`norm` must be "eval" or "train", got {norm!r}')
+    check_module(model)
     similarities = similarities_of(model)
     if not similarities:
         raise ValueError(
@@ -46,6 +48,7 @@ def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
 
 def unfreeze_backbone(model: Network) -> Network:
     """Let all of `model` train again, in place: `freeze_backbone` undone."""
+    check_module(model)
     let_go(model)
     return model.requires_grad_(True)
 

@@ -11,6 +11,7 @@ from neural_similarity.convert.freezing import similarities_of
 from neural_similarity.convert.where import Choice, Where, choice_of, is_chosen, is_exact, named
 from neural_similarity.nn import Dynamic, Geometry
 from neural_similarity.nn.layer import LAYERS, check_ready, geometry_of, has_similarity
+from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
 from neural_similarity.nn.text import Similarity, required_similarity
@@ -30,7 +31,8 @@ def plan(
     """What `convert` does with each convolution: why it skips it, or None if it converts it.
 
     Raises:
-        ValueError: `where` names what is no layer of the model that could have a similarity.
+        ValueError: `model` is no network, `similarity` does not start at the identity, or `where`
+            names what is no layer of the model that could have a similarity.
     """
     return make_plan(model, identity_start(similarity), choice_of(where))
 
@@ -45,8 +47,7 @@ def identity_start(similarity: Similarity | str) -> Similarity:
 
 def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[str, str | None]:
     """As `plan`."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"`model` must be an nn.Module, got {model!r}")
+    check_module(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     names = named(where)
     layers = {

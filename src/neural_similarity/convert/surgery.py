@@ -13,6 +13,7 @@ from neural_similarity.convert.planning import check_plan, identity_start, make_
 from neural_similarity.convert.where import Where, choice_of
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
 from neural_similarity.nn.layer import LAYERS, check_exact, equip, is_dynamic, strip
+from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.text import Similarity
 
 OnDynamic = Literal["error", "keep"]
@@ -67,6 +68,7 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
     Raises:
         ValueError: a layer is of another class than ours, as with a parametrization.
     """
+    check_module(model)
     model = model if inplace else _copy(model)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, SimilarityLayer)}
     for name, layer in layers.items():
@@ -95,6 +97,7 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     """
     if dynamic not in get_args(OnDynamic):
         raise ValueError(f'`dynamic` must be "error" or "keep", got {dynamic!r}')
+    check_module(model)
     unfoldable = {name for name, module in model.named_modules() if is_dynamic(module)}
     if unfoldable and dynamic == "error":
         raise ValueError(

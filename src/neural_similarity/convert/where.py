@@ -15,9 +15,9 @@ Where = str | type[nn.Module] | Collection[str] | Kinds | Choose
 
 def choice_of(where: Where | None) -> Choice | None:
     """`where` as names, classes or a function."""
-    if where is None or (callable(where) and not isinstance(where, type)):
+    if where is None or (callable(where) and not isinstance(where, type | nn.Module)):
         return where
-    one = isinstance(where, str | type) or not isinstance(where, Iterable)
+    one = isinstance(where, str | type | nn.Module) or not isinstance(where, Iterable)
     parts = [where] if one else list(cast(Iterable[Any], where))
     kinds = tuple(part for part in parts if isinstance(part, type))
     if kinds and len(kinds) == len(parts):
@@ -25,7 +25,7 @@ def choice_of(where: Where | None) -> Choice | None:
     if not all(isinstance(part, str) for part in parts):
         raise ValueError(
             "`where` must be names of modules, classes, or a function of (name, module), "
-            f"got {where!r}"
+            f"got {type(where).__name__ if isinstance(where, nn.Module) else repr(where)}"
         )
     return cast(list[str], parts)
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from neural_similarity.choices import require_flag
+
 AT_ONCE = 512
 """Images that are padded together: what is made on the way stays small."""
 
@@ -30,8 +32,9 @@ class Augment:
     padding: Literal["zero", "symmetric"] = "zero"
 
     def __post_init__(self) -> None:
-        if self.crop < 0:
-            raise ValueError(f"`crop` must not be negative, got {self.crop}")
+        if not isinstance(self.crop, int) or self.crop < 0:
+            raise ValueError(f"`crop` must be an integer of at least 0, got {self.crop!r}")
+        require_flag("flip", self.flip)
         if self.padding not in ("zero", "symmetric"):
             raise ValueError(f'`padding` must be "zero" or "symmetric", got {self.padding!r}')
 

@@ -62,8 +62,8 @@ class ImageFiles:
         return 3, self.image_size, self.image_size
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageFiles":
-        """The images at `indices` (m,), in that order."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        """The images at `indices` (m,), in that order, or where a mask is True."""
+        chosen = positions(indices, len(self))
         names, sizes = self.names[chosen.numpy()], self.sizes[chosen.numpy()]
         return replace(self, names=names, sizes=sizes, labels=self.labels[chosen])
 
@@ -116,3 +116,20 @@ class ImageFiles:
 def _stacked(pixels: Sequence[np.ndarray]) -> Tensor:
     """Images (h, w, c) as one tensor (n, c, h, w), channels last in memory."""
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+
+
+def positions(indices: Tensor | Sequence[int], count: int) -> Tensor:
+    """The `indices` of some of `count` images as int64 (m,); a mask is of all images.
+
+    Raises:
+        ValueError: they are neither integers nor a mask of `count`.
+    """
+    chosen = torch.as_tensor(indices)
+    if chosen.dtype == torch.bool and chosen.shape == (count,):
+        return chosen.nonzero().flatten()
+    if chosen.numel() and (chosen.dtype == torch.bool or chosen.is_floating_point()):
+        raise ValueError(
+            f"`indices` must be integers, or a mask of {count} images, got {chosen.dtype} of shape "
+            f"{tuple(chosen.shape)}"
+        )
+    return chosen.long()

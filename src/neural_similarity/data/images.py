@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from neural_similarity.data.image_files import ImageFiles
+from neural_similarity.data.image_files import ImageFiles, positions
 from neural_similarity.data.seeding import generator
 
 
@@ -38,8 +38,8 @@ class Images:
         return len(self.pixels)
 
     def subset(self, indices: Tensor | Sequence[int]) -> "Images":
-        """The images at `indices` (m,), in that order."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        """The images at `indices` (m,), in that order, or where a mask is True."""
+        chosen = positions(indices, len(self))
         return Images(self.pixels[chosen], self.labels[chosen], self.classes)
 
     @property

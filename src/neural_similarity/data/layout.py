@@ -12,7 +12,7 @@ PARTIAL = ".laying-out"
 """What is being made; the parts appear when they are whole."""
 
 
-def lay_out(source: Path, root: Path, held_out: int = 100) -> Path:
+def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
     """Make `root`/train/CLASS and `root`/val/CLASS of images that are listed by class.
 
     `source` is Mini-ImageNet as it is passed around (Ravi and Larochelle,
@@ -36,6 +36,7 @@ def lay_out(source: Path, root: Path, held_out: int = 100) -> Path:
             of one name; or a list has other columns.
     """
     require_count("held_out", held_out)
+    source, root = Path(source), Path(root)
     members = _read_lists(source)
     for name, files in members.items():
         if len(files) <= held_out:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from neural_similarity.choices import require_known
 from neural_similarity.data.image_files import ImageFiles
 from neural_similarity.data.images import ImageSet
 
@@ -44,7 +45,12 @@ class Preprocess:
 
     @classmethod
     def of(cls, images: ImageSet, inputs: Inputs) -> "Preprocess":
-        """What makes `inputs` of `images`: `raw`, or `fit` for normalised ones."""
+        """What makes `inputs` of `images`: `raw`, or `fit` for normalised ones.
+
+        Raises:
+            ValueError: `inputs` is unknown.
+        """
+        require_known("inputs", inputs, get_args(Inputs))
         return cls.raw(images.shape[0]) if inputs == "raw" else cls.fit(images)
 
     @classmethod

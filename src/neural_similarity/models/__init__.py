@@ -72,6 +72,7 @@ def usual_sizes(name: str) -> tuple[int, int, int]:
 
 def options(name: str) -> dict[str, Any]:
     """The options of the network called `name`, and what they are if not given."""
+    require_known("name", name, MODELS)
     parameters = signature(MODELS[name]).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
@@ -82,7 +83,6 @@ def build(name: str, num_classes: int, **chosen: Any) -> nn.Module:
     Raises:
         ValueError: there is none of that name, or it has no such option.
     """
-    require_known("name", name, MODELS)
     for option in sorted(chosen.keys() - options(name).keys()):
         raise ValueError(
             f"`{option}` is not an option of {name}, which has {', '.join(options(name))}"

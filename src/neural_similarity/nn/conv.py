@@ -77,7 +77,7 @@ class _Convolution(SimilarityLayer):
 def _check_unchanged(layer: nn.Conv2d, built: Geometry) -> None:
     """Refuse a predictor whose window is no longer the layer's."""
     present = convolution_geometry(layer)
-    for name in ("stride", "padding", "dilation", "padding_mode"):
+    for name in ("stride", "padding", "dilation", "padding_mode", "groups"):
         now, before = getattr(present, name), getattr(built, name)
         if now != before:
             raise ValueError(
@@ -131,7 +131,7 @@ class Conv2d(_Convolution, nn.Conv2d):
 
     Raises:
         ValueError: `similarity` is not one of these; when called with a dynamic one, the input is
-            none of these, or stride, padding or dilation have changed since it was built.
+            none of these, or stride, padding, dilation or groups have changed since it was built.
     """
 
     plain = nn.Conv2d

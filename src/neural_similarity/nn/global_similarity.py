@@ -159,7 +159,13 @@ class SelfAttention(nn.Module):
         nn.init.zeros_(self.gain)
 
     def matrix(self, x: Float[Tensor, "n c height width"]) -> Float[Tensor, "n p q"]:
-        """M_G, M[position, position that it attends to]."""
+        """M_G, M[position, position that it attends to].
+
+        Raises:
+            ValueError: `x` is no batch of maps.
+        """
+        if x.dim() != 4:
+            raise ValueError(f"`x` must be (n, c, height, width), got {tuple(x.shape)}")
         return attention_matrix(self.query(x), self.key(x), normalize=self.normalize)
 
     @leaf

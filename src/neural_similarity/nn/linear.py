@@ -10,6 +10,7 @@ from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import SimilarityLayer, leaf
 from neural_similarity.nn.similarity import DynamicSimilarity
 from neural_similarity.nn.text import Similarity
+from neural_similarity.ops.window import autocast_dtype
 
 
 class Linear(SimilarityLayer, nn.Linear):
@@ -100,12 +101,14 @@ def dynamic_linear(
     """W M(x) x + b for x (*n, in_features), each with an M of its own.
 
     Raises:
-        ValueError: x has another number of features.
+        ValueError: x has another number of features, or another type than `weight`.
     """
     if x.shape[-1:] != weight.shape[1:]:
         raise ValueError(
             f"`input` must be (*n, {weight.shape[1]}), in_features last, got {tuple(x.shape)}"
         )
+    if not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight):
+        raise ValueError(f"`input` must be of the kernel's {weight.dtype}, got {x.dtype}")
     rows = x.reshape(-1, 1, x.shape[-1])
     y = similarity.convolve(rows, weight.unsqueeze(1), bias)
     return y.reshape(*x.shape[:-1], len(weight))

@@ -22,3 +22,13 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
         for part, training in modes.items():
             if part.training != training:
                 part.train(training)
+
+
+def check_module(model: object, argument: str = "model") -> None:
+    """Refuse what is no network.
+
+    Raises:
+        ValueError: it names the argument and what came.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`{argument}` must be an nn.Module, got {model!r}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.choices import require_count, require_known, require_positive
+from neural_similarity.choices import require_count, require_flag, require_known, require_positive
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.normalization import norm, rectifier
 from neural_similarity.nn.spec import Spec
@@ -55,6 +55,8 @@ class TwoLayers(Spec, ABC):
         if self.hidden is not None:
             require_count("hidden", self.hidden)
         require_count("resolution", self.resolution)
+        require_flag("per_image", self.per_image)
+        require_flag("batch_norm", self.batch_norm)
         if self.last_kernel_size not in (1, 3):
             raise ValueError(f"`last_kernel_size` must be 1 or 3, got {self.last_kernel_size}")
         require_positive("batch_norm_eps", self.batch_norm_eps)

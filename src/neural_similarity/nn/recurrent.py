@@ -109,10 +109,12 @@ class LSTM(SimilarityLayer, nn.LSTM):
             raise ValueError(
                 f"`input` must be of 2 or 3 dimensions, features last, got {tuple(input.shape)}"
             )
+        if hx is not None and (not isinstance(hx, tuple | list) or len(hx) != 2):
+            raise ValueError(f"`hx` must be the pair (h, c), got {type(hx).__name__}")
         if input.dim() == 2:
             return self._unbatched(input, hx)
         x = input.transpose(0, 1) if self.batch_first else input
-        h, c = hx or self._zeros(x)
+        h, c = self._zeros(x) if hx is None else hx
         self.check_forward_args(input, (h, c), None)
         y, h, c = self._torchs(x, h, c) if self.foldable() else self._loop(x, h, c)
         return (y.transpose(0, 1) if self.batch_first else y), (h, c)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from neural_similarity.choices import require_count, require_positive
+from neural_similarity.choices import require_count, require_flag, require_positive
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.normalization import norm, rectifier
 from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, reset_kernel
@@ -68,6 +68,8 @@ class Shared(Spec):
     def __post_init__(self):
         require_count("channels", self.channels)
         require_count("hidden", self.hidden)
+        require_flag("share_adaptation", self.share_adaptation)
+        require_flag("batch_norm", self.batch_norm)
         require_positive("batch_norm_eps", self.batch_norm_eps)
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from neural_similarity.choices import require_count
+from neural_similarity.choices import require_count, require_flag
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.structure import (
     Diagonal,
@@ -43,6 +43,7 @@ class Masked(Wrapper):
 
     def __post_init__(self):
         self.require(*_MASKABLE)
+        require_flag("continuous", self.continuous)
 
     @property
     def exact_gradient(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from neural_similarity.choices import require_count
+from neural_similarity.choices import require_count, require_flag
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.blocks import Axis, Blocks, check_blocks
@@ -115,8 +115,7 @@ class _Residual(Structure):
     residual: bool = True
 
     def __post_init__(self):
-        if not isinstance(self.residual, bool):
-            raise ValueError(f"`residual` must be True or False, got {self.residual!r}")
+        require_flag("residual", self.residual)
 
     @property
     def zero_is_identity(self) -> bool:

@@ -20,6 +20,8 @@ def check_blocks(
     """Raise a `ValueError`, of `argument`, unless `blocks` fit a convolution of these sizes."""
     if blocks is None:
         return
+    if not isinstance(blocks, tuple) or len(blocks) != 2:
+        raise ValueError(f"`blocks` must be a pair of an axis and a number, got {blocks!r}")
     axis, count = blocks
     if axis not in get_args(Axis):
         raise ValueError(f'`blocks` must be of "channels" or "filters", got {axis!r}')

@@ -37,10 +37,12 @@ def global_similarity(
             and `similarity` an axis of that length before its positions.
 
     Raises:
-        ValueError: the shapes do not fit, or `blocks` are not of channels.
+        ValueError: the shapes do not fit, `x` is of integers, or `blocks` are not of channels.
     """
     if x.dim() not in (3, 4):
         raise ValueError(f"`x` must be (n, c, h, w) or (c, h, w), got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"`x` must be of floating point numbers, got {x.dtype}")
     static = similarity.dim() <= 2 + (blocks is not None)
     if x.dim() == 3:
         m = similarity if static else similarity[None]

@@ -5,7 +5,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from neural_similarity.ops.blocks import Blocks
+from neural_similarity.ops.blocks import Blocks, check_blocks
 from neural_similarity.ops.window import promoted, without_autocast
 
 
@@ -28,8 +28,10 @@ def fold_kernel(
 
     Raises:
         ValueError: M is neither diagonal nor square, or of another length than the last dimensions
-            of `weight`.
+            of `weight`, or `blocks` do not fit; or `weight` is of integers.
     """
+    if not (weight.is_floating_point() or weight.is_complex()):
+        raise ValueError(f"`weight` must be of floating point numbers, got {weight.dtype}")
     with without_autocast(weight):
         m = promoted(similarity)
         kernel = weight.to(torch.promote_types(weight.dtype, m.dtype))
@@ -37,8 +39,19 @@ def fold_kernel(
         if blocks is None:
             folded = _times(kernel, m)
         else:
+            _check_blocks(weight, m, blocks, groups)
             folded = _times_blocks(kernel.flatten(2), m, blocks, groups)
         return folded.reshape(weight.shape).to(weight.dtype)
+
+
+def _check_blocks(weight: Tensor, m: Tensor, blocks: Blocks, groups: int) -> None:
+    check_blocks(blocks, weight.shape[1] * groups, weight.shape[0], groups)
+    count, taps = blocks[1], prod(weight.shape[2:])
+    if m.shape not in ((count, taps), (count, taps, taps)):
+        raise ValueError(
+            f"`similarity` must be {(count, taps)} or {(count, taps, taps)} for blocks {blocks}, "
+            f"got {tuple(m.shape)}"
+        )
 
 
 def _times(kernel: Tensor, m: Tensor) -> Tensor:

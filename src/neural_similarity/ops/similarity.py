@@ -68,10 +68,13 @@ def similarity_conv2d(
             `neural_similarity.ops.declines`.
 
     Returns:
-        y, in the memory format of `x`. Differentiable to every order, under `torch.func` as well.
+        y, channels last where `x` or `weight` is, as torch's convolution; contiguous from the
+        reference. Differentiable to every order, under `torch.func` as well.
 
     Raises:
-        ValueError: shapes, geometry, dtypes or devices do not fit, or the backend declines.
+        ValueError: shapes, devices or the type of M do not fit, or the backend declines; with a
+            dynamic M also where geometry or dtypes do not. With a static one these are torch's
+            convolution's to refuse.
     """
     return similarity_conv(
         2, x, weight, similarity, bias, stride, padding, dilation, groups,
@@ -142,6 +145,8 @@ def similarity_conv(
     for name, tensor in (("weight", weight), ("similarity", similarity), ("bias", bias)):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"`{name}` must be on {x.device}, as `x`, got {tensor.device}")
+    if similarity.is_complex():
+        raise ValueError(f"`similarity` must be of real numbers, got {similarity.dtype}")
     check_blocks(blocks, x.shape[-dims - 1], weight.shape[0], groups)
     if reason := declines(backend, x, weight[0, 0].numel()):
         raise ValueError(f"the {backend} backend declines this input: {reason}")

@@ -39,12 +39,18 @@ def patch_norm(
     zero patch it is √eps and its gradient is zero.
 
     Raises:
-        ValueError: `eps` is not positive, or `groups` does not divide the channels.
+        ValueError: `eps` is not positive, `groups` does not divide the channels, or `x` is of
+            other dimensions or of integers.
     """
     require_positive("eps", eps)
     dims = len(kernel_size)
     channels = -dims - 1
-    if x.shape[channels] % groups:
+    if x.dim() not in (dims + 1, dims + 2) or not x.is_floating_point():
+        raise ValueError(
+            f"`x` must be floating point numbers (n, c, *size) or (c, *size) of {dims} sizes, got "
+            f"{x.dtype} {tuple(x.shape)}"
+        )
+    if not isinstance(groups, int) or groups < 1 or x.shape[channels] % groups:
         raise ValueError(f"`groups` must divide the {x.shape[channels]} channels, got {groups}")
     with without_autocast(x):
         energy = _energy(x, groups, channels)
@@ -94,7 +100,8 @@ def sphere_conv2d(
         eps: Added to the squared norms, positive.
 
     Raises:
-        ValueError: an option is unknown or does not fit the others.
+        ValueError: an option is unknown or does not fit the others, or `x` or `bias` has another
+            shape.
     """
     return sphere_conv(
         x, weight, bias, stride, padding, dilation, groups,
@@ -123,6 +130,8 @@ def sphere_conv(
     angle is "cosine" and there are neither groups nor a bias; it comes last, without d, elsewhere.
     """
     check_options(angle, normalize, k, eps)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"`bias` must be ({len(weight)},), got {tuple(bias.shape)}")
     geometry = stride, padding, dilation, groups
     if angle == "cosine":
         kernel = weight if normalize == "input" else _normalized(weight, eps)

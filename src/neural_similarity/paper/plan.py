@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from neural_similarity.choices import require_count
 from neural_similarity.paper.records import (
     Record,
     budget_name,
@@ -139,7 +140,11 @@ def makespan(tasks: Iterable[Task], jobs: int) -> tuple[float, int]:
     """Seconds until all tasks of known duration are done, `jobs` at a time; and the unknown ones.
 
     Tasks begin in their order, each as soon as a place is free.
+
+    Raises:
+        ValueError: `jobs` is below 1.
     """
+    require_count("jobs", jobs)
     ends, unknown = [0.0] * jobs, 0
     for task in tasks:
         if task.seconds is None:

@@ -8,6 +8,7 @@ name. Studies that the paper does not have are tables without its numbers.
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from neural_similarity.choices import require_known
 from neural_similarity.recipes import RECIPES
 from neural_similarity.recipes.released import SUFFIX
 
@@ -199,7 +200,12 @@ def on_cifar100(table: Table) -> Table:
 
 
 def in_variant(table: Table, variant: str) -> Table:
-    """The table with the runs of the recipes' variant, "paper" (as it is) or "released"."""
+    """The table with the runs of the recipes' variant, "paper" (as it is) or "released".
+
+    Raises:
+        ValueError: the variant is unknown.
+    """
+    require_known("variant", variant, ("paper", "released"))
     if variant == "paper":
         return table
     panels = (

@@ -158,6 +158,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if isinstance(self.similarity, str):
             object.__setattr__(self, "similarity", parse_similarity(self.similarity))
+        kinds = isinstance(self.similarity, Similarity | None)
+        self._require(kinds, "similarity", "be None, a text, an ns.Static or an ns.Dynamic")
         self._require_known_names()
         self._require_kinds()
         self._require_numbers_in_range()
@@ -196,9 +198,12 @@ class Recipe:
         wanted = f"be above 0 and at most {LONGEST_GAP:g}"
         self._require(0 < gap <= LONGEST_GAP, "checkpoint_seconds", wanted)
         size = self.image_size
-        self._require(size is None or size >= 1, "image_size", "be at least 1")
+        known = size is None or (isinstance(size, int) and size >= 1)
+        self._require(known, "image_size", "be an integer of at least 1")
 
     def _require_rising_drops(self) -> None:
+        steps = isinstance(self.drops, tuple) and all(isinstance(drop, int) for drop in self.drops)
+        self._require(steps, "drops", "be a tuple of integers")
         bounds = (0, *self.drops, self.steps)
         if not all(before < after for before, after in pairwise(bounds)):
             raise ValueError(
