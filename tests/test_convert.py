@@ -673,3 +673,9 @@ def test_groups_stay_as_the_predictor_saw_them():
     layer.groups = 2
     with pytest.raises(ValueError, match="`groups` must stay 1"):
         layer(torch.randn(2, 4, 5, 5))
+
+
+def test_complex_layers_are_not_converted():
+    layers = nn.Sequential(nn.Conv2d(2, 2, 3, dtype=torch.complex64), nn.Conv2d(2, 2, 3))
+    plan = ns.plan(layers, "static-full")
+    assert plan == {"0": "has complex numbers, and similarities are real", "1": None}

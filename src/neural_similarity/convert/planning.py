@@ -80,6 +80,8 @@ def _places(model: nn.Module) -> dict[nn.Module, str]:
 
 def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
     """Why a layer is not converted."""
+    if any(parameter.is_complex() for parameter in layer.parameters(recurse=False)):
+        return "has complex numbers, and similarities are real"
     if "forward" in vars(layer):
         return "has a forward of its own (accelerate's hooks do that); convert it before"
     chosen = is_chosen(where, name, layer)

@@ -185,7 +185,11 @@ def removed_if_nothing_began(run: Run) -> Iterator[None]:
 
 
 def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
-    """The run, one of `kind`, in the folder `path`."""
+    """The run, one of `kind`, in the folder `path`.
+
+    Raises:
+        RunError: the folder is no run's, or one of another kind, or its settings cannot be read.
+    """
     path = Path(path)
     if not (path / CONFIG).is_file():
         raise RunError(f"{path} is not a run folder: it has no {CONFIG}")
@@ -227,6 +231,7 @@ def load(
 
     Raises:
         RunError: there is no run, or no such checkpoint, in the folder.
+        ValueError: `checkpoint` is neither of the two.
     """
     run = run if isinstance(run, Run) else read_run(run)
     with torch.random.fork_rng(devices=[]):

@@ -70,6 +70,13 @@ def train(
 
     Returns:
         The finished run.
+
+    Raises:
+        RunError: the folder is there already, or cannot be written.
+        FileNotFoundError: the data set is missing.
+        ValueError: the budget is not positive, there is no such device, or the data do not suit the
+            recipe.
+        Interrupted: SIGINT or SIGTERM came; the step is finished and saved, and `resume` goes on.
     """
     recipe = scaled(recipe, budget)
     runtime = choose_runtime(device, recipe.precision, recipe.channels_last, recipe.threads)
@@ -118,6 +125,12 @@ def resume(path: str | Path, *, data_root: str | Path | None = None, device: str
         path: the run folder.
         data_root: folder of the data sets; None is the one that the run began with.
         device: "auto", "cpu" or "cuda".
+
+    Raises:
+        RunError: the folder is no run's, another process trains it, or the data have changed.
+        FileNotFoundError: the data set is missing.
+        ValueError: there is no such device.
+        Interrupted: as in `train`.
     """
     run = read_run(path)
     if run.summary.exists():
@@ -129,7 +142,12 @@ def resume(path: str | Path, *, data_root: str | Path | None = None, device: str
 
 
 def load_data(run: Run, data_root: str | Path | None = None) -> Dataset:
-    """The data set of a run, which must not have changed since."""
+    """The data set of a run, which must not have changed since.
+
+    Raises:
+        RunError: it has.
+        FileNotFoundError: it is missing.
+    """
     root = run.data_root if data_root is None else data_root
     dataset = _load(run.recipe, root)
     require_same_data(run, dataset.digest, root)
