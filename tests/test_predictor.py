@@ -296,6 +296,8 @@ def test_what_a_predictor_must_output(outputs, stride, message):
         ),
         (lambda: ns.SphereNet(hidden=3.5), "`hidden` must be an integer of at least 1, got 3.5"),
         (lambda: ns.SphereNet(scales=(1,)), r"`scales` must be a tuple of two .* got \(1,\)"),
+        (lambda: ns.SphereNet(scales=("1", 2)), "`scales` must be a tuple of two numbers"),
+        (lambda: ns.SphereNet(scales=(float("nan"), 1)), "`scales` must be a tuple of two numbers"),
         (lambda: ns.SphereNet(scales=0.1), "`scales` must be a tuple of two numbers, got 0.1"),
         (lambda: ns.CNN(hidden=0), "`hidden` must be an integer of at least 1, got 0"),
         (lambda: ns.CNN(last_kernel_size=2), "`last_kernel_size` must be 1 or 3, got 2"),

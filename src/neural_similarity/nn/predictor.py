@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -60,9 +61,7 @@ class TwoLayers(Spec, ABC):
         if self.last_kernel_size not in (1, 3):
             raise ValueError(f"`last_kernel_size` must be 1 or 3, got {self.last_kernel_size}")
         require_positive("batch_norm_eps", self.batch_norm_eps)
-        if self.scales is not None and (
-            not isinstance(self.scales, tuple) or len(self.scales) != 2
-        ):
+        if self.scales is not None and not _are_two_numbers(self.scales):
             raise ValueError(f"`scales` must be a tuple of two numbers, got {self.scales!r}")
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
@@ -297,3 +296,11 @@ def _interpolated(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
         share = share.to(raw.dtype).view(-1, *[1] * (raw.dim() - dim - 1))
         raw = torch.lerp(raw.index_select(dim, before), raw.index_select(dim, after), share)
     return raw
+
+
+def _are_two_numbers(values: object) -> bool:
+    return (
+        isinstance(values, tuple)
+        and len(values) == 2
+        and all(isinstance(value, int | float) and isfinite(value) for value in values)
+    )
