@@ -398,6 +398,28 @@ def test_shorter_lists_of_other_data_are_not_compared(tmp_path):
 
 
 @pytest.mark.usefixtures("tiny_table")
+def test_a_start_of_another_budget_has_a_line_of_its_own_that_says_so(
+    results, tmp_path, monkeypatch
+):
+    name = "mini-proto-pretrained"
+    monkeypatch.setitem(FEW_SHOT_RECIPES, name, RECIPES["mini-proto"])
+    copied(results / "fewshot/mini-proto/1", tmp_path, name, "1")
+    (path,) = (tmp_path / "fewshot" / name / "1").iterdir()
+    content = json.loads(path.read_text())
+    for seed, budget in enumerate((1.0, 0.5)):
+        start = {"recipe": "mini-cnn4", "seed": seed, "classes": "train", "budget": budget}
+        changes = {"config": content["config"] | {"seed": seed}, "start": start}
+        other = path.with_name(path.name.replace(".0.json", f".{seed}.json"))
+        other.write_text(json.dumps(content | changes))
+    lines = paper.few_shot_markdown(tmp_path).splitlines()
+    ours = [line.split(" | ") for line in lines if f"`{name}` | 2 |" in line]
+    assert [(line[9], line[14].rstrip(" |")) for line in ours] == [
+        ("1", "1"),
+        ("1 (start: 0.5)", "1"),
+    ]
+
+
+@pytest.mark.usefixtures("tiny_table")
 def test_step_precision_and_parameters_are_those_of_all_seeds(results, tmp_path):
     folder = copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "1", "fine-tuning.*")
     for path in folder.glob("*.json"):

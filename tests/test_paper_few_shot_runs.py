@@ -245,6 +245,7 @@ def test_an_evaluation_that_fails_keeps_no_other_of_the_run_from_being_done(
     [
         ({}, []),
         ({"seed": 5}, ["start"]),
+        ({"budget": 0.5, "config": {"steps": 3, "drops": [2]}}, []),
         ({"budget": 0.5}, ["start"]),
         ({"classes": "train+val"}, ["start"]),
         ({"recipe": "mini-cnn4"}, ["start"]),
@@ -252,9 +253,7 @@ def test_an_evaluation_that_fails_keeps_no_other_of_the_run_from_being_done(
         ({"config": {"steps": 1, "drops": []}}, ["start"]),
     ],
 )
-def test_a_start_is_of_its_recipe_of_the_same_seed_classes_and_budget(
-    done, tmp_path, changes, fields
-):
+def test_a_start_is_of_its_recipe_and_the_same_seed_and_classes(done, tmp_path, changes, fields):
     folder = shutil.copytree(done / "runs/mini-tadam-1-seed4", tmp_path / "run")
     path = folder / "environment.json"
     content = json.loads(path.read_text())

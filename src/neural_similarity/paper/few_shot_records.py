@@ -256,8 +256,9 @@ def changed_fields(
 ) -> list[str]:
     """The fields in which `config` is not the named recipe.
 
-    It must start from a run of `STARTS` of the same seed, classes and budget. On training and
-    validation classes it has as many steps as were chosen, where `retrained` tells.
+    It must start from a run of `STARTS` of the same seed and classes; of which budget that was, the
+    record tells. On training and validation classes it has as many steps as were chosen, where
+    `retrained` tells.
     """
     original, free = scaled(FEW_SHOT_RECIPES[name], budget), FREE
     if retrained is not None:
@@ -265,7 +266,7 @@ def changed_fields(
     elif config.train_on == "train+val":
         free = FREE + RETRAINED
     own = {"recipe": STARTS.get(name)}
-    own |= {"seed": config.seed, "classes": config.train_on, "budget": budget} if start else {}
+    own |= {"seed": config.seed, "classes": config.train_on} if start else {}
     found = start or {"recipe": None}
     changed = [] if all(found.get(key, value) == value for key, value in own.items()) else ["start"]
     return changed + differing(config, original, free)

@@ -1,7 +1,7 @@
 """Table 6, few-shot recognition on Mini-ImageNet, beside our evaluations."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -186,7 +186,8 @@ _NOTE = (
     "that a task learns from nothing, but its learned start in MAML, ANIL and meta-learned NSN, "
     "and the base classes' in discriminative k-shot. The step is the one evaluated: the best on "
     "the validation classes, or, on train+val, the last. A row without runs at the title's budget "
-    "has those of another, and the column says which. The paper trains static and dynamic NSN on "
+    "has those of another, and the column says which; it names the start where the run that "
+    "training started from was of another. The paper trains static and dynamic NSN on "
     "train+val, MAML and meta-learned static NSN on train. In the table of the authors' response "
     "the methods' names are lost; they stand here in the order that fits the rows of Table 6."
 )
@@ -218,13 +219,23 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
         *line.differences,
         f"{first.summary['parameters'] / 1e3:,.1f} k",
         first.config.train_on,
-        f"{first.budget:g}",
+        _budget(first),
         f"{fmean(one.checkpoint['step'] for one in line.evaluations):,.0f}",
         " and ".join(sorted({one.environment["precision"] for one in line.evaluations})),
         first.statistics,
         f"{first.tasks['count']:,}",
         line.seeds,
     )
+
+
+def _budget(one: Evaluation) -> str:
+    """That of the run, and that of the run it started from where it is another."""
+    start = _start_budget(one)
+    return f"{one.budget:g}" + (f" (start: {start:g})" if start != one.budget else "")
+
+
+def _start_budget(one: Evaluation) -> float:
+    return (one.start or {}).get("budget", one.budget)
 
 
 def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[FewShotLine]:
@@ -240,9 +251,7 @@ def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[Fe
     return lines
 
 
-def _comparable(
-    ours: Evaluation, groups: dict[tuple[str, str, str], list[Evaluation]]
-) -> list[Evaluation]:
+def _comparable(ours: Evaluation, groups: dict[Hashable, list[Evaluation]]) -> list[Evaluation]:
     """Those of the same classes and tasks: of one seed and data, the first are the same."""
     facts = ("part", "seed")
     return [
@@ -259,13 +268,14 @@ def _comparable(
 
 def _groups(
     row: FewShotRow, shots: int, results: Path, budget: float
-) -> dict[tuple[str, str, str], list[Evaluation]]:
-    """Evaluations on test classes by classes of training, statistics and tasks."""
+) -> dict[Hashable, list[Evaluation]]:
+    """Evaluations on test classes by classes of training, statistics, tasks and start."""
     sizes = TaskSizes(ways=WAYS, shots=shots, queries=QUERIES)
-    groups: dict[tuple[str, str, str], list[Evaluation]] = {}
+    groups: dict[Hashable, list[Evaluation]] = {}
     for one in _longest(read_evaluations(results, row.recipe_for(shots), budget)):
         if (one.method, one.sizes, one.tasks["part"]) == (row.method, sizes, "test"):
-            key = (one.config.train_on, one.statistics, one.tasks["digest"])
+            tasks = one.tasks["digest"]
+            key = (one.config.train_on, one.statistics, tasks, _start_budget(one))
             groups.setdefault(key, []).append(one)
     return groups
 
