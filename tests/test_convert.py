@@ -675,6 +675,19 @@ def test_groups_stay_as_the_predictor_saw_them():
         layer(torch.randn(2, 4, 5, 5))
 
 
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [(ns.Conv2d, (2, 2, 3)), (ns.ConvTranspose2d, (2, 2, 3)), (ns.Linear, (2, 2))],
+)
+def test_complex_layers_have_no_similarity(kind, sizes):
+    layer = kind(*sizes, dtype=torch.complex64)
+    with pytest.raises(
+        ValueError, match=r"`similarity` must be None .* 'static-diagonal' and .*complex64"
+    ):
+        layer.with_similarity("static-diagonal")
+    assert layer.with_similarity(None).similarity is None
+
+
 def test_complex_layers_are_not_converted():
     layers = nn.Sequential(nn.Conv2d(2, 2, 3, dtype=torch.complex64), nn.Conv2d(2, 2, 3))
     plan = ns.plan(layers, "static-full")

@@ -55,11 +55,18 @@ class SimilarityLayer(nn.Module):
         raise NotImplementedError
 
     def with_similarity(self, similarity: Similarity | nn.Module | str | None) -> Self:
-        """Give the layer a similarity, in place, on its device, in its dtype and mode."""
+        """Give the layer a similarity, in place, on its device, in its dtype and mode.
+
+        Raises:
+            ValueError: it is none, or the layer has no room for it: complex numbers, ways of
+                padding or geometry that it does not serve.
+        """
         module = self.build_similarity(resolve(similarity))
-        if module is not None and module is not similarity:
+        if module is not None:
             parameter = next(self.parameters(recurse=False), next(self.parameters()))
-            module.to(device=parameter.device, dtype=parameter.dtype).train(self.training)
+            _check_real(parameter, similarity)
+            if module is not similarity:
+                module.to(device=parameter.device, dtype=parameter.dtype).train(self.training)
         self.similarity = module
         return self
 
@@ -151,6 +158,15 @@ def check_exact(layer: SimilarityLayer) -> None:
         raise ValueError(
             f"a layer must be exactly an ns.{exact.__name__} to become a torch.nn."
             f"{layer.plain.__name__}, got a {type(layer).__name__}{mend}"
+        )
+
+
+def _check_real(parameter: nn.Parameter, similarity: Any) -> None:
+    """Raise a `ValueError` where M would have to be complex."""
+    if parameter.is_complex():
+        raise ValueError(
+            "`similarity` must be None in a layer of complex numbers, as similarities are real, "
+            f"got {similarity!r} and {parameter.dtype}"
         )
 
 
