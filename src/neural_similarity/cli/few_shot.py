@@ -94,7 +94,8 @@ class EvaluateOptions:
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     method: str | None = None
-    """Another method on the network of a run that was trained to name the base classes."""
+    """Another method on the network of a run that was trained to name the base classes:
+    fine-tuning, nearest-neighbour, static-nsn (of a network without dynamic M), k-shot."""
     ways: int | None = None
     """Classes of a task; the default is 5, or all test classes where there are fewer."""
     shots: int | None = None
