@@ -163,6 +163,11 @@ def test_a_split_file_shares_out_class_folders(tmp_path):
     (tmp_path / "split.json").write_text(json.dumps(WANTED | {"test": ["dog", "bee"]}))
     with pytest.raises(ValueError, match=r"no class in common, got 'bee' in train and test"):
         load_split("classes", tmp_path, image_size=6)
+    (tmp_path / "split.json").write_text(json.dumps(WANTED | {"train": ["ant", "bee", "ant"]}))
+    with pytest.raises(
+        ValueError, match=r"split.json must name every class of train once, got 'ant' "
+    ):
+        load_split("classes", tmp_path, image_size=6)
     (tmp_path / "split.json").write_text("[]")
     with pytest.raises(ValueError, match=r"split.json must hold a list of class names for each"):
         load_split("classes", tmp_path, image_size=6)
@@ -323,7 +328,7 @@ def test_bad_names_and_folders(tmp_path):
 def test_faults_of_lists(tmp_path):
     write_csv(tmp_path)
     (tmp_path / "images" / "cat1.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"cat1.png"):
+    with pytest.raises(FileNotFoundError, match=r"cat1.png is missing: val names it"):
         load_split("mini-imagenet", tmp_path)
     (tmp_path / "images" / "cat1.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"cat1.png must be an image, but cannot be read"):
@@ -341,6 +346,28 @@ def test_faults_of_lists(tmp_path):
         load_split("mini-imagenet", tmp_path)
     (tmp_path / "val.csv").unlink()
     with pytest.raises(FileNotFoundError, match=r"val.csv is missing"):
+        load_split("mini-imagenet", tmp_path)
+
+
+def test_an_image_that_is_listed_twice_is_named(tmp_path):
+    """In one part it would be support and query, in two it would be known before the test."""
+    write_csv(tmp_path)
+    for part, label in (("val", "cat"), ("test", "dog")):
+        kept = (tmp_path / f"{part}.csv").read_text()
+        (tmp_path / f"{part}.csv").write_text(f"{kept}cat0.png,{label}\n")
+        with pytest.raises(
+            ValueError, match=r"must have every image once, got .*cat0.png' 2 times"
+        ):
+            load_split("mini-imagenet", tmp_path)
+        (tmp_path / f"{part}.csv").write_text(kept)
+    assert load_split("mini-imagenet", tmp_path)
+
+
+def test_images_of_more_than_8_bits_are_refused(tmp_path):
+    write_csv(tmp_path)
+    path = tmp_path / "images" / "dog0.png"
+    Image.fromarray(np.full((6, 6), 300, np.uint16)).save(path)
+    with pytest.raises(ValueError, match=r"dog0.png must have 8 bits per channel, got the mode I"):
         load_split("mini-imagenet", tmp_path)
 
 

@@ -31,7 +31,7 @@ from neural_similarity.fewshot.objective import Episodes
 from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import FewShotRun, load_method
 from neural_similarity.fewshot.static import StaticTuning
-from neural_similarity.fewshot.tasks import draw_tasks
+from neural_similarity.fewshot.tasks import draw_tasks, read_tasks, write_tasks
 from neural_similarity.fewshot.tuning import Tuning
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
 from neural_similarity.paper.few_shot_records import read_evaluation
@@ -201,8 +201,11 @@ def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
         train(tmp_path, BY_TASKS)
     with pytest.raises(ValueError, match=r"2 \+ 3 images for shots and queries, got 4 .* 'c5'"):
         train(tmp_path, BY_NAMES)
-    with pytest.raises(ValueError, match=r"4 \+ 1 images for shots and queries, got 4 .* 'c7'"):
-        train(tmp_path, replace(TINY, shots=4))
+    with pytest.raises(ValueError, match=r"tiny, test: .* 2 \+ 3 images .*, got 4 .* 'c7'"):
+        train(tmp_path, TINY)
+    session.check_sizes(few, replace(TINY, queries=2))
+    with pytest.raises(ValueError, match=r"tiny, test: .* 3 \+ 2 images .*, got 4 .* 'c7'"):
+        session.check_sizes(few, replace(TINY, shots=3, queries=2))
     with pytest.raises(ValueError, match=r"`select_ways` must be at most .* classes, 2, got 3"):
         train(tmp_path, replace(BY_NAMES, select_ways=3))
     assert not (tmp_path / "run").exists()
@@ -316,6 +319,22 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
     for name, wrong in (("ways", 1), ("shots", 0), ("queries", 0), ("tasks", 1)):
         assert cli.main(["fewshot", "evaluate", str(finished), f"--{name}", f"{wrong}"]) == 2
         assert f"`{name}` must be at least {wrong + 1}, got {wrong}" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):
+    """A list whose numbers are those of another and whose tasks are not."""
+    path = tmp_path / "tasks.json"
+    command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-seed", "9"]
+    assert cli.main([*command, "--task-list", str(path)]) == 0
+    tasks = read_tasks(path)
+    turned = replace(tasks.draw, support=tasks.draw.support.flip(0), query=tasks.draw.query.flip(0))
+    write_tasks(path, replace(tasks, draw=turned))
+    before = {p: p.read_bytes() for p in (finished / "evaluations").iterdir()}
+    assert cli.main([*command, "--task-list", str(path)]) == 1
+    assert "of other tasks with the same number and seed" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert {p: p.read_bytes() for p in (finished / "evaluations").iterdir()} == before
 
 
 def test_classes_that_were_trained_on_are_no_validation_classes(finished, tmp_path, capsys):

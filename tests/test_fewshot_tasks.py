@@ -82,6 +82,25 @@ def test_lists_for_other_data_are_refused(images, tmp_path):
         tasks.check("d" * 64, "test", images.subset(range(9)))
 
 
+@pytest.mark.parametrize("fault", ["two classes in a way", "a class twice", "an image twice"])
+def test_what_is_no_task_is_refused(images, fault):
+    """Three ways of two shots and four queries; the fault is in the second task alone."""
+    tasks = draw(images)
+    support, query = tasks.draw.support.clone(), tasks.draw.query.clone()
+    if fault == "two classes in a way":
+        query[1, [0, 4]] = query[1, [4, 0]]
+    elif fault == "a class twice":
+        (members,) = (images.labels == images.labels[support[1, 0]]).nonzero(as_tuple=True)
+        known = {*support[1, :2].tolist(), *query[1, :4].tolist()}
+        new = torch.tensor([m for m in members.tolist() if m not in known])[:6]
+        support[1, 2:4], query[1, 4:8] = new[:2], new[2:]
+    else:
+        query[1, 0] = support[1, 0]
+    wrong = replace(tasks, draw=replace(tasks.draw, support=support, query=query))
+    with pytest.raises(ValueError, match=r"`tasks` must have different classes .* in task 1"):
+        wrong.check("d" * 64, "test", images)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

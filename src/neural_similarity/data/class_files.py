@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class ClassFiles:
         parts: the files of every class of each part.
 
     Raises:
-        ValueError: a part has no classes, or two have one in common.
+        ValueError: a part has no classes, or two have one in common, or an image is there twice.
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class ClassFiles:
             if not self.parts.get(part):
                 raise ValueError(f"{self.folder} must have classes of the part {part}, got none")
         check_disjoint(self.parts, self.folder)
+        _check_unique(list(self.paths), f"{self.folder} must have every image once")
 
     @property
     def paths(self) -> Iterator[Path]:
@@ -50,9 +52,16 @@ class ClassFiles:
         digest = hashlib.sha256()
         for part in PARTS:
             for name, paths in self.parts[part].items():
-                files = [(p.relative_to(self.folder).as_posix(), p.stat().st_size) for p in paths]
+                files = [(p.relative_to(self.folder).as_posix(), _bytes(p, part)) for p in paths]
                 digest.update(json.dumps([part, name, files]).encode())
         return digest.hexdigest()
+
+
+def _bytes(path: Path, part: str) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: {part} names it") from None
 
 
 def find_class_files(folder: Path) -> ClassFiles:
@@ -135,11 +144,21 @@ def _shared_out(folder: Path, files: Files) -> ClassFiles:
 def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     try:
         split = json.loads(path.read_text(encoding="utf-8"))
-        return {part: tuple(map(str, split[part])) for part in PARTS}
+        found = {part: tuple(map(str, split[part])) for part in PARTS}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} must hold a list of class names for each of {', '.join(PARTS)}: {error!r}"
         ) from error
+    for part, names in found.items():
+        _check_unique(names, f"{path} must name every class of {part} once")
+    return found
+
+
+def _check_unique(names: Sequence[object], text: str) -> None:
+    """Raise a `ValueError` that names what comes twice; `text` says what must be."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"{text}, got {str(name)!r} {count} times")
 
 
 def _alphabets(folder: Path) -> dict[str, Files]:

@@ -34,8 +34,7 @@ def read_header(path: Path) -> Header:
     """
     with _opened(path) as image:
         header = Header(path, image.mode, image.size)
-    if header.mode.startswith(("I", "F")):
-        raise ValueError(f"{path} must have 8 bits per channel, got the mode {header.mode}")
+    _check_bits(header)
     return header
 
 
@@ -45,10 +44,12 @@ def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
     The image keeps its aspect: it is made as small as covers `size`, and its centre is kept.
 
     Raises:
-        ValueError: the file is no image, or is damaged.
+        ValueError: the file is no image, or is damaged, or its pixels have more than 8 bits.
     """
     with _opened(path) as image:
+        header = Header(path, image.mode, image.size)
         pixels = np.asarray(_fit(image.convert(mode), size))
+    _check_bits(header)
     return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
 
 
@@ -98,6 +99,11 @@ def random_window(width: int, height: int, random: torch.Generator) -> tuple[int
     rows = min(height, round(width / ASPECTS[0]))
     left, top = (width - columns) // 2, (height - rows) // 2
     return left, top, left + columns, top + rows
+
+
+def _check_bits(header: Header) -> None:
+    if header.mode.startswith(("I", "F")):
+        raise ValueError(f"{header.path} must have 8 bits per channel, got the mode {header.mode}")
 
 
 def _uniform(low: float, high: float, random: torch.Generator) -> float:

@@ -37,7 +37,8 @@ class FewShotRecipe(Recipe):
     ways: int = 5
     """Classes of a training task."""
     shots: int = 5
-    """Labelled images of each class of a task, in training and validation."""
+    """Labelled images of each class of a task, in training and validation; test classes must have
+    as many as this and `queries` too."""
     queries: int = 15
     """Queries of each class of a task, in training and validation."""
     meta_batch: int = 1

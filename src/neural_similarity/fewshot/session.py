@@ -191,17 +191,30 @@ def load_data(
 
 
 def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
-    """Refuse a recipe whose tasks the data cannot give, before anything is trained."""
+    """Refuse a recipe whose tasks the data cannot give, before anything is trained.
+
+    Raises:
+        ValueError: a part has too few classes, or a class of it, which the error names, too few
+            images for shots and queries; of test classes there must be two.
+    """
     if METHODS[recipe.method].episodic:
-        Sampler(split.part(recipe.train_on), recipe.sizes)
+        _require(split, recipe.train_on, recipe.sizes)
     if recipe.select_on == "val":
         if recipe.select_ways > len(split.val.classes):
             raise ValueError(
                 f"`select_ways` must be at most the number of validation classes, "
                 f"{len(split.val.classes)}, got {recipe.select_ways}"
             )
-        Sampler(split.val, recipe.select_sizes)
-    Sampler(split.test, TaskSizes(ways=2, shots=recipe.shots, queries=1))
+        _require(split, "val", recipe.select_sizes)
+    _require(split, "test", replace(recipe.sizes, ways=2))
+
+
+def _require(split: ClassSplit, part: str, sizes: TaskSizes) -> None:
+    """Refuse sizes that a part cannot give; the error names it."""
+    try:
+        Sampler(split.part(part), sizes)
+    except ValueError as error:
+        raise ValueError(f"{split.name}, {part}: {error}") from None
 
 
 def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | None:

@@ -160,7 +160,12 @@ class TaskList:
         return digest.hexdigest()
 
     def check(self, data: str, part: str, images: Images, where: object = "`tasks`") -> None:
-        """Refuse the images of other data than the list was drawn from; errors name `where`."""
+        """Refuse the images of other data than the list was drawn from, and what is no task.
+
+        Raises:
+            ValueError: the list is of other data or of another part, an image is none of `images`,
+                or a task has a class or an image twice; the error names `where`.
+        """
         if self.data != data or self.part != part:
             raise ValueError(
                 f"{where} must be of the data at hand, {part} of {data[:12]}, got a list made for "
@@ -168,6 +173,21 @@ class TaskList:
             )
         if max(self.draw.support.max(), self.draw.query.max()) >= len(images):
             raise ValueError(f"{where} must name images below {len(images):,}")
+        self._check_classes(images.labels, where)
+
+    def _check_classes(self, labels: Tensor, where: object) -> None:
+        """Refuse tasks whose ways are no classes, each of one and all of images of their own."""
+        shape = len(self), self.sizes.ways, -1
+        positions = torch.cat([self.draw.support.view(shape), self.draw.query.view(shape)], 2)
+        classes = labels[positions]
+        alone = (classes == classes[..., :1]).flatten(1).all(1)
+        for found in (classes[..., 0], positions.flatten(1)):
+            alone &= found.sort(1).values.diff(dim=1).ne(0).all(1)
+        if not alone.all():
+            raise ValueError(
+                f"{where} must have different classes in each task, every way images of one, and "
+                f"no image twice, got otherwise in task {int(alone.int().argmin())}"
+            )
 
     def images(self) -> Tensor:
         """Positions of the images that any task has, rising."""

@@ -17,6 +17,7 @@ from neural_similarity.paper.few_shot_records import (
     evaluation_name,
     facts_of,
     make_evaluation,
+    read_evaluation,
     write_evaluation,
 )
 from neural_similarity.train import RunError, choose_runtime
@@ -49,7 +50,8 @@ def evaluate_run(
         The evaluation and its file.
 
     Raises:
-        RunError: the run's network was trained for another method, or on the classes of the tasks.
+        RunError: the run's network was trained for another method, or on the classes of the tasks,
+            or its folder has an evaluation of as many other tasks of the same seed.
         ValueError: the tasks are of other data.
     """
     if tasks.part == "val" and run.recipe.train_on == "train+val":
@@ -65,6 +67,7 @@ def evaluate_run(
     file = evaluation_name(*of, tasks.sizes, facts_of(tasks))
     what = {"tasks": tasks.digest, "checkpoint": find_checkpoint(run, checkpoint).name}
     what["precision"] = runtime.precision
+    require_same_tasks(folder / f"{file}.json", tasks)
     partial = Partial(folder / f"{file}.partial", what)
 
     def keep(correct: Tensor) -> None:
@@ -88,3 +91,11 @@ def evaluate_run(
     path = write_evaluation(folder, evaluation)
     partial.remove()
     return evaluation, path
+
+
+def require_same_tasks(path: Path, tasks: TaskList) -> None:
+    """Raise a `RunError` where a file is an evaluation of other tasks, which would be lost."""
+    if path.exists() and read_evaluation(path).tasks["digest"] != tasks.digest:
+        raise RunError(
+            f"{path} exists already, of other tasks with the same number and seed; move it away"
+        )
