@@ -1,5 +1,6 @@
 """`nsim fewshot reproduce`: nothing is done twice, and every run starts where it should."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -20,7 +21,7 @@ from neural_similarity.paper import (
 )
 from neural_similarity.paper.few_shot_table import FewShotRow
 from neural_similarity.recipes import FEW_SHOT_RECIPES
-from neural_similarity.train import RunError
+from neural_similarity.train import RunError, read_run
 from neural_similarity.train.run import find_checkpoint
 
 NAMING = replace(TINY, select_on="val")
@@ -92,9 +93,23 @@ def test_runs_start_from_those_on_the_same_classes(done):
         facts = {"recipe": "mini-resnet12", "seed": 4, "classes": classes, "budget": 1.0}
         assert environment["start"].items() >= facts.items()
         (path,) = (p for n, p in records(done).items() if f"tadam.{classes}." in n)
-        assert json.loads(path.read_text())["start"] == facts
+        start = read_run(done / "runs" / f"mini-resnet12-1-seed4{suffix}", session.FewShotRun)
+        weights = find_checkpoint(start, "last" if suffix else "best") / "weights.safetensors"
+        digest = {"weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
+        assert json.loads(path.read_text())["start"] == facts | digest
         fields = json.loads((folder / "config.json").read_text())["fields"]
         assert fields["start"] == str(done / "runs" / f"mini-resnet12-1-seed4{suffix}")
+
+
+def test_a_start_is_known_by_its_weights_in_its_own_records(done):
+    found = {name: json.loads(path.read_text()) for name, path in records(done).items()}
+    (ours,) = (one for name, one in found.items() if "meta-nsn." in name)
+    weights = {name: one["checkpoint"]["weights"] for name, one in found.items()}
+    same = {name for name, digest in weights.items() if digest == ours["start"]["weights"]}
+    assert {name.split("/")[-1].split(".2w")[0] for name in same} == {
+        "fine-tuning.train",
+        "nearest-neighbour.train",
+    }
 
 
 def refuse(*_, **__):

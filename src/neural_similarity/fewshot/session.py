@@ -14,10 +14,16 @@ from neural_similarity.fewshot.method import Method
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.objective import Episodes
 from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
-from neural_similarity.fewshot.run import FewShotRun, as_network
+from neural_similarity.fewshot.run import FewShotRun, as_network, usual_checkpoint
 from neural_similarity.fewshot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.train import RunError, Runtime, choose_runtime, read_run
-from neural_similarity.train.checkpoint import State, checkpoints, newest, step_of
+from neural_similarity.train.checkpoint import (
+    State,
+    checkpoints,
+    newest,
+    step_of,
+    weights_digest,
+)
 from neural_similarity.train.environment import describe_environment
 from neural_similarity.train.files import read_json, write_json
 from neural_similarity.train.journal import read_lines
@@ -28,6 +34,7 @@ from neural_similarity.train.recipe import recipe_to_json, scaled
 from neural_similarity.train.run import (
     ENVIRONMENT,
     create_run,
+    find_checkpoint,
     removed_if_nothing_began,
     require_new,
     require_same_data,
@@ -249,6 +256,7 @@ def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | No
         "seed": run.recipe.seed,
         "classes": run.recipe.train_on,
         "budget": run.budget,
+        "weights": weights_digest(find_checkpoint(run, usual_checkpoint(run))),
         "config": recipe_to_json(run.recipe),
         "retrained": read_json(run.path / ENVIRONMENT).get("retrained"),
     }

@@ -24,7 +24,7 @@ from neural_similarity.paper.statistics import by_task
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import RunError
-from neural_similarity.train.checkpoint import step_of
+from neural_similarity.train.checkpoint import step_of, weights_digest
 from neural_similarity.train.files import read_json, write_text
 from neural_similarity.train.recipe import (
     MACHINE,
@@ -61,9 +61,10 @@ class Evaluation:
     tasks: dict[str, Any]
     """Number, seed, part and digest of the tasks."""
     checkpoint: dict[str, Any]
-    """Which one was evaluated, and its step."""
+    """Which one was evaluated, its step, and SHA-256 of its weights; older records have it not."""
     start: dict[str, Any] | None
-    """Recipe, seed, classes and budget of the run that training started from."""
+    """Recipe, seed, classes and budget of the run that training started from, and SHA-256 of its
+    weights, by which its own evaluations are known."""
     retrained: dict[str, Any] | None = None
     """The step that was chosen on validation classes, and how many times more images there are,
     where training was anew on both; older records do not say."""
@@ -133,7 +134,7 @@ def make_evaluation(
     environment = read_json(run.path / ENVIRONMENT)
     name, module = method
     right = by_task(correct.double() / len(tasks.sizes.query_labels))
-    step = step_of(find_checkpoint(run, checkpoint))
+    found = find_checkpoint(run, checkpoint)
     return Evaluation(
         recipe=run.name,
         budget=run.budget,
@@ -142,7 +143,11 @@ def make_evaluation(
         statistics=module.statistics,
         sizes=tasks.sizes,
         tasks=facts_of(tasks),
-        checkpoint={"which": checkpoint, "step": step},
+        checkpoint={
+            "which": checkpoint,
+            "step": step_of(found),
+            "weights": weights_digest(found),
+        },
         start=_public(environment.get("start")),
         retrained=environment.get("retrained"),
         code=code_of(environment),
@@ -243,7 +248,7 @@ def _is_changed(start: dict[str, Any]) -> bool:
 
 def _public(start: dict[str, Any] | None) -> dict[str, Any] | None:
     """What a record tells of a start: what is left of it is that of its recipe."""
-    told = ("recipe", "seed", "classes", "budget")
+    told = ("recipe", "seed", "classes", "budget", "weights")
     return start and {name: start[name] for name in told if name in start}
 
 

@@ -77,6 +77,11 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
+def weights_digest(checkpoint: Path) -> str:
+    """SHA-256 of the file of a checkpoint's weights, which tells two trainings apart."""
+    return read_json(checkpoint / MANIFEST)[WEIGHTS]["sha256"]
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first, damaged ones included."""
     return sorted(folder.glob("step-*")) if folder.is_dir() else []
