@@ -1,6 +1,7 @@
 """Every gradient-based and deep method learns: on classes it has not seen, in seconds."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import textures
@@ -8,10 +9,16 @@ import torch
 from torch import nn
 
 import neural_similarity as ns
+from neural_similarity.data import load_split
 from neural_similarity.fewshot.gradient import anil, maml, meta_learned
 from neural_similarity.fewshot.kshot import DiscriminativeKShot
 from neural_similarity.fewshot.leo import Leo
+from neural_similarity.fewshot.recipe import FewShotRecipe
+from neural_similarity.fewshot.session import train
 from neural_similarity.fewshot.tadam import Tadam
+from neural_similarity.fewshot.tasks import TaskSizes, draw_tasks
+from neural_similarity.paper.few_shot_evaluation import evaluate_run
+from neural_similarity.train.journal import read_lines
 
 CHANCE = 1 / 5
 SLOW = pytest.mark.slow
@@ -88,3 +95,39 @@ def test_tadam_learns_a_metric_and_how_tasks_change_it():
     assert after > 0.8
     strengths = nn.utils.parameters_to_vector([c.strength for c in method.conditions])
     assert strengths.abs().max() > 0.01
+
+
+SMALL = FewShotRecipe(
+    dataset="embedded",
+    width=0.1,
+    steps=60,
+    drops=(),
+    lr=3e-3,
+    batch_size=32,
+    ways=3,
+    queries=5,
+    crop=1,
+    flip=False,
+    precision="fp32",
+    threads=1,
+    log_every=10,
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "steps"),
+    [("k-shot", "resnet34", 0), ("tadam", "resnet12", 40), ("leo", "wrn28_10", 30)],
+)
+def test_deep_methods_learn_on_the_backbones_of_their_papers(tmp_path, method, model, steps):
+    """On real images of 28 pixels: the backbone names base classes, then come tasks of them."""
+    run = train(replace(SMALL, model=model), out=tmp_path / model, device="cpu")
+    if steps:
+        recipe = replace(SMALL, model=model, method=method, steps=steps, start=str(run.path))
+        run = train(recipe, out=tmp_path / method, device="cpu")
+        losses = [line["loss"] for line in read_lines(run.metrics) if "loss" in line]
+        assert losses[-1] < losses[0]
+    split = load_split("embedded", tmp_path)
+    facts = {"seed": 0, "data": split.digest, "part": "test"}
+    tasks = draw_tasks(split.test, TaskSizes(ways=3), 40, **facts)
+    evaluation, _ = evaluate_run(run, split, tasks, method=method, device="cpu")
+    assert evaluation.summary["accuracy"] > 1 / 3 + 0.3
