@@ -443,6 +443,29 @@ def test_the_evaluator_leaves_every_mode_as_it_was(tested):
     assert [part.training for part in method.modules()] == modes
 
 
+class Watching(ProtoNet):
+    """Embeds, for every task or once, and notes whether it was training then."""
+
+    def embed(self, images):
+        self.seen.update(part.training for part in self.modules())
+        return super().embed(images)
+
+    def adapt(self, support, labels, ways):
+        if self.fixed_embedding:
+            return super().adapt(support, labels, ways)
+        predict = super().adapt(self.embed(support), labels, ways)
+        return lambda query: predict(self.embed(query))
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_nothing_trains_while_it_is_tried(tested, fixed):
+    """Dropout and batch statistics would leak, also where each task is embedded for itself."""
+    method = Watching(network()[:-1]).train()
+    method.seen, method.fixed_embedding = set(), fixed
+    evaluate(method, **tested, **RUNTIME)
+    assert method.seen == {False}
+
+
 def test_features_are_computed_once(tested):
     method = Counting(network()[:-1])
     evaluate(method, **tested, **RUNTIME)

@@ -31,7 +31,7 @@ from neural_similarity.fewshot.objective import Episodes
 from neural_similarity.fewshot.recipe import FewShotRecipe, retraining
 from neural_similarity.fewshot.run import FewShotRun, load_method
 from neural_similarity.fewshot.static import StaticTuning
-from neural_similarity.fewshot.tasks import draw_tasks, read_tasks, write_tasks
+from neural_similarity.fewshot.tasks import Draw, draw_tasks, read_tasks, write_tasks
 from neural_similarity.fewshot.tuning import Tuning
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
 from neural_similarity.paper.few_shot_records import read_evaluation
@@ -327,7 +327,7 @@ def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):
     command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-seed", "9"]
     assert cli.main([*command, "--task-list", str(path)]) == 0
     tasks = read_tasks(path)
-    turned = replace(tasks.draw, support=tasks.draw.support.flip(0), query=tasks.draw.query.flip(0))
+    turned = Draw(*(getattr(tasks.draw, name).flip(0) for name in ("classes", "support", "query")))
     write_tasks(path, replace(tasks, draw=turned))
     before = {p: p.read_bytes() for p in (finished / "evaluations").iterdir()}
     assert cli.main([*command, "--task-list", str(path)]) == 1

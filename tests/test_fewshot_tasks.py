@@ -7,6 +7,7 @@ from tiny_classes import make_images
 
 from neural_similarity.data import Images
 from neural_similarity.fewshot.tasks import (
+    Draw,
     Sampler,
     TaskSizes,
     draw_tasks,
@@ -28,14 +29,16 @@ def draw(images, count=20, seed=0, sizes=SIZES):
 
 
 def test_tasks_are_of_different_images_of_their_classes(images):
-    tasks = draw(images)
+    tasks, said = draw(images), []
     for support, query in zip(tasks.draw.support, tasks.draw.query, strict=True):
         assert len({*support.tolist(), *query.tolist()}) == 3 * (2 + 4)
         named, asked = images.labels[support], images.labels[query]
         classes = named[::2]
         assert len(set(classes.tolist())) == 3
+        said.append(classes)
         assert torch.equal(named, classes[SIZES.support_labels])
         assert torch.equal(asked, classes[SIZES.query_labels])
+    assert torch.equal(tasks.draw.classes, torch.stack(said))
 
 
 def test_every_class_and_image_comes_in_turn(images):
@@ -66,6 +69,7 @@ def test_lists_survive_files(images, tmp_path):
     again = read_tasks(path)
     assert again.digest == tasks.digest
     assert torch.equal(again.draw.support, tasks.draw.support)
+    assert torch.equal(again.draw.classes, tasks.draw.classes)
     assert (again.sizes, again.seed, again.part) == (SIZES, 0, "test")
     again.check("d" * 64, "test", images)
 
@@ -82,11 +86,15 @@ def test_lists_for_other_data_are_refused(images, tmp_path):
         tasks.check("d" * 64, "test", images.subset(range(9)))
 
 
-@pytest.mark.parametrize("fault", ["two classes in a way", "a class twice", "an image twice"])
+@pytest.mark.parametrize(
+    "fault", ["two classes in a way", "a class twice", "an image twice", "another"]
+)
 def test_what_is_no_task_is_refused(images, fault):
     """Three ways of two shots and four queries; the fault is in the second task alone."""
     tasks = draw(images)
-    support, query = tasks.draw.support.clone(), tasks.draw.query.clone()
+    classes, support, query = (
+        getattr(tasks.draw, n).clone() for n in ("classes", "support", "query")
+    )
     if fault == "two classes in a way":
         query[1, [0, 4]] = query[1, [4, 0]]
     elif fault == "a class twice":
@@ -94,9 +102,12 @@ def test_what_is_no_task_is_refused(images, fault):
         known = {*support[1, :2].tolist(), *query[1, :4].tolist()}
         new = torch.tensor([m for m in members.tolist() if m not in known])[:6]
         support[1, 2:4], query[1, 4:8] = new[:2], new[2:]
+        classes[1, 1] = classes[1, 0]
+    elif fault == "another":
+        classes[1, 0] = min({*range(5)} - {*classes[1].tolist()})
     else:
         query[1, 0] = support[1, 0]
-    wrong = replace(tasks, draw=replace(tasks.draw, support=support, query=query))
+    wrong = replace(tasks, draw=Draw(classes, support, query))
     with pytest.raises(ValueError, match=r"`tasks` must have different classes .* in task 1"):
         wrong.check("d" * 64, "test", images)
 
@@ -104,7 +115,8 @@ def test_what_is_no_task_is_refused(images, fault):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "`version` must be 1, got 2"),
+        ({"version": 1}, "`version` must be 2, got 1"),
+        ({"classes": [[0, 1, 2]]}, "must be of"),
         ({"support": "AAAA"}, "decompressing"),
         ({"tasks": 3}, "reshape"),
     ],
@@ -121,7 +133,9 @@ def test_damaged_lists(images, tmp_path, change, message):
 
 def test_draws_that_do_not_fit_the_sizes_are_refused(images):
     tasks = draw_tasks(images, TaskSizes(ways=2, shots=1, queries=2), 3, seed=0, data="d", part="p")
-    with pytest.raises(ValueError, match=r"`draw` must be of \(tasks, 4\) and \(tasks, 4\) images"):
+    with pytest.raises(
+        ValueError, match=r"`draw` must be of \(tasks, 2\) classes .*4\) and \(tasks, 4\) i"
+    ):
         replace(tasks, sizes=TaskSizes(ways=2, shots=2, queries=2))
 
 
@@ -164,8 +178,9 @@ def test_the_digest_is_of_the_sizes_and_of_every_position_too(images):
     tasks = draw(images)
     query = tasks.draw.query.clone()
     query[0, 0] += 1
+    more = replace(tasks.draw, classes=tasks.draw.classes.repeat(1, 2))
     others = [
-        replace(tasks, sizes=TaskSizes(ways=6, shots=1, queries=2)),
+        replace(tasks, sizes=TaskSizes(ways=6, shots=1, queries=2), draw=more),
         replace(tasks, draw=replace(tasks.draw, query=query)),
         replace(tasks, draw=replace(tasks.draw, support=tasks.draw.support.flip(0))),
     ]

@@ -286,7 +286,11 @@ def _report(run: FewShotRun) -> None:
     text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
     if best := summary.get("best_checkpoint"):
         accuracy = 100 * best["validation_accuracy"]
-        text += f"; best on validation classes at step {best['step']:,}: {accuracy:.2f} %"
+        statistics = METHODS[run.recipe.method].statistics
+        text += (
+            f"; best on validation classes at step {best['step']:,}: {accuracy:.2f} %, "
+            f"batch norm by {statistics} statistics"
+        )
     say(f"{text}\nrun folder {run.path}; nsim fewshot evaluate {run.path}")
 
 

@@ -24,7 +24,9 @@ from neural_similarity.data.seeding import generator
 from neural_similarity.train.files import read_json, write_json
 
 VERSION = 1
-"""Of the way in which tasks are drawn and written; lists of another version are refused."""
+"""Of the way in which tasks are drawn: a digest is of it too."""
+FORMAT = 2
+"""Of the files; lists in another are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +64,12 @@ class Draw:
     """Tasks as positions in a set of images; classes come one after the other.
 
     Args:
+        classes: int64 (tasks, ways), the labels of the classes.
         support: int64 (tasks, ways * shots).
         query: int64 (tasks, ways * queries).
     """
 
+    classes: Tensor
     support: Tensor
     query: Tensor
 
@@ -106,16 +110,17 @@ class Sampler:
     def draw(self, purpose: str, seed: int, start: int, count: int) -> Draw:
         """The tasks number `start` to `start + count - 1`, each a function of its number alone."""
         randoms = (generator(purpose, seed, start + i) for i in range(count))
-        chosen = torch.stack([self._one(random) for random in randoms])
-        support, query = chosen.split([self.sizes.shots, self.sizes.queries], dim=2)
-        return Draw(support.flatten(1), query.flatten(1))
+        classes, chosen = zip(*map(self._one, randoms), strict=True)
+        support, query = torch.stack(chosen).split([self.sizes.shots, self.sizes.queries], dim=2)
+        return Draw(torch.stack(classes), support.flatten(1), query.flatten(1))
 
-    def _one(self, random: torch.Generator) -> Tensor:
-        """Positions (ways, shots + queries) of the images of a task."""
+    def _one(self, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The classes of a task, and positions (ways, shots + queries) of its images."""
         each = self.sizes.shots + self.sizes.queries
         classes = torch.randperm(len(self._members), generator=random)[: self.sizes.ways]
         members = (self._members[c] for c in classes.tolist())
-        return torch.stack([m[torch.randperm(len(m), generator=random)[:each]] for m in members])
+        chosen = [m[torch.randperm(len(m), generator=random)[:each]] for m in members]
+        return classes, torch.stack(chosen)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -135,16 +140,18 @@ class TaskList:
     seed: int
     """What the tasks were drawn with."""
     draw: Draw
-    """The images of each task."""
+    """The classes and images of each task."""
 
     def __post_init__(self) -> None:
         sizes = self.sizes
-        wanted = sizes.ways * sizes.shots, sizes.ways * sizes.queries
-        found = [tuple(positions.shape) for positions in (self.draw.support, self.draw.query)]
+        wanted = sizes.ways, sizes.ways * sizes.shots, sizes.ways * sizes.queries
+        parts = self.draw.classes, self.draw.support, self.draw.query
+        found = [tuple(part.shape) for part in parts]
         if found != [(len(self), count) for count in wanted]:
             raise ValueError(
-                f"`draw` must be of (tasks, {wanted[0]}) and (tasks, {wanted[1]}) images for "
-                f"{sizes}, got {found[0]} and {found[1]}"
+                f"`draw` must be of (tasks, {wanted[0]}) classes and (tasks, {wanted[1]}) and "
+                f"(tasks, {wanted[2]}) images for {sizes}, got {found[0]}, {found[1]} and "
+                f"{found[2]}"
             )
 
     def __len__(self) -> int:
@@ -152,7 +159,7 @@ class TaskList:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything in the list, as 64 hex digits."""
+        """SHA-256 of everything in the list but classes, which images have, as 64 hex digits."""
         facts = [VERSION, self.data, self.part, dataclasses.asdict(self.sizes), self.seed]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for positions in (self.draw.support, self.draw.query):
@@ -163,8 +170,9 @@ class TaskList:
         """Refuse the images of other data than the list was drawn from, and what is no task.
 
         Raises:
-            ValueError: the list is of other data or of another part, an image is none of `images`,
-                or a task has a class or an image twice; the error names `where`.
+            ValueError: the list is of other data or of another part, an image is none of `images`
+                or of another class than the list says, or a task has a class or an image twice; the
+                error names `where`.
         """
         if self.data != data or self.part != part:
             raise ValueError(
@@ -176,17 +184,16 @@ class TaskList:
         self._check_classes(images.labels, where)
 
     def _check_classes(self, labels: Tensor, where: object) -> None:
-        """Refuse tasks whose ways are no classes, each of one and all of images of their own."""
+        """Refuse tasks whose ways are not their classes, all different, or share an image."""
         shape = len(self), self.sizes.ways, -1
         positions = torch.cat([self.draw.support.view(shape), self.draw.query.view(shape)], 2)
-        classes = labels[positions]
-        alone = (classes == classes[..., :1]).flatten(1).all(1)
-        for found in (classes[..., 0], positions.flatten(1)):
+        alone = (labels[positions] == self.draw.classes[..., None]).flatten(1).all(1)
+        for found in (self.draw.classes, positions.flatten(1)):
             alone &= found.sort(1).values.diff(dim=1).ne(0).all(1)
         if not alone.all():
             raise ValueError(
-                f"{where} must have different classes in each task, every way images of one, and "
-                f"no image twice, got otherwise in task {int(alone.int().argmin())}"
+                f"{where} must have different classes in each task, every way images of its own, "
+                f"and no image twice, got otherwise in task {int(alone.int().argmin())}"
             )
 
     def images(self) -> Tensor:
@@ -197,7 +204,7 @@ class TaskList:
         """The tasks from number `start` on, `size` at a time."""
         for first in range(start, len(self), size):
             some = slice(first, first + size)
-            yield Draw(self.draw.support[some], self.draw.query[some])
+            yield Draw(self.draw.classes[some], self.draw.support[some], self.draw.query[some])
 
 
 def draw_tasks(
@@ -225,12 +232,13 @@ def draw_tasks(
 def to_json(tasks: TaskList) -> dict[str, Any]:
     """A list as plain values, its numbers packed."""
     return {
-        "version": VERSION,
+        "version": FORMAT,
         "data": tasks.data,
         "part": tasks.part,
         "sizes": dataclasses.asdict(tasks.sizes),
         "seed": tasks.seed,
         "tasks": len(tasks),
+        "classes": tasks.draw.classes.tolist(),
         "support": _pack(tasks.draw.support),
         "query": _pack(tasks.draw.query),
     }
@@ -242,14 +250,14 @@ def from_json(content: dict[str, Any]) -> TaskList:
     Raises:
         ValueError: it is of another version, or damaged.
     """
-    if content.get("version") != VERSION:
-        raise ValueError(f"`version` must be {VERSION}, got {content.get('version')!r}")
+    if content.get("version") != FORMAT:
+        raise ValueError(f"`version` must be {FORMAT}, got {content.get('version')!r}")
     sizes = TaskSizes(**content["sizes"])
     count = content["tasks"]
     support = _unpack(content["support"], (count, sizes.ways * sizes.shots))
     query = _unpack(content["query"], (count, sizes.ways * sizes.queries))
-    names = ("data", "part", "seed")
-    return TaskList(sizes=sizes, draw=Draw(support, query), **{n: content[n] for n in names})
+    draw = Draw(torch.tensor(content["classes"]), support, query)
+    return TaskList(sizes=sizes, draw=draw, **{n: content[n] for n in ("data", "part", "seed")})
 
 
 def write_tasks(path: Path, tasks: TaskList) -> None:
