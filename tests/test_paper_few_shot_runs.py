@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -224,6 +225,15 @@ def test_another_run_that_fails_keeps_none_from_being_done(tmp_path, monkeypatch
     assert [path.parts[-3] for path in records(tmp_path).values()] == ["mini-anil"]
     told = capsys.readouterr().err
     assert told.count("the loss is not finite") == 5
+
+
+def test_tasks_that_the_data_cannot_give_are_refused_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(few_shot_table, "QUERIES", 300)
+    monkeypatch.setattr(session, "train", refuse)
+    assert reproduce(tmp_path, "--only", "mini-anil") == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"test: every class must have 2 \+ 300 images .* of the class 'c\d+'", told)
+    assert not (tmp_path / "runs/mini-anil-1-seed4").exists()
 
 
 def test_a_run_that_fails_on_all_classes_keeps_none_on_fewer_from_being_done(

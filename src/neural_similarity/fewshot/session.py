@@ -205,19 +205,23 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
             images for shots and queries; of test classes there must be two.
     """
     if METHODS[recipe.method].episodic:
-        _require(split, recipe.train_on, recipe.sizes)
+        check_tasks(split, recipe.train_on, recipe.sizes)
     if recipe.select_on == "val":
         if recipe.select_ways > len(split.val.classes):
             raise ValueError(
                 f"`select_ways` must be at most the number of validation classes, "
                 f"{len(split.val.classes)}, got {recipe.select_ways}"
             )
-        _require(split, "val", recipe.select_sizes)
-    _require(split, "test", replace(recipe.sizes, ways=2))
+        check_tasks(split, "val", recipe.select_sizes)
+    check_tasks(split, "test", replace(recipe.sizes, ways=2))
 
 
-def _require(split: ClassSplit, part: str, sizes: TaskSizes) -> None:
-    """Refuse sizes that a part cannot give; the error names it."""
+def check_tasks(split: ClassSplit, part: str, sizes: TaskSizes) -> None:
+    """Refuse sizes of tasks that a part of the data cannot give.
+
+    Raises:
+        ValueError: it has too few classes, or one, which the error names, too few images.
+    """
     try:
         Sampler(split.part(part), sizes)
     except ValueError as error:

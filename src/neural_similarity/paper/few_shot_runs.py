@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import get_args
 
+from neural_similarity import data
 from neural_similarity.data.files import Progress
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.methods import METHODS
@@ -28,7 +29,7 @@ from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import read_run
 from neural_similarity.train.files import locked
-from neural_similarity.train.run import SUMMARY
+from neural_similarity.train.run import SUMMARY, require_same_data
 
 RunKey = tuple[str, int, Classes]
 """Recipe, seed and classes."""
@@ -144,11 +145,15 @@ class Reproduction:
         Raises:
             Interrupted: a signal came while training; the next call goes on.
             RunError: a run folder that would be used holds another run.
+            ValueError: the data cannot give the test tasks.
         """
+        recipe = FEW_SHOT_RECIPES[one.name]
+        split = data.load_split(recipe.dataset, self.data_root, image_size=recipe.image_size)
+        session.check_tasks(split, "test", _sizes(one.shots))
         run = self.run(one.name, one.seed, one.train_on)
         with _alone(run.path):
             if not (run.path / EVALUATIONS / self._file(one)).exists():
-                split = session.load_data(run, self.data_root)
+                require_same_data(run, split.digest, self.data_root)
                 drawn = {"seed": TASK_SEED, "data": run.digest, "part": "test"}
                 tasks = draw_tasks(split.test, _sizes(one.shots), self.tasks, **drawn)
                 evaluate_run(
