@@ -95,6 +95,7 @@ def _complete(work: paper.Reproduction, lacking: Sequence[paper.Wanted]) -> dict
     broken: dict[paper.RunKey, str] = {}
     for one in lacking:
         try:
+            work.check(one)
             _train_for(work, one, broken)
             with counter("tasks") as count:
                 paths = work.complete(one, count)

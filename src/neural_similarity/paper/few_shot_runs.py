@@ -29,7 +29,7 @@ from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
 from neural_similarity.train import read_run
 from neural_similarity.train.files import locked
-from neural_similarity.train.run import SUMMARY, require_same_data
+from neural_similarity.train.run import SUMMARY
 
 RunKey = tuple[str, int, Classes]
 """Recipe, seed and classes."""
@@ -139,21 +139,27 @@ class Reproduction:
         folders = (self._folder(*key) for one in wanted for key in self.needed(one))
         return list(dict.fromkeys(path for path in folders if not (path / SUMMARY).exists()))
 
+    def check(self, one: Wanted) -> None:
+        """Refuse what the data cannot be evaluated for, before anything is trained for it.
+
+        Raises:
+            ValueError: there are too few classes, or images of one, for the test tasks.
+        """
+        recipe = FEW_SHOT_RECIPES[one.name]
+        split = data.load_split(recipe.dataset, self.data_root, image_size=recipe.image_size)
+        session.check_tasks(split, "test", _sizes(one.shots))
+
     def complete(self, one: Wanted, progress: Progress | None = None) -> list[Path]:
         """Train and evaluate what is not there yet, and write the run's records.
 
         Raises:
             Interrupted: a signal came while training; the next call goes on.
             RunError: a run folder that would be used holds another run.
-            ValueError: the data cannot give the test tasks.
         """
-        recipe = FEW_SHOT_RECIPES[one.name]
-        split = data.load_split(recipe.dataset, self.data_root, image_size=recipe.image_size)
-        session.check_tasks(split, "test", _sizes(one.shots))
         run = self.run(one.name, one.seed, one.train_on)
         with _alone(run.path):
             if not (run.path / EVALUATIONS / self._file(one)).exists():
-                require_same_data(run, split.digest, self.data_root)
+                split = session.load_data(run, self.data_root)
                 drawn = {"seed": TASK_SEED, "data": run.digest, "part": "test"}
                 tasks = draw_tasks(split.test, _sizes(one.shots), self.tasks, **drawn)
                 evaluate_run(
