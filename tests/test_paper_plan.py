@@ -39,11 +39,11 @@ def test_time_is_that_of_earlier_runs_on_such_a_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "device_name", lambda _: "cpu")
     for seed, seconds in ((8, 60), (9, 600), (10, 66)):
         write_by_hand(tmp_path / "results", PLAIN, seed, [1, 0], seconds=seconds)
-    tasks = {task.name: task for task in plan_of(tmp_path, budget=0.5).tasks}
+    tasks = {task.name: task for task in plan_of(tmp_path, budget=0.5, precision="fp32").tasks}
     assert tasks[PLAIN].seconds == pytest.approx(66 / 6 * 3)
     assert tasks[STATIC].seconds is None
     monkeypatch.setattr(plan, "cpu_name", lambda: "Another CPU")
-    assert {task.seconds for task in plan_of(tmp_path).tasks} == {None}
+    assert {task.seconds for task in plan_of(tmp_path, precision="fp32").tasks} == {None}
 
 
 def test_makespan_by_hand(tmp_path):
@@ -90,16 +90,16 @@ def test_a_terminal_gets_a_bar_for_all_runs_and_one_a_run(tmp_path, monkeypatch)
         assert [(bar.description, bar.completed) for bar in display.bars.tasks] == [("runs", 2)]
 
 
-@pytest.mark.parametrize("fact", ["cpu", "device", "threads"])
+@pytest.mark.parametrize("fact", ["cpu", "device", "threads", "precision"])
 def test_runs_elsewhere_tell_no_times(tmp_path, monkeypatch, fact):
     monkeypatch.setattr(plan, "cpu_name", lambda: "A CPU")
     monkeypatch.setattr(plan, "device_name", lambda _: "cpu")
     here = {"cpu": "A CPU", "device": "cpu", "threads": 1, "precision": "fp32"}
     write_by_hand(tmp_path / "results", PLAIN, 8, [1, 0], environment=here)
-    assert plan_of(tmp_path, only=(PLAIN,)).tasks[0].seconds == 60
+    assert plan_of(tmp_path, only=(PLAIN,), precision="fp32").tasks[0].seconds == 60
     other = here | {fact: 2 if fact == "threads" else "another"}
     write_by_hand(tmp_path / "results", PLAIN, 8, [1, 0], environment=other)
-    assert plan_of(tmp_path, only=(PLAIN,)).tasks[0].seconds is None
+    assert plan_of(tmp_path, only=(PLAIN,), precision="fp32").tasks[0].seconds is None
 
 
 def test_lines_without_a_time_tell_no_pace(tmp_path):

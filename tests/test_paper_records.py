@@ -31,6 +31,7 @@ def edit(path, **changes):
 
 def test_record_holds_the_run(tmp_path):
     run = run_of(STATIC, tmp_path, budget=0.5)
+    edit(run.path / "environment.json", threads=2)
     path = write_record(run, tmp_path / "results")
     assert path == tmp_path / "results" / STATIC / "0.5" / "3.json"
     content = json.loads(path.read_text())
@@ -45,7 +46,7 @@ def test_record_holds_the_run(tmp_path):
     kept = {key: value for key, value in summary.items() if key not in ("test_correct", "command")}
     assert content["summary"] == kept | {
         "macs": macs(run.build(similarity=None), 1, 8, 8),
-        "command": f"nsim train {STATIC} --budget 0.5 --seed 3",
+        "command": f"nsim train {STATIC} --budget 0.5 --seed 3 --threads 2",
     }
     record = read_records(tmp_path / "results", STATIC, 0.5)[3]
     scores = evaluate(load(run), make_dataset().test, run.preprocess, choose_runtime("cpu", "fp32"))
@@ -87,6 +88,15 @@ def test_machine_settings_are_free_and_stand_in_the_command(tmp_path):
         f"nsim train {PLAIN} --budget 1.0 --seed 3 --precision bf16 --channels-last False "
         "--threads 1 --checkpoint-seconds 9.5"
     )
+
+
+def test_the_command_has_the_precision_and_threads_that_a_machine_chose(tmp_path):
+    """Another one may choose otherwise."""
+    run = run_of(PLAIN, tmp_path, precision="auto")
+    edit(run.path / "environment.json", precision="bf16", threads=7)
+    content = json.loads(write_record(run, tmp_path / "results").read_text())
+    assert content["summary"]["command"].endswith("--seed 3 --precision bf16 --threads 7")
+    assert content["config"]["precision"] == "auto"
 
 
 @pytest.mark.parametrize(

@@ -399,15 +399,17 @@ def test_processes_have_one_thread_whatever_the_environment_says(tmp_path, monke
 
 @pytest.mark.parametrize("there", [True, False])
 def test_runs_that_begin_or_go_on_have_one_thread_and_the_data_named(tmp_path, there):
-    task = plan_of(tmp_path, seeds=(1,), only=(PLAIN,)).tasks[0]
+    task = plan_of(tmp_path, seeds=(1,), only=(PLAIN,), precision="bf16").tasks[0]
     if there:
         task.folder.mkdir(parents=True)
     words = execution.train_command(task, tmp_path / "sets")
     assert words[words.index("--data") + 1] == str(tmp_path / "sets")
     if there:
         assert words[words.index("--resume") + 1] == str(task.folder)
+        assert "--precision" not in words
     else:
         assert words[words.index("--threads") + 1] == "1"
+        assert words[words.index("--precision") + 1] == "bf16"
 
 
 def test_a_run_that_was_stopped_is_no_failure(tmp_path, monkeypatch, capsys):

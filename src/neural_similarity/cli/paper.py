@@ -75,6 +75,8 @@ class ReproduceOptions(TableOptions):
     """Recipes to run of those in the table; a name may hold *."""
     jobs: int = 2
     """Processes side by side, each of one thread."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Of runs that are to begin: what is faster here, or that of the records beside them."""
     data: Path = Path("data")
     """Folder of the data sets."""
     runs: Path = Path("runs")
@@ -151,6 +153,7 @@ def reproduce(args: Sequence[str]) -> int:
         results=options.results,
         runs=options.runs,
         only=options.only,
+        precision=options.precision,
     )
     say(_describe(plan, options))
     if options.dry_run or not plan.tasks or not agreed(options.yes):

@@ -158,6 +158,8 @@ def train_command(task: Task, data_root: Path) -> list[str]:
         return [*start, "--resume", str(task.folder), *data]
     settings = ["--budget", repr(task.budget), "--seed", str(task.seed)]
     settings += ["--threads", str(THREADS), "--out", str(task.folder)]
+    if task.precision != "auto":
+        settings += ["--precision", task.precision]
     return [*start, task.name, *settings, *data]
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from neural_similarity.choices import require_count
 from neural_similarity.paper.records import (
-    Record,
     budget_name,
     overridden,
     read_record,
@@ -27,6 +26,8 @@ from neural_similarity.train.journal import read_lines
 from neural_similarity.train.recipe import scaled
 
 State = Literal["new", "interrupted", "finished"]
+Choice = Literal["auto", "bf16", "fp32"]
+"""Of the precision of a run."""
 THREADS = 1
 
 
@@ -46,6 +47,8 @@ class Task:
     """The record to write."""
     state: State
     """Whether the run is to begin, to go on, or only to be recorded."""
+    precision: Choice
+    """What to compute in, if it is to begin; "auto" leaves it to the recipe."""
     steps: int
     """Steps of the whole run."""
     done: int
@@ -79,6 +82,7 @@ def make_plan(
     results: Path,
     runs: Path,
     only: Sequence[str] = (),
+    precision: Choice = "auto",
 ) -> Plan:
     """The runs of a table that have no record: all rows of a seed, then those of the next.
 
@@ -89,6 +93,7 @@ def make_plan(
         results: folder of the records.
         runs: folder of the run folders.
         only: patterns such as "cifar10-*"; rows whose recipe matches none are left out.
+        precision: of runs that are to begin: "auto" (what is faster here), "bf16" or "fp32".
 
     Raises:
         ValueError: a pattern matches no row, or a record cannot be used.
@@ -98,8 +103,11 @@ def make_plan(
     ready = [name for name in names if name in RECIPES]
     recorded = {name: read_records(results, name, budget) for name in ready}
     missing = [(name, seed) for seed in seeds for name in ready if seed not in recorded[name]]
-    paces = {name: _pace(results, name) for name in dict(missing)}
-    tasks = (_task(name, budget, seed, (results, runs), paces[name]) for name, seed in missing)
+    here = _machine(precision)
+    paces = {name: _pace(results, name, here) for name in dict(missing)}
+    tasks = (
+        _task(name, budget, seed, (results, runs), precision, paces[name]) for name, seed in missing
+    )
     return Plan(
         tasks=tuple(tasks),
         recorded=len(ready) * len(seeds) - len(missing),
@@ -155,7 +163,12 @@ def makespan(tasks: Iterable[Task], jobs: int) -> tuple[float, int]:
 
 
 def _task(
-    name: str, budget: float, seed: int, folders: tuple[Path, Path], pace: float | None
+    name: str,
+    budget: float,
+    seed: int,
+    folders: tuple[Path, Path],
+    precision: Choice,
+    pace: float | None,
 ) -> Task:
     results, runs = folders
     folder = run_folder(runs, name, budget, seed)
@@ -174,6 +187,7 @@ def _task(
         folder=folder,
         record=record_path(results, name, budget, seed),
         state=state,
+        precision=precision,
         steps=steps,
         done=done,
         seconds=pace and pace * (steps - done),
@@ -210,19 +224,24 @@ def _own_pace(run: Run) -> float | None:
     return lines[-1]["seconds"] / lines[-1]["step"] if lines else None
 
 
-def _pace(results: Path, name: str) -> float | None:
-    """Seconds a step by the records of a recipe, at any budget, on a machine like this one.
+def _pace(results: Path, name: str, here: dict[str, Any]) -> float | None:
+    """Seconds a step by the records of a recipe, at any budget, on a machine like `here`.
 
     A released variant without records is taken to be as fast as the recipe that it is one of.
     """
     records = [read_record(path) for path in (results / name).glob("*/*.json")]
-    paces = [r.summary["seconds"] / r.summary["steps"] for r in records if _is_from_here(r)]
+    paces = [
+        r.summary["seconds"] / r.summary["steps"]
+        for r in records
+        if r.environment.items() >= here.items()
+    ]
     if not paces and name.endswith(SUFFIX):
-        return _pace(results, name.removesuffix(SUFFIX))
+        return _pace(results, name.removesuffix(SUFFIX), here)
     return median(paces) if paces else None
 
 
-def _is_from_here(record: Record) -> bool:
-    device = device_name(choose_runtime(precision="fp32").device)
-    here = {"cpu": cpu_name(), "device": device, "threads": THREADS}
-    return all(record.environment[key] == value for key, value in here.items())
+def _machine(precision: Choice) -> dict[str, Any]:
+    """What a run's time depends on, as a record's environment names it, of runs begun here."""
+    runtime = choose_runtime(precision=precision, thread_count=THREADS)
+    device = {"cpu": cpu_name(), "device": device_name(runtime.device)}
+    return device | {"threads": THREADS, "precision": runtime.precision}

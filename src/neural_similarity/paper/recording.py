@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,13 @@ def write_record(run: Run, results: Path) -> Path:
 
 
 def command(run: Run) -> str:
-    """The command that repeats a run with nothing overridden, from any folder of data sets."""
-    recipe, original = run.recipe, RECIPES[run.name]
+    """The command that repeats a run with nothing overridden, from any folder of data sets.
+
+    It has the precision and the threads of the run, which another machine may choose otherwise.
+    """
+    original = RECIPES[run.name]
+    threads = read_json(run.path / ENVIRONMENT)["threads"]
+    recipe = replace(run.recipe, precision=run.precision, threads=threads)
     words = ["nsim", "train", run.name]
     words += ["--budget", f"{run.budget!r}", "--seed", f"{recipe.seed}"]
     for field in MACHINE:
