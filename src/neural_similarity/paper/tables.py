@@ -152,8 +152,9 @@ ABLATIONS = (
         "Identity in dynamic UNS",
         "error",
         (
-            Row("added", "cifar10-dynamic-uns"),
-            Row("not added", "cifar10-dynamic-uns-no-identity"),
+            Row("added, no gains", "cifar10-dynamic-uns-no-gains"),
+            Row("not added, no gains", "cifar10-dynamic-uns-no-identity"),
+            Row("added, with gains", "cifar10-dynamic-uns"),
         ),
     ),
     Panel(

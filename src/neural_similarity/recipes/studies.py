@@ -42,8 +42,12 @@ ABLATIONS = {
         "predictor bounded, patches and kernels normalised",
         _dns(SphereNet(normalize="both", bounded=True)),
     ),
+    "cifar10-dynamic-uns-no-gains": (
+        "the prediction is added to I as it is, so that M starts as noise about I",
+        replace(BASE, similarity=Dynamic(Full(), PREDICTOR, init="released")),
+    ),
     "cifar10-dynamic-uns-no-identity": (
-        "the prediction is M, as in App. A",
+        "the same without I: the prediction is M, as in App. A",
         replace(BASE, similarity=Dynamic(Full(residual=False), PREDICTOR, init="released")),
     ),
     "cifar10-cnn-raw": ("pixels 0 to 255", replace(BASE, inputs="raw")),
