@@ -68,9 +68,8 @@ CHEAPER = {
 }
 
 # Factors on the filters: with MACS the plain network has 0.997 of the multiplications of dynamic
-# DNS (`models.counts.macs`); with SLOW about the time of its training step: 0.97 of it while
-# predictors were not normalised (`nsim bench recipes --threads 1`: 128 images, bf16, a CPU with
-# AMX).
+# DNS (`models.counts.macs`); with SLOW 0.99 of the time of its training step
+# (`nsim bench recipes --dtype fp32 --threads 1`: 128 images, a CPU without AMX).
 MACS, SLOW = 1.5625, 1.8125
 CONTROLS = {
     "cifar10-cnn-macs": (
