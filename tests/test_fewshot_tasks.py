@@ -117,6 +117,7 @@ def test_what_is_no_task_is_refused(images, fault):
     [
         ({"version": 1}, "`version` must be 2, got 1"),
         ({"classes": [[0, 1, 2]]}, "must be of"),
+        ({"classes": None}, "dtype"),
         ({"support": "AAAA"}, "decompressing"),
         ({"tasks": 3}, "reshape"),
     ],

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tiny_classes import TINY, make_split, tiny_classes_world
 
-from neural_similarity import cli
+from neural_similarity import cli, data
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.run import usual_checkpoint
 from neural_similarity.fewshot.tasks import TaskSizes, draw_tasks
@@ -234,6 +234,16 @@ def test_tasks_that_the_data_cannot_give_are_refused_before_training(tmp_path, m
     told = " ".join(capsys.readouterr().err.split())
     assert re.search(r"test: every class must have 2 \+ 300 images .* of the class 'c\d+'", told)
     assert not (tmp_path / "runs/mini-anil-1-seed4").exists()
+
+
+def test_what_is_evaluated_is_recorded_without_the_data(done, tmp_path, monkeypatch):
+    folder = shutil.copytree(done, tmp_path / "copy")
+    name = next(name for name in records(folder) if name.startswith("mini-anil"))
+    before = records(folder)[name].read_bytes()
+    records(folder)[name].unlink()
+    monkeypatch.setattr(data, "load_split", refuse)
+    assert reproduce(folder, "--only", "mini-anil") == 0
+    assert records(folder)[name].read_bytes() == before
 
 
 def test_a_run_that_fails_on_all_classes_keeps_none_on_fewer_from_being_done(

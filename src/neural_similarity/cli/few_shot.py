@@ -162,16 +162,21 @@ def train(args: Sequence[str]) -> int:
     )
     if options.resume is not None:
         require_only(RESUMED_WITH, name, rest)
-        run = session.resume(options.resume, data_root=options.data, device=options.device)
+        with counter("images decoded") as decoded:
+            run = session.resume(
+                options.resume, data_root=options.data, device=options.device, progress=decoded
+            )
     elif options.retrain is not None:
         require_only(("--retrain", "--out", "--start", *RESUMED_WITH[1:]), name, rest)
-        run = session.retrain(
-            read_run(options.retrain, FewShotRun),
-            out=options.out,
-            data_root=options.data,
-            device=options.device,
-            start=options.recipe.start,
-        )
+        with counter("images decoded") as decoded:
+            run = session.retrain(
+                read_run(options.retrain, FewShotRun),
+                out=options.out,
+                data_root=options.data,
+                device=options.device,
+                start=options.recipe.start,
+                progress=decoded,
+            )
     else:
         run = _train(name or DEFAULT, options)
     _report(run)

@@ -95,7 +95,8 @@ def _complete(work: paper.Reproduction, lacking: Sequence[paper.Wanted]) -> dict
     broken: dict[paper.RunKey, str] = {}
     for one in lacking:
         try:
-            work.check(one)
+            with counter("images decoded") as decoded:
+                work.check(one, decoded)
             _train_for(work, one, broken)
             with counter("tasks") as count:
                 paths = work.complete(one, count)

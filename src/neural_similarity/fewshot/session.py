@@ -121,7 +121,11 @@ def _train(
 
 
 def resume(
-    path: str | Path, *, data_root: str | Path | None = None, device: str = "auto"
+    path: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
 ) -> FewShotRun:
     """Continue the run in the folder `path` exactly from its newest whole checkpoint.
 
@@ -131,12 +135,13 @@ def resume(
         path: the run folder.
         data_root: folder of the data sets; None is the one that the run began with.
         device: "auto", "cpu" or "cuda".
+        progress: told how many images are decoded, where that has to be done.
     """
     run = read_run(path, FewShotRun)
     if run.summary.exists():
         return run
     runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
-    split = load_data(run, data_root)
+    split = load_data(run, data_root, progress)
     with threads(run.recipe.threads):
         _complete(run, split, split.part(run.recipe.train_on), runtime)
     return run
@@ -149,6 +154,7 @@ def retrain(
     data_root: str | Path | None = None,
     device: str = "auto",
     start: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> FewShotRun:
     """Train a run's recipe anew on validation classes as well, for as many epochs as were best.
 
@@ -158,6 +164,7 @@ def retrain(
         data_root: folder of the data sets; None is the one that the run was trained from.
         device: "auto", "cpu" or "cuda".
         start: run folder to start from; None is that of the run, if any.
+        progress: told how many images are decoded, where that has to be done.
 
     Raises:
         RunError: the run is not finished or chose no step.
@@ -165,7 +172,7 @@ def retrain(
     summary = read_json(run.summary) if run.summary.exists() else {}
     if "best_checkpoint" not in summary:
         raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")
-    split = load_data(run, data_root)
+    split = load_data(run, data_root, progress)
     growth = 1 + len(split.val) / len(split.train)
     chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
     recipe = retraining(run.recipe, **chosen)

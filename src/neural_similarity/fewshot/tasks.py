@@ -273,7 +273,7 @@ def read_tasks(path: Path) -> TaskList:
     """
     try:
         return from_json(read_json(path))
-    except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as a list of tasks: {error!r}") from error
 
 

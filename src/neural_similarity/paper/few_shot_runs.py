@@ -139,14 +139,21 @@ class Reproduction:
         folders = (self._folder(*key) for one in wanted for key in self.needed(one))
         return list(dict.fromkeys(path for path in folders if not (path / SUMMARY).exists()))
 
-    def check(self, one: Wanted) -> None:
-        """Refuse what the data cannot be evaluated for, before anything is trained for it.
+    def check(self, one: Wanted, progress: Progress | None = None) -> None:
+        """Refuse what the data cannot be evaluated for, if anything has to be trained for it.
+
+        Args:
+            one: what is wanted.
+            progress: told how many images are decoded, where that has to be done.
 
         Raises:
             ValueError: there are too few classes, or images of one, for the test tasks.
         """
+        if not self.trainings([one]):
+            return
         recipe = FEW_SHOT_RECIPES[one.name]
-        split = data.load_split(recipe.dataset, self.data_root, image_size=recipe.image_size)
+        size = recipe.image_size
+        split = data.load_split(recipe.dataset, self.data_root, image_size=size, progress=progress)
         session.check_tasks(split, "test", _sizes(one.shots))
 
     def complete(self, one: Wanted, progress: Progress | None = None) -> list[Path]:
