@@ -149,12 +149,20 @@ ABLATIONS = (
         ),
     ),
     Panel(
-        "Identity in dynamic UNS",
+        "Start of dynamic UNS",
         "error",
         (
-            Row("added, no gains", "cifar10-dynamic-uns-no-gains"),
-            Row("not added, no gains", "cifar10-dynamic-uns-no-identity"),
-            Row("added, with gains", "cifar10-dynamic-uns"),
+            Row("identity and gains", "cifar10-dynamic-uns"),
+            Row("identity", "cifar10-dynamic-uns-no-gains"),
+            Row("neither", "cifar10-dynamic-uns-no-identity"),
+        ),
+    ),
+    Panel(
+        "Identity in dynamic UNS without gains",
+        "error",
+        (
+            Row("added", "cifar10-dynamic-uns-no-gains"),
+            Row("not added", "cifar10-dynamic-uns-no-identity"),
         ),
     ),
     Panel(
