@@ -9,10 +9,18 @@ import pytest
 import torch
 from PIL import Image
 
-from neural_similarity.data import ClassSplit, Images, load_split, mapped
+from neural_similarity.data import (
+    ClassSplit,
+    Images,
+    class_images,
+    class_pickles,
+    load_split,
+    mapped,
+)
 from neural_similarity.data.cifar import CIFAR100
 from neural_similarity.data.cifar_splits import SPLITS, load_cifar_split
 from neural_similarity.data.class_split import PARTS, random_split
+from neural_similarity.data.images import digest_of
 
 WANTED = {"train": ["ant", "bee"], "val": ["cat"], "test": ["dog"]}
 
@@ -232,6 +240,43 @@ def test_mini_imagenet_as_pickles(tmp_path):
         load_split("mini-imagenet", tmp_path, image_size=28)
 
 
+def test_pickles_are_read_once(tmp_path, monkeypatch):
+    values = {part: arrays(names) for part, names in WANTED.items()}
+    pickles(tmp_path, values)
+    monkeypatch.setattr(class_pickles, "CHUNK", 3)
+    counts = []
+
+    def load():
+        return load_split("mini-imagenet", tmp_path, progress=lambda *count: counts.append(count))
+
+    first = load()
+    assert counts == [(3, 8), (4, 8), (6, 8), (8, 8)]
+    assert first.digest == digest_of((first.train, first.val, first.test))
+    second = load()
+    check(second)
+    assert len(counts) == 4
+    assert second.digest == first.digest
+    assert torch.equal(second.train.pixels, first.train.pixels)
+    second.test.pixels.zero_()
+    assert torch.equal(load().test.pixels, first.test.pixels)
+    values["test"]["image_data"][0] += 1  # as many bytes
+    pickles(tmp_path, values)
+    third = load()
+    assert len(counts) == 8
+    assert third.digest != first.digest
+    assert np.array_equal(
+        third.test.pixels[0].numpy(), values["test"]["image_data"][0].transpose(2, 0, 1)
+    )
+
+
+def test_pickles_of_images_of_two_sizes(tmp_path):
+    pickles(tmp_path, {part: arrays(names) for part, names in WANTED.items()})
+    small = {"image_data": np.zeros((2, 28, 28, 3), np.uint8), "class_dict": {"dog": [0, 1]}}
+    pickles(tmp_path, {"test": small})
+    with pytest.raises(ValueError, match=r"must hold images of one shape, got \[\(3, 28, 28\), "):
+        load_split("mini-imagenet", tmp_path)
+
+
 def test_older_pickles_have_labels(tmp_path):
     for part, names in WANTED.items():
         data = arrays(names)["image_data"]
@@ -388,7 +433,7 @@ def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
     write_folders(tmp_path)
     first = load_split("classes", tmp_path, image_size=6)
     (tmp_path / "cache-6.json").unlink()
-    read, calls = mapped.read_pixels, []
+    read, calls = class_images.read_pixels, []
 
     def fails(*args):
         calls.append(args)
@@ -397,7 +442,7 @@ def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
         return read(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(mapped, "read_pixels", fails)
+        patch.setattr(class_images, "read_pixels", fails)
         with pytest.raises(OSError, match="the disk is gone"):
             load_split("classes", tmp_path, image_size=6)
     assert (tmp_path / "cache-6.pixels").stat().st_size == 864

@@ -1,16 +1,25 @@
 """Mini-ImageNet as three pickles of arrays, the form in which it is passed around."""
 
+import hashlib
+import json
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 
 from neural_similarity.data.class_split import PARTS, ClassSplit
+from neural_similarity.data.files import Progress
 from neural_similarity.data.images import Images, digest_of
+from neural_similarity.data.mapped import Content, load_mapped
 from neural_similarity.data.unpickling import unpickle
 
 PICKLES = ("mini-imagenet-cache-{}.pkl", "miniImageNet_category_split_{}.pickle")
 """The names of the public files; of the second kind, "train" is "train_phase_train"."""
+CACHE = "cache-pickles.pixels"
+CHUNK = 600
+"""Images that are written between two reports of progress."""
 
 
 def find_pickles(folder: Path) -> dict[str, Path] | None:
@@ -27,14 +36,47 @@ def find_pickles(folder: Path) -> dict[str, Path] | None:
     return None
 
 
-def load_pickles(name: str, paths: dict[str, Path]) -> ClassSplit:
+def load_pickles(name: str, paths: dict[str, Path], progress: Progress | None = None) -> ClassSplit:
     """The images of three pickles, of which nothing but arrays and plain values is accepted.
+
+    They are read once, into a cache beside them, `cache-pickles.pixels`, which tells them by
+    names, sizes and times of change; see `load_mapped`.
+
+    Args:
+        name: of the data set.
+        paths: the file of each part.
+        progress: told how many images are in the cache.
 
     Raises:
         ValueError: a file is damaged, holds something else, or names anything to be run.
     """
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths.values()]
+    signature = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    cache = paths["train"].with_name(CACHE)
+    return load_mapped(name, cache, signature, partial(_write, paths, progress))
+
+
+def _write(paths: dict[str, Path], progress: Progress | None, file: BinaryIO) -> Content:
+    """Write the pixels of all three, class by class."""
     parts = [_read(paths[part]) for part in PARTS]
-    return ClassSplit(name, *parts, digest=digest_of(parts))
+    shapes = {part.shape for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{paths['train'].parent} must hold images of one shape, got {sorted(shapes)}"
+        )
+    total, done = sum(map(len, parts)), 0
+    for part in parts:
+        for chunk in part.chunks(CHUNK):
+            file.write(chunk.numpy().data)
+            done += len(chunk)
+            if progress:
+                progress(done, total)
+    return Content([total, *parts[0].shape], [_counts(part) for part in parts], digest_of(parts))
+
+
+def _counts(images: Images) -> dict[str, int]:
+    counts = images.labels.bincount(minlength=len(images.classes))
+    return dict(zip(images.classes, counts.tolist(), strict=True))
 
 
 def _read(path: Path) -> Images:

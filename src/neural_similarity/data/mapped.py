@@ -1,58 +1,66 @@
-"""Image files decoded once into a file that later runs map into memory."""
+"""Images kept in a file that later runs map into memory."""
 
 import fcntl
-import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from neural_similarity.data.class_files import ClassFiles
-from neural_similarity.data.class_split import PARTS, ClassSplit
-from neural_similarity.data.decoding import read_header, read_pixels
-from neural_similarity.data.files import Progress
+from neural_similarity.data.class_split import ClassSplit
 from neural_similarity.data.images import Images
 
-VERSION = 1
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a cache holds.
+
+    Args:
+        shape: of all pixels, (n, c, h, w).
+        counts: images of every class of each part, in the order of the pixels.
+        digest: SHA-256 of the data set.
+    """
+
+    shape: list[int]
+    counts: list[dict[str, int]]
+    digest: str
 
 
 def load_mapped(
-    name: str, files: ClassFiles, size: int, *, mode: str | None, progress: Progress | None = None
+    name: str, cache: Path, signature: str, write: Callable[[BinaryIO], Content]
 ) -> ClassSplit:
-    """The images of `files`, resized and cropped to `size` pixels, from a cache beside them.
+    """The images of a cache, which is made where it is missing or of other files.
 
-    The cache, `cache-<size>.pixels` and its description in JSON, is made where it is missing or
-    of other files; it tells files by their names and sizes. Of processes that begin at once, one
-    makes it and the others wait.
+    Beside `cache` lies its description in JSON. Of processes that begin at once, one makes the
+    cache and the others wait.
 
     Args:
         name: of the data set.
-        files: what to read.
-        size: height and width.
-        mode: "L" (grey), "RGB", or None: grey if all images are.
-        progress: told how many images are decoded.
+        cache: file of the pixels; its folder, which is the data set's, must be writable.
+        signature: tells the files that the cache is made of from others.
+        write: writes all pixels, uint8 (n, c, h, w), and says what they are.
 
     Raises:
-        ValueError: a file is no image or damaged; the error names it.
+        ValueError: the cache is damaged; the error names it.
     """
-    signature = files.signature()
-    pixels = files.folder / f"cache-{size}.pixels"
-    with _locked(files.folder):
-        description = _read_description(pixels.with_suffix(".json"))
-        if description.get("signature") != signature or not pixels.is_file():
-            description = _decode(files, signature, pixels, size, mode, progress)
-        return _split(name, files, pixels, description["content"])
+    with _locked(cache.parent):
+        content = _read_description(cache, signature)
+        if content is None:
+            content = _make(cache, signature, write)
+        return _split(name, cache, content)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process decodes the images of `folder`, and let none begin."""
+    """Wait until no other process makes a cache in `folder`, and let none begin."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -61,57 +69,40 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _read_description(path: Path) -> dict[str, Any]:
-    """What a cache holds; nothing if it is missing, damaged or of another version."""
+def _read_description(cache: Path, signature: str) -> Content | None:
+    """What a cache holds; None if it is missing, or damaged, of other files or another version."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    known = isinstance(content, dict) and content.get("version") == VERSION
-    return content if known and isinstance(content.get("content"), dict) else {}
+        found = json.loads(_description(cache).read_text(encoding="utf-8"))
+        if found["version"] == VERSION and found["signature"] == signature and cache.is_file():
+            return Content(**found["content"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
-def _decode(
-    files: ClassFiles,
-    signature: str,
-    path: Path,
-    size: int,
-    mode: str | None,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    """Write the pixels of all files to `path`, and then what they are."""
-    paths = list(files.paths)
-    mode = mode or ("L" if all(read_header(p).mode in ("1", "L") for p in paths) else "RGB")
-    digest = hashlib.sha256()
-    partial = path.with_name(f".{path.name}.partial")
+def _make(cache: Path, signature: str, write: Callable[[BinaryIO], Content]) -> Content:
+    """Write all pixels, and then what they are."""
+    partial = cache.with_name(f".{cache.name}.partial")
     with partial.open("wb") as file:
-        for done, source in enumerate(paths, start=1):
-            pixels = np.ascontiguousarray(read_pixels(source, mode, (size, size)))
-            digest.update(pixels.data)
-            file.write(pixels.data)
-            if progress:
-                progress(done, len(paths))
-    partial.replace(path)
-    content = {
-        "shape": [len(paths), 1 if mode == "L" else 3, size, size],
-        "digest": digest.hexdigest(),
-    }
-    description = {"version": VERSION, "signature": signature, "content": content}
-    path.with_suffix(".json").write_text(json.dumps(description, indent=2) + "\n", "utf-8")
-    return description
+        content = write(file)
+    partial.replace(cache)
+    description = {"version": VERSION, "signature": signature, "content": asdict(content)}
+    _description(cache).write_text(json.dumps(description, indent=2) + "\n", "utf-8")
+    return content
 
 
-def _split(name: str, files: ClassFiles, path: Path, content: dict[str, Any]) -> ClassSplit:
-    shape = content["shape"]
-    size = int(np.prod(shape))
-    if path.stat().st_size != size:
-        raise ValueError(f"{path} must hold {size:,} bytes, got a damaged file; delete it")
-    pixels = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).view(shape)
-    counts = [{n: len(paths) for n, paths in files.parts[part].items()} for part in PARTS]
-    parts = pixels.split([sum(sizes.values()) for sizes in counts])
-    images = [_images(*part) for part in zip(parts, counts, strict=True)]
-    digest = hashlib.sha256(json.dumps([counts, content]).encode())
-    return ClassSplit(name, *images, digest=digest.hexdigest())
+def _description(cache: Path) -> Path:
+    return cache.with_suffix(".json")
+
+
+def _split(name: str, cache: Path, content: Content) -> ClassSplit:
+    size = int(np.prod(content.shape))
+    if cache.stat().st_size != size:
+        raise ValueError(f"{cache} must hold {size:,} bytes, got a damaged file; delete it")
+    pixels = torch.from_file(str(cache), shared=False, size=size, dtype=torch.uint8)
+    parts = pixels.view(content.shape).split([sum(sizes.values()) for sizes in content.counts])
+    images = [_images(*part) for part in zip(parts, content.counts, strict=True)]
+    return ClassSplit(name, *images, digest=content.digest)
 
 
 def _images(pixels: Tensor, counts: dict[str, int]) -> Images:

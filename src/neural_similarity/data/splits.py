@@ -11,12 +11,12 @@ from neural_similarity.data.class_files import (
     find_omniglot,
     find_parts,
 )
+from neural_similarity.data.class_images import load_class_images
 from neural_similarity.data.class_pickles import find_pickles, load_pickles
 from neural_similarity.data.class_split import ClassSplit, all_images, select_classes
 from neural_similarity.data.embedded import load_embedded
 from neural_similarity.data.files import Progress
 from neural_similarity.data.images import digest_of
-from neural_similarity.data.mapped import load_mapped
 
 MINI, OMNIGLOT, CLASSES, EMBEDDED = "mini-imagenet", "omniglot", "classes", "embedded"
 
@@ -63,7 +63,7 @@ def load_split(
             `root` itself, any folder of class folders, see `find_class_files`.
         root: folder of the data sets.
         image_size: height and width of images that are files; None is 84, Omniglot's is 28.
-        progress: told how many images are decoded, where that has to be done.
+        progress: told how many images are read, where that has to be done.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -87,8 +87,8 @@ def _load_files(
     require_least("image_size", size)
     folder = root / name if (root / name).is_dir() and name != CLASSES else root
     if name == MINI and (pickles := find_pickles(folder)):
-        return _of_size(load_pickles(name, pickles), size)
-    return load_mapped(name, find(folder), size, mode=mode, progress=progress)
+        return _of_size(load_pickles(name, pickles, progress), size)
+    return load_class_images(name, find(folder), size, mode=mode, progress=progress)
 
 
 def _of_size(split: ClassSplit, size: int) -> ClassSplit:
