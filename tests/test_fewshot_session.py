@@ -81,6 +81,7 @@ def test_the_best_step_on_validation_classes_is_kept(tmp_path):
     assert summary["best_checkpoint"] == {
         "step": best["step"],
         "validation_accuracy": best["validation_accuracy"],
+        "batch_norm": "running",
     }
     split = make_split()
     sizes = BY_TASKS.select_sizes
@@ -153,14 +154,15 @@ def test_training_tasks_are_functions_of_their_number():
 
 @pytest.mark.parametrize("method", ["proto", "fine-tuning"])
 def test_it_learns(tmp_path, method):
+    """The classes that it is trained on; on these, untrained networks are at 60 to 86 %."""
     recipe = replace(TINY, method=method, steps=60, drops=(), lr=0.01, width=0.25, crop=0)
     run = train(tmp_path, replace(recipe, flip=False))
     split, runtime = make_split(), choose_runtime("cpu", "fp32")
-    tasks = draw_tasks(split.test, TINY.sizes, 30, seed=0, data=split.digest, part="test")
+    tasks = draw_tasks(split.train, TINY.sizes, 30, seed=0, data=split.digest, part="train")
     right = evaluate(
-        load_method(run, "last"), split.test, tasks, preprocess=run.preprocess, runtime=runtime
+        load_method(run, "last"), split.train, tasks, preprocess=run.preprocess, runtime=runtime
     )
-    assert right.double().mean() > 0.75 * 6
+    assert right.double().mean() > 0.92 * 6
 
 
 def test_one_backbone_serves_several_methods(tmp_path):

@@ -26,6 +26,7 @@ from neural_similarity.paper.statistics import Interval
 from neural_similarity.train.files import write_text
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import Recipe, scaled
+from neural_similarity.train.runtime import PrecisionChoice
 
 FEW_SHOT = "6"
 """The table of few-shot learning, whose runs are evaluated on tasks."""
@@ -75,7 +76,7 @@ class ReproduceOptions(TableOptions):
     """Recipes to run of those in the table; a name may hold *."""
     jobs: int = 2
     """Processes side by side, each of one thread."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    precision: PrecisionChoice = "auto"
     """Of runs that are to begin: what is faster here, or that of the records beside them."""
     data: Path = Path("data")
     """Folder of the data sets."""

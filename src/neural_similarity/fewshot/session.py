@@ -326,5 +326,9 @@ def _finish(run: FewShotRun, state: State, images: Images, runtime: Runtime) -> 
     summary = {"images": len(images)} | facts_of(state, runtime)
     if run.best.is_dir():
         step = step_of(newest(run.best))
-        summary["best_checkpoint"] = {"step": step, "validation_accuracy": state.best}
+        summary["best_checkpoint"] = {
+            "step": step,
+            "validation_accuracy": state.best,
+            "batch_norm": METHODS[run.recipe.method].statistics,
+        }
     write_json(run.summary, summary)

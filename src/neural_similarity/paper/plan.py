@@ -24,9 +24,9 @@ from neural_similarity.train.checkpoint import checkpoints, step_of
 from neural_similarity.train.environment import cpu_name, device_name
 from neural_similarity.train.journal import read_lines
 from neural_similarity.train.recipe import scaled
+from neural_similarity.train.runtime import PrecisionChoice
 
 State = Literal["new", "interrupted", "finished"]
-Choice = Literal["auto", "bf16", "fp32"]
 """Of the precision of a run."""
 THREADS = 1
 
@@ -47,7 +47,7 @@ class Task:
     """The record to write."""
     state: State
     """Whether the run is to begin, to go on, or only to be recorded."""
-    precision: Choice
+    precision: PrecisionChoice
     """What to compute in, if it is to begin; "auto" leaves it to the recipe."""
     steps: int
     """Steps of the whole run."""
@@ -82,7 +82,7 @@ def make_plan(
     results: Path,
     runs: Path,
     only: Sequence[str] = (),
-    precision: Choice = "auto",
+    precision: PrecisionChoice = "auto",
 ) -> Plan:
     """The runs of a table that have no record: all rows of a seed, then those of the next.
 
@@ -167,7 +167,7 @@ def _task(
     budget: float,
     seed: int,
     folders: tuple[Path, Path],
-    precision: Choice,
+    precision: PrecisionChoice,
     pace: float | None,
 ) -> Task:
     results, runs = folders
@@ -240,7 +240,7 @@ def _pace(results: Path, name: str, here: dict[str, Any]) -> float | None:
     return median(paces) if paces else None
 
 
-def _machine(precision: Choice) -> dict[str, Any]:
+def _machine(precision: PrecisionChoice) -> dict[str, Any]:
     """What a run's time depends on, as a record's environment names it, of runs begun here."""
     runtime = choose_runtime(precision=precision, thread_count=THREADS)
     device = {"cpu": cpu_name(), "device": device_name(runtime.device)}

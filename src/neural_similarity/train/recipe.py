@@ -14,6 +14,7 @@ from neural_similarity.models import MODELS, SPHERENETS, WITHOUT_SIMILARITY, opt
 from neural_similarity.nn import Static, format_similarity, parse_similarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.regularize import MEASURES
+from neural_similarity.train.runtime import PrecisionChoice
 from neural_similarity.train.schedule import scaled_steps
 
 POSITIVE = (
@@ -133,7 +134,7 @@ class Recipe:
     """Mirror half of the images."""
     padding: Literal["zero", "symmetric"] = "zero"
     """What the crop pads with; the released code mirrors the border."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    precision: PrecisionChoice = "auto"
     """bf16 autocast, fp32, or the faster that the device supports."""
     channels_last: bool = True
     """Memory layout of images and weights; changes the speed only."""

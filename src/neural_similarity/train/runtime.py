@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from neural_similarity.choices import require_known
 
 Precision = Literal["bf16", "fp32"]
+PrecisionChoice = Literal["auto", "bf16", "fp32"]
+"""A precision, or "auto": the faster one of the machine."""
 WORTH = 0.8
 """Part of fp32's time that bf16 must stay below on a CPU to be chosen."""
 TRIES = 5
@@ -77,7 +79,7 @@ def threads(count: int) -> Iterator[None]:
 
 def choose_runtime(
     device: str = "auto",
-    precision: Literal["auto", "bf16", "fp32"] = "auto",
+    precision: PrecisionChoice = "auto",
     channels_last: bool = True,
     thread_count: int = 0,
 ) -> Runtime:
@@ -91,7 +93,7 @@ def choose_runtime(
     Raises:
         ValueError: there is no such device here, or no such precision.
     """
-    require_known("precision", precision, ("auto", *get_args(Precision)))
+    require_known("precision", precision, get_args(PrecisionChoice))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
