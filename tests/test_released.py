@@ -159,7 +159,9 @@ def test_a_released_variant_is_taken_to_be_as_fast_as_its_recipe(tmp_path, monke
     write_by_hand(tmp_path, "cifar10-cnn", 1, [1, 0], seconds=640)
     tables = in_variant(TABLES["4"], "released")
     folders = {"results": tmp_path, "runs": tmp_path / "runs"}
-    tasks = make_plan(tables, seeds=(1,), budget=1, only=("cifar10-cnn@*",), **folders).tasks
+    tasks = make_plan(
+        tables, seeds=(1,), budget=1, only=("cifar10-cnn@*",), precision="fp32", **folders
+    ).tasks
     assert [task.seconds for task in tasks] == [pytest.approx(640 / 64_000 * 42_500)]
 
 
