@@ -5,12 +5,14 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from tiny_results import PLAIN, STATIC, TINY_RECIPES, plan_of, write_by_hand
 from tiny_results import tiny_table as tiny_table
 
+from neural_similarity.cli.paper import ReproduceOptions
 from neural_similarity.paper import makespan, plan, show
 from neural_similarity.paper.display import Lines
-from neural_similarity.train import train
+from neural_similarity.train import Runtime, train
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 
@@ -115,3 +117,14 @@ def test_no_tasks_take_no_time_and_jobs_are_one_at_least():
     assert makespan([], 2) == (0.0, 0)
     with pytest.raises(ValueError, match="`jobs` must be an integer of at least 1, got 0"):
         makespan([], 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "jobs"), [("cpu", 1, 1), ("cpu", 2, 2), ("cpu", 16, 2), ("cuda", 16, 1)]
+)
+def test_two_processes_go_side_by_side_on_several_cores_alone(monkeypatch, device, cores, jobs):
+    monkeypatch.setattr(plan, "cores", lambda: cores)
+    there = Runtime(torch.device(device), "fp32", channels_last=True)
+    monkeypatch.setattr(plan, "choose_runtime", lambda **_: there)
+    assert ReproduceOptions(table="4").jobs == jobs
+    assert ReproduceOptions(table="4", jobs=3).jobs == 3

@@ -302,7 +302,7 @@ def test_processes_have_one_thread(tmp_path):
 
 
 def test_dry_run_only_shows_the_plan(tmp_path, launched, capsys):
-    assert reproduce(tmp_path, "--dry-run", "--budget", "0.5") == 0
+    assert reproduce(tmp_path, "--dry-run", "--jobs", "2", "--budget", "0.5") == 0
     told = capsys.readouterr().out
     assert "A tiny table, budget 0.5: 6 to run, 0 recorded" in told
     assert "tiny-plain seed 3" in told

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -74,8 +74,8 @@ class ReproduceOptions(TableOptions):
     """Seeds of every row."""
     only: Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")] = ()
     """Recipes to run of those in the table; a name may hold *."""
-    jobs: int = 2
-    """Processes side by side, each of one thread."""
+    jobs: int = field(default_factory=paper.side_by_side)
+    """Processes side by side, each of one thread: two on a CPU of several cores, on a GPU one."""
     precision: PrecisionChoice = "auto"
     """Of runs that are to begin: what is faster here, or that of the records beside them."""
     data: Path = Path("data")

@@ -27,7 +27,7 @@ def in_order(
     Raises:
         ValueError: `work` did, for this position.
     """
-    workers = min(workers, _cores())
+    workers = min(workers, cores())
     loader = DataLoader(
         _Guarded(work),
         batch_size=None,
@@ -44,7 +44,7 @@ def in_order(
         yield result
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -20,6 +20,7 @@ from neural_similarity.paper.plan import Task as Task
 from neural_similarity.paper.plan import chosen as chosen
 from neural_similarity.paper.plan import make_plan as make_plan
 from neural_similarity.paper.plan import makespan as makespan
+from neural_similarity.paper.plan import side_by_side as side_by_side
 from neural_similarity.paper.plots import draw as draw
 from neural_similarity.paper.recording import write_record as write_record
 from neural_similarity.paper.records import read_records as read_records

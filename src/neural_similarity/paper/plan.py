@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from neural_similarity.choices import require_count
+from neural_similarity.data.prefetch import cores
 from neural_similarity.paper.records import (
     budget_name,
     overridden,
@@ -27,7 +28,7 @@ from neural_similarity.train.recipe import scaled
 from neural_similarity.train.runtime import PrecisionChoice
 
 State = Literal["new", "interrupted", "finished"]
-"""Of the precision of a run."""
+"""How far a run is that has no record."""
 THREADS = 1
 
 
@@ -142,6 +143,12 @@ def matching(recipes: Iterable[str], only: Sequence[str]) -> list[str]:
 def run_folder(runs: Path, name: str, budget: float, seed: int) -> Path:
     """The folder in which a table's run takes place."""
     return runs / f"{name}-{budget_name(budget)}-seed{seed}"
+
+
+def side_by_side() -> int:
+    """How many runs go at a time: two on a CPU of several cores, else one."""
+    on_cpu = choose_runtime(precision="fp32").device.type == "cpu"
+    return min(2, cores()) if on_cpu else 1
 
 
 def makespan(tasks: Iterable[Task], jobs: int) -> tuple[float, int]:
