@@ -75,7 +75,9 @@ def test_resumed_runs_end_bit_identical(tmp_path, monkeypatch, method):
 def test_the_best_step_on_validation_classes_is_kept(tmp_path):
     run = train(tmp_path, BY_TASKS)
     lines = [line for line in read_lines(run.metrics) if "validation_accuracy" in line]
-    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert [(line["step"], line["batch_norm"]) for line in lines] == [
+        (step, "running") for step in (2, 4, 6)
+    ]
     best = max(lines, key=lambda line: line["validation_accuracy"])
     summary = json.loads(run.summary.read_text())
     assert summary["best_checkpoint"] == {

@@ -306,10 +306,11 @@ def _judge_by(split: ClassSplit, run: FewShotRun, runtime: Runtime) -> Judge:
     )
     queries = len(tasks.sizes.query_labels)
 
-    def judge(model: nn.Module) -> dict[str, float]:
+    def judge(model: nn.Module) -> dict[str, Any]:
         method = _as_method(model, recipe)
         correct = evaluate(method, split.val, tasks, preprocess=run.preprocess, runtime=runtime)
-        return {"validation_accuracy": correct.double().mean().item() / queries}
+        accuracy = correct.double().mean().item() / queries
+        return {"validation_accuracy": accuracy, "batch_norm": METHODS[recipe.method].statistics}
 
     return judge
 

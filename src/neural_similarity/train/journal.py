@@ -46,7 +46,7 @@ class Journal:
         state.totals.zero_()
         state.logged_seconds = state.seconds
 
-    def log_validation(self, state: State, scores: dict[str, float]) -> None:
+    def log_validation(self, state: State, scores: dict[str, Any]) -> None:
         """Write a line with the scores of what is held out."""
         record = {"step": state.step} | scores
         append_line(self.run.metrics, record)

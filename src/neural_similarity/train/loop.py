@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from neural_similarity.train.runtime import Runtime
 from neural_similarity.train.schedule import learning_rate
 from neural_similarity.train.stopping import Interrupted
 
-Judge = Callable[[nn.Module], dict[str, float]]
+Judge = Callable[[nn.Module], dict[str, Any]]
 """What is held out says of a network: "validation_accuracy", and more; all modes stay."""
 
 
@@ -96,7 +96,7 @@ def _require_finite(state: State) -> None:
         raise RunError(f"the loss is not finite at step {state.step}; try a lower --lr")
 
 
-def _choose(scores: dict[str, float], state: State, journal: Journal) -> None:
+def _choose(scores: dict[str, Any], state: State, journal: Journal) -> None:
     """Log what is held out says of the network, and keep the checkpoint that is best by it."""
     journal.log_validation(state, scores)
     if scores["validation_accuracy"] > state.best:
