@@ -27,7 +27,7 @@ SLOW = "cifar10-deformable"
 COMPARED = tuple(
     dict.fromkeys(
         row.recipe
-        for table in ("4", "1", "2", "3", "predictors", "controls", "rivals")
+        for table in ("4", "1", "2", "3", "costs", "rivals")
         for row in TABLES[table].rows
         if row.recipe in CIFAR10 and row.recipe != SLOW
     )

@@ -177,16 +177,13 @@ ABLATIONS = (
     ),
 )
 DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns")
-CHEAPER = (
+COSTS = (
     DYNAMIC,
     Row("half the hidden units", "cifar10-dynamic-dns-half-width"),
     Row("half the resolution", "cifar10-dynamic-dns-half-resolution"),
     Row("second layer 1×1", "cifar10-dynamic-dns-1x1"),
     Row("shared", "cifar10-dynamic-dns-shared"),
     Row("one M an image", "cifar10-dynamic-dns-per-image"),
-)
-CONTROLS = (
-    DYNAMIC,
     Row("CNN", "cifar10-cnn"),
     Row("CNN of as many MACs", "cifar10-cnn-macs"),
     Row("CNN about as slow", "cifar10-cnn-time"),
@@ -250,9 +247,9 @@ TABLES = {
         (Panel("ResNet-18", "error", RESNET18), Panel("ResNet-50", "error", RESNET50)),
     ),
     "ablations": Table("Ablations: where paper and released code differ", ABLATIONS),
-    "predictors": Table("Cheaper predictors", (Panel("CIFAR-10", "error", CHEAPER),)),
-    "controls": Table(
-        "Controls: plain networks of equal cost", (Panel("CIFAR-10", "error", CONTROLS),)
+    "costs": Table(
+        "Error against cost: cheaper predictors, wider plain networks",
+        (Panel("CIFAR-10", "error", COSTS),),
     ),
     "rivals": Table(
         "Rivals: other kernels that depend on the image", (Panel("CIFAR-10", "error", RIVALS),)
