@@ -357,6 +357,18 @@ def test_exports_in_plain_operators_for_any_size(similarity):
     assert_close(program.module()(x), layer(x))
 
 
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_windows_of_one_number_in_a_tuple(similarity):
+    """torch's layers repeat it for every dimension."""
+    plain = nn.Conv2d(3, 4, 3, stride=(2,), padding=(1,), dilation=(2,))
+    x = torch.randn(2, 3, 9, 8)
+    assert_close(ns.convert(plain, similarity, "")(x), plain(x))
+    layer = trained(ns.Conv2d(3, 4, 3, (2,), (1,), (2,), similarity=similarity))
+    same = ns.Conv2d(3, 4, 3, 2, 1, 2, similarity=similarity)
+    same.load_state_dict(layer.state_dict())
+    assert_close(layer(x), same(x))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

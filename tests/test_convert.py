@@ -368,6 +368,8 @@ def test_dynamic_layers_do_not_fold(network, x):
         ns.fold(converted)
     with pytest.raises(ValueError, match='`dynamic` must be "error" or "keep", got \'drop\''):
         ns.fold(converted, dynamic="drop")
+    with pytest.raises(ValueError, match="these layers have one: the model itself; dynamic="):
+        ns.fold(converted.twice)
     folded = ns.fold(perturb(converted), dynamic="keep")
     assert type(folded.stem) is nn.Conv2d
     assert isinstance(folded.twice, ns.Conv2d)
@@ -666,6 +668,9 @@ def test_a_module_is_no_choice_of_where(network):
 def test_decays_are_numbers(network):
     with pytest.raises(ValueError, match="`weight_decay` must be at least 0, got nan"):
         ns.parameter_groups(network, weight_decay=float("nan"))
+    for name in ("weight_decay", "similarity_decay"):
+        with pytest.raises(ValueError, match=f"`{name}` must be at least 0, got None"):
+            ns.parameter_groups(network, **{"weight_decay": 0.1} | {name: None})
 
 
 def test_groups_stay_as_the_predictor_saw_them():

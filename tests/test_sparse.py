@@ -1,5 +1,7 @@
 """Sparse structures: masks, dilations, the largest entries, selections and shifts."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -300,6 +302,14 @@ SMALL = Geometry(2, 3, (3, 4), (1, 1), (0, 0), (1, 1))
             r"`rate` of a dilation must divide the kernel size \(3, 4\) less one, got 2",
         ),
         (lambda: ns.Dilation(rate=(2,)).build(SMALL), r"kernel size \(3, 4\) less one, got \(2,\)"),
+        (
+            lambda: ns.Masked(ns.Full(), threshold="0.5"),
+            "`threshold` must be a finite number, got '0.5'",
+        ),
+        (
+            lambda: ns.Masked(ns.Full(), threshold=math.nan),
+            "`threshold` must be a finite number, got nan",
+        ),
         (lambda: ns.Dynamic(ns.Shift()), '`init` "identity" needs a structure with a residual'),
     ],
 )  # fmt: skip

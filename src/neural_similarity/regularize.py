@@ -48,10 +48,13 @@ def parameter_groups(
         ValueError: a decay is negative.
     """
     check_module(model)
-    decays = (weight_decay, similarity_decay, predictor_decay, sphere_decay)
-    for name, decay in zip(("weight", "similarity", "predictor", "sphere"), decays, strict=True):
+    required = {"weight_decay": weight_decay, "similarity_decay": similarity_decay}
+    optional = {"predictor_decay": predictor_decay, "sphere_decay": sphere_decay}
+    for name, decay in (required | optional).items():
         if decay is not None:
-            require_least(f"{name}_decay", decay, 0)
+            require_least(name, decay, 0)
+        elif name in required:
+            raise ValueError(f"`{name}` must be at least 0, got None")
     groups: dict[str, dict[nn.Parameter, None]] = {
         name: {} for name in ("undecayed", "similarities", "predictors", "spheres", "weights")
     }

@@ -100,9 +100,10 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     check_module(model)
     unfoldable = {name for name, module in model.named_modules() if is_dynamic(module)}
     if unfoldable and dynamic == "error":
+        names = ", ".join(name or "the model itself" for name in sorted(unfoldable))
         raise ValueError(
-            f"dynamic similarities cannot be folded, and these layers have one: "
-            f"{', '.join(sorted(unfoldable))}; dynamic='keep' leaves them as they are"
+            f"dynamic similarities cannot be folded, and these layers have one: {names}; "
+            f"dynamic='keep' leaves them as they are"
         )
     model = _copy(model)
     folded: dict[nn.Module, nn.Module] = {}

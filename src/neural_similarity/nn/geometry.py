@@ -85,4 +85,5 @@ def convolution_geometry(layer: nn.Conv2d) -> Geometry:
 
 
 def _each(amount: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    return (amount,) * dims if isinstance(amount, int) else tuple(amount)
+    amounts = (amount,) if isinstance(amount, int) else tuple(amount)
+    return amounts * dims if len(amounts) == 1 else amounts

@@ -1,6 +1,7 @@
 """Sparse structures of M: masks of taps, selections, shifts, and the few largest entries."""
 
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from jaxtyping import Float
@@ -35,7 +36,7 @@ class Masked(Wrapper):
         continuous: D = D_r, a spatial mask without a threshold.
 
     Raises:
-        ValueError: `structure` is none that can be masked.
+        ValueError: `structure` is none that can be masked, or `threshold` is no finite number.
     """
 
     threshold: float = 0.5
@@ -44,6 +45,8 @@ class Masked(Wrapper):
     def __post_init__(self):
         self.require(*_MASKABLE)
         require_flag("continuous", self.continuous)
+        if not (isinstance(self.threshold, int | float) and isfinite(self.threshold)):
+            raise ValueError(f"`threshold` must be a finite number, got {self.threshold!r}")
 
     @property
     def exact_gradient(self) -> bool:
