@@ -83,6 +83,16 @@ def test_centres_are_torchvisions(tmp_path, size, side):
     assert np.array_equal(read_centre(path, side), expected)
 
 
+def test_images_of_more_than_8_bits_are_refused(tmp_path):
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.linspace(0, 60_000, 900).astype(np.uint16).reshape(30, 30)).save(path)
+    message = r"deep\.png must have 8 bits per channel, got the mode I;16"
+    with pytest.raises(ValueError, match=message):
+        read_centre(path, SIZE)
+    with pytest.raises(ValueError, match=message):
+        read_random_window(path, SIZE, torch.Generator())
+
+
 def test_a_batch_is_a_function_of_its_step(root):
     there = batches(root)
     assert there._decode.order.steps_per_epoch == 4

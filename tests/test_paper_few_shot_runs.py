@@ -1,6 +1,5 @@
 """`nsim fewshot reproduce`: nothing is done twice, and every run starts where it should."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -23,6 +22,7 @@ from neural_similarity.paper import (
 from neural_similarity.paper.few_shot_table import FewShotRow
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.train import RunError, read_run
+from neural_similarity.train.checkpoint import weights_digest
 from neural_similarity.train.run import find_checkpoint
 
 NAMING = replace(TINY, select_on="val")
@@ -95,8 +95,7 @@ def test_runs_start_from_those_on_the_same_classes(done):
         assert environment["start"].items() >= facts.items()
         (path,) = (p for n, p in records(done).items() if f"tadam.{classes}." in n)
         start = read_run(done / "runs" / f"mini-resnet12-1-seed4{suffix}", session.FewShotRun)
-        weights = find_checkpoint(start, "last" if suffix else "best") / "weights.safetensors"
-        digest = {"weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
+        digest = {"weights": weights_digest(find_checkpoint(start, "last" if suffix else "best"))}
         assert json.loads(path.read_text())["start"] == facts | digest
         fields = json.loads((folder / "config.json").read_text())["fields"]
         assert fields["start"] == str(done / "runs" / f"mini-resnet12-1-seed4{suffix}")

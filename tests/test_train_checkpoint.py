@@ -15,6 +15,7 @@ from neural_similarity.train.checkpoint import (
     newest,
     restore,
     save,
+    weights_digest,
 )
 from neural_similarity.train.files import RunError, new_folder, read_json, write_json, write_text
 
@@ -163,6 +164,17 @@ def test_whole_checkpoint_has_no_damage_and_texts_in_its_header(tmp_path):
     assert damage(path) is None
     with safe_open(path / WEIGHTS, "pt") as file:
         assert json.loads(file.metadata()["classes"]) == ["a", "b"]
+
+
+def test_a_digest_is_of_the_weights_alone(tmp_path):
+    """safetensors writes the texts of a header in any order, here of 6! orders."""
+    texts = {str(i): "text" for i in range(6)}
+    same = [weights_digest(save(tmp_path / str(i), make_state(), texts, keep=2)) for i in range(9)]
+    assert len(set(same)) == 1
+    other = make_state()
+    with torch.no_grad():
+        next(other.model.parameters()).view(-1)[0] += 1e-3
+    assert weights_digest(save(tmp_path / "other", other, texts, keep=2)) != same[0]
 
 
 def test_an_earlier_file_stays_until_the_new_one_is_whole(tmp_path):

@@ -61,11 +61,14 @@ def read_random_window(path: Path, size: int, random: torch.Generator) -> np.nda
     `RandomResizedCrop`.
 
     Raises:
-        ValueError: the file is no image, or is damaged.
+        ValueError: the file is no image, or is damaged, or its pixels have more than 8 bits.
     """
     with _opened(path) as image:
+        header = Header(path, image.mode, image.size)
         window = image.convert("RGB").crop(random_window(*image.size, random))
-        return np.asarray(window.resize((size, size), Image.Resampling.BILINEAR))
+        pixels = np.asarray(window.resize((size, size), Image.Resampling.BILINEAR))
+    _check_bits(header)
+    return pixels
 
 
 def read_centre(path: Path, size: int) -> np.ndarray:
@@ -75,14 +78,17 @@ def read_centre(path: Path, size: int) -> np.ndarray:
     `CenterCrop` do it.
 
     Raises:
-        ValueError: the file is no image, or is damaged.
+        ValueError: the file is no image, or is damaged, or its pixels have more than 8 bits.
     """
     with _opened(path) as image:
+        header = Header(path, image.mode, image.size)
         shorter = round(size / CENTRE)
         sides = [shorter * side // min(image.size) for side in image.size]
         left, top = (round((side - size) / 2) for side in sides)
         resized = image.convert("RGB").resize((sides[0], sides[1]), Image.Resampling.BILINEAR)
-        return np.asarray(resized.crop((left, top, left + size, top + size)))
+        pixels = np.asarray(resized.crop((left, top, left + size, top + size)))
+    _check_bits(header)
+    return pixels
 
 
 def random_window(width: int, height: int, random: torch.Generator) -> tuple[int, int, int, int]:

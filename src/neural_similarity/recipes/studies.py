@@ -68,7 +68,7 @@ CHEAPER = {
 }
 
 # Factors on the filters: with MACS the plain network has 0.997 of the multiplications of dynamic
-# DNS (`models.counts.macs`); with SLOW 0.99 of the time of its training step
+# DNS (`models.counts.macs`); with SLOW 0.98 of the time of its training step
 # (`nsim bench recipes --dtype fp32 --threads 1`: 128 images, a CPU without AMX).
 MACS, SLOW = 1.5625, 1.8125
 CONTROLS = {

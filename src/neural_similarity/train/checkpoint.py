@@ -1,5 +1,6 @@
 """Checkpoints: folders that hold everything training needs to go on, whole or not at all."""
 
+import hashlib
 import logging
 import shutil
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from neural_similarity.train.files import RunError, new_folder, read_json, sha256, write_json
@@ -78,8 +80,15 @@ def step_of(checkpoint: Path) -> int:
 
 
 def weights_digest(checkpoint: Path) -> str:
-    """SHA-256 of the file of a checkpoint's weights, which tells two trainings apart."""
-    return read_json(checkpoint / MANIFEST)[WEIGHTS]["sha256"]
+    """SHA-256 of a checkpoint's weights, which tells two trainings apart.
+
+    That of their file would not: the texts of a safetensors header stand in any order.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_file(checkpoint / WEIGHTS).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def checkpoints(folder: Path) -> list[Path]:
