@@ -68,6 +68,15 @@ def test_dynamic_filter_without_units_is_the_plain_convolution():
     torch.testing.assert_close(layer(x), F.conv2d(x, kernel, layer.bias, 1, 1))
 
 
+def test_dynamic_filters_are_a_bounded_mixture_of_kernels():
+    layer, averages = make(DynamicFilter2d), 3 * images(6, 4)
+    units = torch.tanh(F.linear(averages, layer.hide.weight, layer.hide.bias))
+    mixed = units @ layer.generate.weight.T + layer.generate.bias
+    torch.testing.assert_close(layer.kernels(averages), mixed.view(6, 5, 4, 3, 3))
+    largest = layer.generate.weight.abs().sum(1) + layer.generate.bias.abs()
+    assert (layer.kernels(1e6 * averages).flatten(1).abs() <= largest * (1 + 1e-12)).all()
+
+
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_deformable_starts_as_the_plain_convolution(window):
     size, stride, padding = window

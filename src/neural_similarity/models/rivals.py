@@ -104,12 +104,14 @@ class CondConv2d(_PerImage):
 class DynamicFilter2d(_PerImage):
     r"""Dynamic filter network: another network generates the whole kernel from the image.
 
-    $$y = W(x) * x, \qquad W(x) = G\,\mathrm{ReLU}(A\bar x + a) + g$$
+    $$y = W(x) * x, \qquad W(x) = G\tanh(A\bar x + a) + g$$
 
     with $\bar x$ the channels' averages over the positions and G as large as `hidden` kernels. De
     Brabandere et al., Dynamic Filter Networks (https://arxiv.org/abs/1605.09673), with the smallest
-    generator, as that of one layer of 128 to 128 channels makes 147,456 numbers. Other arguments:
-    see `Rival`.
+    generator, as that of one layer of 128 to 128 channels makes 147,456 numbers. Units are bounded:
+    with ReLU a kernel grows with its input, so that a layer is quadratic in the scale of an image,
+    nine of them are of degree 512, and few images own the batch statistics of all. Other
+    arguments: see `Rival`.
     """
 
     def __init__(self, *args: Any, hidden: int = 4, **options: Any):
@@ -128,7 +130,7 @@ class DynamicFilter2d(_PerImage):
 
     def kernels(self, averages: Tensor) -> Tensor:
         """The generated kernels (n, o, c, k, k)."""
-        return self.generate(self.hide(averages).relu()).view(-1, *self.kernel_shape)
+        return self.generate(self.hide(averages).tanh()).view(-1, *self.kernel_shape)
 
 
 class DeformableConv2d(Rival):
