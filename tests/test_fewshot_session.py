@@ -208,6 +208,10 @@ def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"tiny, test: .* 2 \+ 3 images .*, got 4 .* 'c7'"):
         train(tmp_path, TINY)
     session.check_sizes(few, replace(TINY, queries=2))
+    learned = replace(TINY, method="maml", ways=4, queries=2)
+    session.check_sizes(few, replace(learned, ways=3))
+    with pytest.raises(ValueError, match=r"tiny, test: `ways` must be .* got 4 ways and 3 classes"):
+        session.check_sizes(few, learned)
     with pytest.raises(ValueError, match=r"tiny, test: .* 3 \+ 2 images .*, got 4 .* 'c7'"):
         session.check_sizes(few, replace(TINY, shots=3, queries=2))
     with pytest.raises(ValueError, match=r"`select_ways` must be at most .* classes, 2, got 3"):
@@ -323,6 +327,25 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
     for name, wrong in (("ways", 1), ("shots", 0), ("queries", 0), ("tasks", 1)):
         assert cli.main(["fewshot", "evaluate", str(finished), f"--{name}", f"{wrong}"]) == 2
         assert f"`{name}` must be at least {wrong + 1}, got {wrong}" in capsys.readouterr().err
+
+
+def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypatch, capsys):
+    split = make_split()
+    kept = [i for i, label in enumerate(split.test.labels.tolist()) if i % 12 < 9 + label]
+    small = replace(split, test=split.test.subset(kept))
+    monkeypatch.setattr(session, "load_data", lambda *_: small)
+    command = ["fewshot", "evaluate", str(finished), "--tasks", "5", "--device", "cpu"]
+    for options, told in (
+        ([], "2 shots, 7 queries a class"),
+        (["--shots", "8"], "8 shots, 1 queries a class"),
+        (["--queries", "3"], "2 shots, 3 queries a class"),
+    ):
+        assert cli.main([*command, *options]) == 0
+        assert told in capsys.readouterr().out
+    assert cli.main([*command, "--shots", "9"]) == 1
+    assert "must have 9 + 1 images for shots and queries, got 9" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):

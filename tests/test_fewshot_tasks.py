@@ -120,6 +120,7 @@ def test_what_is_no_task_is_refused(images, fault):
         ({"classes": None}, "dtype"),
         ({"support": "AAAA"}, "decompressing"),
         ({"tasks": 3}, "reshape"),
+        ({"seed": "a"}, "`seed` must be an integer, got 'a'"),
     ],
 )
 def test_damaged_lists(images, tmp_path, change, message):

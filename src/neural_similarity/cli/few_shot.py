@@ -43,16 +43,18 @@ from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import scaled
 
 DEFAULT, DATA_ROOT = "fewshot-quickstart", "data"
-WAYS = 5
-TASK_OPTIONS = {"ways": None, "shots": None, "queries": 15, "tasks": 2_000, "task_seed": 0}
-"""Options that say what tasks are, with their defaults; ways and shots have those of the run."""
+WAYS, QUERIES = 5, 15
+"""Of a task, where the data have as many."""
+USUAL = {"tasks": 2_000, "task_seed": 0}
+TASK_OPTIONS = ("ways", "shots", "queries", *USUAL)
+"""Options that say what tasks are."""
 RESUMED_WITH = ("--resume", "--data", "--device")
 TRAIN_DESCRIPTION = """Train for few-shot learning: nsim fewshot train [RECIPE] [--field value ...]
 
 examples:
   nsim fewshot train                                the quick start, about a minute
   nsim fewshot train mini-cnn4 --data data --seed 1
-  nsim fewshot train --retrain runs/mini-cnn4-seed1 on validation classes too, as long as was best
+  nsim fewshot train --retrain runs/mini-cnn4-seed1 on validation classes too, see --retrain
   nsim fewshot train mini-meta-static --start runs/mini-cnn4-seed1
   nsim fewshot train --resume runs/mini-cnn4-seed1  continue exactly"""
 EVALUATE_DESCRIPTION = """Evaluate a run on tasks of test classes, the same for every method.
@@ -76,8 +78,9 @@ class TrainOptions:
     """Run folder to continue; of the other options only --data and --device may be given."""
     retrain: Path | None = None
     """Finished run with --select-on val, to be trained anew on validation classes as well, for as
-    many epochs as were best; of the other options only --data, --device, --out and --start may be
-    given, the latter for what starts from a run: one on validation classes as well."""
+    many epochs as were best, or as many updates if by tasks; of the other options only --data,
+    --device, --out and --start may be given, the latter for what starts from a run: one on
+    validation classes as well."""
     device: str = "auto"
     """auto, cpu or cuda."""
     recipe: Annotated[FewShotRecipe, tyro.conf.arg(name="")]
@@ -101,7 +104,8 @@ class EvaluateOptions:
     shots: int | None = None
     """Labelled images of each class; the default is that of the training."""
     queries: int | None = None
-    """Images of each class to be recognised; the default is 15."""
+    """Images of each class to be recognised; the default is 15, or what the smallest class has
+    beside its labelled images, where that is fewer."""
     tasks: int | None = None
     """Number of tasks; the default is 2,000."""
     task_seed: int | None = None
@@ -266,7 +270,9 @@ def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: ClassSplit) -
         tasks.check(split.digest, options.part, images, path)
         _require_agreement(tasks, given, path)
         return tasks
-    usual = TASK_OPTIONS | {"ways": min(WAYS, len(images.classes)), "shots": recipe.shots}
+    ways, shots = min(WAYS, len(images.classes)), options.shots or recipe.shots
+    left = int(images.labels.bincount(minlength=len(images.classes)).min()) - shots
+    usual = {"ways": ways, "shots": shots, "queries": max(1, min(QUERIES, left))} | USUAL
     chosen = {name: usual[name] if value is None else value for name, value in given.items()}
     count, seed = chosen.pop("tasks"), chosen.pop("task_seed")
     sizes = TaskSizes(**chosen)

@@ -44,7 +44,7 @@ class ClassFiles:
         return (p for part in PARTS for paths in self.parts[part].values() for p in paths)
 
     def signature(self) -> str:
-        """SHA-256 over parts, classes, and the names and sizes of all files.
+        """SHA-256 over parts, classes, and the names, sizes and times of change of all files.
 
         Raises:
             FileNotFoundError: a file is missing.
@@ -52,14 +52,16 @@ class ClassFiles:
         digest = hashlib.sha256()
         for part in PARTS:
             for name, paths in self.parts[part].items():
-                files = [(p.relative_to(self.folder).as_posix(), _bytes(p, part)) for p in paths]
+                files = [(p.relative_to(self.folder).as_posix(), *_state(p, part)) for p in paths]
                 digest.update(json.dumps([part, name, files]).encode())
         return digest.hexdigest()
 
 
-def _bytes(path: Path, part: str) -> int:
+def _state(path: Path, part: str) -> tuple[int, int]:
+    """Size in bytes, and time of the last change in nanoseconds."""
     try:
-        return path.stat().st_size
+        state = path.stat()
+        return state.st_size, state.st_mtime_ns
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing: {part} names it") from None
 

@@ -19,7 +19,8 @@ def load_class_images(
 ) -> ClassSplit:
     """The images of `files`, resized and cropped to `size` pixels, from a cache beside them.
 
-    The cache, `cache-<size>.pixels`, tells files by their names and sizes; see `load_mapped`.
+    The cache, `cache-<size>.pixels`, tells files by their names, sizes and times of change; see
+    `load_mapped`.
 
     Args:
         name: of the data set.

@@ -158,6 +158,8 @@ def retrain(
 ) -> FewShotRun:
     """Train a run's recipe anew on validation classes as well, for as many epochs as were best.
 
+    By tasks it is as many updates, see `retraining`.
+
     Args:
         run: finished, with a step chosen on the validation classes (`select_on`).
         out: the new run folder; None is the default one.
@@ -209,7 +211,8 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
 
     Raises:
         ValueError: a part has too few classes, or a class of it, which the error names, too few
-            images for shots and queries; of test classes there must be two.
+            images for shots and queries; of test classes there must be two, or as many as in
+            training where the method learns how its classifier starts.
     """
     if METHODS[recipe.method].episodic:
         check_tasks(split, recipe.train_on, recipe.sizes)
@@ -220,7 +223,8 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
                 f"{len(split.val.classes)}, got {recipe.select_ways}"
             )
         check_tasks(split, "val", recipe.select_sizes)
-    check_tasks(split, "test", replace(recipe.sizes, ways=2))
+    ways = recipe.ways if METHODS[recipe.method].fixed_ways else 2
+    check_tasks(split, "test", replace(recipe.sizes, ways=ways))
 
 
 def check_tasks(split: ClassSplit, part: str, sizes: TaskSizes) -> None:

@@ -128,7 +128,7 @@ class TaskList:
     """Tasks of a part of a data set, to be shared by all methods.
 
     Raises:
-        ValueError: the numbers do not fit the sizes.
+        ValueError: the numbers do not fit the sizes, or the seed is no integer.
     """
 
     data: str
@@ -143,6 +143,8 @@ class TaskList:
     """The classes and images of each task."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.seed, int):
+            raise ValueError(f"`seed` must be an integer, got {self.seed!r}")
         sizes = self.sizes
         wanted = sizes.ways, sizes.ways * sizes.shots, sizes.ways * sizes.queries
         parts = self.draw.classes, self.draw.support, self.draw.query
