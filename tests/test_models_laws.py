@@ -226,8 +226,10 @@ def test_macs_are_the_papers_formula(similarity, hidden):
     linear = 128 * 16 * 256 + 256 * 10
     plain = sum(9 * c * o * s**2 for c, o, s in CNN9_LAYERS)
     assert counts.macs(*full_size("cnn9")) == plain + linear
-    static = ns.fold(full_size("cnn9", f"static-{similarity}")[0])
-    assert counts.macs(static, 3, SIZE, SIZE) == plain + linear
+    static, *size = full_size("cnn9", f"static-{similarity}")
+    assert counts.macs(ns.fold(static), *size) == plain + linear
+    folding = sum(81 * c * o for c, o, _ in CNN9_LAYERS) if similarity == "full" else 0
+    assert counts.macs(static, *size) == plain + linear + folding
     scalars = 9 if similarity == "diagonal" else 81
     expected = linear
     for c, o, s in CNN9_LAYERS:

@@ -199,14 +199,24 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
         (["--only", "mini-cnn5"], "`only` must match a recipe of the table (mini-meta-static, "),
         (["--shots", "3"], "`shots` must be among (2,), got 3"),
         (["--tasks", "1"], "`tasks` must be at least 2, got 1"),
-        (["--seeds", "4,4"], "`seeds` must differ and not be negative, got (4, 4)"),
-        (["--seeds=-1"], "`seeds` must differ and not be negative, got (-1,)"),
+        (["--seeds", "4,4"], "`seeds` must differ, not be negative and be below 2**63, got (4, 4)"),
+        (["--seeds=-1"], "`seeds` must differ, not be negative and be below 2**63, got (-1,)"),
+        (["--seeds", "1,a"], "items must be integers between commas, got 'a'"),
         (["--shots", "2,2"], "`shots` must differ, got (2, 2)"),
     ],
 )
 def test_wrong_command_lines(tmp_path, capsys, words, message):
     assert reproduce(tmp_path, *words) == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "words", [["reproduce", "--shots", "2", "--runs"], ["record", "RUN", "--results"]]
+)
+def test_files_are_no_folders(capsys, words):
+    assert cli.main(["fewshot", *words, __file__]) == 2
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"`{words[-1][2:]}` must be a folder, got the file" in told
 
 
 def test_another_run_that_fails_keeps_none_from_being_done(tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -306,7 +307,8 @@ def test_dry_run_only_shows_the_plan(tmp_path, launched, capsys):
     told = capsys.readouterr().out
     assert "A tiny table, budget 0.5: 6 to run, 0 recorded" in told
     assert "tiny-plain seed 3" in told
-    assert "time: unknown, 2 at a time" in told
+    assert re.search(r"tiny-plain seed 3 +3 steps +~0:\d\d\n", told)
+    assert "2 at a time (~: by multiplications, as no such machine has a record)" in told
     assert launched == []
     assert not list(tmp_path.iterdir())
 
@@ -333,9 +335,13 @@ def test_yes_asks_nobody(tmp_path, launched, monkeypatch):
     ("args", "message"),
     [
         (["9"], "no table is named '9'; there are 1, 2, 3, 4, 5, 8, response, "),
-        (["4", "--seeds", "1,x"], "--seeds"),
-        (["4", "--seeds", "1,1"], "`seeds` must differ and not be negative, got (1, 1)"),
-        (["4", "--seeds=-1"], "`seeds` must differ and not be negative, got (-1,)"),
+        (["4", "--seeds", "1,x"], "--seeds: items must be integers between commas, got 'x'"),
+        (["4", "--seeds", "1,1"], "`seeds` must differ, not be negative and be below 2**63, got "),
+        (["4", "--seeds=-1"], "`seeds` must differ, not be negative and be below 2**63, got (-1,)"),
+        (["4", "--seeds", str(2**63)], "`seeds` must differ, not be negative and be below 2**63"),
+        (["4", "--seeds", ""], "items must be integers between commas, got ''"),
+        (["4", "--results", __file__], "`results` must be a folder, got the file"),
+        (["4", "--runs", __file__], "`runs` must be a folder, got the file"),
         (["4", "--jobs", "0"], "`jobs` must be at least 1, got 0"),
         (["4", "--budget", "-1"], "`budget` must be above 0, got -1.0"),
         (["4", "--job", "1"], "--jobs"),

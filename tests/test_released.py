@@ -20,7 +20,7 @@ from neural_similarity.nn import (
     Static,
     parse_similarity,
 )
-from neural_similarity.paper import TABLES, in_variant, make_plan, plan
+from neural_similarity.paper import TABLES, in_variant, make_plan, pace
 from neural_similarity.recipes import RECIPES, released
 from neural_similarity.recipes import in_variant as named
 from neural_similarity.recipes.released import RELEASED
@@ -154,8 +154,8 @@ def test_reproduce_and_table_keep_variants_apart(tmp_path, capsys):
 
 
 def test_a_released_variant_is_taken_to_be_as_fast_as_its_recipe(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "cpu_name", lambda: "A CPU")
-    monkeypatch.setattr(plan, "device_name", lambda _: "cpu")
+    monkeypatch.setattr(pace, "cpu_name", lambda: "A CPU")
+    monkeypatch.setattr(pace, "device_name", lambda _: "cpu")
     write_by_hand(tmp_path, "cifar10-cnn", 1, [1, 0], seconds=640)
     tables = in_variant(TABLES["4"], "released")
     folders = {"results": tmp_path, "runs": tmp_path / "runs"}
@@ -163,6 +163,7 @@ def test_a_released_variant_is_taken_to_be_as_fast_as_its_recipe(tmp_path, monke
         tables, seeds=(1,), budget=1, only=("cifar10-cnn@*",), precision="fp32", **folders
     ).tasks
     assert [task.seconds for task in tasks] == [pytest.approx(640 / 64_000 * 42_500)]
+    assert not tasks[0].rough
 
 
 def test_old_records_lack_the_new_fields(tmp_path):

@@ -8,13 +8,13 @@ import torch
 
 from neural_similarity.bench import Effort
 from neural_similarity.bench.networks import KNOWN, PREDICTORS
-from neural_similarity.cli.parsing import listed, require
+from neural_similarity.cli.parsing import integer, listed, require
 from neural_similarity.paper import TABLES
 from neural_similarity.recipes import RECIPES
 from neural_similarity.train import Runtime, choose_runtime
 from neural_similarity.train.runtime import Precision
 
-Numbers = Annotated[tuple[int, ...], listed(int, "N,N,...")]
+Numbers = Annotated[tuple[int, ...], listed(integer, "N,N,...")]
 Names = Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")]
 CIFAR10 = [
     name

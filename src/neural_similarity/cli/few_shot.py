@@ -15,6 +15,7 @@ from neural_similarity.cli.few_shot_reproduce import reproduce
 from neural_similarity.cli.parsing import (
     Commands,
     UsageError,
+    check_folders,
     dispatch,
     named_recipe,
     parse,
@@ -137,6 +138,9 @@ class RecordOptions:
     """Folders of runs that were evaluated."""
     results: Path = Path("results")
     """Folder of the records."""
+
+    def __post_init__(self) -> None:
+        check_folders(results=self.results)
 
 
 @dataclass(frozen=True, kw_only=True)

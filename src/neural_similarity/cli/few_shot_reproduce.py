@@ -9,7 +9,15 @@ from typing import Annotated
 from neural_similarity import paper
 from neural_similarity.choices import require_least
 from neural_similarity.cli.counter import counter
-from neural_similarity.cli.parsing import agreed, check_seeds, listed, parse, say
+from neural_similarity.cli.parsing import (
+    agreed,
+    check_folders,
+    check_seeds,
+    integer,
+    listed,
+    parse,
+    say,
+)
 from neural_similarity.fewshot.recipe import FewShotRecipe
 from neural_similarity.train import Interrupted, RunError
 from neural_similarity.train.recipe import scaled
@@ -30,11 +38,11 @@ class ReproduceOptions:
 
     budget: float = 1.0
     """Factor on steps and drops."""
-    seeds: Annotated[tuple[int, ...], listed(int, "S,S,...")] = (1, 2, 3)
+    seeds: Annotated[tuple[int, ...], listed(integer, "S,S,...")] = (1, 2, 3)
     """Seeds of every run."""
     only: Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")] = ()
     """Recipes to run of those in the table; a name may hold *."""
-    shots: Annotated[tuple[int, ...], listed(int, "N,N,...")] = (5, 1)
+    shots: Annotated[tuple[int, ...], listed(integer, "N,N,...")] = (5, 1)
     """Labelled images of each class of a task."""
     tasks: int = 2_000
     """Number of test tasks."""
@@ -57,6 +65,7 @@ class ReproduceOptions:
         paper.wanted_evaluations(self.seeds, self.shots, self.only)
         require_least("tasks", self.tasks, 2)
         check_seeds(self.seeds)
+        check_folders(results=self.results, runs=self.runs)
         if len(set(self.shots)) < len(self.shots):
             raise ValueError(f"`shots` must differ, got {self.shots}")
 

@@ -15,7 +15,9 @@ from neural_similarity.choices import require_least
 from neural_similarity.cli.parsing import (
     UsageError,
     agreed,
+    check_folders,
     check_seeds,
+    integer,
     listed,
     parse,
     require,
@@ -31,6 +33,7 @@ from neural_similarity.train.runtime import PrecisionChoice
 FEW_SHOT = "6"
 """The table of few-shot learning, whose runs are evaluated on tasks."""
 RESULTS = Path("results")
+ROUGHLY = "~"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,7 @@ class ReproduceOptions(TableOptions):
 
     budget: float = 1.0
     """Factor on steps and drops, the same for all rows; below 1 a reduced schedule."""
-    seeds: Annotated[tuple[int, ...], listed(int, "S,S,...")] = (1, 2, 3)
+    seeds: Annotated[tuple[int, ...], listed(integer, "S,S,...")] = (1, 2, 3)
     """Seeds of every row."""
     only: Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")] = ()
     """Recipes to run of those in the table; a name may hold *."""
@@ -96,6 +99,7 @@ class ReproduceOptions(TableOptions):
         paper.chosen(self.wanted, self.only)
         require_least("jobs", self.jobs)
         check_seeds(self.seeds)
+        check_folders(results=self.results, runs=self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +137,9 @@ class RecordOptions:
     """Folders of finished runs."""
     results: Path = RESULTS
     """Folder of the run records."""
+
+    def __post_init__(self) -> None:
+        check_folders(results=self.results)
 
 
 def reproduce(args: Sequence[str]) -> int:
@@ -259,7 +266,7 @@ def _describe(plan: Plan, options: ReproduceOptions) -> str:
 
 
 def _line(task: Task) -> str:
-    time = "unknown" if task.seconds is None else clock(task.seconds)
+    time = ROUGHLY * task.rough + clock(task.seconds)
     states = {
         "new": f"{task.steps:,} steps",
         "interrupted": f"goes on from step {task.done:,} of {task.steps:,}",
@@ -269,11 +276,9 @@ def _line(task: Task) -> str:
 
 
 def _duration(plan: Plan, jobs: int) -> str:
-    seconds, unknown = paper.makespan(plan.tasks, jobs)
-    if unknown == len(plan.tasks):
-        return f"time: unknown, {jobs} at a time (no record of these recipes on such a machine)"
-    more = f", and {unknown} of unknown time" if unknown else ""
-    return f"time: about {clock(seconds)}, {jobs} at a time{more}"
+    rough = any(task.rough for task in plan.tasks)
+    more = f" ({ROUGHLY}: by multiplications, as no such machine has a record)" if rough else ""
+    return f"time: about {clock(paper.makespan(plan.tasks, jobs))}, {jobs} at a time{more}"
 
 
 def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:

@@ -7,6 +7,7 @@ import difflib
 import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import tyro
@@ -131,6 +132,18 @@ def listed(kind: Callable[[str], Item], metavar: str) -> tyro.constructors.Primi
     )
 
 
+def integer(word: str) -> int:
+    """The integer that a word is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"items must be integers between commas, got {word!r}") from None
+
+
 def require(kind: str, name: str, names: Collection[str]) -> None:
     """Refuse a `name` that is none of `names`.
 
@@ -144,9 +157,16 @@ def require(kind: str, name: str, names: Collection[str]) -> None:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds of runs of which two are the same, or that are negative."""
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ValueError(f"`seeds` must differ and not be negative, got {seeds}")
+    """Refuse seeds of runs of which two are the same, or that no run can have."""
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
+        raise ValueError(f"`seeds` must differ, not be negative and be below 2**63, got {seeds}")
+
+
+def check_folders(**folders: Path) -> None:
+    """Refuse paths of folders, by option, at which there is something else."""
+    for option, path in folders.items():
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"`{option}` must be a folder, got the file {path}")
 
 
 def agreed(yes: bool) -> bool:

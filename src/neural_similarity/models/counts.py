@@ -30,7 +30,7 @@ def macs(model: nn.Module, *size: int) -> int:
     import_module("neural_similarity.ops.flops")
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = _without_norms(deepcopy(model).to("meta").eval())
+    model = _without_norms(deepcopy(model).to("meta").eval().requires_grad_(False))
     dtype = next(model.parameters()).dtype
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(1, *size, dtype=dtype, device="meta"))

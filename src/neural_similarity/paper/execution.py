@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from neural_similarity.paper.plan import THREADS, Task
+from neural_similarity.paper.pace import THREADS
+from neural_similarity.paper.plan import Task
 from neural_similarity.paper.recording import write_record
 from neural_similarity.train import RunError, read_run
 from neural_similarity.train.files import locked, read_json

@@ -5,31 +5,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from neural_similarity.choices import require_count
 from neural_similarity.data.prefetch import cores
-from neural_similarity.paper.records import (
-    budget_name,
-    overridden,
-    read_record,
-    read_records,
-    record_path,
-)
+from neural_similarity.paper.pace import Pace, paces
+from neural_similarity.paper.records import budget_name, overridden, read_records, record_path
 from neural_similarity.paper.tables import Table
 from neural_similarity.recipes import RECIPES
-from neural_similarity.recipes.released import SUFFIX
 from neural_similarity.train import Run, RunError, choose_runtime, read_run
 from neural_similarity.train.checkpoint import checkpoints, step_of
-from neural_similarity.train.environment import cpu_name, device_name
 from neural_similarity.train.journal import read_lines
 from neural_similarity.train.recipe import scaled
 from neural_similarity.train.runtime import PrecisionChoice
 
 State = Literal["new", "interrupted", "finished"]
 """How far a run is that has no record."""
-THREADS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +45,10 @@ class Task:
     """Steps of the whole run."""
     done: int
     """Steps that the newest checkpoint has behind it."""
-    seconds: float | None
-    """Time that the remaining steps take by earlier runs of the recipe; None: not known."""
+    seconds: float
+    """Time that the remaining steps take."""
+    rough: bool
+    """Whether that is by multiplications, and not by earlier runs of the recipe."""
 
     @property
     def title(self) -> str:
@@ -104,10 +97,9 @@ def make_plan(
     ready = [name for name in names if name in RECIPES]
     recorded = {name: read_records(results, name, budget) for name in ready}
     missing = [(name, seed) for seed in seeds for name in ready if seed not in recorded[name]]
-    here = _machine(precision)
-    paces = {name: _pace(results, name, here) for name in dict(missing)}
+    pace = paces(dict(missing), results, precision)
     tasks = (
-        _task(name, budget, seed, (results, runs), precision, paces[name]) for name, seed in missing
+        _task(name, budget, seed, (results, runs), precision, pace[name]) for name, seed in missing
     )
     return Plan(
         tasks=tuple(tasks),
@@ -151,8 +143,8 @@ def side_by_side() -> int:
     return min(2, cores()) if on_cpu else 1
 
 
-def makespan(tasks: Iterable[Task], jobs: int) -> tuple[float, int]:
-    """Seconds until all tasks of known duration are done, `jobs` at a time; and the unknown ones.
+def makespan(tasks: Iterable[Task], jobs: int) -> float:
+    """Seconds until all tasks are done, `jobs` at a time.
 
     Tasks begin in their order, each as soon as a place is free.
 
@@ -160,13 +152,10 @@ def makespan(tasks: Iterable[Task], jobs: int) -> tuple[float, int]:
         ValueError: `jobs` is below 1.
     """
     require_count("jobs", jobs)
-    ends, unknown = [0.0] * jobs, 0
+    ends = [0.0] * jobs
     for task in tasks:
-        if task.seconds is None:
-            unknown += 1
-        else:
-            heapq.heapreplace(ends, ends[0] + task.seconds)
-    return max(ends), unknown
+        heapq.heapreplace(ends, ends[0] + task.seconds)
+    return max(ends)
 
 
 def _task(
@@ -175,7 +164,7 @@ def _task(
     seed: int,
     folders: tuple[Path, Path],
     precision: PrecisionChoice,
-    pace: float | None,
+    pace: Pace,
 ) -> Task:
     results, runs = folders
     folder = run_folder(runs, name, budget, seed)
@@ -197,7 +186,8 @@ def _task(
         precision=precision,
         steps=steps,
         done=done,
-        seconds=pace and pace * (steps - done),
+        seconds=pace.seconds * (steps - done),
+        rough=pace.rough,
     )
 
 
@@ -225,30 +215,7 @@ def _steps_saved(run: Run) -> int:
     return step_of(saved[-1]) if saved else 0
 
 
-def _own_pace(run: Run) -> float | None:
-    """Seconds a step of an interrupted run."""
+def _own_pace(run: Run) -> Pace | None:
+    """By the lines of an interrupted run."""
     lines = [line for line in read_lines(run.metrics) if "seconds" in line]
-    return lines[-1]["seconds"] / lines[-1]["step"] if lines else None
-
-
-def _pace(results: Path, name: str, here: dict[str, Any]) -> float | None:
-    """Seconds a step by the records of a recipe, at any budget, on a machine like `here`.
-
-    A released variant without records is taken to be as fast as the recipe that it is one of.
-    """
-    records = [read_record(path) for path in (results / name).glob("*/*.json")]
-    paces = [
-        r.summary["seconds"] / r.summary["steps"]
-        for r in records
-        if r.environment.items() >= here.items()
-    ]
-    if not paces and name.endswith(SUFFIX):
-        return _pace(results, name.removesuffix(SUFFIX), here)
-    return median(paces) if paces else None
-
-
-def _machine(precision: PrecisionChoice) -> dict[str, Any]:
-    """What a run's time depends on, as a record's environment names it, of runs begun here."""
-    runtime = choose_runtime(precision=precision, thread_count=THREADS)
-    device = {"cpu": cpu_name(), "device": device_name(runtime.device)}
-    return device | {"threads": THREADS, "precision": runtime.precision}
+    return Pace(lines[-1]["seconds"] / lines[-1]["step"]) if lines else None
