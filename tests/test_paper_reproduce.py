@@ -336,7 +336,7 @@ def test_yes_asks_nobody(tmp_path, launched, monkeypatch):
     [
         (["9"], "no table is named '9'; there are 1, 2, 3, 4, 5, 8, response, "),
         (["4", "--seeds", "1,x"], "--seeds: items must be integers between commas, got 'x'"),
-        (["4", "--seeds", "1,1"], "`seeds` must differ, not be negative and be below 2**63, got "),
+        (["4", "--seeds", "1,1"], "must differ, not be negative and be below 2**63, got (1, 1)"),
         (["4", "--seeds=-1"], "`seeds` must differ, not be negative and be below 2**63, got (-1,)"),
         (["4", "--seeds", str(2**63)], "`seeds` must differ, not be negative and be below 2**63"),
         (["4", "--seeds", ""], "items must be integers between commas, got ''"),
