@@ -20,6 +20,7 @@ from tiny_classes import tiny_classes as tiny_classes
 from torch import nn
 
 from neural_similarity import cli, data
+from neural_similarity.cli import few_shot
 from neural_similarity.data import ClassSplit
 from neural_similarity.data.images import digest_of
 from neural_similarity.fewshot import partial, session
@@ -324,9 +325,25 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
     assert "made for test" in " ".join(capsys.readouterr().err.split())
     assert cli.main([*command, "--tasks", "6"]) == 2
     assert f"--tasks must be that of {tasks}, 5, got 6" in " ".join(capsys.readouterr().err.split())
-    for name, wrong in (("ways", 1), ("shots", 0), ("queries", 0), ("tasks", 1)):
+    for name, wrong in (
+        *(("ways", 1), ("shots", 0), ("queries", 0), ("tasks", 1), ("processes", 0)),
+    ):
         assert cli.main(["fewshot", "evaluate", str(finished), f"--{name}", f"{wrong}"]) == 2
         assert f"`{name}` must be at least {wrong + 1}, got {wrong}" in capsys.readouterr().err
+
+
+def test_the_command_line_shares_tasks_out_to_processes(finished, monkeypatch, capsys):
+    told, real = [], few_shot.paper.evaluate_run
+
+    def noted(*args, **options):
+        told.append(options["processes"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(few_shot.paper, "evaluate_run", noted)
+    command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-seed", "8"]
+    assert cli.main([*command, "--processes", "2"]) == 0
+    assert told == [2]
+    assert "fine-tuning: " in capsys.readouterr().out
 
 
 def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypatch, capsys):

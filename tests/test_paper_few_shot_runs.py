@@ -132,7 +132,7 @@ def test_only_what_is_missing_is_evaluated(done, monkeypatch, capsys):
     evaluated, real = [], few_shot_runs.evaluate_run
 
     def noted(run, *args, **options):
-        evaluated.append((run.path.name, options["method"]))
+        evaluated.append((run.path.name, options["method"], options["processes"]))
         return real(run, *args, **options)
 
     monkeypatch.setattr(few_shot_runs, "evaluate_run", noted)
@@ -142,9 +142,9 @@ def test_only_what_is_missing_is_evaluated(done, monkeypatch, capsys):
     for name, path in records(done).items():
         if "nearest-neighbour.train." in name:
             path.unlink()
-    assert reproduce(done) == 0
+    assert reproduce(done, "--processes", "2") == 0
     assert "1 to evaluate, 7 recorded" in capsys.readouterr().out
-    assert evaluated == [("mini-cnn4-1-seed4", "nearest-neighbour")]
+    assert evaluated == [("mini-cnn4-1-seed4", "nearest-neighbour", 2)]
 
 
 def test_a_plan_is_only_shown(tmp_path, capsys):
@@ -199,6 +199,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
         (["--only", "mini-cnn5"], "`only` must match a recipe of the table (mini-meta-static, "),
         (["--shots", "3"], "`shots` must be among (2,), got 3"),
         (["--tasks", "1"], "`tasks` must be at least 2, got 1"),
+        (["--processes", "0"], "`processes` must be at least 1, got 0"),
         (["--seeds", "4,4"], "`seeds` must differ, not be negative and be below 2**63, got (4, 4)"),
         (["--seeds=-1"], "`seeds` must differ, not be negative and be below 2**63, got (-1,)"),
         (["--seeds", "1,a"], "items must be integers between commas, got 'a'"),
@@ -330,8 +331,8 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"precision": "bf16"}))
     run, split, told = session.read_run(folder, session.FewShotRun), make_split(), []
 
-    def note(*_, runtime, done, **__):
-        told.append((runtime.precision, len(done)))
+    def note(*_, runtime, done, processes, **__):
+        told.append((runtime.precision, len(done), processes))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(few_shot_evaluation, "evaluate", note)
@@ -345,8 +346,8 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
         (folder / "evaluations").mkdir(exist_ok=True)
         (folder / "evaluations" / name).write_text(json.dumps(content))
         with pytest.raises(KeyboardInterrupt):
-            few_shot_evaluation.evaluate_run(run, split, tasks, device="cpu")
-    assert told == [("bf16", 2), ("bf16", 0)]
+            few_shot_evaluation.evaluate_run(run, split, tasks, device="cpu", processes=3)
+    assert told == [("bf16", 2, 3), ("bf16", 0, 3)]
 
 
 def test_two_calls_do_not_train_one_run(tmp_path, capsys):

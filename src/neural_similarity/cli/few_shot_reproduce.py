@@ -54,6 +54,8 @@ class ReproduceOptions:
     """Folder of the run folders, RECIPE-BUDGET-seedSEED[-all]."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    processes: int = 1
+    """How many evaluate static NSN, MAML and whatever else computes on every task's images."""
     yes: bool = False
     """Start without asking."""
     dry_run: bool = False
@@ -64,6 +66,7 @@ class ReproduceOptions:
         scaled(FewShotRecipe(), self.budget)
         paper.wanted_evaluations(self.seeds, self.shots, self.only)
         require_least("tasks", self.tasks, 2)
+        require_least("processes", self.processes)
         check_seeds(self.seeds)
         check_folders(results=self.results, runs=self.runs)
         if len(set(self.shots)) < len(self.shots):
@@ -82,6 +85,7 @@ def reproduce(args: Sequence[str]) -> int:
         runs=options.runs,
         data_root=options.data,
         device=options.device,
+        processes=options.processes,
     )
     wanted = paper.wanted_evaluations(options.seeds, options.shots, options.only)
     lacking = work.lacking(wanted)

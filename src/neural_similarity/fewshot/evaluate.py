@@ -1,16 +1,18 @@
 """The one evaluator: a method on a list of tasks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neural_similarity.choices import require_count
 from neural_similarity.data import Images, Preprocess
 from neural_similarity.fewshot.batch_norm import set_statistics
 from neural_similarity.fewshot.embedding import embed_task
 from neural_similarity.fewshot.method import Method, Statistics
-from neural_similarity.fewshot.tasks import Draw, TaskList
+from neural_similarity.fewshot.processes import spread
+from neural_similarity.fewshot.tasks import TaskList, TaskSizes
 from neural_similarity.nn.modes import evaluating
 from neural_similarity.train import Runtime
 from neural_similarity.train.scoring import BATCH_SIZE
@@ -25,11 +27,13 @@ def evaluate(
     runtime: Runtime,
     done: Tensor | None = None,
     progress: Callable[[Tensor], None] = lambda _: None,
+    processes: int = 1,
 ) -> Tensor:
     """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
 
     A method of fixed embedding sees every image once, and many tasks are learned together, with
-    the same result as one by one. All modes are as before afterwards.
+    the same result as one by one; others may be shared out to processes, again with the same
+    result. All modes are as before afterwards.
 
     Args:
         method: placed on the runtime's device.
@@ -39,15 +43,25 @@ def evaluate(
         runtime: device and precision.
         done: what an interrupted evaluation found already, of the first tasks.
         progress: told, every few tasks, what this would return of those that are done.
+        processes: how many compute what is not of a fixed embedding, on the CPU alone.
+
+    Raises:
+        ValueError: `processes` is below 1, or above it on a GPU.
+        RunError: one of the processes ended.
     """
-    labels = tasks.sizes.support_labels.to(runtime.device)
-    targets = tasks.sizes.query_labels.to(runtime.device)
+    require_count("processes", processes)
+    if processes > 1 and runtime.device.type != "cpu":
+        raise ValueError(f"`processes` must be 1 on {runtime.device}, got {processes}")
     found = torch.empty(0, dtype=torch.int64) if done is None else done
+    judge = _Judge(method, tasks.sizes, preprocess, runtime)
     with evaluating(method), torch.no_grad():
-        source = _Source(method, images, tasks, preprocess, runtime)
-        for draw in tasks.chunks(method.at_once, start=len(found)):
-            logits = source.logits(draw, labels, tasks.sizes.ways)
-            found = torch.cat([found, (logits.argmax(-1) == targets).sum(-1).cpu()])
+        if method.fixed_embedding and method.statistics == "running":
+            some = _by_features(judge, images, tasks, len(found))
+        else:
+            pixels = _pixels(images, tasks, len(found))
+            some = map(judge, pixels) if processes == 1 else spread(judge, pixels, processes)
+        for right in some:
+            found = torch.cat([found, right.cpu()])
             progress(found)
     return found
 
@@ -69,51 +83,59 @@ def use_statistics(method: Method, statistics: Statistics | None) -> Method:
     return set_statistics(method, statistics)
 
 
-class _Source:
-    """Gives the inputs of tasks to a method: images, or features, kept where they may be."""
+class _Judge:
+    """Tells how many queries of a task a method gets right, from the pixels of the task."""
 
     def __init__(
-        self,
-        method: Method,
-        images: Images,
-        tasks: TaskList,
-        preprocess: Preprocess,
-        runtime: Runtime,
+        self, method: Method, sizes: TaskSizes, preprocess: Preprocess, runtime: Runtime
     ) -> None:
-        self._method, self._runtime = method, runtime
-        self._pixels, self._preprocess = images.pixels, preprocess
-        self._kept: Tensor | None = None
-        if method.fixed_embedding and method.statistics == "running":
-            used = tasks.images()
-            self._place = torch.zeros(len(images), dtype=torch.int64)
-            self._place[used] = torch.arange(len(used))
-            self._kept = torch.cat([self._embed(part) for part in used.split(BATCH_SIZE)])
+        self.method, self._preprocess, self._runtime = method, preprocess, runtime
+        self._labels = sizes.support_labels.to(runtime.device)
+        self._targets = sizes.query_labels.to(runtime.device)
+        self._ways = sizes.ways
 
-    def logits(self, draw: Draw, labels: Tensor, ways: int) -> Tensor:
-        """Of the queries of some tasks: (tasks, q, ways)."""
-        if self._kept is not None:
-            support, query = (self._kept[self._place[p]] for p in (draw.support, draw.query))
-            if self._method.at_once > 1:
-                return self._method.adapt(support, labels, ways)(query)
-            pairs = zip(support, query, strict=True)
-            return torch.stack([self._method.adapt(s, labels, ways)(q) for s, q in pairs])
-        pairs = zip(draw.support, draw.query, strict=True)
-        return torch.stack([self._one(s, q, labels, ways) for s, q in pairs])
-
-    def _one(self, support: Tensor, query: Tensor, labels: Tensor, ways: int) -> Tensor:
-        """The logits of one task whose images are embedded for it alone."""
-        shown, asked = self._images(support), self._images(query)
-        if self._method.fixed_embedding:
+    @torch.no_grad()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(1,), of one task whose images, support first, are embedded for it alone."""
+        shown, asked = map(self.images, pixels.split([len(self._labels), len(self._targets)]))
+        if self.method.fixed_embedding:
             with self._runtime.autocast():
-                shown, asked = embed_task(self._method.embed, self._method.statistics, shown, asked)
-            return self._method.adapt(shown, labels, ways)(asked)
+                shown, asked = embed_task(self.method.embed, self.method.statistics, shown, asked)
+            return self.right(shown, asked)[None]
         # Adapting changes parameters within the context, whose copies must not be kept.
         with self._runtime.autocast(cache=False):
-            return self._method.adapt(shown, labels, ways)(asked)
+            return self.right(shown, asked)[None]
 
-    def _embed(self, positions: Tensor) -> Tensor:
+    def right(self, support: Tensor, query: Tensor) -> Tensor:
+        """Of one task (), or of several, each with a place in the first dimension, (tasks,)."""
+        logits = self.method.adapt(support, self._labels, self._ways)(query)
+        return (logits.argmax(-1) == self._targets).sum(-1)
+
+    def images(self, pixels: Tensor) -> Tensor:
+        """What the network takes."""
+        return self._runtime.place_images(self._preprocess(pixels))
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Features of pixels."""
         with self._runtime.autocast():
-            return self._method.embed(self._images(positions))
+            return self.method.embed(self.images(pixels))
 
-    def _images(self, positions: Tensor) -> Tensor:
-        return self._runtime.place_images(self._preprocess(self._pixels[positions]))
+
+def _pixels(images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
+    """Those of each task, support first."""
+    for draw in tasks.chunks(1, start):
+        yield images.pixels[torch.cat([draw.support[0], draw.query[0]])]
+
+
+def _by_features(judge: _Judge, images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
+    """Right queries, some tasks at a time, by features that every image has once."""
+    used, at_once = tasks.images(), judge.method.at_once
+    place = torch.zeros(len(images), dtype=torch.int64)
+    place[used] = torch.arange(len(used))
+    features = torch.cat([judge.embed(images.pixels[part]) for part in used.split(BATCH_SIZE)])
+    for draw in tasks.chunks(at_once, start):
+        support, query = (features[place[positions]] for positions in (draw.support, draw.query))
+        if at_once > 1:
+            yield judge.right(support, query)
+        else:
+            yield judge.right(support[0], query[0])[None]

@@ -33,6 +33,7 @@ def evaluate_run(
     method: str | None = None,
     statistics: Statistics | None = None,
     device: str = "auto",
+    processes: int = 1,
     progress: Progress | None = None,
 ) -> tuple[Evaluation, Path]:
     """Evaluate a finished run into its folder, from where an interrupted evaluation stopped.
@@ -44,6 +45,7 @@ def evaluate_run(
         method: its name; None is what the run was trained for.
         statistics: what normalises queries; None is the method's own.
         device: "auto", "cpu" or "cuda".
+        processes: how many compute, see `evaluate`; each has the run's number of threads.
         progress: told how many tasks are done, of how many.
 
     Returns:
@@ -51,8 +53,9 @@ def evaluate_run(
 
     Raises:
         RunError: the run's network was trained for another method, or on the classes of the tasks,
-            or its folder has an evaluation of as many other tasks of the same seed.
-        ValueError: the tasks are of other data.
+            or its folder has an evaluation of as many other tasks of the same seed, or a process
+            ended.
+        ValueError: the tasks are of other data, or there are several processes for a GPU.
     """
     if tasks.part == "val" and run.recipe.train_on == "train+val":
         raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
@@ -84,6 +87,7 @@ def evaluate_run(
             runtime=runtime,
             done=partial.done,
             progress=keep,
+            processes=processes,
         )
     evaluation = make_evaluation(
         run, (name, module), tasks, correct, checkpoint=checkpoint, seconds=partial.spent

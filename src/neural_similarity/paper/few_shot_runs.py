@@ -107,6 +107,8 @@ class Reproduction:
     """Folder of the data sets."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    processes: int = 1
+    """How many evaluate, on the CPU."""
 
     def lacking(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """Those without a record.
@@ -169,9 +171,8 @@ class Reproduction:
                 split = session.load_data(run, self.data_root)
                 drawn = {"seed": TASK_SEED, "data": run.digest, "part": "test"}
                 tasks = draw_tasks(split.test, _sizes(one.shots), self.tasks, **drawn)
-                evaluate_run(
-                    run, split, tasks, method=one.method, device=self.device, progress=progress
-                )
+                options = {"device": self.device, "processes": self.processes}
+                evaluate_run(run, split, tasks, method=one.method, **options, progress=progress)
             return record_few_shot(run, self.results)
 
     def run(self, name: str, seed: int, train_on: Classes) -> FewShotRun:
