@@ -44,11 +44,12 @@ def test_outputs_are_those_of_map_in_order_and_inputs_are_taken_a_few_ahead():
     assert list(spread(int, [], 2)) == []
 
 
-def test_each_process_has_as_many_threads_as_this_one():
+def test_processes_share_the_threads_of_this_one():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         assert list(spread(threads, [None], 1)) == [2]
+        assert list(spread(threads, [None], 2)) == [1]
     finally:
         torch.set_num_threads(before)
 

@@ -25,6 +25,7 @@ from neural_similarity.data import ClassSplit
 from neural_similarity.data.images import digest_of
 from neural_similarity.fewshot import partial, session
 from neural_similarity.fewshot.evaluate import evaluate
+from neural_similarity.fewshot.heads import CosineFineTuning
 from neural_similarity.fewshot.leo import Latent, Leo
 from neural_similarity.fewshot.methods import METHODS
 from neural_similarity.fewshot.metric import ProtoNet
@@ -182,7 +183,7 @@ def test_one_backbone_serves_several_methods(tmp_path):
 def test_baseline_plus_plus_has_a_cosine_head(tmp_path):
     run = train(tmp_path, replace(TINY, method="baseline++"))
     assert set(load(run)[-1].state_dict()) == {"weight", "gain"}
-    assert load_method(run, "last").backbone is not None
+    assert isinstance(load_method(run, "last"), CosineFineTuning)
 
 
 def test_retraining_takes_the_best_epochs():
@@ -325,9 +326,7 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
     assert "made for test" in " ".join(capsys.readouterr().err.split())
     assert cli.main([*command, "--tasks", "6"]) == 2
     assert f"--tasks must be that of {tasks}, 5, got 6" in " ".join(capsys.readouterr().err.split())
-    for name, wrong in (
-        *(("ways", 1), ("shots", 0), ("queries", 0), ("tasks", 1), ("processes", 0)),
-    ):
+    for name, wrong in (*(("ways", 1), ("shots", 0), ("queries", 0), ("tasks", 1)),):
         assert cli.main(["fewshot", "evaluate", str(finished), f"--{name}", f"{wrong}"]) == 2
         assert f"`{name}` must be at least {wrong + 1}, got {wrong}" in capsys.readouterr().err
 
@@ -344,6 +343,13 @@ def test_the_command_line_shares_tasks_out_to_processes(finished, monkeypatch, c
     assert cli.main([*command, "--processes", "2"]) == 0
     assert told == [2]
     assert "fine-tuning: " in capsys.readouterr().out
+
+
+def test_a_learned_classifier_has_tasks_of_its_own_ways(tmp_path, capsys):
+    run = train(tmp_path, replace(TINY, method="anil", steps=1, drops=()))
+    assert cli.main(["fewshot", "evaluate", str(run.path), "--tasks", "3", "--device", "cpu"]) == 0
+    assert "anil: " in (told := capsys.readouterr().out)
+    assert "2 ways, 2 shots" in told
 
 
 def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypatch, capsys):
@@ -439,6 +445,7 @@ def test_the_command_line_retrains(finished, tmp_path, capsys):
         (["trian"], 2, "no command of nsim fewshot is named 'trian'; did you mean 'train'?"),
         (["train", "mini-cnn"], 2, "no few-shot recipe is named 'mini-cnn'; did you mean"),
         (["evaluate", "RUN", "--method", "prot"], 2, "no method is named 'prot'"),
+        (["evaluate", "RUN", "--processes", "0"], 2, "`processes` must be an integer of at least"),
         (["evaluate", "RUN", "--ways", "9"], 1, "`ways` must be at most the number of classes"),
         (["evaluate", "RUN", "--queries", "99"], 1, "every class must have 2 + 99 images"),
         (["record", "RUN"], 1, "overrides"),

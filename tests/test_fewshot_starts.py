@@ -15,7 +15,7 @@ from neural_similarity.fewshot.objective import Episodes
 from neural_similarity.nn import Diagonal, Static
 from neural_similarity.recipes import FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
-from neural_similarity.train import RunError, choose_runtime, load
+from neural_similarity.train import RunError, choose_runtime, load, read_run
 from neural_similarity.train.checkpoint import checkpoints, newest
 
 pytestmark = pytest.mark.usefixtures("tiny_classes")
@@ -63,6 +63,26 @@ def test_a_start_knows_no_more_classes_and_no_other_data(tmp_path, monkeypatch):
     with pytest.raises(RunError, match=f"on the same data, whose digest is {other.digest}, got"):
         train(tmp_path, recipe)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_started_from_another_is_retrained_from_one_of_all_classes(tmp_path):
+    base = train(tmp_path / "base", BY_NAMES)
+    run = train(tmp_path, replace(BY_TASKS, start=str(base.path)))
+    wrong = rf"`start` must be .* train\+val, as {run.path} started from {base.path}, got none"
+    with pytest.raises(RunError, match=wrong):
+        session.retrain(run, out=tmp_path / "again", device="cpu")
+    assert not (tmp_path / "again").exists()
+    start = session.retrain(base, out=tmp_path / "start", device="cpu").path
+    again = session.retrain(run, out=tmp_path / "again", device="cpu", start=start)
+    assert (again.recipe.train_on, again.recipe.start) == ("train+val", str(start))
+
+
+def test_a_start_is_found_from_any_folder(tmp_path, monkeypatch):
+    train(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    run = train(tmp_path, replace(BY_TASKS, start="base/run", steps=1, drops=()))
+    monkeypatch.chdir("/")
+    read_run(run.path, type(run)).begin()
 
 
 @pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])

@@ -193,5 +193,5 @@ def test_the_last_image_must_be_there(images):
     tasks = draw(images, 2)
     last = int(max(tasks.draw.support.max(), tasks.draw.query.max()))
     tasks.check("d" * 64, "test", images.subset(range(last + 1)))
-    with pytest.raises(ValueError, match=f"`tasks` must name images below {last}"):
+    with pytest.raises(ValueError, match=f"`tasks` must name images below {last}, got {last}"):
         tasks.check("d" * 64, "test", images.subset(range(last)))

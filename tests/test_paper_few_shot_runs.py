@@ -6,9 +6,11 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from tiny_classes import TINY, make_split, tiny_classes_world
 
 from neural_similarity import cli, data
+from neural_similarity.cli import few_shot_reproduce
 from neural_similarity.fewshot import session
 from neural_similarity.fewshot.run import usual_checkpoint
 from neural_similarity.fewshot.tasks import TaskSizes, draw_tasks
@@ -21,7 +23,7 @@ from neural_similarity.paper import (
 )
 from neural_similarity.paper.few_shot_table import FewShotRow
 from neural_similarity.recipes import FEW_SHOT_RECIPES
-from neural_similarity.train import RunError, read_run
+from neural_similarity.train import RunError, Runtime, read_run
 from neural_similarity.train.checkpoint import weights_digest
 from neural_similarity.train.run import find_checkpoint
 
@@ -199,7 +201,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
         (["--only", "mini-cnn5"], "`only` must match a recipe of the table (mini-meta-static, "),
         (["--shots", "3"], "`shots` must be among (2,), got 3"),
         (["--tasks", "1"], "`tasks` must be at least 2, got 1"),
-        (["--processes", "0"], "`processes` must be at least 1, got 0"),
+        (["--processes", "0"], "`processes` must be an integer of at least 1, got 0"),
         (["--seeds", "4,4"], "`seeds` must differ, not be negative and be below 2**63, got (4, 4)"),
         (["--seeds=-1"], "`seeds` must differ, not be negative and be below 2**63, got (-1,)"),
         (["--seeds", "1,a"], "items must be integers between commas, got 'a'"),
@@ -321,6 +323,37 @@ def test_tasks_of_other_data_or_of_classes_that_are_known_are_refused(done, data
     )  # fmt: skip
     with pytest.raises((ValueError, RunError), match=message):
         few_shot_evaluation.evaluate_run(run, split, tasks)
+
+
+@pytest.mark.parametrize(
+    ("method", "finished", "message"),
+    [
+        ("protonet", True, "`method` must be one of .*, got 'protonet'; nearest: proto"),
+        (None, False, "is not finished; nsim fewshot train --resume"),
+    ],
+)
+def test_nothing_is_tried_of_a_wrong_method_or_of_half_a_run(
+    done, tmp_path, method, finished, message
+):
+    folder = shutil.copytree(done / "runs/mini-cnn4-1-seed4", tmp_path / "run")
+    run, split = session.read_run(folder, session.FewShotRun), make_split()
+    if not finished:
+        run.summary.unlink()
+    sizes = TaskSizes(ways=2, shots=2, queries=3)
+    tasks = draw_tasks(split.test, sizes, 6, seed=0, data=split.digest, part="test")
+    before = set(folder.rglob("*"))
+    with pytest.raises((ValueError, RunError), match=message):
+        few_shot_evaluation.evaluate_run(run, split, tasks, method=method, device="cpu")
+    assert set(folder.rglob("*")) == before
+
+
+def test_several_processes_for_a_gpu_are_refused_before_training(tmp_path, monkeypatch, capsys):
+    gpu = Runtime(torch.device("cuda"), "fp32", True)
+    monkeypatch.setattr(few_shot_reproduce, "choose_runtime", lambda *_: gpu)
+    assert reproduce(tmp_path, "--processes", "2") == 2
+    assert "`processes` must be 1 on cuda, got 2" in capsys.readouterr().err
+    assert reproduce(tmp_path, "--dry-run") == 0
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from neural_similarity import paper
-from neural_similarity.choices import require_least
+from neural_similarity.choices import require_count, require_least
 from neural_similarity.cli.counter import counter
 from neural_similarity.cli.few_shot_reproduce import reproduce
 from neural_similarity.cli.parsing import (
@@ -37,11 +37,12 @@ from neural_similarity.fewshot.tasks import (
 )
 from neural_similarity.recipes import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.recipes.few_shot import STARTS
-from neural_similarity.train import RunError, read_run
+from neural_similarity.train import read_run
 from neural_similarity.train.files import read_json
 from neural_similarity.train.memory import keep_freed_memory
 from neural_similarity.train.progress import clock
 from neural_similarity.train.recipe import scaled
+from neural_similarity.train.run import require_finished
 
 DEFAULT, DATA_ROOT = "fewshot-quickstart", "data"
 WAYS, QUERIES = 5, 15
@@ -101,7 +102,8 @@ class EvaluateOptions:
     """Another method on the network of a run that was trained to name the base classes:
     fine-tuning, nearest-neighbour, static-nsn (of a network without dynamic M), k-shot."""
     ways: int | None = None
-    """Classes of a task; the default is 5, or all test classes where there are fewer."""
+    """Classes of a task; the default is 5, or all test classes where there are fewer, or that of
+    the training for MAML and its kin, which take no other."""
     shots: int | None = None
     """Labelled images of each class; the default is that of the training."""
     queries: int | None = None
@@ -122,11 +124,11 @@ class EvaluateOptions:
     device: str = "auto"
     """auto, cpu or cuda."""
     processes: int = 1
-    """How many share the tasks out, each with the run's number of threads, where a method computes
-    on every task's images, such as static-nsn or maml; others take seconds. Of a GPU it is 1."""
+    """How many share the tasks out, and the threads with them, where a method computes on every
+    task's images, such as static-nsn or maml; others take seconds. Of a GPU it is 1."""
 
     def __post_init__(self) -> None:
-        require_least("processes", self.processes)
+        require_count("processes", self.processes)
         if self.method is not None:
             require("method", self.method, METHODS)
         for name, least in (("ways", 2), ("shots", 1), ("queries", 1), ("tasks", 2)):
@@ -201,8 +203,7 @@ def evaluate(args: Sequence[str]) -> int:
         EvaluateOptions, args, command="fewshot evaluate", description=EVALUATE_DESCRIPTION
     )
     run = read_run(options.run, FewShotRun)
-    if not run.summary.exists():
-        raise RunError(f"{run.path} is not finished; {run.COMMAND} --resume {run.path} goes on")
+    require_finished(run)
     with counter("images decoded") as decoded:
         split = session.load_data(run, options.data, decoded)
     tasks = _tasks(options, run.recipe, split)
@@ -279,7 +280,8 @@ def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: ClassSplit) -
         tasks.check(split.digest, options.part, images, path)
         _require_agreement(tasks, given, path)
         return tasks
-    ways, shots = min(WAYS, len(images.classes)), options.shots or recipe.shots
+    ways = recipe.ways if METHODS[recipe.method].fixed_ways else min(WAYS, len(images.classes))
+    shots = options.shots or recipe.shots
     left = int(images.labels.bincount(minlength=len(images.classes)).min()) - shots
     usual = {"ways": ways, "shots": shots, "queries": max(1, min(QUERIES, left))} | USUAL
     chosen = {name: usual[name] if value is None else value for name, value in given.items()}

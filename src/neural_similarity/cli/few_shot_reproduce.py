@@ -18,8 +18,9 @@ from neural_similarity.cli.parsing import (
     parse,
     say,
 )
+from neural_similarity.fewshot.evaluate import require_processes
 from neural_similarity.fewshot.recipe import FewShotRecipe
-from neural_similarity.train import Interrupted, RunError
+from neural_similarity.train import Interrupted, RunError, choose_runtime
 from neural_similarity.train.recipe import scaled
 
 DESCRIPTION = """Train, evaluate and record what table 6 lacks, row by row: on training classes, and
@@ -66,7 +67,7 @@ class ReproduceOptions:
         scaled(FewShotRecipe(), self.budget)
         paper.wanted_evaluations(self.seeds, self.shots, self.only)
         require_least("tasks", self.tasks, 2)
-        require_least("processes", self.processes)
+        require_processes(self.processes, choose_runtime(self.device, "fp32").device)
         check_seeds(self.seeds)
         check_folders(results=self.results, runs=self.runs)
         if len(set(self.shots)) < len(self.shots):

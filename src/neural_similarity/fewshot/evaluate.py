@@ -32,8 +32,9 @@ def evaluate(
     """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
 
     A method of fixed embedding sees every image once, and many tasks are learned together, with
-    the same result as one by one; others may be shared out to processes, again with the same
-    result. All modes are as before afterwards.
+    the same result as one by one; others may be shared out to processes, which share the threads,
+    again with the same result (torch may round otherwise by one thread than by several). All modes
+    are as before afterwards.
 
     Args:
         method: placed on the runtime's device.
@@ -49,9 +50,7 @@ def evaluate(
         ValueError: `processes` is below 1, or above it on a GPU.
         RunError: one of the processes ended.
     """
-    require_count("processes", processes)
-    if processes > 1 and runtime.device.type != "cpu":
-        raise ValueError(f"`processes` must be 1 on {runtime.device}, got {processes}")
+    require_processes(processes, runtime.device)
     found = torch.empty(0, dtype=torch.int64) if done is None else done
     judge = _Judge(method, tasks.sizes, preprocess, runtime)
     with evaluating(method), torch.no_grad():
@@ -64,6 +63,13 @@ def evaluate(
             found = torch.cat([found, right.cpu()])
             progress(found)
     return found
+
+
+def require_processes(processes: int, device: torch.device) -> None:
+    """Raise a `ValueError` for no processes, or for several on a GPU."""
+    require_count("processes", processes)
+    if processes > 1 and device.type != "cpu":
+        raise ValueError(f"`processes` must be 1 on {device}, got {processes}")
 
 
 def use_statistics(method: Method, statistics: Statistics | None) -> Method:

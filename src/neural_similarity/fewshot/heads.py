@@ -42,7 +42,10 @@ class CosineLinear(nn.Module):
 
 
 class FineTuning(Method):
-    """A new linear classifier, learned from the support set by gradient descent.
+    r"""A new linear classifier, learned from the support set by gradient descent.
+
+    Minimises the mean cross-entropy of logits $W f(x) + b$ over the support set, in $W$ and $b$
+    alone; $f$ is the embedding. Paper, §7.2 and App. A.
 
     Args:
         backbone: Embeds images; it stays as it is.
@@ -85,7 +88,10 @@ class FineTuning(Method):
 
 
 class CosineFineTuning(FineTuning):
-    """Baseline++: fine-tuning of a `CosineLinear`."""
+    r"""Baseline++: fine-tuning of a `CosineLinear`, logits $s\, g_c \cos(f(x), w_c)$.
+
+    Chen et al., 2019 (https://arxiv.org/abs/1904.04232).
+    """
 
     def _first(self, ways: int, features: int) -> list[Tensor]:
         weight = self.tuning.first_weights(ways, features)

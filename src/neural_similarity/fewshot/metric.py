@@ -15,6 +15,9 @@ MATCHING_SCALE = 100.0
 class Metric(Method):
     """A method without anything to learn from a support set, with a loss for training by tasks.
 
+    `adapt` gets the features (..., n, d) of `at_once` tasks together, and what it returns their
+    queries (..., q, d); a method that cannot has `at_once = 1`.
+
     Args:
         backbone: Embeds images.
     """
@@ -37,7 +40,11 @@ class Metric(Method):
 
 
 class NearestNeighbour(Metric):
-    """The class of the support image whose features have the largest cosine with the query's."""
+    r"""The class of the support image whose features have the largest cosine with the query's.
+
+    Logits $\max_{i \in c} \cos(f(x), f(x_i))$ over the support images of class c; the baseline of
+    Ravi and Larochelle, 2017 (https://openreview.net/forum?id=rJY0-Kcll).
+    """
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`; support (..., n, d) and queries (..., q, d) may be of many tasks."""
@@ -51,7 +58,7 @@ class NearestNeighbour(Metric):
 
 
 class ProtoNet(Metric):
-    """Prototypical networks: minus the squared distance to each class's mean.
+    r"""Prototypical networks: logits $-\lVert f(x) - \bar f_c \rVert^2$ to each class's mean.
 
     Snell, Swersky and Zemel, 2017 (https://arxiv.org/abs/1703.05175).
     """

@@ -27,7 +27,7 @@ _function: Callable[[Any], Any]
 def spread(
     function: Callable[[Input], Output], inputs: Iterable[Input], processes: int
 ) -> Iterator[Output]:
-    """`map(function, inputs)` by `processes` others, each with as many threads as this one.
+    """`map(function, inputs)` by `processes` others, which share this one's threads.
 
     Function, inputs and outputs must pickle. Inputs are taken a few ahead of the outputs.
 
@@ -36,7 +36,7 @@ def spread(
     """
     # Pickled here, as multiprocessing would put tensors into shared memory, of which there may be
     # little. And no forks: those inherit torch's threads in whatever state.
-    start = pickle.dumps(function), torch.get_num_threads()
+    start = pickle.dumps(function), max(1, torch.get_num_threads() // processes)
     waiting: deque[Future[Output]] = deque()
     with ProcessPoolExecutor(processes, get_context("spawn"), _begin, start) as pool:
         try:

@@ -42,7 +42,9 @@ class FewShotRecipe(Recipe):
     queries: int = 15
     """Queries of each class of a task, in training and validation."""
     meta_batch: int = 1
-    """Tasks an update."""
+    """Tasks an update, where training is by tasks."""
+    batch_size: int = 128
+    """Images an update, where training is to name the base classes."""
     select_on: Literal["none", "val"] = "none"
     """Keep the checkpoint that is best on tasks of the validation classes."""
     select_tasks: int = 300

@@ -19,7 +19,8 @@ class RelationNet(Metric):
     Two convolutions with batch norm, ReLU and pool, then 8 units and a sigmoid; a class is the sum
     of its support maps; the squared error to 1 and 0 is minimised. Sung et al., 2018
     (https://arxiv.org/abs/1711.06025). Convolutions are padded and the last pool leaves 3×3 cells
-    whatever the size of the maps, which for 84 pixels is what the original has.
+    whatever the size of the maps, which for 84 pixels is what the original has. Training in bf16
+    compares in it too, which is most of the work; evaluation compares in float32.
 
     Args:
         backbone: Maps images to maps (n, channels, h, w), 2×2 at least.

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from neural_similarity.choices import require_known
 from neural_similarity.fewshot.embedding import embedding
 from neural_similarity.fewshot.heads import CosineLinear
 from neural_similarity.fewshot.method import Method
@@ -88,8 +89,10 @@ def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None
 
     Raises:
         RunError: the run trained another method by tasks, or its network for another one.
+        ValueError: there is no method of that name.
     """
     name = name or run.recipe.method
+    require_known("method", name, METHODS)
     own, wanted = METHODS[run.recipe.method], METHODS[name]
     model = load(run, checkpoint)
     if isinstance(model, Method) and name == run.recipe.method:

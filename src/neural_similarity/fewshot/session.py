@@ -43,7 +43,7 @@ from neural_similarity.train.runtime import threads
 from neural_similarity.train.session import batches_of, facts_of, fit_run
 
 SELECTION_SEED = 1
-"""Of the validation tasks, so that they are none of those with which one evaluates."""
+"""Of the validation tasks; those with which one evaluates have 0 unless it is told otherwise."""
 
 
 def train(
@@ -74,6 +74,8 @@ def train(
         RunError: the folder is there already, or the recipe's `start` is missing, of other data, or
             trained on classes that this run must not know.
         ValueError: the data do not suffice for the recipe's tasks.
+        FileNotFoundError: the data set is not there.
+        Interrupted: a signal came; `resume` goes on.
     """
     options = {"name": name, "budget": budget, "out": out, "data_root": data_root}
     return _train(scaled(recipe, budget), {}, **options, device=device, progress=progress)
@@ -91,6 +93,8 @@ def _train(
     progress: Progress | None = None,
 ) -> FewShotRun:
     """`train` for a recipe at its budget; `origin` goes into the record of the environment."""
+    if recipe.start is not None:  # The run may go on in another working directory.
+        recipe = replace(recipe, start=str(Path(recipe.start).absolute()))
     runtime = choose_runtime(device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path(out) if out is not None else default_path(name, recipe)
     require_new(path, FewShotRun.COMMAND)
@@ -136,6 +140,11 @@ def resume(
         data_root: folder of the data sets; None is the one that the run began with.
         device: "auto", "cpu" or "cuda".
         progress: told how many images are decoded, where that has to be done.
+
+    Raises:
+        RunError: the folder is no run, or the data have changed since.
+        FileNotFoundError: the data set is not there.
+        Interrupted: a signal came; another call goes on.
     """
     run = read_run(path, FewShotRun)
     if run.summary.exists():
@@ -165,21 +174,30 @@ def retrain(
         out: the new run folder; None is the default one.
         data_root: folder of the data sets; None is the one that the run was trained from.
         device: "auto", "cpu" or "cuda".
-        start: run folder to start from; None is that of the run, if any.
+        start: run folder to start from, trained on validation classes as well, where the run has
+            one.
         progress: told how many images are decoded, where that has to be done.
 
     Raises:
-        RunError: the run is not finished or chose no step.
+        RunError: the run is not finished or chose no step, or started from another and `start` is
+            not given, or what `train` raises it for.
+        FileNotFoundError: the data set is not there.
+        Interrupted: a signal came; `resume` goes on.
     """
     summary = read_json(run.summary) if run.summary.exists() else {}
     if "best_checkpoint" not in summary:
         raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")
+    if run.recipe.start is not None and start is None:
+        raise RunError(
+            f"`start` must be the folder of a run on train+val, as {run.path} started from "
+            f"{run.recipe.start}, got none"
+        )
     split = load_data(run, data_root, progress)
     growth = 1 + len(split.val) / len(split.train)
     chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
     recipe = retraining(run.recipe, **chosen)
     return _train(
-        recipe if start is None else replace(recipe, start=str(start)),
+        replace(recipe, start=None if start is None else str(start)),
         {"retrained": chosen},
         name=run.name,
         budget=run.budget,
@@ -198,7 +216,12 @@ def default_path(name: str, recipe: FewShotRecipe) -> Path:
 def load_data(
     run: FewShotRun, data_root: str | Path | None = None, progress: Progress | None = None
 ) -> ClassSplit:
-    """The data set of a run, which must not have changed since."""
+    """The data set of a run.
+
+    Raises:
+        RunError: it is not what the run was trained on.
+        FileNotFoundError: it is not there.
+    """
     root = run.data_root if data_root is None else data_root
     recipe = run.recipe
     split = data.load_split(recipe.dataset, root, image_size=recipe.image_size, progress=progress)

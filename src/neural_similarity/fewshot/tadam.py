@@ -13,7 +13,7 @@ from neural_similarity.fewshot.batch_norm import support_first
 from neural_similarity.fewshot.embedding import embed_task, embedding
 from neural_similarity.fewshot.episode import Episode
 from neural_similarity.fewshot.method import Method, Predict
-from neural_similarity.fewshot.metric import class_members, squared_distances
+from neural_similarity.fewshot.metric import class_means, squared_distances
 from neural_similarity.nn import DynamicSimilarity
 from neural_similarity.ops.window import promoted, without_autocast
 
@@ -70,16 +70,15 @@ class Tadam(Method):
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`, on images."""
-        members = class_members(labels, ways).to(support)
-        members = members / members.sum(1, keepdim=True)
-        parameters = self._for_task(support, members)
+        parameters = self._for_task(support, labels, ways)
 
         def predict(query: Tensor) -> Tensor:
             embed = partial(functional_call, self.backbone, parameters)
             parts = embed_task(embed, self.statistics, support, query)
             images, queries = (promoted(part.flatten(1)) for part in parts)
             with without_autocast(query):
-                return -self.log_scale.exp() * squared_distances(queries, members @ images)
+                means = class_means(images, labels, ways)
+                return -self.log_scale.exp() * squared_distances(queries, means)
 
         return predict
 
@@ -90,14 +89,14 @@ class Tadam(Method):
         loss = F.cross_entropy(predict(episode.query), episode.query_labels)
         return loss + self.penalty * torch.stack(strengths).sum()
 
-    def _for_task(self, support: Tensor, members: Tensor) -> dict[str, Tensor]:
+    def _for_task(self, support: Tensor, labels: Tensor, ways: int) -> dict[str, Tensor]:
         """Weight and bias of every normalisation for the task of a support set."""
         with support_first(len(support)):
             images = self.embed(support)
         parameters: dict[str, Tensor] = {}
         norms = _conditioned(self.backbone).items()
         with without_autocast(images):
-            task = members.mean(0) @ images
+            task = class_means(images, labels, ways).mean(0)
             for (name, norm), condition in zip(norms, self.conditions, strict=True):
                 scale, shift = condition(task)
                 parameters[f"{name}.weight"] = norm.weight * scale

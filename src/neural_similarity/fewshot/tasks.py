@@ -181,8 +181,9 @@ class TaskList:
                 f"{where} must be of the data at hand, {part} of {data[:12]}, got a list made for "
                 f"{self.part} of {self.data[:12]}"
             )
-        if max(self.draw.support.max(), self.draw.query.max()) >= len(images):
-            raise ValueError(f"{where} must name images below {len(images):,}")
+        largest = max(int(self.draw.support.max()), int(self.draw.query.max()))
+        if largest >= len(images):
+            raise ValueError(f"{where} must name images below {len(images):,}, got {largest:,}")
         self._check_classes(images.labels, where)
 
     def _check_classes(self, labels: Tensor, where: object) -> None:

@@ -20,8 +20,8 @@ from neural_similarity.paper.few_shot_records import (
     read_evaluation,
     write_evaluation,
 )
-from neural_similarity.train import RunError, choose_runtime
-from neural_similarity.train.run import find_checkpoint
+from neural_similarity.train import RunError, Runtime, choose_runtime
+from neural_similarity.train.run import find_checkpoint, require_finished
 from neural_similarity.train.runtime import threads
 
 
@@ -45,33 +45,28 @@ def evaluate_run(
         method: its name; None is what the run was trained for.
         statistics: what normalises queries; None is the method's own.
         device: "auto", "cpu" or "cuda".
-        processes: how many compute, see `evaluate`; each has the run's number of threads.
+        processes: how many compute and share the threads, see `evaluate`.
         progress: told how many tasks are done, of how many.
 
     Returns:
         The evaluation and its file.
 
     Raises:
-        RunError: the run's network was trained for another method, or on the classes of the tasks,
-            or its folder has an evaluation of as many other tasks of the same seed, or a process
-            ended.
-        ValueError: the tasks are of other data, or there are several processes for a GPU.
+        RunError: the run is not finished, or its network was trained for another method, or on the
+            classes of the tasks, or its folder has an evaluation of as many other tasks of the same
+            seed, or a process ended.
+        ValueError: the tasks are of other data, there is no such method, or there are several
+            processes for a GPU.
     """
-    if tasks.part == "val" and run.recipe.train_on == "train+val":
-        raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
+    _require_suited(run, tasks)
     images = split.part(tasks.part)
     tasks.check(run.digest, tasks.part, images)
     runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
     checkpoint, name = usual_checkpoint(run), method or run.recipe.method
     module = use_statistics(load_method(run, checkpoint, name), statistics)
     runtime.place(module)
-    folder = run.path / EVALUATIONS
     of = name, run.recipe.train_on, module.statistics, run.recipe.seed
-    file = evaluation_name(*of, tasks.sizes, facts_of(tasks))
-    what = {"tasks": tasks.digest, "checkpoint": find_checkpoint(run, checkpoint).name}
-    what["precision"] = runtime.precision
-    require_same_tasks(folder / f"{file}.json", tasks)
-    partial = Partial(folder / f"{file}.partial", what)
+    partial = _partial(run, evaluation_name(*of, tasks.sizes, facts_of(tasks)), tasks, runtime)
 
     def keep(correct: Tensor) -> None:
         partial.save(correct)
@@ -92,13 +87,28 @@ def evaluate_run(
     evaluation = make_evaluation(
         run, (name, module), tasks, correct, checkpoint=checkpoint, seconds=partial.spent
     )
-    path = write_evaluation(folder, evaluation)
+    path = write_evaluation(run.path / EVALUATIONS, evaluation)
     partial.remove()
     return evaluation, path
 
 
-def require_same_tasks(path: Path, tasks: TaskList) -> None:
-    """Raise a `RunError` where a file is an evaluation of other tasks, which would be lost."""
+def _require_suited(run: FewShotRun, tasks: TaskList) -> None:
+    """Refuse a run that is not finished, and tasks of classes that it was trained on."""
+    require_finished(run)
+    if tasks.part == "val" and run.recipe.train_on == "train+val":
+        raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
+
+
+def _partial(run: FewShotRun, name: str, tasks: TaskList, runtime: Runtime) -> Partial:
+    """What an interrupted evaluation of that name had found; none of its tasks is done twice."""
+    checkpoint = find_checkpoint(run, usual_checkpoint(run)).name
+    what = {"tasks": tasks.digest, "checkpoint": checkpoint, "precision": runtime.precision}
+    _require_same_tasks(run.path / EVALUATIONS / f"{name}.json", tasks)
+    return Partial(run.path / EVALUATIONS / f"{name}.partial", what)
+
+
+def _require_same_tasks(path: Path, tasks: TaskList) -> None:
+    """Refuse to replace an evaluation of other tasks."""
     if path.exists() and read_evaluation(path).tasks["digest"] != tasks.digest:
         raise RunError(
             f"{path} exists already, of other tasks with the same number and seed; move it away"

@@ -34,9 +34,9 @@ from neural_similarity.train.run import SUMMARY
 RunKey = tuple[str, int, Classes]
 """Recipe, seed and classes."""
 TASK_SEED = 0
-NEVER_RETRAINED = ("maml", "maml-first-order", "anil", "meta-nsn")
 TRAIN_ALONE: tuple[Classes, ...] = ("train",)
-"""The classes of those; the paper trains static and dynamic NSN on validation classes as well."""
+"""The classes of MAML, ANIL and meta-learned NSN, whose classifier has a learned start; the paper
+trains static and dynamic NSN on validation classes as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Wanted:
 def wanted_evaluations(
     seeds: Sequence[int], shots: Sequence[int], only: Sequence[str] = ()
 ) -> list[Wanted]:
-    """All of Table 6: its rows by seed, shots and, but for those of `NEVER_RETRAINED`, classes.
+    """All of Table 6: its rows by seed, shots and, but for those of `TRAIN_ALONE`, classes.
 
     Args:
         seeds: of every run.
@@ -87,7 +87,7 @@ def wanted_evaluations(
         for seed in seeds
         for name, method, count in places
         if name in names
-        for train_on in (TRAIN_ALONE if method in NEVER_RETRAINED else get_args(Classes))
+        for train_on in (TRAIN_ALONE if METHODS[method].fixed_ways else get_args(Classes))
     ]
 
 

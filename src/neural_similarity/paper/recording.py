@@ -14,7 +14,7 @@ from neural_similarity.train import Run, RunError
 from neural_similarity.train.files import read_json, write_text
 from neural_similarity.train.journal import read_lines
 from neural_similarity.train.recipe import MACHINE, recipe_to_json
-from neural_similarity.train.run import ENVIRONMENT
+from neural_similarity.train.run import ENVIRONMENT, require_finished
 
 
 def write_record(run: Run, results: Path) -> Path:
@@ -76,8 +76,7 @@ def command(run: Run) -> str:
 
 
 def _require_recordable(run: Run, path: Path) -> None:
-    if not run.summary.exists():
-        raise RunError(f"{run.path} is not finished; nsim train --resume {run.path} goes on")
+    require_finished(run)
     if changed := overridden(run.name, run.budget, run.recipe):
         raise RunError(
             f"{run.path} is no run of {run.name} as it stands: it overrides {', '.join(changed)}; "

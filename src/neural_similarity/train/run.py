@@ -132,6 +132,12 @@ def require_new(path: Path, command: str = Run.COMMAND) -> None:
     raise RunError(f"{path} exists already{hint} name another folder with --out")
 
 
+def require_finished(run: Run) -> None:
+    """Refuse a run that is not finished, and say how to go on with it."""
+    if not run.summary.exists():
+        raise RunError(f"{run.path} is not finished; {run.COMMAND} --resume {run.path} goes on")
+
+
 def require_same_data(run: Run, digest: str, root: str | Path) -> None:
     """Refuse a data set, found in `root`, of another digest than that which the run began with."""
     if digest != run.digest:
