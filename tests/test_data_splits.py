@@ -189,9 +189,10 @@ def test_a_split_file_shares_out_class_folders(tmp_path):
         ValueError, match=r"split.json must name every class of train once, got 'ant' "
     ):
         load_split("classes", tmp_path, image_size=6)
-    (tmp_path / "split.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"split.json must hold a list of class names for each"):
-        load_split("classes", tmp_path, image_size=6)
+    for wrong in ([], WANTED | {"val": "cat"}, {"train": ["ant"]}):
+        (tmp_path / "split.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=r"split.json must hold a list of class names for ea"):
+            load_split("classes", tmp_path, image_size=6)
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -222,15 +223,17 @@ def test_omniglot(tmp_path):
         for character in ("character01", "character02"):
             picture(folder / "images_background" / alphabet / character / "x_01.png", 1)
     picture(folder / "images_evaluation" / "f" / "character01" / "x_01.png", 1)
+    (folder / "images_background" / ".ipynb_checkpoints").mkdir()
     split = load_split("omniglot", tmp_path)
     assert split.train.pixels.shape == (8, 1, 28, 28)
     assert split.val.classes == ("e/character01", "e/character02")
     assert split.test.classes == ("f/character01",)
 
 
-def pickles(folder, values):
+def pickles(folder, values, protocol=None):
     for part, content in values.items():
-        (folder / f"mini-imagenet-cache-{part}.pkl").write_bytes(pickle.dumps(content))
+        path = folder / f"mini-imagenet-cache-{part}.pkl"
+        path.write_bytes(pickle.dumps(content, protocol))
 
 
 def arrays(names, each=2):
@@ -242,9 +245,10 @@ def arrays(names, each=2):
     return {"image_data": data, "class_dict": positions}
 
 
-def test_mini_imagenet_as_pickles(tmp_path):
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_mini_imagenet_as_pickles(tmp_path, protocol):
     values = {part: arrays(names) for part, names in WANTED.items()}
-    pickles(tmp_path, values)
+    pickles(tmp_path, values, protocol)
     split = load_split("mini-imagenet", tmp_path)
     check(split)
     expected = values["train"]["image_data"][3].transpose(2, 0, 1)

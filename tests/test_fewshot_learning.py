@@ -12,7 +12,7 @@ import neural_similarity as ns
 from neural_similarity.data import load_split
 from neural_similarity.fewshot.gradient import anil, maml, meta_learned
 from neural_similarity.fewshot.kshot import DiscriminativeKShot
-from neural_similarity.fewshot.leo import Leo
+from neural_similarity.fewshot.leo import Latent, Leo
 from neural_similarity.fewshot.recipe import FewShotRecipe
 from neural_similarity.fewshot.session import train
 from neural_similarity.fewshot.tadam import Tadam
@@ -82,7 +82,8 @@ def test_the_prior_of_the_base_classes_recognises_new_ones(classifier):
 
 
 def test_leo_learns_to_decode_classifiers(classifier):
-    method = Leo(copy.deepcopy(classifier))
+    small = Latent(dropout=0.5, kl=1e-3)  # Mini-ImageNet's are for 640 features
+    method = Leo(copy.deepcopy(classifier), small)
     before, after = improvement(method, steps=120)
     assert after > before + 0.1
     assert after > 0.7

@@ -71,6 +71,9 @@ def test_what_started_from_another_is_retrained_from_one_of_all_classes(tmp_path
     wrong = rf"`start` must be .* train\+val, as {run.path} started from {base.path}, got none"
     with pytest.raises(RunError, match=wrong):
         session.retrain(run, out=tmp_path / "again", device="cpu")
+    known = rf"`start` must be .* got {base.path}, trained on train$"
+    with pytest.raises(RunError, match=known):
+        session.retrain(run, out=tmp_path / "again", device="cpu", start=base.path)
     assert not (tmp_path / "again").exists()
     start = session.retrain(base, out=tmp_path / "start", device="cpu").path
     again = session.retrain(run, out=tmp_path / "again", device="cpu", start=start)

@@ -74,6 +74,13 @@ def test_lists_survive_files(images, tmp_path):
     again.check("d" * 64, "test", images)
 
 
+def test_lists_of_one_task_are_refused(images):
+    tasks = draw(images)
+    alone = Draw(*(part[:1] for part in (tasks.draw.classes, tasks.draw.support, tasks.draw.query)))
+    with pytest.raises(ValueError, match=r"`draw` must be of at least 2 tasks, .* got 1"):
+        replace(tasks, draw=alone)
+
+
 def test_lists_for_other_data_are_refused(images, tmp_path):
     path = tmp_path / "tasks.json"
     tasks = draw(images)
@@ -121,6 +128,7 @@ def test_what_is_no_task_is_refused(images, fault):
         ({"support": "AAAA"}, "decompressing"),
         ({"tasks": 3}, "reshape"),
         ({"seed": "a"}, "`seed` must be an integer, got 'a'"),
+        ({"seed": True}, "`seed` must be an integer, got True"),
     ],
 )
 def test_damaged_lists(images, tmp_path, change, message):

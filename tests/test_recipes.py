@@ -230,7 +230,8 @@ def test_few_shot_methods_have_the_tasks_and_rates_of_their_papers():
     sizes = {
         **{"proto": (20, 5, 5, 1, 1e-3), "proto-1shot": (30, 1, 5, 1, 1e-3)},
         **{"relation": (5, 5, 10, 1, 1e-3), "relation-1shot": (5, 1, 15, 1, 1e-3)},
-        **{"maml": (5, 5, 15, 4, 1e-3), "leo": (5, 5, 15, 12, 1e-4)},
+        **{"maml": (5, 5, 15, 4, 1e-3), "leo": (5, 5, 15, 12, 4.102361e-4)},
+        **{"leo-1shot": (5, 1, 15, 12, 2.739071e-4)},
     }
     for name, wanted in sizes.items():
         r = FEW_SHOT_RECIPES[f"mini-{name}"]

@@ -146,7 +146,7 @@ def _shared_out(folder: Path, files: Files) -> ClassFiles:
 def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     try:
         split = json.loads(path.read_text(encoding="utf-8"))
-        found = {part: tuple(map(str, split[part])) for part in PARTS}
+        found = {part: _names(split[part]) for part in PARTS}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} must hold a list of class names for each of {', '.join(PARTS)}: {error!r}"
@@ -154,6 +154,12 @@ def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     for part, names in found.items():
         _check_unique(names, f"{path} must name every class of {part} once")
     return found
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"got {value!r}")
+    return tuple(map(str, value))
 
 
 def _check_unique(names: Sequence[object], text: str) -> None:
@@ -166,7 +172,8 @@ def _check_unique(names: Sequence[object], text: str) -> None:
 def _alphabets(folder: Path) -> dict[str, Files]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing: Omniglot has it beside its other half")
-    return {path.name: _class_folders(path) for path in folder.iterdir() if path.is_dir()}
+    found = (path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    return {path.name: _class_folders(path) for path in found}
 
 
 def _characters(alphabets: dict[str, Files], names: list[str]) -> Files:

@@ -36,9 +36,12 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 _RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
+_FROM_BUFFER: Any = np.empty(0).__reduce_ex__(5)[0]
 ALLOWED: dict[str, Callable[..., Any]] = {
     "numpy.core.multiarray._reconstruct": _RECONSTRUCT,
     "numpy._core.multiarray._reconstruct": _RECONSTRUCT,
+    "numpy.core.numeric._frombuffer": _FROM_BUFFER,
+    "numpy._core.numeric._frombuffer": _FROM_BUFFER,
     "numpy.ndarray": np.ndarray,
     "numpy.dtype": np.dtype,
     "_codecs.encode": _encode,

@@ -21,7 +21,11 @@ _LEAST = 1e-10
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """Sizes, steps and penalties; the defaults are the released ones for 1-shot Mini-ImageNet.
+    """Sizes, steps and penalties; the defaults are for 5-shot Mini-ImageNet, see `ONE_SHOT`.
+
+    Penalties and dropout are what the authors "found working best", in the table of
+    https://github.com/google-deepmind/leo; sizes, steps and their rates, which it lacks, are those
+    of its `config.py`, whose own penalties are far smaller.
 
     Raises:
         ValueError: one is out of range.
@@ -38,15 +42,15 @@ class Latent:
     where the released 1.0 is on its sum over the five classes."""
     tuning_rate: float = 5e-3
     """Start of the step size on each of a class's weights, which is learned; released 1e-3."""
-    dropout: float = 0.5
+    dropout: float = 0.300299
     """Share of the features that is dropped in training."""
-    kl: float = 1e-3
+    kl: float = 0.466387
     """Weight of the divergence of the latent numbers from a standard normal distribution."""
-    encoder: float = 1e-9
+    encoder: float = 2.661608e-7
     """Weight of the squared distance of their start from where the steps lead."""
-    l2: float = 1e-8
+    l2: float = 8.540338e-9
     """Weight of half the squared weights of encoder, relation network and decoder."""
-    orthogonality: float = 1e-3
+    orthogonality: float = 1.523998e-3
     """Weight of the decoder's squared correlations."""
 
     def __post_init__(self):
@@ -54,6 +58,16 @@ class Latent:
             require_least(name, getattr(self, name), least)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` must be in [0, 1), got {self.dropout}")
+
+
+ONE_SHOT = Latent(
+    dropout=0.307651,
+    kl=0.756143,
+    encoder=5.756821e-6,
+    l2=3.623413e-10,
+    orthogonality=0.188103,
+)
+"""The same table's for 1-shot Mini-ImageNet."""
 
 
 class _Normal(NamedTuple):
@@ -80,13 +94,13 @@ class Leo(Method):
     queries' loss through all of it, step sizes included; at test, means replace draws.
 
     The embedding stays as it is: the original's is a WRN-28-10, see `ns.models.wrn28_10`, trained
-    to classify. Sizes, starts and penalties are those of the released code
-    (https://github.com/google-deepmind/leo), which clips the gradient at 0.1; our recipes do not;
-    there every support image has a draw of its own, here every class, as in the paper.
+    to classify. Sizes, starts and penalties are its authors' (see `Latent`); their code clips the
+    gradient at 0.1, our recipes do not; there every support image has a draw of its own, here every
+    class, as in the paper.
 
     Args:
         network: A trained `torch.nn.Sequential` that ends in a linear classifier, which is dropped.
-        latent: Sizes, steps and penalties.
+        latent: Sizes, steps and penalties; None is `Latent()`, for five shots.
 
     Raises:
         ValueError: the network ends in something else.

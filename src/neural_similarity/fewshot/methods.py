@@ -11,12 +11,13 @@ from neural_similarity.fewshot.embedding import embedding
 from neural_similarity.fewshot.gradient import anil, maml, meta_learned
 from neural_similarity.fewshot.heads import CosineFineTuning, FineTuning
 from neural_similarity.fewshot.kshot import DiscriminativeKShot
-from neural_similarity.fewshot.leo import Leo
+from neural_similarity.fewshot.leo import ONE_SHOT, Leo
 from neural_similarity.fewshot.method import Method, Statistics
 from neural_similarity.fewshot.metric import FullContext, MatchingNet, NearestNeighbour, ProtoNet
 from neural_similarity.fewshot.relation import RelationNet
 from neural_similarity.fewshot.static import StaticTuning
 from neural_similarity.fewshot.tadam import Tadam
+from neural_similarity.fewshot.tasks import TaskSizes
 from neural_similarity.models.conv_block import ConvBlock, pools, without_pool
 
 POOLS = 2
@@ -29,8 +30,8 @@ FIRST_SCALE = 0.1
 class Kind:
     """How a method is made and trained."""
 
-    build: Callable[[nn.Sequential, int], Method]
-    """Makes it of a network that ends in its classifier, for tasks of so many ways."""
+    build: Callable[[nn.Sequential, TaskSizes], Method]
+    """Makes it of a network that ends in its classifier, for tasks of such sizes."""
     episodic: bool
     """Whether it is trained by tasks; if not, its network is trained to name the base classes."""
     head: str = "linear"
@@ -44,13 +45,13 @@ class Kind:
     as those of training."""
 
 
-def matching_net(network: nn.Sequential, _ways: int, *, context: bool) -> MatchingNet:
+def matching_net(network: nn.Sequential, _sizes: TaskSizes, *, context: bool) -> MatchingNet:
     """`MatchingNet`, with `FullContext` or without."""
     backbone, features = embedding(network)
     return MatchingNet(backbone, FullContext(features) if context else None)
 
 
-def proto_net(network: nn.Sequential, _ways: int) -> ProtoNet:
+def proto_net(network: nn.Sequential, _sizes: TaskSizes) -> ProtoNet:
     """`ProtoNet` whose last normalisation starts at a tenth of the usual size.
 
     Squared distances of hundreds of normalised features are in the hundreds; training would spend
@@ -72,7 +73,7 @@ def _last_norm(network: nn.Module) -> nn.Module | None:
     return _last_norm(learning[-1]) if learning else None
 
 
-def relation_net(network: nn.Sequential, _ways: int) -> RelationNet:
+def relation_net(network: nn.Sequential, _sizes: TaskSizes) -> RelationNet:
     """`RelationNet` on the maps of all convolutions of CNN-4 or CNN-9, after two of their pools.
 
     Raises:
@@ -95,14 +96,25 @@ def relation_net(network: nn.Sequential, _ways: int) -> RelationNet:
     return RelationNet(backbone, last.num_features)
 
 
-def static_tuning(network: nn.Sequential, _ways: int) -> StaticTuning:
+def static_tuning(network: nn.Sequential, _sizes: TaskSizes) -> StaticTuning:
     """`StaticTuning` of a network without its classifier."""
     return StaticTuning(*embedding(network))
 
 
+def leo(network: nn.Sequential, sizes: TaskSizes) -> Leo:
+    """`Leo` with what its authors have for one shot, or for five."""
+    return Leo(network, ONE_SHOT if sizes.shots == 1 else None)
+
+
 def gradient_based(build: Callable[[nn.Sequential, int], Method], *, frozen: bool = False) -> Kind:
     """Of methods that descend from a start that is learned, the classifier's included."""
-    return Kind(build, episodic=True, statistics="support", frozen=frozen, fixed_ways=True)
+    return Kind(
+        lambda network, sizes: build(network, sizes.ways),
+        episodic=True,
+        statistics="support",
+        frozen=frozen,
+        fixed_ways=True,
+    )
 
 
 METHODS: dict[str, Kind] = {
@@ -122,7 +134,7 @@ METHODS: dict[str, Kind] = {
     "anil": gradient_based(anil),
     "meta-nsn": gradient_based(meta_learned, frozen=True),
     "tadam": Kind(lambda network, _: Tadam(network), episodic=True),
-    "leo": Kind(lambda network, _: Leo(network), episodic=True, frozen=True),
+    "leo": Kind(leo, episodic=True, frozen=True),
 }
 """Fine-tuning of a network with dynamic similarity is the paper's dynamic NSN; "meta-nsn" is its
 meta-learned static NSN where the similarity is static."""

@@ -50,7 +50,7 @@ class FewShotRun(Run):
 
     def _as_trained(self, network: nn.Sequential) -> nn.Module:
         kind = METHODS[self.recipe.method]
-        return kind.build(network, self.recipe.ways) if kind.episodic else network
+        return kind.build(network, self.recipe.sizes) if kind.episodic else network
 
 
 def take_weights(network: nn.Sequential, start: str) -> None:
@@ -99,7 +99,7 @@ def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None
         return model.eval()
     if own.episodic or wanted.episodic or own.head != wanted.head:
         raise RunError(f"{run.path} was trained for {run.recipe.method}, which is not {name}")
-    return wanted.build(as_network(model), run.recipe.ways).eval()
+    return wanted.build(as_network(model), run.recipe.sizes).eval()
 
 
 def as_network(model: nn.Module) -> nn.Sequential:

@@ -180,18 +180,15 @@ def retrain(
 
     Raises:
         RunError: the run is not finished or chose no step, or started from another and `start` is
-            not given, or what `train` raises it for.
+            not given or not trained on validation classes, or what `train` raises it for.
         FileNotFoundError: the data set is not there.
         Interrupted: a signal came; `resume` goes on.
     """
     summary = read_json(run.summary) if run.summary.exists() else {}
     if "best_checkpoint" not in summary:
         raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")
-    if run.recipe.start is not None and start is None:
-        raise RunError(
-            f"`start` must be the folder of a run on train+val, as {run.path} started from "
-            f"{run.recipe.start}, got none"
-        )
+    if run.recipe.start is not None:
+        _require_all_classes(start, f"as {run.path} started from {run.recipe.start}")
     split = load_data(run, data_root, progress)
     growth = 1 + len(split.val) / len(split.train)
     chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
@@ -205,6 +202,13 @@ def retrain(
         data_root=run.data_root if data_root is None else data_root,
         device=device,
     )
+
+
+def _require_all_classes(start: str | Path | None, why: str) -> None:
+    classes = None if start is None else read_run(start, FewShotRun).recipe.train_on
+    if classes != "train+val":
+        got = "none" if start is None else f"{start}, trained on {classes}"
+        raise RunError(f"`start` must be the folder of a run on train+val, {why}, got {got}")
 
 
 def default_path(name: str, recipe: FewShotRecipe) -> Path:
@@ -345,7 +349,7 @@ def _judge_by(split: ClassSplit, run: FewShotRun, runtime: Runtime) -> Judge:
 def _as_method(model: nn.Module, recipe: FewShotRecipe) -> Method:
     if isinstance(model, Method):
         return model
-    return METHODS[recipe.method].build(as_network(model), recipe.select_ways)
+    return METHODS[recipe.method].build(as_network(model), recipe.select_sizes)
 
 
 def _finish(run: FewShotRun, state: State, images: Images, runtime: Runtime) -> None:

@@ -27,6 +27,8 @@ VERSION = 1
 """Of the way in which tasks are drawn: a digest is of it too."""
 FORMAT = 2
 """Of the files; lists in another are refused."""
+LEAST_TASKS = 2
+"""Of a list: one task has no interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,8 @@ class TaskList:
     """Tasks of a part of a data set, to be shared by all methods.
 
     Raises:
-        ValueError: the numbers do not fit the sizes, or the seed is no integer.
+        ValueError: the numbers do not fit the sizes, there are fewer than two tasks, which have no
+            interval, or the seed is no integer.
     """
 
     data: str
@@ -143,7 +146,7 @@ class TaskList:
     """The classes and images of each task."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int):
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"`seed` must be an integer, got {self.seed!r}")
         sizes = self.sizes
         wanted = sizes.ways, sizes.ways * sizes.shots, sizes.ways * sizes.queries
@@ -154,6 +157,11 @@ class TaskList:
                 f"`draw` must be of (tasks, {wanted[0]}) classes and (tasks, {wanted[1]}) and "
                 f"(tasks, {wanted[2]}) images for {sizes}, got {found[0]}, {found[1]} and "
                 f"{found[2]}"
+            )
+        if len(self) < LEAST_TASKS:
+            raise ValueError(
+                f"`draw` must be of at least {LEAST_TASKS} tasks, to have an interval, got "
+                f"{len(self)}"
             )
 
     def __len__(self) -> int:
@@ -226,8 +234,10 @@ def draw_tasks(
     Raises:
         ValueError: `count` is below 2, or the images do not suffice.
     """
-    if count < 2:
-        raise ValueError(f"`count` must be at least 2 tasks, to have an interval, got {count}")
+    if count < LEAST_TASKS:
+        raise ValueError(
+            f"`count` must be at least {LEAST_TASKS} tasks, to have an interval, got {count}"
+        )
     draw = Sampler(images, sizes).draw("task", seed, 0, count)
     return TaskList(data=data, part=part, sizes=sizes, seed=seed, draw=draw)
 

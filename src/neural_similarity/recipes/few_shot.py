@@ -83,7 +83,7 @@ BY_TASKS = {
     ),
     "mini-leo": (
         "LEO on WRN-28-10, from mini-wrn28",
-        replace(TASKS, method="leo", model="wrn28_10", lr=1e-4, meta_batch=12),
+        replace(TASKS, method="leo", model="wrn28_10", lr=4.102361e-4, meta_batch=12),
     ),
     "mini-meta-static": (
         "meta-learned static NSN, from mini-cnn4",
@@ -115,12 +115,12 @@ BY_TASKS_CNN9 = {
     ),
 }
 BY_TASKS |= BY_TASKS_CNN9
-ONE_SHOT_SIZES = {"proto": {"ways": 30}, "relation": {"queries": 15}}
+ONE_SHOT_FIELDS = {"proto": {"ways": 30}, "relation": {"queries": 15}, "leo": {"lr": 2.739071e-4}}
 """What the papers of some methods have otherwise with one shot."""
 ONE_SHOT = {
     f"{name}-1shot": (
         text.replace("20 ways", "30 ways") + "; 1 shot",
-        replace(recipe, shots=1, **ONE_SHOT_SIZES.get(recipe.method, {})),
+        replace(recipe, shots=1, **ONE_SHOT_FIELDS.get(recipe.method, {})),
     )
     for name, (text, recipe) in BY_TASKS.items()
 }
