@@ -32,6 +32,7 @@ from neural_similarity.fewshot.tuning import Tuning
 from neural_similarity.train import choose_runtime
 
 WAYS, SHOTS, FEATURES = 3, 2, 7
+SIZES = TaskSizes(ways=WAYS, shots=SHOTS)
 LABELS = torch.arange(WAYS).repeat_interleave(SHOTS)
 SHORT = Tuning(epochs=3)
 
@@ -73,7 +74,10 @@ def test_proto_net_starts_with_small_distances_in_the_same_order(similarity):
     query = images(5, seed=1)
     start, usual = (
         build(network(similarity=similarity)).eval()
-        for build in (lambda net: METHODS["proto"].build(net, WAYS), lambda net: ProtoNet(net[:-1]))
+        for build in (
+            lambda net: METHODS["proto"].build(net, SIZES),
+            lambda net: ProtoNet(net[:-1]),
+        )
     )
     scores, expected = (
         method.adapt(method.embed(images(6)), LABELS, WAYS)(method.embed(query))
@@ -89,7 +93,7 @@ def test_proto_net_shrinks_what_comes_out_of_one_normalisation(model):
     net = models.build(model, 3, width=0.05, image_size=32).eval()
     plain = ProtoNet(deepcopy(net)[:-1]).eval()
     x = torch.randn(3, 3, 32, 32)
-    before, after = plain.embed(x), METHODS["proto"].build(net, WAYS).eval().embed(x)
+    before, after = plain.embed(x), METHODS["proto"].build(net, SIZES).eval().embed(x)
     scale = 0.1 if model in ("cnn9", "convnet4", "wrn28_10") else 1.0
     torch.testing.assert_close(after, scale * before)
 
@@ -169,7 +173,7 @@ def test_relation_net():
 def test_relation_net_embeds_by_four_layers_with_relu():
     torch.manual_seed(0)
     source = network()
-    method = METHODS["relation"].build(source, WAYS).eval()
+    method = METHODS["relation"].build(source, SIZES).eval()
     layers = dict(source.eval().named_children())
     x = images(3)
     maps = x
@@ -335,7 +339,7 @@ def episode():
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.episodic])
 @pytest.mark.parametrize("similarity", ["static-diagonal", "dynamic-diagonal"])
 def test_training_by_tasks_reaches_every_parameter(name, similarity):
-    method = METHODS[name].build(network(similarity=similarity), WAYS)
+    method = METHODS[name].build(network(similarity=similarity), SIZES)
     method.loss(episode()).backward()
     trained = {n: p for n, p in method.named_parameters() if p.requires_grad}
     without = [n for n, p in trained.items() if p.grad is None]
@@ -345,7 +349,7 @@ def test_training_by_tasks_reaches_every_parameter(name, similarity):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_predicts(name):
-    method = METHODS[name].build(network(similarity="static-diagonal"), WAYS).eval()
+    method = METHODS[name].build(network(similarity="static-diagonal"), SIZES).eval()
     support, query = images(6), images(4, seed=1)
     with torch.no_grad():
         if method.fixed_embedding:
@@ -359,13 +363,13 @@ def test_every_method_predicts(name):
 def test_relation_net_needs_cnn4_or_cnn9():
     other = models.build("resnet12", 5, image_size=16, width=0.1)
     with pytest.raises(ValueError, match="`network` must be convnet4 or cnn9, whose maps are"):
-        METHODS["relation"].build(other, WAYS)
+        METHODS["relation"].build(other, SIZES)
 
 
 def test_relation_net_of_cnn9_has_its_nine_convolutions_and_two_pools():
     torch.manual_seed(0)
     source = models.build("cnn9", 5, image_size=20, width=0.1).eval()
-    method = METHODS["relation"].build(source, WAYS).eval()
+    method = METHODS["relation"].build(source, SIZES).eval()
     x = torch.randn(2, 3, 20, 20)
     maps = nn.functional.pad(x, (2, 2, 2, 2))
     for stage in (1, 2, 3):
@@ -412,7 +416,7 @@ def by_hand(method, tested):
 
 @pytest.mark.parametrize("name", ["proto", "fine-tuning", "relation", "static-nsn", "anil"])
 def test_the_evaluator_counts_right_queries(tested, name):
-    method = METHODS[name].build(network(), 3)
+    method = METHODS[name].build(network(), SIZES)
     for part in method.modules():
         if hasattr(part, "tuning"):
             part.tuning = SHORT
@@ -511,7 +515,7 @@ def _normalised(plain, support, query):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_evaluated_in_bf16(tested, name):
-    method = METHODS[name].build(network(similarity="static-diagonal"), 3)
+    method = METHODS[name].build(network(similarity="static-diagonal"), SIZES)
     for part in method.modules():
         if hasattr(part, "tuning"):
             part.tuning = SHORT
@@ -575,7 +579,7 @@ def test_a_method_without_its_parts_says_what_is_missing():
 
 
 def test_running_statistics_that_training_did_not_keep_are_refused():
-    method = METHODS["anil"].build(network(), WAYS)
+    method = METHODS["anil"].build(network(), SIZES)
     with pytest.raises(ValueError, match='kept no running statistics, got "running"'):
         use_statistics(method, "running")
     trained = network()
@@ -583,14 +587,14 @@ def test_running_statistics_that_training_did_not_keep_are_refused():
         if isinstance(norm, nn.BatchNorm2d):
             norm.num_batches_tracked.fill_(1)
     with pytest.raises(ValueError, match="kept no running statistics"):
-        use_statistics(METHODS["anil"].build(trained, WAYS), "running")
+        use_statistics(METHODS["anil"].build(trained, SIZES), "running")
     assert use_statistics(method, "running").statistics == "running"
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_have_the_statistics_that_the_list_says(name):
     similarity = "static-diagonal" if name == "meta-nsn" else None
-    method = METHODS[name].build(network(similarity=similarity), WAYS)
+    method = METHODS[name].build(network(similarity=similarity), SIZES)
     assert method.statistics == METHODS[name].statistics
 
 
@@ -598,14 +602,14 @@ def test_methods_have_the_statistics_that_the_list_says(name):
     ("name", "called"), [("static-nsn", "static NSN"), ("relation", "relation networks")]
 )
 def test_methods_of_no_batch_of_the_support_set_refuse_its_statistics(name, called):
-    method = use_statistics(METHODS[name].build(network(), WAYS), "support")
+    method = use_statistics(METHODS[name].build(network(), SIZES), "support")
     with pytest.raises(ValueError, match=rf"`statistics` must be .* for {called}.*got 'support'"):
         method.adapt(images(6), LABELS, WAYS)
 
 
 def test_static_nsn_of_a_dynamic_network_is_refused():
     with pytest.raises(ValueError, match=r"`backbone` must have convolutions that are plain or"):
-        METHODS["static-nsn"].build(network(similarity="dynamic-diagonal"), WAYS)
+        METHODS["static-nsn"].build(network(similarity="dynamic-diagonal"), SIZES)
 
 
 def test_statistics_of_torchs_own_layers_are_called_what_they_are():
