@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from neural_similarity.data import Images
-from neural_similarity.data.embedded import EACH, FILE
-from neural_similarity.data.fashion_mnist import load_fashion_mnist
+from neural_similarity.lab.data import Images
+from neural_similarity.lab.data.embedded import EACH, FILE
+from neural_similarity.lab.data.fashion_mnist import load_fashion_mnist
 
-TARGET = Path(__file__).parents[1] / "src/neural_similarity/data/embedded" / FILE
+TARGET = Path(__file__).parents[1] / "src/neural_similarity/lab/data/embedded" / FILE
 # Four bits of context from the byte to the left and no alignment: the smallest for 28-byte rows.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0}]
 

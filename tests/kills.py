@@ -2,7 +2,7 @@
 
 import pytest
 
-from neural_similarity.train.journal import Journal
+from neural_similarity.lab.train.journal import Journal
 
 
 class Killed(BaseException):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import neural_similarity as ns
-from neural_similarity.fewshot import Episode
+from neural_similarity.lab.tasks.few_shot import Episode
 
 SIGNALS, NUISANCES, SIZE = 6, 6, 8
 

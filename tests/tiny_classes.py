@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from neural_similarity import data
-from neural_similarity.data import ClassSplit, Images
-from neural_similarity.data.images import digest_of
-from neural_similarity.fewshot import session
-from neural_similarity.fewshot.recipe import FewShotRecipe
-from neural_similarity.train.runtime import threads
+from neural_similarity.lab import data
+from neural_similarity.lab.data import ClassSplit, Images
+from neural_similarity.lab.data.images import digest_of
+from neural_similarity.lab.tasks.few_shot import session
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
+from neural_similarity.lab.train.runtime import threads
 
 LOAD, DRAW_CURVES = data.load_split, session.draw_learning_curves
 PARTS = {"train": (0, 5), "val": (5, 7), "test": (7, 10)}

@@ -1,15 +1,17 @@
 """A data set small enough to train on in a blink: bright and dark squares in four classes."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
 
-from neural_similarity import data, visualize
-from neural_similarity.data import Dataset, Images
+from neural_similarity import visualize
+from neural_similarity.lab import data
+from neural_similarity.lab.data import Dataset, Images
+from neural_similarity.lab.train import Recipe, session
+from neural_similarity.lab.train.runtime import threads
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
-from neural_similarity.train import Recipe, session
-from neural_similarity.train.runtime import threads
 
 LOAD, DRAW, DRAW_CURVES = data.load, visualize.draw, session.draw_learning_curves
 CLASSES = ("up", "down", "left", "right")
@@ -45,6 +47,10 @@ def use_tiny_images(patch):
     patch.setattr(data, "load", lambda *_, **__: make_dataset())
     patch.setattr(visualize, "draw", lambda *_: [])
     patch.setattr(session, "draw_learning_curves", lambda *_: None)
+
+
+def train_tiny(folder, **changes):
+    return session.train(replace(TINY, **changes), out=folder / "run", device="cpu")
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ import pytest
 import torch
 from tiny_images import TINY, use_tiny_images
 
+from neural_similarity.lab.paper import TABLES, make_plan
+from neural_similarity.lab.paper.records import record_path
+from neural_similarity.lab.paper.tables import Panel, Row, Table
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.train import pack_correct
+from neural_similarity.lab.train.recipe import recipe_to_json, scaled
 from neural_similarity.nn import Diagonal, Static
-from neural_similarity.paper import TABLES, make_plan
-from neural_similarity.paper.records import record_path
-from neural_similarity.paper.tables import Panel, Row, Table
-from neural_similarity.recipes import RECIPES
-from neural_similarity.train import pack_correct
-from neural_similarity.train.recipe import recipe_to_json, scaled
 
 PLAIN, STATIC = "tiny-plain", "tiny-static"
 TINY_RECIPES = {

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from neural_similarity import functional as functional
 from neural_similarity import models as models
-from neural_similarity.convert import convert as convert
-from neural_similarity.convert import fold as fold
-from neural_similarity.convert import freeze_backbone as freeze_backbone
-from neural_similarity.convert import max_difference as max_difference
-from neural_similarity.convert import plan as plan
-from neural_similarity.convert import unconvert as unconvert
-from neural_similarity.convert import unfreeze_backbone as unfreeze_backbone
+from neural_similarity.conversion import convert as convert
+from neural_similarity.conversion import fold as fold
+from neural_similarity.conversion import freeze_backbone as freeze_backbone
+from neural_similarity.conversion import max_difference as max_difference
+from neural_similarity.conversion import plan as plan
+from neural_similarity.conversion import unconvert as unconvert
+from neural_similarity.conversion import unfreeze_backbone as unfreeze_backbone
 from neural_similarity.nn import CNN as CNN
 from neural_similarity.nn import LSTM as LSTM
 from neural_similarity.nn import SIMILARITIES as SIMILARITIES
@@ -45,13 +45,11 @@ from neural_similarity.regularize import parameter_groups as parameter_groups
 from neural_similarity.regularize import penalty as penalty
 
 if TYPE_CHECKING:
-    from neural_similarity import data as data
     from neural_similarity import testing as testing
     from neural_similarity import visualize as visualize
-    from neural_similarity.train.run import load as load
+    from neural_similarity.lab.train.run import load as load
 
 _LAZY = {
-    "data": "neural_similarity.data",
     "testing": "neural_similarity.testing",
     "visualize": "neural_similarity.visualize",
 }
@@ -61,7 +59,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Rooms that need more than torch are imported when they are first used."""
     if name == "load":
-        return import_module("neural_similarity.train.run").load
+        return import_module("neural_similarity.lab.train.run").load
     if name in _LAZY:
         return import_module(_LAZY[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 import sys
 
-from neural_similarity.cli import main
+from neural_similarity.lab.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

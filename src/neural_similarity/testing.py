@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 
 from neural_similarity.choices import require_known
-from neural_similarity.convert import unconvert
+from neural_similarity.conversion import unconvert
 from neural_similarity.nn import (
     LSTM,
     Conv1d,
@@ -270,9 +270,21 @@ def is_a_function_of_its_seed(case: Case) -> None:
     _require(all(torch.equal(first[key], second[key]) for key in first), "weights differ")
 
 
+@cache
+def torch_has_bfloat16_lstm() -> bool:
+    """Whether `torch.nn.LSTM` computes in bfloat16 here: oneDNN does not on CPUs of AVX2 alone."""
+    try:
+        nn.LSTM(1, 1).bfloat16()(torch.zeros(1, 1, 1, dtype=torch.bfloat16))
+    except RuntimeError:
+        return False
+    return True
+
+
 def runs_in_low_precision(case: Case) -> None:
     """bfloat16 layers and autocast give outputs of that type near those of float64."""
     layer, x = case.trained(), case.input()
+    if isinstance(layer, LSTM) and not torch_has_bfloat16_lstm():
+        raise NotApplicableError("torch has no bfloat16 LSTM on this CPU")
     y = _output(layer, x)
     low = _output(deepcopy(layer).bfloat16(), x.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,0 +1,133 @@
+"""What a benchmark found, as values and as a file."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import QUIET, Timing
+from neural_similarity.lab.train.files import read_json, write_json
+
+MOST_OTHERS = 0.1
+"""Cores busy with other work beyond which the machine was not quiet."""
+SIZES = ("channels", "size", "batch")
+"""Keys of a group that are sizes; the others name what kind of thing is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was found of one subject."""
+
+    group: dict[str, str | int]
+    """What it has in common with the rows that it is compared with: dtype, batch, sizes."""
+    name: str
+    """What it is called."""
+    baseline: bool = False
+    """Whether the others are compared with it."""
+    problem: str | None = None
+    """Why it has no numbers."""
+    wrong: bool = False
+    """Whether that is because its result is wrong."""
+    error: float | None = None
+    """Of its output and gradients, see `checking.Checker`."""
+    times: dict[str, Timing] = field(default_factory=dict)
+    """By what was timed."""
+    costs: dict[str, float] = field(default_factory=dict)
+    """Bytes, multiplications, images per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a benchmark found."""
+
+    bench: str
+    """Its name."""
+    environment: dict[str, Any]
+    """Versions, machine, commit, command."""
+    quick: bool
+    """Whether it only tried out the command."""
+    others: float | None
+    """Cores busy with other processes meanwhile."""
+    rows: tuple[Row, ...]
+    """Of all subjects."""
+
+    @property
+    def spread(self) -> float:
+        """The widest quartiles that a baseline's times have, over their median."""
+        timings = [timing for row in self.rows if row.baseline for timing in row.times.values()]
+        return max((timing.spread for timing in timings), default=0.0)
+
+    @property
+    def noise(self) -> str | None:
+        """Why its times are not to be relied on, or None."""
+        if self.quick:
+            return "a quick run to try the command out, not a measurement"
+        if (self.others or 0.0) > MOST_OTHERS:
+            return f"not quiet: other processes kept {self.others:.2f} cores busy"
+        if self.spread > QUIET:
+            return f"not quiet: a baseline's times have quartiles {self.spread:.0%} apart"
+        return None
+
+    @property
+    def machine(self) -> str:
+        """Where it was found."""
+        device = self.environment["device"]
+        place = self.environment["cpu"] if device == "cpu" else device
+        unit = {True: " with AMX", False: " without AMX", None: ""}[self.environment.get("amx")]
+        return f"{place}{unit if device == 'cpu' else ''}, torch {self.environment['torch']}"
+
+    @property
+    def wrong(self) -> tuple[Row, ...]:
+        """The rows whose result is wrong."""
+        return tuple(row for row in self.rows if row.wrong)
+
+
+def grouped(rows: Iterable[Row]) -> list[tuple[Row, ...]]:
+    """The rows that are compared with each other, in the order of their first."""
+    found: dict[tuple, list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row.group.items()), []).append(row)
+    return [tuple(group) for group in found.values()]
+
+
+def split(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows of which only the sizes differ, by what they have in common."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        words = {key: value for key, value in row.group.items() if key not in SIZES}
+        found.setdefault(title(words), []).append(row)
+    return found
+
+
+def title(group: dict[str, str | int]) -> str:
+    """A group in words, such as "bf16, batch 32, channels 64"."""
+    words = (
+        value if isinstance(value, str) else f"{name} {value}" for name, value in group.items()
+    )
+    return ", ".join(words)
+
+
+def write(report: Report, folder: Path) -> Path:
+    """Write a report to `folder`/BENCH.json."""
+    path = folder / f"{report.bench}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(report))
+    return path
+
+
+def read(path: Path) -> Report:
+    """The report that `write` wrote.
+
+    Raises:
+        ValueError: the file is none.
+    """
+    try:
+        content = read_json(path)
+        return Report(**content | {"rows": tuple(map(_row, content["rows"]))})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as a benchmark's report: {error!r}") from error
+
+
+def _row(content: dict[str, Any]) -> Row:
+    times = {name: Timing(**timing) for name, timing in content["times"].items()}
+    return replace(Row(**content), times=times)

@@ -1,0 +1,9 @@
+"""Surgery on any network: put similarities in, take them out, fold them."""
+
+from neural_similarity.conversion.comparison import max_difference as max_difference
+from neural_similarity.conversion.freezing import freeze_backbone as freeze_backbone
+from neural_similarity.conversion.freezing import unfreeze_backbone as unfreeze_backbone
+from neural_similarity.conversion.planning import plan as plan
+from neural_similarity.conversion.surgery import convert as convert
+from neural_similarity.conversion.surgery import fold as fold
+from neural_similarity.conversion.surgery import unconvert as unconvert

@@ -1,0 +1,164 @@
+"""Which layers of a network get a similarity, and why others do not."""
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
+
+from neural_similarity.conversion.freezing import similarities_of
+from neural_similarity.conversion.where import Choice, Where, choice_of, is_chosen, is_exact, named
+from neural_similarity.nn import Dynamic, Geometry
+from neural_similarity.nn.layer import LAYERS, check_ready, geometry_of, has_similarity
+from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.recurrent import lstm_geometries
+from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
+from neural_similarity.nn.text import Similarity, required_similarity
+
+_INSIDE = "is part of a similarity"
+_PARALLEL = "is in DistributedDataParallel, which knows its parameters already; convert it before"
+_READ = "is in a TransformerEncoderLayer, which in evaluation reads its weight alone"
+
+
+class _Unfit(str):
+    """A reason that lies in the similarity, not in the layer."""
+
+
+def plan(
+    model: nn.Module, similarity: Similarity | str, where: Where | None = None
+) -> dict[str, str | None]:
+    """What `convert` does with each convolution: why it skips it, or None if it converts it.
+
+    Raises:
+        ValueError: `model` is no network, `similarity` does not start at the identity, or `where`
+            names what is no layer of the model that could have a similarity.
+    """
+    return make_plan(model, identity_start(similarity), choice_of(where))
+
+
+def identity_start(similarity: Similarity | str) -> Similarity:
+    """The spec of a similarity, which must start at the identity."""
+    spec = required_similarity(similarity)
+    if spec.init != "identity":
+        raise ValueError(f"`similarity` must start at the identity to be converted to, got {spec}")
+    return spec
+
+
+def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[str, str | None]:
+    """As `plan`."""
+    check_module(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    names = named(where)
+    layers = {
+        name: module
+        for name, module in modules.items()
+        if isinstance(module, _ConvNd) or name in names or is_chosen(where, name, module)
+    }
+    missing = sorted(name for name in names if not isinstance(modules.get(name), tuple(LAYERS)))
+    if missing:
+        kinds = ", ".join(kind.__name__ for kind in LAYERS)
+        raise ValueError(f"`where` must name layers of the model ({kinds}), got {missing}")
+    places = _places(model)
+    return {
+        name: places.get(layer) or _reason(name, layer, spec, where)
+        for name, layer in layers.items()
+    }
+
+
+def _places(model: nn.Module) -> dict[nn.Module, str]:
+    """Why the place of some parts of a network leaves no room for a similarity."""
+    read = ("linear1", "linear2")
+    encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoderLayer)]
+    parallel = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
+    return (
+        {part: _READ for outer in encoders for name, part in outer.named_children() if name in read}
+        | {part: _PARALLEL for outer in parallel for part in outer.modules()}
+        | {part: _INSIDE for outer in similarities_of(model) for part in outer.modules()}
+    )
+
+
+def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
+    """Why a layer is not converted."""
+    if any(parameter.is_complex() for parameter in layer.parameters(recurse=False)):
+        return "has complex numbers, and similarities are real"
+    if "forward" in vars(layer):
+        return "has a forward of its own (accelerate's hooks do that); convert it before"
+    chosen = is_chosen(where, name, layer)
+    if where is not None and not chosen:
+        return f"is not {'named in' if isinstance(where, list) else 'chosen by'} `where`"
+    if has_similarity(layer):
+        return "has a similarity already"
+    if isinstance(layer, nn.ConvTranspose2d) and isinstance(spec, Dynamic):
+        return "is a transposed convolution, whose similarity is static"
+    if type(layer) in LAYERS and not chosen:
+        return f"is a {type(layer).__name__}; name it in `where` to have it converted too"
+    if not chosen or not is_exact(layer):
+        mend = "; remove its parametrizations" if parametrize.is_parametrized(layer) else ""
+        return f"is a {_kind(layer)}, not exactly a torch.nn.{_nearest(layer, where)}{mend}"
+    if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
+        return "is an LSTM with two directions or a projection"
+    geometries = lstm_geometries(layer).values() if isinstance(layer, nn.LSTM) else ()
+    return _misfit(list(geometries) or [geometry_of(layer)], spec, where)
+
+
+def _kind(layer: nn.Module) -> str:
+    """The name of a layer's class, with its module where it is called as one of torch.nn's."""
+    kind = type(layer)
+    known = {one.__name__ for one in LAYERS}
+    return f"{kind.__module__}.{kind.__name__}" if kind.__name__ in known else kind.__name__
+
+
+def _nearest(layer: nn.Module, where: Choice | None) -> str:
+    """The class of torch's that a layer would have to be of."""
+    kinds = (nn.Conv2d,) if where is None else LAYERS
+    return next((kind for kind in kinds if isinstance(layer, kind)), nn.Conv2d).__name__
+
+
+def _misfit(geometries: list[Geometry], spec: Similarity, where: Choice | None) -> str | None:
+    """Why a similarity does not fit a layer whose parts have these geometries."""
+    if all(geometry.taps == 1 for geometry in geometries):
+        return "has a single kernel tap"
+    try:
+        predicted = max(predicted_scalars(spec, geometry) for geometry in geometries)
+        strangers = [g.taps for g in geometries if not starts_at_identity(spec, g)]
+    except (ValueError, RuntimeError) as error:  # as torch's own, of a structure of a user
+        return _Unfit(f"does not fit: {error}")
+    if strangers:
+        return _Unfit(f"does not start at the identity: {spec.structure!r} of {strangers[0]} taps")
+    if predicted > MOST_SCALARS and where is None:
+        return f"would predict {predicted} numbers per position; name it in `where` to have that"
+    return None
+
+
+def check_plan(
+    model: nn.Module, reasons: Mapping[str, str | None], spec: Similarity, where: Choice | None
+) -> None:
+    """Raise a `ValueError` where a plan is not what was asked for."""
+    refused = {name: reasons[name] for name in named(where) if reasons[name]}
+    if refused:
+        raise ValueError(f"`where` names modules that cannot be converted: {refused}")
+    chosen = {model.get_submodule(name): name for name, why in reasons.items() if why is None}
+    unfit = {name: why for name, why in reasons.items() if isinstance(why, _Unfit)}
+    if unfit and not chosen:
+        raise ValueError(
+            "`similarity` must fit a layer, and start at the identity to be converted to: "
+            f"{_by_reason(unfit)}"
+        )
+    if not chosen and not similarities_of(model):
+        raise ValueError(
+            "`model` must have a layer to convert, one that `where` chooses, got none: "
+            f"{_by_reason(reasons) or 'no convolution; name layers of other kinds in `where`'}"
+        )
+    check_ready(spec, chosen.values())
+
+
+def _by_reason(reasons: Mapping[str, str | None]) -> str:
+    """Every reason once, with the first layers that it is given for."""
+    layers: dict[str | None, list[str]] = {}
+    for name, why in reasons.items():
+        layers.setdefault(why, []).append(repr(name))
+    return "; ".join(
+        f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {why}"
+        for why, names in layers.items()
+    )

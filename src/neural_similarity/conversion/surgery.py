@@ -1,0 +1,176 @@
+"""Putting similarities into a network, taking them out, folding them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Literal, cast, get_args
+
+import torch
+from torch import nn
+
+from neural_similarity.conversion.freezing import Network, let_go, similarities_of
+from neural_similarity.conversion.planning import check_plan, identity_start, make_plan
+from neural_similarity.conversion.where import Where, choice_of
+from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
+from neural_similarity.nn.layer import LAYERS, check_exact, equip, is_dynamic, strip
+from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.text import Similarity
+
+OnDynamic = Literal["error", "keep"]
+
+
+def convert(
+    model: Network,
+    similarity: Similarity | str,
+    where: Where | None = None,
+    inplace: bool = False,
+) -> Network:
+    """`model` with a similarity in its convolutions, and the same outputs until it is trained.
+
+    Converts every module that is exactly a `torch.nn.Conv2d` with more than one kernel tap:
+    parameters, hooks, dtype, device and training mode stay, and a module that stands in several
+    places stays one module. `where` reaches torch's other layers that the library has with a
+    similarity as well. A second call changes nothing; what `where` names must have none yet. `plan`
+    tells what is skipped and why.
+
+    A similarity is in the layer's `forward`: networks that read a layer's weight and do not call it
+    (torchvision's Swin does so with `qkv` and `proj`) go on as if it were not there.
+
+    Args:
+        model: Any network; a copy is converted unless `inplace`.
+        similarity: A name or spec that starts at the identity, see `ns.Conv2d`. A predictor that
+            is a ready module serves a single layer.
+        where: Name or names of the modules to convert, as in `model.named_modules()`, or a class or
+            classes, such as `torch.nn.Linear`, or a function of (name, module) that tells whether
+            to; by default all convolutions.
+        inplace: Convert `model` itself; where that fails, it is as it was.
+
+    Raises:
+        ValueError: a module named in `where` is missing or cannot be converted, there is no layer
+            to convert (and none with a similarity already), the similarity fits none or does not
+            start at the identity in any of them, or a ready predictor would serve several. Errors
+            of a single layer carry its name.
+    """
+    spec, where = identity_start(similarity), choice_of(where)
+    reasons = make_plan(model, spec, where)
+    check_plan(model, reasons, spec, where)
+    model = model if inplace else _copy(model)
+    layers = dict(model.named_modules(remove_duplicate=False))
+    _equip_all({layers[name]: name for name, why in reasons.items() if why is None}, spec)
+    return model
+
+
+def unconvert(model: Network, inplace: bool = False) -> Network:
+    """`model` with its similarities dropped: the plain network with the kernels it has now.
+
+    What `freeze_backbone` holds is let go; which parameters are trained stays.
+
+    Raises:
+        ValueError: a layer is of another class than ours, as with a parametrization.
+    """
+    check_module(model)
+    model = model if inplace else _copy(model)
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, SimilarityLayer)}
+    for name, layer in layers.items():
+        with _naming(name):
+            check_exact(layer)
+    for layer in layers.values():
+        strip(layer)
+    let_go(model)
+    return model
+
+
+def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
+    """A copy in which every static layer is torch's own and computes the same.
+
+    Selections and shifts become smaller layers still, see `ns.Conv2d.fold`. Normalisation that
+    `freeze_backbone` holds is let go where no similarity is left.
+
+    Args:
+        model: Any network.
+        dynamic: What to do with dynamic layers, which no plain convolution equals: "error", or
+            "keep" them as they are.
+
+    Raises:
+        ValueError: the network has dynamic layers and `dynamic` is "error", or a layer cannot be
+            folded, which carries its name, see `ns.Conv2d.fold`.
+    """
+    if dynamic not in get_args(OnDynamic):
+        raise ValueError(f'`dynamic` must be "error" or "keep", got {dynamic!r}')
+    check_module(model)
+    unfoldable = {name for name, module in model.named_modules() if is_dynamic(module)}
+    if unfoldable and dynamic == "error":
+        names = ", ".join(name or "the model itself" for name in sorted(unfoldable))
+        raise ValueError(
+            f"dynamic similarities cannot be folded, and these layers have one: {names}; "
+            f"dynamic='keep' leaves them as they are"
+        )
+    model = _copy(model)
+    folded: dict[nn.Module, nn.Module] = {}
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if not isinstance(layer, SimilarityLayer) or is_dynamic(layer):
+            plain = folded.get(layer)
+        else:
+            with _naming(name):
+                plain = folded[layer] = layer.fold()
+        if plain is not None and plain is not layer:
+            if not name:
+                return cast(Network, plain)
+            model.set_submodule(name, plain)
+    if not similarities_of(model):
+        let_go(model)
+    return model
+
+
+def _copy(model: Network) -> Network:
+    """A deep copy in the same modes: torchvision's feature extractors copy into training mode."""
+    try:
+        copied = deepcopy(model)
+    except RuntimeError as error:  # a tensor that a hook computed, as pruning's are until removed
+        raise ValueError(
+            f"`model` must be one that can be copied: {error}; convert and unconvert take "
+            "inplace=True, and prune.remove makes what pruning computes a parameter"
+        ) from error
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in copied.named_modules():
+        if module.training != modes[name]:
+            module.train(modes[name])
+    return copied
+
+
+def _equip_all(names: Mapping[nn.Module, str], spec: Similarity) -> None:
+    """All layers equipped, or none where one fails."""
+    kinds = {layer: type(layer) for layer in names}
+    places: dict[tuple[torch.device, torch.dtype], list[nn.Module]] = {}
+    for layer in names:
+        parameter = next(layer.parameters())
+        places.setdefault((parameter.device, parameter.dtype), []).append(layer)
+    try:
+        for layers in places.values():
+            with sharing():
+                for layer in layers:
+                    _equip(layer, spec, names[layer])
+    except Exception:
+        for layer, kind in kinds.items():
+            if isinstance(layer, SimilarityLayer):
+                layer.similarity = None
+                if kind in LAYERS:
+                    strip(layer)
+        raise
+
+
+def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
+    with _naming(name):
+        similarity = equip(layer, spec).get_submodule("similarity")
+        for part in similarity.modules():
+            if isinstance(part, DynamicSimilarity):
+                part.probe()
+
+
+@contextmanager
+def _naming(layer: str) -> Iterator[None]:
+    """Errors as those of the layer of this name, if it has one in the model."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"layer {layer!r}: {error}" if layer else str(error)) from error

@@ -1,0 +1,96 @@
+"""The command `nsim`.
+
+Exit codes: 0 done, 1 failed while running, 2 wrong command line, 141 nobody reads the output.
+"""
+
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from neural_similarity import __version__
+from neural_similarity.lab.cli import catalogue, few_shot, paper, runs, train
+from neural_similarity.lab.cli.parsing import Commands, UsageError, dispatch, say
+from neural_similarity.lab.train import Interrupted, RunError
+
+COMMANDS: Commands = {
+    "train": (train.train, "train a network, or continue a run with --resume"),
+    "evaluate": (runs.evaluate, "score a run's network on the test set again"),
+    "predict": (runs.predict, "name the classes of images"),
+    "fold": (runs.fold, "fold static similarities into plain convolutions"),
+    "inspect": (runs.inspect, "draw the similarities that a run learned"),
+    "fewshot": (few_shot.fewshot, "few-shot learning: train, evaluate and record"),
+    "reproduce": (paper.reproduce, "run what a table of the paper lacks"),
+    "table": (paper.table, "show a table of the paper beside our runs"),
+    "record": (paper.record, "write the records of finished runs"),
+    "bench": (catalogue.bench, "moved to `python -m benchmarks` in a clone"),
+    "recipes": (catalogue.recipes, "list the named recipes"),
+    "models": (catalogue.models, "list the networks, their parameters and multiplications"),
+    "data": (catalogue.data, "download or verify a data set"),
+}
+EXAMPLES = """\
+  nsim train                                          a few minutes on a laptop
+  nsim train cifar10-dynamic-dns --data data --seed 1
+  nsim train --resume runs/cifar10-dynamic-dns-seed1
+  nsim predict runs/quickstart-seed0 shoe.png
+  nsim fewshot train                                  few-shot learning in a minute"""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+        args: words after `nsim`; None takes those of the process.
+    """
+    return exit_code(lambda: _run(sys.argv[1:] if args is None else args))
+
+
+def _run(args: Sequence[str]) -> int:
+    if list(args) == ["--version"]:
+        say(f"neural-similarity {__version__}, torch {version('torch')}")
+        return 0
+    return dispatch(
+        args,
+        COMMANDS,
+        prog="nsim",
+        kind="command",
+        about="Neural Similarity Learning: convolutions with a learned similarity.",
+        examples=EXAMPLES,
+    )
+
+
+def exit_code(run: Callable[[], int]) -> int:
+    """What `run` returns, or the code of the error that it raises, which goes to stderr."""
+    try:
+        code = run()
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        return _fail(error, 2)
+    except Interrupted as stop:
+        return _fail(stop, stop.exit_code)
+    except BrokenPipeError as error:
+        return 141 if _unread() else _fail(error, 1)
+    except (RunError, OSError, ValueError) as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 0
+
+
+def _unread() -> bool:
+    """Whether the reader of our output has enough, as `head` has; shells then expect 141."""
+    output = select.poll()
+    output.register(sys.stdout, 0)  # errors alone, which are always told
+    if not output.poll(0):
+        return False
+    # What is left of the output must not fail once more at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def _fail(error: Exception, code: int) -> int:
+    sys.stderr.write(f"nsim: {error}\n")
+    return code

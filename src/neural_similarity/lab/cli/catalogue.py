@@ -1,0 +1,184 @@
+"""`nsim recipes`, `nsim models` and `nsim data`: what there is to train, and on what."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from neural_similarity import models as networks
+from neural_similarity.conversion import fold
+from neural_similarity.lab import data as datasets
+from neural_similarity.lab.cli.parsing import UsageError, parse, require
+from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.recipes import GROUPS
+from neural_similarity.models import counts
+from neural_similarity.nn import SIMILARITIES, parse_similarity
+from neural_similarity.nn.text import Similarity
+
+WIDTH = 140
+NUMBERS = ("steps", "classes", "parameters", "MACs")
+MODELS_DESCRIPTION = """List the networks with every similarity at their usual image sizes.
+
+Parameters are those that are trained. MACs are the multiply-adds of convolutions, linear layers
+and matrix products for one image, after static similarities are folded into the kernels.
+
+examples:
+  nsim models
+  nsim models cnn10 cnn10_plus
+  nsim models resnet18 --similarity none dynamic-diagonal"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipesOptions:
+    """What `nsim recipes` takes: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """What `nsim models` takes."""
+
+    names: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME...")] = ()
+    """Networks; the default is all."""
+    similarity: tuple[str, ...] = tuple(SIMILARITIES)
+    """Similarities, each a name or a text such as "Static(Symmetric())"."""
+
+    def __post_init__(self) -> None:
+        for text in self.similarity:
+            parse_similarity(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What `nsim data` takes."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """Data set."""
+    data: Path = Path("data")
+    """Folder of the data sets; of imagenet and folder the data set itself."""
+    source: Path | None = None
+    """Folder of images/ and lists *.csv, as Mini-ImageNet is passed around, to make an imagenet of
+    in --data: 100 images of every class in val, the others in train."""
+
+
+def recipes(args: Sequence[str]) -> int:
+    """Print the named recipes, a table for every group."""
+    description = "List the named recipes.\n\nexample:\n  nsim recipes"
+    parse(RecipesOptions, args, command="recipes", description=description)
+    columns = ("name", "data", "model", "similarity", "steps", "description")
+    for group, members in GROUPS.items():
+        rows = [
+            (name, r.dataset, r.model, _kind(r.similarity), f"{r.steps:,}", text)
+            for name, (text, r) in members.items()
+        ]
+        _print_table(columns, rows, wraps="description", title=group)
+    return 0
+
+
+def models(args: Sequence[str]) -> int:
+    """Print the networks with every similarity, their parameters and multiplications."""
+    options = parse(ModelsOptions, args, command="models", description=MODELS_DESCRIPTION)
+    for name in options.names:
+        require("network", name, networks.MODELS)
+    rows = [
+        _model_row(name, text)
+        for name in options.names or networks.MODELS
+        for text in options.similarity
+        if text == "none" or name not in networks.WITHOUT_SIMILARITY
+    ]
+    columns = ("name", "classes", "image", "similarity", "parameters", "MACs")
+    _print_table(columns, rows, wraps="similarity")
+    return 0
+
+
+def _model_row(name: str, similarity: str) -> tuple[str, ...]:
+    """What a network with a similarity costs."""
+    classes, channels, size = networks.usual_sizes(name)
+    # Shapes tell what a named similarity costs; the fold of others, as of a selection, looks at
+    # their numbers.
+    with torch.device("meta" if similarity in SIMILARITIES else "cpu"):
+        model = networks.build(name, classes, similarity=similarity)
+    macs = counts.macs(fold(model, dynamic="keep"), channels, size, size)
+    image = f"{channels}x{size}x{size}"
+    return name, f"{classes}", image, similarity, f"{counts.parameters(model):,}", f"{macs:,}"
+
+
+def bench(args: Sequence[str]) -> int:
+    """Say where the benchmarks went."""
+    raise UsageError(f"benchmarks run in a clone: python -m benchmarks {' '.join(args)}".rstrip())
+
+
+def data(args: Sequence[str]) -> int:
+    """Download or verify a data set and print its sizes."""
+    description = (
+        "Download a data set, or verify the one that is there, and print its sizes.\n\n"
+        f"data sets: {', '.join(datasets.NAMES)}\n\nexamples:\n"
+        "  nsim data cifar10 --data data\n  nsim data imagenet --data ILSVRC2012\n"
+        "  nsim data imagenet --source data/mini-imagenet --data data/mini-imagenet-100"
+    )
+    options = parse(DataOptions, args, command="data", description=description)
+    require("data set", options.name, datasets.NAMES)
+    path = options.data
+    if options.source is not None:
+        if options.name != "imagenet":
+            raise UsageError(f"--source makes an imagenet, got {options.name}")
+        datasets.lay_out(options.source, path)
+    if options.name not in datasets.IN_PLACE:
+        with _download_bar() as progress:
+            path = datasets.download(options.name, options.data, progress=progress)
+    dataset = datasets.load(options.name, root=options.data)
+    channels, height, width = dataset.train.shape
+    sys.stdout.write(
+        f"{dataset.name} in {path}: {len(dataset.train):,} training and {len(dataset.test):,} test "
+        f"images of {channels}x{height}x{width}, {len(dataset.train.classes)} classes\n"
+    )
+    return 0
+
+
+def _kind(similarity: Similarity | None) -> str:
+    """The name of a similarity without the options of its parts."""
+    if similarity is None:
+        return "none"
+    return f"{type(similarity).__name__}-{type(similarity.structure).__name__}".lower()
+
+
+def _print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    wraps: str,
+    title: str | None = None,
+) -> None:
+    """One line a row, but for the column that `wraps`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, title=title, title_justify="left")
+    for column in columns:
+        justify = "right" if column in NUMBERS else "left"
+        table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)
+    for row in rows:
+        table.add_row(*row)
+    text = StringIO()  # rich would end the process itself when nobody reads on
+    width = max(Console().width, WIDTH)
+    Console(file=text, force_terminal=sys.stdout.isatty(), width=width).print(table)
+    sys.stdout.write(text.getvalue())
+
+
+@contextmanager
+def _download_bar() -> Iterator[Progress]:
+    """A bar on stderr for the bytes of a download, in a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with RichProgress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total)

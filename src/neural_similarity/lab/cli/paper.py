@@ -1,0 +1,272 @@
+"""`nsim reproduce`, `nsim table` and `nsim record`: the paper's tables from run records."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from neural_similarity.choices import require_least
+from neural_similarity.lab import paper
+from neural_similarity.lab import train as training
+from neural_similarity.lab.cli.parsing import (
+    UsageError,
+    agreed,
+    check_folders,
+    check_seeds,
+    integer,
+    listed,
+    parse,
+    require,
+    say,
+)
+from neural_similarity.lab.paper import TABLES, Outcome, Plan, Table, Task
+from neural_similarity.lab.train.files import write_text
+from neural_similarity.lab.train.progress import clock
+from neural_similarity.lab.train.recipe import Recipe, scaled
+from neural_similarity.lab.train.runtime import PrecisionChoice
+
+FEW_SHOT = "6"
+"""The table of few-shot learning, whose runs are evaluated on tasks."""
+RESULTS = Path("results")
+ROUGHLY = "~"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """What both commands on a table take."""
+
+    table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
+    """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
+    costs and rivals; 1-cifar100 and so on for rows on CIFAR-100; 6 can be shown,
+    and `nsim fewshot reproduce` runs it."""
+    variant: Literal["paper", "released"] = "paper"
+    """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
+    results: Path = RESULTS
+    """Folder of the run records."""
+
+    def __post_init__(self) -> None:
+        require("table", self.table, self.names())
+
+    def names(self) -> tuple[str, ...]:
+        """The tables that the command knows."""
+        return tuple(TABLES)
+
+    @property
+    def wanted(self) -> Table:
+        """The table in the variant."""
+        return paper.in_variant(TABLES[self.table], self.variant)
+
+    @property
+    def words(self) -> str:
+        """What names both on a command line."""
+        return self.table + ("" if self.variant == "paper" else f" --variant {self.variant}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(TableOptions):
+    """What `nsim reproduce` takes."""
+
+    budget: float = 1.0
+    """Factor on steps and drops, the same for all rows; below 1 a reduced schedule."""
+    seeds: Annotated[tuple[int, ...], listed(integer, "S,S,...")] = (1, 2, 3)
+    """Seeds of every row."""
+    only: Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")] = ()
+    """Recipes to run of those in the table; a name may hold *."""
+    jobs: int = field(default_factory=paper.side_by_side)
+    """Processes side by side, each of one thread: two on a CPU of several cores, on a GPU one."""
+    precision: PrecisionChoice = "auto"
+    """Of runs that are to begin: what is faster here, or that of the records beside them."""
+    data: Path = Path("data")
+    """Folder of the data sets."""
+    runs: Path = Path("runs")
+    """Folder of the run folders, RECIPE-BUDGET-seedSEED, and of what they print."""
+    yes: bool = False
+    """Start without asking."""
+    dry_run: bool = False
+    """Show the plan only."""
+
+    def __post_init__(self) -> None:
+        if self.table == FEW_SHOT:
+            raise UsageError("table 6 is that of `nsim fewshot reproduce`")
+        super().__post_init__()
+        # These raise here, where errors are those of usage.
+        scaled(Recipe(), self.budget)
+        paper.chosen(self.wanted, self.only)
+        require_least("jobs", self.jobs)
+        check_seeds(self.seeds)
+        check_folders(results=self.results, runs=self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(TableOptions):
+    """What `nsim table` takes."""
+
+    budget: float | None = None
+    """Budget of the runs; the default is the one at which most rows have runs."""
+    costs: Path = Path("benchmarks/recipes.json")
+    """Times of updates that `python -m benchmarks recipes` saved; left out where there are none."""
+    out: Path | None = None
+    """Markdown file to write, a picture of the same name beside it; by default text is printed."""
+
+    def names(self) -> tuple[str, ...]:
+        """Those of recognition and that of few-shot learning."""
+        return *TABLES, FEW_SHOT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.budget is not None:
+            scaled(Recipe(), self.budget)
+        if self.out is not None and self.out.suffix != ".md":
+            raise ValueError(f"`out` must end in .md, got {self.out}")
+        if self.table == FEW_SHOT and self.variant != "paper":
+            raise UsageError("--variant is for CIFAR; table 6 is of one variant")
+        if self.results != RESULTS and not self.results.is_dir():
+            raise UsageError(f"--results must be a folder of records, got {self.results}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """What `nsim record` takes."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
+    """Folders of finished runs."""
+    results: Path = RESULTS
+    """Folder of the run records."""
+
+    def __post_init__(self) -> None:
+        check_folders(results=self.results)
+
+
+def reproduce(args: Sequence[str]) -> int:
+    """Run what a table lacks, after showing it; 0 if every run is recorded in the end."""
+    description = (
+        "Run the rows of a table of the paper that have no record yet, and record them. Finished "
+        "runs are never repeated, interrupted ones go on.\n\nexamples:\n"
+        "  nsim reproduce 4 --budget 0.125 --data data\n"
+        "  nsim reproduce 4 --only cifar10-dynamic-uns --seeds 1 --budget 0.125 --yes\n"
+        "  nsim reproduce 2 --dry-run"
+    )
+    options = parse(
+        ReproduceOptions, args, command="reproduce", description=description, flags=True
+    )
+    plan = paper.make_plan(
+        options.wanted,
+        seeds=options.seeds,
+        budget=options.budget,
+        results=options.results,
+        runs=options.runs,
+        only=options.only,
+        precision=options.precision,
+    )
+    say(_describe(plan, options))
+    if options.dry_run or not plan.tasks or not agreed(options.yes):
+        return 0
+    with paper.show(plan.tasks) as display:
+        outcome = paper.execute(
+            plan.tasks,
+            jobs=options.jobs,
+            results=options.results,
+            data_root=options.data,
+            display=display,
+        )
+    return _conclude(outcome, options)
+
+
+def table(args: Sequence[str]) -> int:
+    """Print a table with our runs, or write it as Markdown and as a picture."""
+    description = (
+        "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"
+        "  nsim table 4\n"
+        "  nsim table 4 --budget 0.125 --out docs/table-4.md"
+    )
+    options = parse(ShowOptions, args, command="table", description=description)
+    if not options.results.is_dir():
+        sys.stderr.write(f"nsim: no records in {options.results}/\n")
+    if options.table == FEW_SHOT:
+        return _show_few_shot(options)
+    wanted, results = options.wanted, options.results
+    budget = options.budget or paper.fullest_budget([row.recipe for row in wanted.rows], results)
+    costs = paper.read_costs(options.costs) if options.costs.exists() else None
+    report = paper.make_report(wanted, budget=budget, results=results, costs=costs)
+    if options.out is None:
+        sys.stdout.write(paper.to_markdown(report))
+        return 0
+    picture = options.out.with_suffix(".png")
+    paper.draw(report, picture)
+    write_text(options.out, paper.to_markdown(report, picture.name))
+    say(f"{options.out}\n{picture}")
+    return 0
+
+
+def _show_few_shot(options: ShowOptions) -> int:
+    """Print Table 6 or write it."""
+    text = paper.few_shot_markdown(options.results, options.budget)
+    if options.out is None:
+        sys.stdout.write(text)
+        return 0
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(options.out, text)
+    say(str(options.out))
+    return 0
+
+
+def record(args: Sequence[str]) -> int:
+    """Write the records of finished runs."""
+    description = (
+        "Write the records of finished runs. Runs with overridden fields have none."
+        "\n\nexample:\n  nsim record runs/cifar10-cnn-seed1"
+    )
+    options = parse(RecordOptions, args, command="record", description=description)
+    if not options.runs:
+        raise UsageError("nsim record needs at least one run folder")
+    for path in options.runs:
+        say(str(paper.write_record(training.read_run(path), options.results)))
+    return 0
+
+
+def _describe(plan: Plan, options: ReproduceOptions) -> str:
+    """The plan as text."""
+    title = f"{options.wanted.title}, budget {options.budget:g}"
+    lines = [f"{title}: {len(plan.tasks)} to run, {plan.recorded} recorded"]
+    lines += [_line(task) for task in plan.tasks]
+    if plan.without_recipe:
+        lines.append(f"no recipe, left out: {', '.join(plan.without_recipe)}")
+    if plan.tasks:
+        lines.append(_duration(plan, options.jobs))
+    else:
+        lines.append(f"nsim table {options.words} --budget {options.budget:g} shows what there is")
+    return "\n".join(lines)
+
+
+def _line(task: Task) -> str:
+    time = ROUGHLY * task.rough + clock(task.seconds)
+    states = {
+        "new": f"{task.steps:,} steps",
+        "interrupted": f"goes on from step {task.done:,} of {task.steps:,}",
+        "finished": "is finished, to be recorded",
+    }
+    return f"  {task.title:<36}  {states[task.state]:<36}  {time:>9}"
+
+
+def _duration(plan: Plan, jobs: int) -> str:
+    rough = any(task.rough for task in plan.tasks)
+    more = f" ({ROUGHLY}: by multiplications, as no such machine has a record)" if rough else ""
+    return f"time: about {clock(paper.makespan(plan.tasks, jobs))}, {jobs} at a time{more}"
+
+
+def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:
+    """Say what came of it and how to go on; the exit code."""
+    say(f"{len(outcome.recorded)} recorded, {len(outcome.failed)} failed")
+    for title, reason in outcome.failed.items():
+        sys.stderr.write(f"nsim: {title}: {reason}\n")
+    if outcome.stopped is not None:
+        sys.stderr.write("nsim: stopped, all is saved; the same command goes on\n")
+        return 128 + outcome.stopped
+    if outcome.failed:
+        sys.stderr.write(f"nsim: what failed printed more into {options.runs}/*.log\n")
+        return 1
+    say(f"nsim table {options.words} --budget {options.budget:g} shows the table")
+    return 0

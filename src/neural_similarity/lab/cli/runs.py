@@ -1,0 +1,192 @@
+"""`nsim evaluate`, `predict`, `fold` and `inspect`: what one does with a finished run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from torch import Tensor, nn
+
+from neural_similarity.conversion import fold as fold_network
+from neural_similarity.lab import train as training
+from neural_similarity.lab.cli.parsing import UsageError, parse, say
+from neural_similarity.lab.data.decoding import read_centre, read_header, read_pixels
+from neural_similarity.lab.train import Run, RunError, Runtime, Scores
+from neural_similarity.lab.train.files import new_file
+from neural_similarity.lab.train.runtime import Precision
+from neural_similarity.lab.train.weights import save_weights
+from neural_similarity.nn.layer import is_dynamic
+
+TOP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What every command on a run takes."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    checkpoint: Literal["last", "best"] = "last"
+    """The last checkpoint, or the best on held-out images."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(RunOptions):
+    """The same with images."""
+
+    data: Path | None = None
+    """Folder of the data sets; the default is the one that the run was trained from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(RunOptions):
+    """What `nsim predict` takes."""
+
+    images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE...")]
+    """Image files, in any format that Pillow reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldOptions(DataOptions):
+    """What `nsim fold` takes."""
+
+    out: Path | None = None
+    """File to write; the default is folded.safetensors in the run folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(DataOptions):
+    """What `nsim inspect` takes."""
+
+    out: Path | None = None
+    """Folder of the pictures; the default is plots in the run folder."""
+    images: tuple[Path, ...] = ()
+    """Images to draw dynamic similarities on; the default is two training images."""
+
+
+def evaluate(args: Sequence[str]) -> int:
+    """Print the scores of a run's network on the test set."""
+    description = (
+        "Score a run's network on the test set again.\n\nexamples:\n"
+        "  nsim evaluate runs/quickstart-seed0\n"
+        "  nsim evaluate runs/cifar10-cnn-seed0 --checkpoint best --data data"
+    )
+    options = parse(DataOptions, args, command="evaluate", description=description)
+    run = training.read_run(options.run)
+    dataset = training.load_data(run, options.data)
+    runtime, model = _network(run, options, run.precision)
+    scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
+    say(f"{_describe(scores)} on {len(dataset.test):,} test images")
+    return 0
+
+
+def predict(args: Sequence[str]) -> int:
+    """Print the likeliest classes of images."""
+    description = (
+        "Name the classes of images, which are resized and cropped to what the network was trained "
+        "on."
+        "\n\nexample:\n  nsim predict runs/quickstart-seed0 shoe.png bag.png"
+    )
+    options = parse(PredictOptions, args, command="predict", description=description)
+    if not options.images:
+        raise UsageError("nsim predict needs at least one image")
+    run = training.read_run(options.run)
+    pixels = torch.stack([_read_image(path, run) for path in options.images])
+    runtime, model = _network(run, options)
+    logits = training.predict(runtime.place(model), pixels, run.preprocess, runtime)
+    for path, row in zip(options.images, logits.softmax(1), strict=True):
+        best = row.topk(min(TOP, len(run.classes)))
+        named = (
+            f"{run.classes[index]} {100 * chance:.1f} %"
+            for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        )
+        say(f"{path}: {', '.join(named)}")
+    return 0
+
+
+def fold(args: Sequence[str]) -> int:
+    """Write the weights of the plain network that computes the same, and show that it does."""
+    description = (
+        "Fold static similarities into the kernels. The weights load into the same network built "
+        "with similarity=None, unless M was unshared or selected taps: such layers fold into "
+        "others of their own sizes.\n\nexample:\n  nsim fold runs/cifar10-static-dns-seed0"
+    )
+    options = parse(FoldOptions, args, command="fold", description=description)
+    run = training.read_run(options.run)
+    dataset = training.load_data(run, options.data)
+    runtime, model = _network(run, options)
+    _require_foldable(run, model)
+    plain = fold_network(model).eval()
+    path = options.out or run.path / "folded.safetensors"
+    with new_file(path) as temporary:
+        save_weights(temporary, plain, run.metadata)
+    before, after = (
+        training.predict(runtime.place(network), dataset.test, run.preprocess, runtime)
+        for network in (model, plain)
+    )
+    labels = dataset.test.labels
+    say(f"max |Δlogit| {(before - after).abs().max().item():.2e} in float32")
+    say(f"before: {_describe(training.score(before, labels))}")
+    say(f"after:  {_describe(training.score(after, labels))}")
+    say(f"plain weights in {path}")
+    return 0
+
+
+def inspect(args: Sequence[str]) -> int:
+    """Draw the learned similarities and print the files."""
+    description = (
+        "Draw the similarities that a run learned, those of dynamic layers on a few images."
+        "\n\nexamples:\n  nsim inspect runs/quickstart-seed0 --out pictures\n"
+        "  nsim inspect runs/quickstart-seed0 --images shoe.png bag.png"
+    )
+    options = parse(InspectOptions, args, command="inspect", description=description)
+    run = training.read_run(options.run)
+    dataset = training.load_data(run, options.data)
+    runtime, model = _network(run, options)
+    pixels = dataset.train.head(training.PICTURED)
+    if options.images:
+        pixels = torch.stack([_read_image(path, run) for path in options.images])
+    paths = training.draw_similarities(run, runtime.place(model), pixels, options.out or run.plots)
+    for path in paths:
+        say(str(path))
+    if not paths:
+        say(f"{run.path} has no similarity to draw: its layers are plain convolutions")
+    return 0
+
+
+def _network(
+    run: Run, options: RunOptions, precision: Precision = "fp32"
+) -> tuple[Runtime, nn.Module]:
+    """Where to compute, and the run's network, which is yet to be placed there."""
+    runtime = training.choose_runtime(options.device, precision, run.recipe.channels_last)
+    return runtime, training.load(run, options.checkpoint)
+
+
+def _require_foldable(run: Run, model: nn.Module) -> None:
+    if any(is_dynamic(module) for module in model.modules()):
+        raise RunError(
+            f"{run.path} has dynamic similarities, which cannot be folded: they differ from image "
+            "to image, and kernels do not"
+        )
+
+
+def _read_image(path: Path, run: Run) -> Tensor:
+    """Pixels (channels, height, width) as the run's network takes them."""
+    if run.recipe.dataset == "imagenet":
+        return torch.tensor(read_centre(path, run.image_size)).permute(2, 0, 1)
+    mode, size = "L" if run.channels == 1 else "RGB", (run.image_size, run.image_size)
+    read_header(path)  # It refuses what is no image, or of more than 8 bits a channel.
+    return torch.tensor(read_pixels(path, mode, size))
+
+
+def _describe(scores: Scores) -> str:
+    top5 = scores.top5_error_percent
+    return (
+        f"accuracy {100 * scores.accuracy:.2f} %, error {scores.error_percent:.2f} %, "
+        + ("" if top5 is None else f"top-5 error {top5:.2f} %, ")
+        + f"loss {scores.loss:.4f}"
+    )

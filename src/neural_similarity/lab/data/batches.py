@@ -1,0 +1,121 @@
+"""Training batches, each a function of the seed and the step alone."""
+
+import torch
+from torch import Tensor
+
+from neural_similarity.lab.data.augment import Augment, Windows
+from neural_similarity.lab.data.images import Images
+from neural_similarity.lab.data.preprocess import Preprocess, standardise
+from neural_similarity.lab.data.seeding import generator
+
+NOTHING = Augment(crop=0, flip=False)
+
+
+class Order:
+    """Which images make the batch of a step: a permutation of all for every epoch.
+
+    The last, incomplete batch of an epoch is dropped.
+
+    Args:
+        count: number of images.
+        batch_size: images in a batch.
+        seed: of the permutations.
+
+    Raises:
+        ValueError: there are fewer images than a batch has.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        if not 1 <= batch_size <= count:
+            raise ValueError(
+                "`batch_size` must be at least 1 and at most the number of images, got a batch of "
+                f"{batch_size} from {count} images"
+            )
+        self.steps_per_epoch = count // batch_size
+        self._count, self._batch_size, self._seed = count, batch_size, seed
+        self._epoch, self._permutation = 0, self._permuted(0)
+
+    def at(self, step: int) -> tuple[int, Tensor]:
+        """The epoch of a step, and the indices (b,) of its images, on the CPU.
+
+        Raises:
+            ValueError: `step` is negative.
+        """
+        if step < 0:
+            raise ValueError(f"`step` must not be negative, got {step}")
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._permutation = epoch, self._permuted(epoch)
+        return epoch, self._permutation[position * self._batch_size :][: self._batch_size]
+
+    def _permuted(self, epoch: int) -> Tensor:
+        random = generator("order", self._seed, epoch)
+        return torch.randperm(self._count, generator=random)
+
+
+class Batches:
+    """Shuffled, augmented, standardised batches of a set that lies on `device` as a whole.
+
+    Every epoch is another permutation and drops its last, incomplete batch. Random numbers come
+    from the CPU, so every device sees the same batches, and a run that resumes at a step sees the
+    batches it would have seen.
+
+    Args:
+        images: what to train on.
+        batch_size: images in a batch.
+        preprocess: what turns pixels into the network's input.
+        augment: random crops and flips; None leaves the images as they are.
+        seed: of the order, the crops and the flips.
+        device: where the set is kept and the batches are made.
+        channels_last: the memory format of the batches.
+
+    Raises:
+        ValueError: `images` has fewer images than a batch, or other channels than `preprocess`.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        batch_size: int,
+        *,
+        preprocess: Preprocess,
+        augment: Augment | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        channels_last: bool = True,
+    ) -> None:
+        self._order = Order(len(images), batch_size, seed)
+        preprocess.check(images.pixels)
+        self._seed = seed
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        self._windows = Windows(images.pixels, augment or NOTHING, device)
+        self._labels = images.labels.to(device)
+        self._scale, self._shift = preprocess.affine(device)
+        self._drawn = torch.zeros(2, batch_size, dtype=torch.int64, device=device)
+
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
+
+        Raises:
+            ValueError: `step` is negative.
+        """
+        self.load(step)
+        return self.loaded()
+
+    def load(self, step: int) -> None:
+        """Choose the batch of one step: what the host draws goes to where `loaded` reads.
+
+        Raises:
+            ValueError: `step` is negative.
+        """
+        _, chosen = self._order.at(step)
+        corners = self._windows.draw(chosen, generator("crops", self._seed, step))
+        # One transfer for both: each costs more than its few hundred bytes, and the host would wait
+        # for the last step. From memory that is not pinned, CUDA returns when it has read it.
+        self._drawn.copy_(torch.stack([chosen, corners]), non_blocking=True)
+
+    def loaded(self) -> tuple[Tensor, Tensor]:
+        """The batch that was loaded last, as `at` gives it; all of it happens on the device."""
+        chosen, corners = self._drawn
+        pixels = self._windows.take(corners).contiguous(memory_format=self._format)
+        return standardise(pixels, self._scale, self._shift), self._labels[chosen]

@@ -1,0 +1,100 @@
+"""Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017) from its four IDX files."""
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from neural_similarity.lab.data.files import first_folder, read_bytes, remedy
+from neural_similarity.lab.data.images import Dataset, Images
+
+NAME, FOLDER = "fashion-mnist", "fashion-mnist"
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+PREFIXES = ("train", "t10k")
+UNSIGNED_BYTE = 8
+
+
+def load_fashion_mnist(root: Path, counts: tuple[int, int] = (60_000, 10_000)) -> Dataset:
+    """Read the files from `root`/fashion-mnist, torchvision's FashionMNIST/raw, or `root` itself.
+
+    Args:
+        root: folder of the data sets.
+        counts: images that the two parts must hold.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged or holds something else.
+    """
+    with remedy(NAME, root):
+        folder = find_fashion_mnist(root)
+        train, test = (read_part(folder, *part) for part in zip(PREFIXES, counts, strict=True))
+    return Dataset(NAME, train, test)
+
+
+def find_fashion_mnist(root: Path) -> Path:
+    """The folder below `root` that holds the files, or where they belong if there are none."""
+    names = [name for part in PREFIXES for stem in _stems(part) for name in (stem, f"{stem}.gz")]
+    belongs = root / FOLDER
+    folders = (belongs, root / "FashionMNIST" / "raw", root / "raw", root)
+    return first_folder(folders, names) or belongs
+
+
+def read_part(folder: Path, prefix: str, count: int) -> Images:
+    """The images and labels of the part "train" or "t10k", of which there must be `count`."""
+    pixels, labels = _stems(prefix)
+    return Images(
+        torch.from_numpy(_read_idx(folder / pixels, (count, 28, 28)))[:, None],
+        torch.from_numpy(_read_labels(folder / labels, count)),
+        CLASSES,
+    )
+
+
+def _stems(prefix: str) -> tuple[str, str]:
+    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+
+
+def _read_labels(path: Path, count: int) -> np.ndarray:
+    labels = _read_idx(path, (count,)).astype(np.int64)
+    if labels.max() >= len(CLASSES):
+        raise ValueError(f"{path} must hold labels below {len(CLASSES)}, got {labels.max()}")
+    return labels
+
+
+def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """The uint8 array of an IDX file, `path` or `path`.gz, which must have this shape.
+
+    An IDX file is a magic number (type and number of axes), the axes, and the values.
+    """
+    compressed = path.with_name(f"{path.name}.gz")
+    path = path if path.is_file() else compressed
+    content = _decompress(path) if path == compressed else read_bytes(path)
+    header = struct.pack(f">{1 + len(shape)}I", UNSIGNED_BYTE << 8 | len(shape), *shape)
+    size = len(header) + int(np.prod(shape))
+    if not content.startswith(header) or len(content) != size:
+        raise ValueError(
+            f"{path} must be an IDX file of uint8 {shape}: {size:,} bytes that begin with "
+            f"{header.hex()}, got {len(content):,} bytes that begin with "
+            f"{content[: len(header)].hex()}"
+        )
+    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape).copy()
+
+
+def _decompress(path: Path) -> bytes:
+    try:
+        return gzip.decompress(read_bytes(path))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} must be a whole gzip file, got a damaged one: {error}") from error

@@ -1,0 +1,84 @@
+"""Data sets that are folders of images, one folder for every class."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from neural_similarity.lab.data.decoding import Header, read_header, read_pixels
+from neural_similarity.lab.data.images import Dataset, Images, ImageSet, split_off
+from neural_similarity.lab.data.listing import Listing, check_classes, is_part, list_images
+
+NAME = "folder"
+TEST_PARTS = ("test", "val", "valid", "validation")
+SHARE = 5
+"""One image in this many becomes a test image where there is no folder of test images."""
+
+
+def load_folder(root: Path, image_size: int | None = None) -> Dataset:
+    """Read `root`/train and `root`/test (val, valid, validation), or class folders in `root`.
+
+    Where there is no folder of test images, a fifth of every class, always the same, becomes the
+    test part. Images are grey, one channel, if all of them are, and RGB otherwise.
+
+    Args:
+        root: the folder; it holds one folder for every class, or the parts that do.
+        image_size: resize the shorter side to this and crop the centre; None takes the images as
+            they are.
+
+    Raises:
+        FileNotFoundError: `root` is no folder.
+        ValueError: there are no classes, a class is empty or in one part only, a file is no image,
+            or the sizes differ and `image_size` is None.
+    """
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"`image_size` must be at least 1, got {image_size}")
+    parts = [list_images(folder) for folder in _part_folders(root)]
+    if len(parts) == 2:
+        check_classes(*parts)
+    headers = [read_header(path) for part in parts for path in part.paths]
+    mode = "L" if all(header.mode == "L" for header in headers) else "RGB"
+    size = (image_size, image_size) if image_size else _common_size(headers)
+    images = [_read(part, mode, size) for part in parts]
+    if len(images) == 2:
+        return Dataset(NAME, *images)
+    return Dataset(NAME, *_hold_out(images[0]))
+
+
+def _part_folders(root: Path) -> list[Path]:
+    """Training and test folder, or the one that has to give both."""
+    if not root.is_dir():
+        raise FileNotFoundError(f"`root` must be a folder of class folders, got {root}")
+    parts = {folder.name.lower(): folder for folder in sorted(root.iterdir()) if is_part(folder)}
+    train = parts.get("train")
+    tests = [parts[name] for name in TEST_PARTS if name in parts]
+    if tests and not train:
+        raise ValueError(f"`root` must hold train/ beside {tests[0].name}/, got {root} without it")
+    return [train, *tests[:1]] if train else [root]
+
+
+def _common_size(headers: list[Header]) -> tuple[int, int]:
+    size, count = Counter(header.size for header in headers).most_common(1)[0]
+    for header in headers:
+        if header.size != size:
+            raise ValueError(
+                f"all images must have one size unless `image_size` is given: {count:,} of "
+                f"{len(headers):,} are {size[0]}x{size[1]}, got {header.path} of "
+                f"{header.size[0]}x{header.size[1]}"
+            )
+    return size
+
+
+def _read(part: Listing, mode: str, size: tuple[int, int]) -> Images:
+    width, height = size
+    paths = part.paths
+    pixels = np.empty((len(paths), 1 if mode == "L" else 3, height, width), np.uint8)
+    for target, path in zip(pixels, paths, strict=True):
+        target[:] = read_pixels(path, mode, size)
+    return Images(torch.from_numpy(pixels), torch.tensor(part.labels), part.classes)
+
+
+def _hold_out(images: Images) -> tuple[ImageSet, ImageSet]:
+    sizes = torch.bincount(images.labels).tolist()
+    return split_off(images, [max(1, size // SHARE) for size in sizes], seed=0)

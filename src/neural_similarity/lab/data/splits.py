@@ -1,0 +1,105 @@
+"""Few-shot data sets by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from neural_similarity.choices import require_known, require_least
+from neural_similarity.lab.data.cifar_splits import SPLITS, load_cifar_split
+from neural_similarity.lab.data.class_files import (
+    ClassFiles,
+    find_class_files,
+    find_omniglot,
+    find_parts,
+)
+from neural_similarity.lab.data.class_images import load_class_images
+from neural_similarity.lab.data.class_pickles import find_pickles, load_pickles
+from neural_similarity.lab.data.class_split import ClassSplit, all_images, select_classes
+from neural_similarity.lab.data.embedded import load_embedded
+from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.images import digest_of
+
+MINI, OMNIGLOT, CLASSES, EMBEDDED = "mini-imagenet", "omniglot", "classes", "embedded"
+
+
+def _find_mini_imagenet(folder: Path) -> ClassFiles:
+    """The files of Mini-ImageNet, in parts; with a split of our own it would be other data."""
+    found = find_parts(folder)
+    if found is None:
+        place = folder if folder.name == MINI else folder / MINI
+        raise FileNotFoundError(
+            f"{place} {'lacks its parts' if place.is_dir() else 'is missing'}; it must hold "
+            "images/ with train.csv, val.csv and test.csv, or one of the public sets of pickles, "
+            "or folders train, val and test of class folders (docs/few-shot.md)"
+        )
+    return found
+
+
+FILES: dict[str, tuple[Callable[[Path], ClassFiles], int, str | None]] = {
+    MINI: (_find_mini_imagenet, 84, "RGB"),
+    OMNIGLOT: (find_omniglot, 28, "L"),
+    CLASSES: (find_class_files, 84, None),
+}
+"""Sets of image files: how to list them, their usual size, and their mode."""
+SPLIT_NAMES = (EMBEDDED, MINI, *SPLITS, OMNIGLOT, CLASSES)
+EMBEDDED_PARTS = (
+    ("T-shirt/top", "Trouser", "Pullover", "Sneaker", "Bag"),
+    ("Coat", "Sandal"),
+    ("Dress", "Shirt", "Ankle boot"),
+)
+
+
+def load_split(
+    name: str,
+    root: str | Path = "data",
+    *,
+    image_size: int | None = None,
+    progress: Progress | None = None,
+) -> ClassSplit:
+    """A few-shot data set, its three parts of different classes.
+
+    Args:
+        name: "embedded" (5, 2 and 3 classes of Fashion-MNIST, comes with the package),
+            "mini-imagenet", "cifar-fs" and "fc100" (from CIFAR-100), "omniglot", or "classes":
+            `root` itself, any folder of class folders, see `find_class_files`.
+        root: folder of the data sets.
+        image_size: height and width of images that are files; None is 84, Omniglot's is 28.
+        progress: told how many images are read, where that has to be done.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: there is no such data set, a class is in two parts or missing, an image cannot
+            be read, or the images of `name` have a size of their own.
+    """
+    require_known("name", name, SPLIT_NAMES)
+    root = Path(root)
+    if name in FILES:
+        return _load_files(name, root, image_size, progress)
+    if image_size is not None:
+        raise ValueError(f"`image_size` is for {', '.join(FILES)}, got {image_size} for {name}")
+    return _load_embedded() if name == EMBEDDED else load_cifar_split(name, root)
+
+
+def _load_files(
+    name: str, root: Path, image_size: int | None, progress: Progress | None
+) -> ClassSplit:
+    find, usual, mode = FILES[name]
+    size = usual if image_size is None else image_size
+    require_least("image_size", size)
+    folder = root / name if (root / name).is_dir() and name != CLASSES else root
+    if name == MINI and (pickles := find_pickles(folder)):
+        return _of_size(load_pickles(name, pickles, progress), size)
+    return load_class_images(name, find(folder), size, mode=mode, progress=progress)
+
+
+def _of_size(split: ClassSplit, size: int) -> ClassSplit:
+    found = split.train.pixels.shape[2]
+    if found != size:
+        raise ValueError(f"`image_size` must be {found} for these pickles, got {size}")
+    return split
+
+
+def _load_embedded() -> ClassSplit:
+    dataset = load_embedded()
+    images = all_images(dataset)
+    parts = [select_classes(images, names) for names in EMBEDDED_PARTS]
+    return ClassSplit(EMBEDDED, *parts, digest=digest_of(parts))

@@ -1,0 +1,307 @@
+"""Table 6, few-shot recognition on Mini-ImageNet, beside our evaluations."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from statistics import fmean, stdev
+
+import torch
+
+from neural_similarity.lab.paper.few_shot_records import FOLDER, Evaluation, read_evaluations
+from neural_similarity.lab.paper.markdown import signed
+from neural_similarity.lab.paper.records import budgets
+from neural_similarity.lab.paper.statistics import Interval, by_task
+from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
+from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
+
+TITLE = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
+WAYS, QUERIES = 5, 15
+SHOTS = (5, 1)
+"""Those of the paper, and one."""
+
+
+@dataclass(frozen=True)
+class FewShotRow:
+    """A row of Table 6, or a control that it lacks."""
+
+    label: str
+    """As in the paper."""
+    recipe: str
+    """Name of the recipe that trains it."""
+    method: str
+    """What is evaluated of it."""
+    paper: float | None = None
+    """The paper's accuracy in percent, 5 ways and 5 shots."""
+    reach: float | None = None
+    """Its interval."""
+
+    def recipe_for(self, shots: int) -> str:
+        """The recipe for tasks of so many shots, where there is one of its own."""
+        own = f"{self.recipe}-{shots}shot"
+        return own if own in FEW_SHOT_RECIPES else self.recipe
+
+
+PANELS: dict[str, tuple[FewShotRow, ...]] = {
+    "CNN-4": (
+        FewShotRow("fine-tuning", "mini-cnn4", "fine-tuning", 49.79, 0.79),
+        FewShotRow("nearest neighbour", "mini-cnn4", "nearest-neighbour", 51.04, 0.65),
+        FewShotRow("MatchingNet", "mini-matching-fce", "matching-fce", 55.31, 0.73),
+        FewShotRow("ProtoNet", "mini-proto", "proto", 68.20, 0.66),
+        FewShotRow("MAML", "mini-maml", "maml", 63.15, 0.91),
+        FewShotRow("RelationNet", "mini-relation", "relation", 65.32, 0.70),
+        FewShotRow("static NSN", "mini-cnn4", "static-nsn", 65.74, 0.68),
+        FewShotRow("meta-learned static NSN", "mini-meta-static", "meta-nsn", 66.21, 0.69),
+        FewShotRow("dynamic NSN", "mini-dynamic", "fine-tuning", 71.26, 0.65),
+    ),
+    "deeper": (
+        FewShotRow("discriminative k-shot (ResNet-34)", "mini-resnet34", "k-shot", 73.90, 0.30),
+        FewShotRow("TADAM (ResNet-12)", "mini-tadam", "tadam", 76.7, 0.3),
+        FewShotRow("LEO (WRN-28-10)", "mini-leo", "leo", 77.59, 0.12),
+        FewShotRow("dynamic NSN (CNN-9)", "mini-dynamic-cnn9", "fine-tuning", 77.44, 0.63),
+    ),
+    "similarity within other methods (author response, table 1)": (
+        FewShotRow("static NSN in MAML", "mini-maml-static", "maml", 66.91, 0.66),
+        FewShotRow("dynamic NSN in MAML", "mini-maml-dynamic", "maml", 67.82, 0.71),
+        FewShotRow("static NSN in ProtoNet", "mini-proto-static", "proto", 70.30, 0.44),
+        FewShotRow("dynamic NSN in ProtoNet", "mini-proto-dynamic", "proto", 71.39, 0.67),
+        FewShotRow("static NSN in RelationNet", "mini-relation-static", "relation", 67.87, 0.42),
+        FewShotRow("dynamic NSN in RelationNet", "mini-relation-dynamic", "relation", 68.90, 0.65),
+        FewShotRow("MAML (CNN-9)", "mini-maml-cnn9", "maml", 67.64, 0.85),
+        FewShotRow("static NSN in MAML (CNN-9)", "mini-maml-static-cnn9", "maml", 73.63, 0.35),
+        FewShotRow("dynamic NSN in MAML (CNN-9)", "mini-maml-dynamic-cnn9", "maml", 78.98, 0.60),
+        FewShotRow(
+            "static NSN in ProtoNet (CNN-9)", "mini-proto-static-cnn9", "proto", 75.12, 0.37
+        ),
+        FewShotRow(
+            "dynamic NSN in ProtoNet (CNN-9)", "mini-proto-dynamic-cnn9", "proto", 78.72, 0.79
+        ),
+        FewShotRow(
+            "static NSN in RelationNet (CNN-9)",
+            "mini-relation-static-cnn9",
+            "relation",
+            71.79,
+            0.52,
+        ),
+        FewShotRow(
+            "dynamic NSN in RelationNet (CNN-9)",
+            "mini-relation-dynamic-cnn9",
+            "relation",
+            72.23,
+            0.49,
+        ),
+        FewShotRow(
+            "meta-learned static NSN (CNN-9)", "mini-meta-static-cnn9", "meta-nsn", 78.05, 0.57
+        ),
+    ),
+    "controls": (
+        FewShotRow("fine-tuning, 64 filters", "mini-cnn4-64", "fine-tuning"),
+        FewShotRow("static NSN, 64 filters", "mini-cnn4-64", "static-nsn"),
+        FewShotRow("fine-tuning (CNN-9)", "mini-cnn9", "fine-tuning"),
+        FewShotRow("Baseline++", "mini-cnn4-cosine", "baseline++"),
+        FewShotRow("ProtoNet, 64 filters", "mini-proto-64", "proto"),
+        FewShotRow("ProtoNet, from fine-tuning", "mini-proto-pretrained", "proto"),
+        FewShotRow("MatchingNet, no context", "mini-matching", "matching"),
+        FewShotRow("MAML, first order", "mini-maml-first-order", "maml-first-order"),
+        FewShotRow("ANIL", "mini-anil", "anil"),
+        FewShotRow("meta-learned dynamic NSN", "mini-meta-dynamic", "meta-nsn"),
+    ),
+}
+BASELINE, CONTROL = PANELS["CNN-4"][0], PANELS["controls"][0]
+COMPARED = {"to fine-tuning": BASELINE, "to 64 filters": CONTROL}
+"""What every row is compared with, by the heading; the control is as large as dynamic NSN."""
+HEAD = (
+    "method",
+    "recipe",
+    "shots",
+    "paper",
+    "ours",
+    *COMPARED,
+    "parameters",
+    "trained on",
+    "budget",
+    "step",
+    "precision",
+    "batch norm",
+    "tasks",
+    "seeds",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShotLine:
+    """A row with evaluations that differ in their seed alone."""
+
+    row: FewShotRow
+    """What the paper has."""
+    evaluations: tuple[Evaluation, ...]
+    """Ours."""
+    differences: tuple[str, ...]
+    """To the rows of `COMPARED` on the same tasks, seeds and classes, in points."""
+
+    @property
+    def accuracy(self) -> Interval:
+        """Over the tasks, each averaged over the seeds; in percent."""
+        return by_task(100 * _mean(self.evaluations))
+
+    @property
+    def seeds(self) -> str:
+        """How many there are, and the deviation between them from two on."""
+        values = [100 * one.summary["accuracy"] for one in self.evaluations]
+        return f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
+
+
+def few_shot_markdown(results: Path, budget: float | None = None) -> str:
+    """Table 6 as Markdown, all numbers of ours from the records in `results`.
+
+    Args:
+        results: Folder of the records.
+        budget: Of the runs; None is the one at which most rows have some, and for a row that has
+            none there the largest that it has.
+    """
+    places = [(row, shots) for row in chain(*PANELS.values()) for shots in SHOTS]
+    found = {place: _budgets(*place, results) for place in places} if budget is None else {}
+    counts = Counter(chain(*found.values()))
+    usual = budget or max(counts, key=lambda b: (counts[b], b), default=1.0)
+    parts = [f"# {TITLE}" + ("" if usual == 1 else f" (reduced schedule, budget {usual:g})")]
+    for title, rows in PANELS.items():
+        parts.append(f"## {title}")
+        lines = [HEAD, ("---",) * len(HEAD)]
+        for row in rows:
+            for shots in SHOTS:
+                own = found.get((row, shots), [])
+                at = usual if usual in own else max(own, default=usual)
+                lines += _cells(row, shots, results, at)
+        parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+    return "\n\n".join([*parts, _NOTE]) + "\n"
+
+
+_NOTE = (
+    "Accuracy in percent, mean over tasks of the accuracy of each, ± 1.96 standard errors over the "
+    "tasks; σ is the deviation between seeds. Differences are paired: the same budget, seeds, "
+    "training classes and tasks, where of two lists of one seed the shorter is the beginning of "
+    "the longer. Batch norm says whose statistics normalise queries; only `transductive` "
+    "lets queries see each other. Parameters are those that training leaves: not the classifier "
+    "that a task learns from nothing, but its learned start in MAML, ANIL and meta-learned NSN, "
+    "and the base classes' in discriminative k-shot. The step is the one evaluated: the best on "
+    "the validation classes, or, on train+val, the last. A row without runs at the title's budget "
+    "has those of another, and the column says which; it names the start where the run that "
+    "training started from was of another. The paper trains static and dynamic NSN on "
+    "train+val, MAML and meta-learned static NSN on train. In the table of the authors' response "
+    "the methods' names are lost; they stand here in the order that fits the rows of Table 6."
+)
+
+
+def _budgets(row: FewShotRow, shots: int, results: Path) -> list[float]:
+    """Those at which the row has evaluations."""
+    known = map(float, budgets(results / FOLDER, [row.recipe_for(shots)]))
+    return [budget for budget in known if _groups(row, shots, results, budget)]
+
+
+def _cells(row: FewShotRow, shots: int, results: Path, budget: float) -> list[tuple[str, ...]]:
+    name = row.recipe_for(shots)
+    paper = "" if shots != SHOTS[0] or row.paper is None else f"{row.paper:.2f}"
+    if paper and row.reach is not None:
+        paper += f" ± {row.reach:.2f}"
+    front = (row.label, f"`{name}`", str(shots), paper)
+    lines = _lines(row, shots, results, budget)
+    if not lines:
+        cells = (*front, "not run")
+        return [(*cells, *("",) * (len(HEAD) - len(cells)))]
+    return [(*front, *_ours(line)) for line in lines]
+
+
+def _ours(line: FewShotLine) -> tuple[str, ...]:
+    first, accuracy = line.evaluations[0], line.accuracy
+    return (
+        f"{accuracy.mean:.2f} ± {accuracy.reach:.2f}",
+        *line.differences,
+        f"{first.summary['parameters'] / 1e3:,.1f} k",
+        first.config.train_on,
+        _budget(first),
+        f"{fmean(one.checkpoint['step'] for one in line.evaluations):,.0f}",
+        " and ".join(sorted({one.environment["precision"] for one in line.evaluations})),
+        first.statistics,
+        f"{first.tasks['count']:,}",
+        line.seeds,
+    )
+
+
+def _budget(one: Evaluation) -> str:
+    """That of the run, and that of the run it started from where it is another."""
+    start = _start_budget(one)
+    return f"{one.budget:g}" + (f" (start: {start:g})" if start != one.budget else "")
+
+
+def _start_budget(one: Evaluation) -> float:
+    return (one.start or {}).get("budget", one.budget)
+
+
+def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[FewShotLine]:
+    """The evaluations of a row, those that differ in the seed alone together."""
+    others = [_groups(other, shots, results, budget) for other in COMPARED.values()]
+    lines = []
+    for found in _groups(row, shots, results, budget).values():
+        differences = tuple(
+            "" if row == other else _difference(found, _comparable(found[0], theirs))
+            for other, theirs in zip(COMPARED.values(), others, strict=True)
+        )
+        lines.append(FewShotLine(row=row, evaluations=tuple(found), differences=differences))
+    return lines
+
+
+def _comparable(ours: Evaluation, groups: dict[Hashable, list[Evaluation]]) -> list[Evaluation]:
+    """Those of the same classes and tasks: of one seed and data, the first are the same."""
+    facts = ("part", "seed")
+    return [
+        one
+        for group in groups.values()
+        for one in group
+        if one.statistics == "running"
+        and one.config.train_on == ours.config.train_on
+        and one.data == ours.data
+        and all(one.tasks[fact] == ours.tasks[fact] for fact in facts)
+        and (one.tasks["digest"] == ours.tasks["digest"]) == (len(one.correct) == len(ours.correct))
+    ]
+
+
+def _groups(
+    row: FewShotRow, shots: int, results: Path, budget: float
+) -> dict[Hashable, list[Evaluation]]:
+    """Evaluations on test classes by classes of training, statistics, tasks and start."""
+    sizes = TaskSizes(ways=WAYS, shots=shots, queries=QUERIES)
+    groups: dict[Hashable, list[Evaluation]] = {}
+    for one in _longest(read_evaluations(results, row.recipe_for(shots), budget)):
+        if (one.method, one.sizes, one.tasks["part"]) == (row.method, sizes, "test"):
+            tasks = one.tasks["digest"]
+            key = (one.config.train_on, one.statistics, tasks, _start_budget(one))
+            groups.setdefault(key, []).append(one)
+    return groups
+
+
+def _longest(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """Of those that differ in the number of tasks alone, the one of most."""
+    longest: dict[str, Evaluation] = {}
+    for one in sorted(evaluations, key=lambda one: one.tasks["count"]):
+        longest[replace(one, tasks=one.tasks | {"count": 0}).name] = one
+    return list(longest.values())
+
+
+def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> str:
+    """Over the common seeds, and how many they are where they are not all; "" without any."""
+    seeds = {one.config.seed for one in ours} & {one.config.seed for one in theirs}
+    if not seeds:
+        return ""
+    pair = [[one for one in side if one.config.seed in seeds] for side in (ours, theirs)]
+    count = min(len(one.correct) for side in pair for one in side)
+    ours_mean, theirs_mean = (100 * _mean(side)[:count] for side in pair)
+    difference = by_task(ours_mean - theirs_mean)
+    text = f"{signed(difference.mean)} ± {difference.reach:.2f}"
+    return text if len(seeds) == len(ours) else f"{text} (n = {len(seeds)})"
+
+
+def _mean(evaluations: Sequence[Evaluation]) -> torch.Tensor:
+    """Accuracy of each task that all have, averaged over the evaluations."""
+    count = min(len(one.correct) for one in evaluations)
+    return torch.stack([one.accuracies[:count] for one in evaluations]).mean(0)

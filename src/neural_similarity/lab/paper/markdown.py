@@ -1,0 +1,186 @@
+"""A report as Markdown."""
+
+from neural_similarity.lab.data import imagenet
+from neural_similarity.lab.paper.records import Record, commits_of
+from neural_similarity.lab.paper.report import Line, PanelReport, Report, StepCosts
+from neural_similarity.lab.paper.statistics import Interval
+from neural_similarity.lab.paper.tables import Row
+from neural_similarity.lab.train.progress import clock
+
+BETTER = {"error": "lower is better", "accuracy": "higher is better"}
+MINUS = "−"
+IMAGENET_CLASSES = 1_000
+
+
+def to_markdown(report: Report, picture: str | None = None) -> str:
+    """The report as Markdown.
+
+    Args:
+        report: a table with its runs.
+        picture: name of the file with its picture, to be shown at the end.
+    """
+    parts = [f"# {report.table.title} ({report.schedule})"]
+    for panel in report.panels:
+        parts += [f"## {panel.panel.title}", _table(panel, report.costs), _notes(panel)]
+    if report.costs:
+        parts.append(
+            f"Steps are times of an update over that of `{report.costs.baseline}`, measured side "
+            f"by side apart from the runs, with a 95 % interval: {report.costs.source}."
+        )
+    if report.others:
+        parts.append(f"Runs at other budgets: {', '.join(report.others)} (`--budget`).")
+    if picture:
+        parts.append(f"![{report.table.title}, {report.schedule}]({picture})")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def ours(line: Line) -> str:
+    """Mean and deviation, or why there are none."""
+    if not line.records:
+        return "not run" if line.row.has_recipe else "not run (no recipe)"
+    top5 = "" if line.top5 is None else f", top-5 {spread(*line.top5)}"
+    return spread(line.mean, line.deviation) + top5
+
+
+def spread(mean: float, deviation: float | None) -> str:
+    """A mean and its deviation, where there is one."""
+    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+
+
+def cost(line: Line) -> tuple[str, str, str]:
+    """Parameters, MACs of one image and training time."""
+    if not line.records:
+        return "", "", ""
+    summary = line.records[0].summary
+    parameters = f"{summary['parameters'] / 1e6:.2f} M"
+    return parameters, f"{summary['macs'] / 1e6:,.0f} M", clock(line.seconds)
+
+
+def interval(value: Interval) -> str:
+    """A difference with its interval."""
+    return f"{signed(value.mean)} [{signed(value.low)}, {signed(value.high)}]"
+
+
+def _table(report: PanelReport, costs: StepCosts | None) -> str:
+    metric, baseline = report.panel.metric, report.panel.baseline
+    head = ("network", "recipe", f"paper, {metric} %", f"ours, {metric} %", "n")
+    head += (f"to {baseline.label}, by seed", f"to {baseline.label}, by image")
+    head += ("parameters", "MACs", "time")
+    lines = [_row(line, report) for line in report.lines]
+    if costs:
+        head += ("step",)
+        lines = [(*cells, _step(line)) for cells, line in zip(lines, report.lines, strict=True)]
+    rows = [head, ("---",) * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(line: Line, report: PanelReport) -> tuple[str, ...]:
+    row, n = line.row, len(line.records)
+    by_seed, by_image = _differences(line, report)
+    parameters, macs, time = cost(line)
+    if row.parameters is not None:
+        parameters = f"{parameters} (paper {row.parameters:.2f} M)".strip()
+    paper = _paper(line, report)
+    name = f"`{row.recipe}`"
+    return row.label, name, paper, ours(line), str(n), by_seed, by_image, parameters, macs, time
+
+
+def _step(line: Line) -> str:
+    if line.step is None:
+        return ""
+    if line.step.low == line.step.high:
+        return f"{line.step.mean:g}"
+    return f"{line.step.mean:.2f} [{line.step.low:.2f}, {line.step.high:.2f}]"
+
+
+def _paper(line: Line, report: PanelReport) -> str:
+    """The paper's number and its difference to the paper's baseline."""
+    row, baseline = line.row, report.panel.baseline
+    if row.paper is None:
+        return ""
+    top5 = "" if row.top5 is None else f", top-5 {row.top5:.2f}"
+    change = paper_change(row, baseline)
+    return f"{row.paper:.2f}" + ("" if change is None else f" ({signed(change)})") + top5
+
+
+def paper_change(row: Row, baseline: Row) -> float | None:
+    """The paper's difference between a row and its baseline; None where it has none."""
+    if row == baseline or row.paper is None or baseline.paper is None:
+        return None
+    return row.paper - baseline.paper
+
+
+def _differences(line: Line, report: PanelReport) -> tuple[str, str]:
+    if line.row == report.panel.baseline or not line.records:
+        return "", ""
+    if line.by_image is None:
+        return "no common seed", "no common seed"
+    seeds = len(line.common)
+    by_seed = "" if line.by_seed is None else interval(line.by_seed)
+    by_image = interval(line.by_image)
+    if not by_seed:
+        by_image += f", by image alone ({seeds} seed{'s' if seeds > 1 else ''})"
+    return by_seed, by_image
+
+
+def _notes(report: PanelReport) -> str:
+    """How to read the panel, and what its runs ran on."""
+    if not report.records:
+        return ""
+    images = len(report.records[0].correct)
+    machines = sorted({_machine(record.environment) for record in report.records})
+    commits = sorted({_code(record) for record in report.records})
+    return (
+        f"{BETTER[report.panel.metric].capitalize()}. ± is the sample standard deviation over n "
+        "seeds. Differences are in points to the baseline re-run with the same seeds and budget, "
+        "with 95 % intervals: by seed, Student's t over the common seeds' differences, from three "
+        f"seeds on; by image, over the {images:,} test images, each averaged over the common "
+        "seeds, which says nothing about other seeds. MACs are of one image, static similarities "
+        "folded. Time is the training time of a run, with others beside it: no benchmark.\n\n"
+        f"Run on {'; '.join(machines)}; code {', '.join(commits)}."
+        f"{_other_precisions(report)}{_other_classes(report)}"
+    )
+
+
+def _other_precisions(report: PanelReport) -> str:
+    """The runs in another precision than most of the panel."""
+    groups: dict[str, list[str]] = {}
+    for record in report.records:
+        run = f"`{record.name}` seed {record.seed}"
+        groups.setdefault(record.environment["precision"], []).append(run)
+    usual = max(groups, key=lambda precision: len(groups[precision]))
+    return "".join(
+        f" In {precision} and not {usual}: {', '.join(runs)}."
+        for precision, runs in groups.items()
+        if precision != usual
+    )
+
+
+def _other_classes(report: PanelReport) -> str:
+    """A warning where runs in ImageNet's layout are not on ImageNet."""
+    counts = {r.classes for r in report.records if r.recipe.dataset == imagenet.NAME}
+    others = sorted(str(count) for count in counts - {IMAGENET_CLASSES})
+    return f" On {', '.join(others)} classes, not on ImageNet's 1,000." if others else ""
+
+
+def _machine(environment: dict) -> str:
+    device = environment["device"]
+    place = environment["cpu"] if device == "cpu" else device
+    threads = environment["threads"]
+    where = f"{place}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{where}, {environment['precision']}, torch {environment['torch']}"
+
+
+def _code(record: Record) -> str:
+    """The commits of a run, as its environment tells them: older records name the first alone."""
+    code = record.code
+    began = (code["commit"] or "")[:12] or f"version {code['version']}"
+    others = [c[:12] for c in commits_of(record.environment) if c != code["commit"]]
+    text = " then ".join((began, *others))
+    return f"{text} with local changes" if code["dirty"] else text
+
+
+def signed(number: float) -> str:
+    """Two decimals and a sign, with a minus as wide as the plus."""
+    text = f"{number:+.2f}"
+    return text.replace("-", MINUS) if float(text) else "0.00"

@@ -1,0 +1,99 @@
+"""How long a step of a recipe takes here: by its records, or roughly by its multiplications."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from neural_similarity import models
+from neural_similarity.lab.paper.records import read_record
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.recipes.released import SUFFIX
+from neural_similarity.lab.train import Recipe, Runtime, choose_runtime
+from neural_similarity.lab.train.environment import cpu_name, device_name
+from neural_similarity.lab.train.run import build_network
+from neural_similarity.lab.train.runtime import PrecisionChoice, threads
+from neural_similarity.models.counts import macs
+
+THREADS = 1
+"""Of a run."""
+IMAGES, TRIES = 32, 3
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Time of a step."""
+
+    seconds: float
+    """Of one step."""
+    rough: bool = False
+    """Whether it is by multiplications, not by a run."""
+
+
+def paces(names: Iterable[str], results: Path, precision: PrecisionChoice) -> dict[str, Pace]:
+    """What a step of each recipe takes, as a run that begins here.
+
+    It is the median over the recipe's records, at any budget, on a machine like this one. Without
+    any it is rough: multiplications, at the speed of the plain CNN-9, which is timed here.
+
+    Args:
+        names: of the recipes.
+        results: folder of the records.
+        precision: of the runs: "auto" (what is faster here), "bf16" or "fp32".
+    """
+    runtime = choose_runtime(precision=precision, thread_count=THREADS)
+    device = {"cpu": cpu_name(), "device": device_name(runtime.device)}
+    here = device | {"threads": THREADS, "precision": runtime.precision}
+    return {
+        name: _recorded(results, name, here) or _by_multiplications(RECIPES[name], runtime)
+        for name in names
+    }
+
+
+def _recorded(results: Path, name: str, here: dict[str, Any]) -> Pace | None:
+    """By records of machines like `here`.
+
+    A released variant without records is taken to be as fast as the recipe that it is one of.
+    """
+    records = [read_record(path) for path in (results / name).glob("*/*.json")]
+    found = [
+        r.summary["seconds"] / r.summary["steps"]
+        for r in records
+        if r.environment.items() >= here.items()
+    ]
+    if not found and name.endswith(SUFFIX):
+        return _recorded(results, name.removesuffix(SUFFIX), here)
+    return Pace(median(found)) if found else None
+
+
+def _by_multiplications(recipe: Recipe, runtime: Runtime) -> Pace:
+    classes, channels, size = models.usual_sizes(recipe.model)
+    with torch.device("meta"):
+        network = build_network(recipe, classes)
+    count = macs(network, channels, *2 * (recipe.image_size or size,))
+    return Pace(recipe.batch_size * count * seconds_per_mac(runtime), rough=True)
+
+
+@cache
+def seconds_per_mac(runtime: Runtime) -> float:
+    """Time that training takes for each multiply-add of the forward pass of one image.
+
+    The shortest of three passes and their gradients over 32 images of the plain CNN-9.
+    """
+    _, channels, size = models.usual_sizes("cnn9")
+    network, times = runtime.place(models.build("cnn9", models.CIFAR_CLASSES)), []
+    images = runtime.place_images(torch.rand(IMAGES, channels, size, size))
+    with threads(THREADS):
+        for _ in range(TRIES):
+            start = time.perf_counter()
+            with runtime.autocast():
+                scores = network(images)
+            scores.float().square().mean().backward()
+            runtime.synchronize()
+            times.append(time.perf_counter() - start)
+    return min(times) / IMAGES / macs(network, channels, size, size)

@@ -1,0 +1,259 @@
+"""The paper's recognition tables as values: what each row is called, reports and is run by.
+
+Numbers: Liu et al., Neural Similarity Learning, tables 1 to 5 and 8, and table 2 of the authors'
+response. A row whose recipe is not in `recipes` is shown without runs; it comes to life by that
+name. Studies that the paper does not have are tables without its numbers.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from neural_similarity.choices import require_known
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.recipes.released import SUFFIX
+
+Metric = Literal["error", "accuracy"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table."""
+
+    label: str
+    """As in the paper."""
+    recipe: str
+    """Name of its recipe."""
+    paper: float | None = None
+    """The paper's number, in percent."""
+    top5: float | None = None
+    """The paper's top-5 number, in percent."""
+    parameters: float | None = None
+    """The paper's number of parameters, in millions."""
+
+    @property
+    def has_recipe(self) -> bool:
+        """Whether the row can be run."""
+        return self.recipe in RECIPES
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows that are compared with each other; the first is the baseline."""
+
+    title: str
+    metric: Metric
+    rows: tuple[Row, ...]
+
+    @property
+    def baseline(self) -> Row:
+        """What the other rows are compared with."""
+        return self.rows[0]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of all panels."""
+        return tuple(row for panel in self.panels for row in panel.rows)
+
+
+CIFAR10_BASELINE = Row("CNN", "cifar10-cnn", 7.78)
+CIFAR10_DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns", 6.85)
+
+PREDICTORS = (
+    CIFAR10_BASELINE,
+    Row("dynamic DNS, CNN predictor", "cifar10-dynamic-dns-cnn", 7.04),
+    Row("dynamic DNS, SphereNet predictor", "cifar10-dynamic-dns", 6.85),
+)
+JOINT = (
+    CIFAR10_BASELINE,
+    Row("static DNS", "cifar10-static-dns", 7.15),
+    Row("static DNS (J)", "cifar10-static-dns-j", 6.92),
+    CIFAR10_DYNAMIC,
+    Row("dynamic DNS (J)", "cifar10-dynamic-dns-j", 6.64),
+)
+PARAMETRISATIONS = (
+    CIFAR10_BASELINE,
+    Row("dynamic DNS, shared predictor", "cifar10-dynamic-dns-shared", 7.20),
+    Row("dynamic DNS, disjoint predictors", "cifar10-dynamic-dns", 6.85),
+)
+CIFAR10 = (
+    CIFAR10_BASELINE,
+    Row("CNN++", "cifar10-cnn++", 7.29),
+    Row("static DNS", "cifar10-static-dns", 7.15),
+    Row("static UNS", "cifar10-static-uns", 7.38),
+    CIFAR10_DYNAMIC,
+    Row("dynamic UNS", "cifar10-dynamic-uns", 6.5),
+)
+CIFAR100 = (
+    Row("CNN", "cifar100-cnn", 28.95),
+    Row("CNN++", "cifar100-cnn++", 28.70),
+    Row("static DNS", "cifar100-static-dns", 28.35),
+    Row("static UNS", "cifar100-static-uns", 28.11),
+    Row("dynamic DNS", "cifar100-dynamic-dns", 27.81),
+    Row("dynamic UNS", "cifar100-dynamic-uns", 28.02),
+)
+IMAGENET = (
+    Row("CNN-10", "imagenet-cnn10", 42.72, top5=19.11, parameters=8.90),
+    Row("CNN-10++", "imagenet-cnn10++", 42.11, top5=18.98, parameters=9.71),
+    Row("dynamic DNS", "imagenet-cnn10-dynamic-dns", 40.61, top5=18.04, parameters=9.61),
+)
+SELF_ATTENTION = (
+    Row("CNN", "cifar10-wide-cnn", 90.86),
+    Row("CNN with self-attention", "cifar10-wide-cnn-attention", 90.69),
+    Row("SphereNet", "cifar10-spherenet", 91.31),
+    Row("SphereNet with self-attention", "cifar10-spherenet-attention", 91.76),
+)
+RESNET18 = (
+    Row("ResNet-18", "imagenet-resnet18", 31.69),
+    Row("static DNS", "imagenet-resnet18-static-dns", 30.12),
+    Row("dynamic DNS", "imagenet-resnet18-dynamic-dns", 29.68),
+)
+RESNET50 = (
+    Row("ResNet-50", "imagenet-resnet50", 24.77),
+    Row("static DNS", "imagenet-resnet50-static-dns", 23.91),
+    Row("dynamic DNS", "imagenet-resnet50-dynamic-dns", 23.45),
+)
+
+ABLATIONS = (
+    Panel(
+        "Start of static DNS",
+        "error",
+        (Row("at I", "cifar10-static-dns"), Row("at eye(3) flattened", "cifar10-static-dns-eye")),
+    ),
+    Panel(
+        "Predictor of dynamic DNS",
+        "error",
+        (
+            Row("CNN", "cifar10-cnn"),
+            Row("batch normalisation, patches of mean square 1", "cifar10-dynamic-dns"),
+            Row("patches of mean square 1", "cifar10-dynamic-dns-plain"),
+            Row("patches of norm 1, kernel as much larger", "cifar10-dynamic-dns-unit"),
+            Row("batch normalisation, patches of norm 1", "cifar10-dynamic-dns-unit-norm"),
+            Row("the same, small start, no gains (as released)", "cifar10-dynamic-dns-norm"),
+            Row("patches and kernels of norm 1, bounded", "cifar10-dynamic-dns-both"),
+        ),
+    ),
+    Panel(
+        "Eps of the released predictors' batch normalisation",
+        "error",
+        (
+            Row("1e-3", "cifar10-dynamic-dns-norm"),
+            Row("1e-5", "cifar10-dynamic-dns-norm-1e-5"),
+        ),
+    ),
+    Panel(
+        "Start of dynamic UNS",
+        "error",
+        (
+            Row("identity and gains", "cifar10-dynamic-uns"),
+            Row("identity", "cifar10-dynamic-uns-no-gains"),
+            Row("neither", "cifar10-dynamic-uns-no-identity"),
+        ),
+    ),
+    Panel(
+        "Identity in dynamic UNS without gains",
+        "error",
+        (
+            Row("added", "cifar10-dynamic-uns-no-gains"),
+            Row("not added", "cifar10-dynamic-uns-no-identity"),
+        ),
+    ),
+    Panel(
+        "Input and targets of the plain CNN",
+        "error",
+        (
+            Row("normalised pixels, mirrored border, exact targets", "cifar10-cnn"),
+            Row("raw pixels", "cifar10-cnn-raw"),
+            Row("zeros around the crops", "cifar10-cnn-zero"),
+            Row("targets smoothed by 0.01", "cifar10-cnn-smooth"),
+        ),
+    ),
+)
+DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns")
+COSTS = (
+    DYNAMIC,
+    Row("half the hidden units", "cifar10-dynamic-dns-half-width"),
+    Row("half the resolution", "cifar10-dynamic-dns-half-resolution"),
+    Row("second layer 1×1", "cifar10-dynamic-dns-1x1"),
+    Row("shared", "cifar10-dynamic-dns-shared"),
+    Row("one M an image", "cifar10-dynamic-dns-per-image"),
+    Row("CNN", "cifar10-cnn"),
+    Row("CNN of as many MACs", "cifar10-cnn-macs"),
+    Row("CNN about as slow", "cifar10-cnn-time"),
+)
+RIVALS = (
+    Row("CNN", "cifar10-cnn"),
+    DYNAMIC,
+    Row("dynamic DNS, one M an image", "cifar10-dynamic-dns-per-image"),
+    Row("CondConv, 4 kernels", "cifar10-condconv"),
+    Row("dynamic filter network", "cifar10-dynamic-filter"),
+    Row("modulated deformable convolution", "cifar10-deformable"),
+)
+
+
+def on_cifar100(table: Table) -> Table:
+    """The rows of a table on CIFAR-100, for which the paper has no numbers."""
+    rows = tuple(Row(row.label, row.recipe.replace("cifar10-", "cifar100-")) for row in table.rows)
+    panel = Panel("CIFAR-100", table.panels[0].metric, rows)
+    return Table(f"{table.title}, on CIFAR-100", (panel,))
+
+
+def in_variant(table: Table, variant: str) -> Table:
+    """The table with the runs of the recipes' variant, "paper" (as it is) or "released".
+
+    Raises:
+        ValueError: the variant is unknown.
+    """
+    require_known("variant", variant, ("paper", "released"))
+    if variant == "paper":
+        return table
+    panels = (
+        replace(
+            panel,
+            rows=tuple(replace(row, recipe=row.recipe + SUFFIX) for row in panel.rows),
+        )
+        for panel in table.panels
+    )
+    return Table(f"{table.title}, as the released code trains", tuple(panels))
+
+
+TABLES = {
+    "1": Table("Table 1: predictors", (Panel("CIFAR-10", "error", PREDICTORS),)),
+    "2": Table(
+        "Table 2: kernel shape and similarity learned jointly (J)",
+        (Panel("CIFAR-10", "error", JOINT),),
+    ),
+    "3": Table(
+        "Table 3: parametrisations of the predictor",
+        (Panel("CIFAR-10", "error", PARAMETRISATIONS),),
+    ),
+    "4": Table(
+        "Table 4: CIFAR-10 and CIFAR-100",
+        (Panel("CIFAR-10", "error", CIFAR10), Panel("CIFAR-100", "error", CIFAR100)),
+    ),
+    "5": Table("Table 5: CNN-10 on ImageNet", (Panel("ImageNet", "error", IMAGENET),)),
+    "8": Table(
+        "Table 8: SphereNet and self-attention", (Panel("CIFAR-10", "accuracy", SELF_ATTENTION),)
+    ),
+    "response": Table(
+        "Author response, table 2: ResNet on ImageNet",
+        (Panel("ResNet-18", "error", RESNET18), Panel("ResNet-50", "error", RESNET50)),
+    ),
+    "ablations": Table("Ablations: where paper and released code differ", ABLATIONS),
+    "costs": Table(
+        "Error against cost: cheaper predictors, wider plain networks",
+        (Panel("CIFAR-10", "error", COSTS),),
+    ),
+    "rivals": Table(
+        "Rivals: other kernels that depend on the image", (Panel("CIFAR-10", "error", RIVALS),)
+    ),
+}
+TABLES |= {f"{name}-cifar100": on_cifar100(TABLES[name]) for name in ("1", "2", "3", "8")}
+"""The tables by the names that `nsim table` and `nsim reproduce` take."""

@@ -1,0 +1,55 @@
+"""Named recipes: one name per configuration; `nsim train NAME --field value` changes any field."""
+
+from neural_similarity.lab.recipes.cifar import CIFAR10, CIFAR100
+from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES
+from neural_similarity.lab.recipes.imagenet import IMAGENET
+from neural_similarity.lab.recipes.quickstart import QUICKSTART
+from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, released
+from neural_similarity.lab.recipes.studies import ABLATIONS, CHEAPER, CONTROLS, RIVALS
+from neural_similarity.lab.train.recipe import Recipe
+
+GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
+    "Quick start": QUICKSTART,
+    "CIFAR-10, tables 1 to 4 and 8": CIFAR10,
+    "CIFAR-100, tables 1 to 4 and 8": CIFAR100,
+    "ImageNet, table 5 and the authors' response": IMAGENET,
+    "Ablations": ABLATIONS,
+    "Cheaper predictors": CHEAPER,
+    "Controls": CONTROLS,
+    "Rivals": RIVALS,
+    "CIFAR as the released code trains (--variant released)": RELEASED,
+}
+"""Descriptions and recipes by name, by group."""
+RECIPES: dict[str, Recipe] = {
+    name: recipe for group in GROUPS.values() for name, (_, recipe) in group.items()
+}
+
+
+def in_variant(name: str, variant: str) -> str:
+    """The name of a recipe's variant: "paper" or "released".
+
+    Raises:
+        ValueError: the variant is unknown, or there is none of the recipe.
+    """
+    if variant not in ("paper", "released"):
+        raise ValueError(f"`variant` must be paper or released, got {variant!r}")
+    base = name.removesuffix(SUFFIX)
+    if variant == "paper":
+        return base
+    if base + SUFFIX not in RECIPES:
+        raise ValueError(
+            f"`variant` released is one of {', '.join(n.removesuffix(SUFFIX) for n in RELEASED)}, "
+            f"got {name}"
+        )
+    return base + SUFFIX
+
+
+__all__ = [
+    "FEW_SHOT",
+    "FEW_SHOT_RECIPES",
+    "GROUPS",
+    "RECIPES",
+    "Recipe",
+    "in_variant",
+    "released",
+]

@@ -1,0 +1,48 @@
+"""ImageNet as in the paper's table 5, and ResNets as in table 2 of the authors' response.
+
+Batch 128, momentum 0.9, 600,000 updates with the rate 0.1 divided by ten after 200,000, 375,000 and
+550,000 (§7.1). The paper "mostly follows" AlexNet, whose decay is 5e-4; windows are the usual
+random ones, resized to 224 pixels. The response says of the ResNets only that they have diagonal
+similarities and none in 1×1 convolutions: they get the same updates and the decay 1e-4 of
+He et al. (https://arxiv.org/abs/1512.03385).
+"""
+
+from dataclasses import replace
+
+from neural_similarity.lab.recipes.cifar import PREDICTOR
+from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.nn import Diagonal, Dynamic, Static
+
+BASE = Recipe(
+    dataset="imagenet",
+    model="cnn10",
+    steps=600_000,
+    drops=(200_000, 375_000, 550_000),
+    crop=0,
+    workers=8,
+)
+DYNAMIC = Dynamic(Diagonal(), predictor=PREDICTOR)
+RESNETS = {
+    f"imagenet-{model}{suffix}": (
+        text,
+        replace(BASE, model=model, similarity=similarity, weight_decay=1e-4),
+    )
+    for model in ("resnet18", "resnet50")
+    for suffix, text, similarity in (
+        ("", "plain", None),
+        ("-static-dns", "one learned diagonal matrix a layer", Static(Diagonal())),
+        ("-dynamic-dns", "a diagonal matrix predicted at every position", DYNAMIC),
+    )
+}
+
+IMAGENET = {
+    "imagenet-cnn10": ("inner product: the plain CNN-10", BASE),
+    "imagenet-cnn10++": (
+        "plain, deeper and wider, as many parameters",
+        replace(BASE, model="cnn10_plus"),
+    ),
+    "imagenet-cnn10-dynamic-dns": (
+        "a diagonal matrix predicted at every position",
+        replace(BASE, similarity=DYNAMIC),
+    ),
+} | RESNETS

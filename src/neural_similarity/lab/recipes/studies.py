@@ -1,0 +1,96 @@
+"""What the paper leaves open, on CIFAR-10: ablations, cheaper predictors, controls and rivals."""
+
+from dataclasses import replace
+
+from neural_similarity.lab.recipes.cifar import BASE, PREDICTOR
+from neural_similarity.lab.recipes.released import PATCHES
+from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
+from neural_similarity.nn.predictor import Predictor
+
+
+def _dns(predictor: Predictor) -> Recipe:
+    return replace(BASE, similarity=Dynamic(Diagonal(), predictor=predictor))
+
+
+def _normed(eps: float) -> Recipe:
+    """The released predictor's normalisation with another eps."""
+    predictor = replace(PATCHES, batch_norm=True, batch_norm_eps=eps)
+    return replace(BASE, similarity=Dynamic(Diagonal(), predictor=predictor, init="released"))
+
+
+ABLATIONS = {
+    "cifar10-static-dns-eye": (
+        "M starts at eye(3) flattened, as in the released code",
+        replace(BASE, similarity=Static(Diagonal(), init="released")),
+    ),
+    "cifar10-dynamic-dns-plain": ("no batch normalisation in predictors", _dns(SphereNet())),
+    "cifar10-dynamic-dns-unit": (
+        "predictors of patches over their norm, not batch-normalised",
+        _dns(SphereNet(normalize="input")),
+    ),
+    "cifar10-dynamic-dns-unit-norm": (
+        "batch-normalised predictors of patches over their norm",
+        _dns(SphereNet(normalize="input", batch_norm=True, scales=(1.0, 1.0))),
+    ),
+    "cifar10-dynamic-dns-norm": (
+        "the released predictors: the same, small start, no gains",
+        _normed(1e-3),
+    ),
+    "cifar10-dynamic-dns-norm-1e-5": ("the same with PyTorch's eps 1e-5", _normed(1e-5)),
+    "cifar10-dynamic-dns-both": (
+        "predictor bounded, patches and kernels normalised",
+        _dns(SphereNet(normalize="both", bounded=True)),
+    ),
+    "cifar10-dynamic-uns-no-gains": (
+        "the prediction is added to I as it is, so that M starts as noise about I",
+        replace(BASE, similarity=Dynamic(Full(), PREDICTOR, init="released")),
+    ),
+    "cifar10-dynamic-uns-no-identity": (
+        "the same without I: the prediction is M, as in App. A",
+        replace(BASE, similarity=Dynamic(Full(residual=False), PREDICTOR, init="released")),
+    ),
+    "cifar10-cnn-raw": ("pixels 0 to 255", replace(BASE, inputs="raw")),
+    "cifar10-cnn-zero": ("zeros around the crops", replace(BASE, padding="zero")),
+    "cifar10-cnn-smooth": ("targets smoothed by 0.01", replace(BASE, label_smoothing=0.01)),
+}
+
+CHEAPER = {
+    "cifar10-dynamic-dns-half-width": ("32 hidden units", _dns(replace(PREDICTOR, hidden=32))),
+    "cifar10-dynamic-dns-half-resolution": (
+        "M at every second row and column, interpolated",
+        _dns(replace(PREDICTOR, resolution=2)),
+    ),
+    "cifar10-dynamic-dns-1x1": (
+        "the second layer 1×1",
+        _dns(replace(PREDICTOR, last_kernel_size=1)),
+    ),
+}
+
+# Factors on the filters: with MACS the plain network has 0.997 of the multiplications of dynamic
+# DNS (`models.counts.macs`); with SLOW 0.98 of the time of its training step
+# (`nsim bench recipes --dtype fp32 --threads 1`: 128 images, a CPU without AMX).
+MACS, SLOW = 1.5625, 1.8125
+CONTROLS = {
+    "cifar10-cnn-macs": (
+        "plain, with as many multiplications as dynamic DNS",
+        replace(BASE, width=MACS),
+    ),
+    "cifar10-cnn-time": ("plain, about as slow as dynamic DNS on a CPU", replace(BASE, width=SLOW)),
+}
+
+RIVALS = {
+    "cifar10-dynamic-dns-per-image": (
+        "one diagonal matrix an image",
+        _dns(replace(PREDICTOR, per_image=True)),
+    ),
+    "cifar10-condconv": ("every image mixes 4 kernels", replace(BASE, model="cnn9_condconv")),
+    "cifar10-dynamic-filter": (
+        "every image's kernel is generated",
+        replace(BASE, model="cnn9_dynamic_filter"),
+    ),
+    "cifar10-deformable": (
+        "modulated deformable convolutions",
+        replace(BASE, model="cnn9_deformable"),
+    ),
+}

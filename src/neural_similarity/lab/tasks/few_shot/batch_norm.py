@@ -1,0 +1,185 @@
+"""Batch normalisation that says whose statistics it uses, whatever mode the network is in.
+
+In torch's layers the training flag decides, so that a network adapted to a task is normalised by
+statistics that it never had (in evaluation mode) or lets queries see each other (in training mode).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
+from neural_similarity.ops.moments import moments
+from neural_similarity.ops.norm_relu import normalizing_line
+from neural_similarity.ops.window import promoted
+
+Network = TypeVar("Network", bound=nn.Module)
+
+_SUPPORT: ContextVar[int | None] = ContextVar("_SUPPORT", default=None)
+
+
+@contextmanager
+def support_first(count: int) -> Iterator[None]:
+    """Inside, the first `count` inputs of every batch are the support set, the others queries."""
+    token = _SUPPORT.set(count)
+    try:
+        yield
+    finally:
+        _SUPPORT.reset(token)
+
+
+class _Explicit(_BatchNorm):
+    """Normalises by the statistics that it is told to use, and never changes its running ones."""
+
+    statistics: Statistics = "running"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The batch, normalised; of the same shape."""
+        self._check_input_dim(input)
+        if self.statistics == "running":
+            return self._by_running(input)
+        return self._by_first(input, self._count(len(input)))
+
+    def _count(self, rows: int) -> int:
+        """How many of the first inputs give the statistics."""
+        return rows if self.statistics == "transductive" else _support_count(rows)
+
+    def _by_running(self, x: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        return F.batch_norm(x, mean, var, self.weight, self.bias, training=False, eps=self.eps)
+
+    def _by_first(self, x: Tensor, count: int) -> Tensor:
+        """By the statistics of the first `count` inputs, which gradients go through."""
+        # Under vmap, torch's second derivative through the fused kernel is wrong where the weight
+        # depends on the batch, as it does after a step of MAML (torch 2.15).
+        if count == len(x) and not torch._C._are_functorch_transforms_active():
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        return _normalized(x, count, self.weight, self.bias, self.eps)
+
+    def line(self, x: Tensor) -> Tensor:
+        """Slope and offset (2, c) of every channel: `forward` of x as a function of a number."""
+        if self.statistics == "running":
+            mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        else:
+            mean, variance = moments(x[: self._count(len(x))])
+        return normalizing_line(self.weight, self.bias, mean, variance, self.eps)
+
+    def extra_repr(self) -> str:
+        """torch's, and the statistics."""
+        return f"{super().extra_repr()}, statistics={self.statistics!r}"
+
+
+class BatchNorm1d(_Explicit, nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d` with explicit statistics, see `BatchNorm2d`."""
+
+
+class BatchNorm2d(_Explicit, nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` with explicit statistics; the same state_dict.
+
+    `statistics` is "running" (those of training, as constants), "support" (those of the support
+    set, for it and for the queries of its task alike, see `support_first`) or "transductive" (the
+    batch's own, so that queries see each other). Training and evaluation mode compute the same, and
+    running statistics stay as they are. `set_statistics` makes these layers of torch's.
+
+    Cost: in the blocks of `ns.models`, channels-last on a CPU, one operator with pool and ReLU (see
+    `line`). Else torch's fused kernel, but two passes in primitive operations for queries behind
+    their support set and inside transforms of `torch.func`.
+
+    Shape:
+        (n, c, height, width) to the same.
+
+    Raises:
+        ValueError: `statistics` is "support" and the call is not inside of `support_first`.
+    """
+
+
+_EXPLICIT: dict[type[_BatchNorm], type[_Explicit]] = {
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+}
+_PLAIN: dict[type[_BatchNorm], type[_BatchNorm]] = {
+    explicit: plain for plain, explicit in _EXPLICIT.items()
+}
+
+
+def set_statistics(model: Network, statistics: Statistics | None) -> Network:
+    """Let every batch normalisation of `model` use these statistics, in place.
+
+    Args:
+        model: Any network, or a method of few-shot learning, whose `statistics` this sets as well.
+        statistics: "running", "support" or "transductive", see `BatchNorm2d`; None makes the
+            layers torch's again, whose statistics depend on the training mode: at test, "running".
+
+    Raises:
+        ValueError: `statistics` is unknown, or a layer has no running ones to use, or is of a kind
+            that has no explicit counterpart.
+    """
+    if statistics is not None and statistics not in get_args(Statistics):
+        raise ValueError(
+            f"`statistics` must be one of {', '.join(get_args(Statistics))} or None, "
+            f"got {statistics!r}"
+        )
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    for name, layer in layers.items():
+        _check(name, layer, statistics)
+    for layer in layers.values():
+        _set(layer, statistics)
+    for method in model.modules():
+        if isinstance(method, Method):
+            method.statistics = statistics or "running"
+    return model
+
+
+def _check(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
+    """Refuse a layer that cannot use the statistics."""
+    if type(layer) not in {*_EXPLICIT, *_EXPLICIT.values()}:
+        raise ValueError(
+            f"`model` must have batch normalisation of 1d and 2d only, got a "
+            f"{type(layer).__name__}, layer {name!r}"
+        )
+    if statistics == "running" and layer.running_mean is None:
+        raise ValueError(
+            f'`statistics` "running" needs layers that have them, got {name!r} with '
+            "track_running_stats=False"
+        )
+
+
+def _set(layer: _BatchNorm, statistics: Statistics | None) -> None:
+    if statistics is None:
+        layer.__class__ = _PLAIN.get(type(layer), type(layer))
+        layer.__dict__.pop("statistics", None)
+        return
+    layer.__class__ = _EXPLICIT.get(type(layer), type(layer))
+    cast(_Explicit, layer).statistics = statistics
+
+
+def _support_count(rows: int) -> int:
+    count = _SUPPORT.get()
+    if count is None or not 0 < count <= rows:
+        raise ValueError(
+            '`statistics` "support" needs to be told how many of the first inputs are the support '
+            f"set, by `support_first(count)` with 1 to {rows}, got {count}"
+        )
+    return count
+
+
+def _normalized(
+    x: Tensor, count: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Batch normalisation in primitive operations, in float32 at least."""
+    wide = promoted(x)
+    dims = [d for d in range(x.dim()) if d != 1]
+    var, mean = torch.var_mean(wide[:count], dims, correction=0, keepdim=True)
+    scale, shape = torch.rsqrt(var + eps), mean.shape
+    if weight is not None:
+        scale = scale * weight.view(shape)
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias.view(shape)
+    return (wide * scale + shift).to(x.dtype)

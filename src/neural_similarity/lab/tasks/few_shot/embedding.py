@@ -1,0 +1,54 @@
+"""The embedding of a network, and what it makes of a task whose images are normalised together."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.lab.tasks.few_shot.batch_norm import support_first
+from neural_similarity.lab.tasks.few_shot.method import Statistics
+
+Embed = Callable[[Tensor], Tensor]
+
+
+def embedding(network: nn.Sequential) -> tuple[nn.Sequential, int]:
+    """A network without its linear classifier, and how many features that has.
+
+    Raises:
+        ValueError: it does not end in a linear layer.
+    """
+    classifier = network[-1] if isinstance(network, nn.Sequential) and len(network) else None
+    if not isinstance(classifier, nn.Linear):
+        raise ValueError(
+            "`network` must be a torch.nn.Sequential that ends in a torch.nn.Linear, got a "
+            f"{type(network).__name__} that ends in a {type(classifier or network).__name__}"
+        )
+    return network[:-1], classifier.in_features
+
+
+def embed_task(
+    embed: Embed, statistics: Statistics, support: Tensor, query: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What a network makes of a support set and of queries, normalised by these statistics.
+
+    Both go through the network in one batch, unless queries are to be normalised by their own
+    statistics.
+
+    Args:
+        embed: The network, whose batch normalisation uses the statistics.
+        statistics: Which they are.
+        support: Its input for the support set, (n, ...).
+        query: Its input for the queries, (q, ...).
+    """
+    if statistics == "transductive":
+        return embed(support), embed(query)
+    with support_first(len(support)):
+        both = embed(torch.cat([support, query]))
+    return both[: len(support)], both[len(support) :]
+
+
+def embed_queries(embed: Embed, statistics: Statistics, support: Tensor, query: Tensor) -> Tensor:
+    """The second part of `embed_task`, without the first where it is not needed for it."""
+    if statistics == "support":
+        return embed_task(embed, statistics, support, query)[1]
+    return embed(query)

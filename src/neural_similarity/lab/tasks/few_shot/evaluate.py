@@ -1,0 +1,147 @@
+"""The one evaluator: a method on a list of tasks."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from neural_similarity.choices import require_count
+from neural_similarity.lab.data import Images, Preprocess
+from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
+from neural_similarity.lab.tasks.few_shot.embedding import embed_task
+from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
+from neural_similarity.lab.tasks.few_shot.processes import spread
+from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
+from neural_similarity.lab.train import Runtime
+from neural_similarity.lab.train.scoring import BATCH_SIZE
+from neural_similarity.nn.modes import evaluating
+
+
+def evaluate(
+    method: Method,
+    images: Images,
+    tasks: TaskList,
+    *,
+    preprocess: Preprocess,
+    runtime: Runtime,
+    done: Tensor | None = None,
+    progress: Callable[[Tensor], None] = lambda _: None,
+    processes: int = 1,
+) -> Tensor:
+    """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
+
+    A method of fixed embedding sees every image once, and many tasks are learned together, with
+    the same result as one by one; others may be shared out to processes, which share the threads,
+    again with the same result (torch may round otherwise by one thread than by several). All modes
+    are as before afterwards.
+
+    Args:
+        method: placed on the runtime's device.
+        images: the part of the data set that the tasks were drawn from.
+        tasks: the tasks.
+        preprocess: what turns pixels into the network's input.
+        runtime: device and precision.
+        done: what an interrupted evaluation found already, of the first tasks.
+        progress: told, every few tasks, what this would return of those that are done.
+        processes: how many compute what is not of a fixed embedding, on the CPU alone.
+
+    Raises:
+        ValueError: `processes` is below 1, or above it on a GPU.
+        RunError: one of the processes ended.
+    """
+    require_processes(processes, runtime.device)
+    found = torch.empty(0, dtype=torch.int64) if done is None else done
+    judge = _Judge(method, tasks.sizes, preprocess, runtime)
+    with evaluating(method), torch.no_grad():
+        if method.fixed_embedding and method.statistics == "running":
+            some = _by_features(judge, images, tasks, len(found))
+        else:
+            pixels = _pixels(images, tasks, len(found))
+            some = map(judge, pixels) if processes == 1 else spread(judge, pixels, processes)
+        for right in some:
+            found = torch.cat([found, right.cpu()])
+            progress(found)
+    return found
+
+
+def require_processes(processes: int, device: torch.device) -> None:
+    """Raise a `ValueError` for no processes, or for several on a GPU."""
+    require_count("processes", processes)
+    if processes > 1 and device.type != "cpu":
+        raise ValueError(f"`processes` must be 1 on {device}, got {processes}")
+
+
+def use_statistics(method: Method, statistics: Statistics | None) -> Method:
+    """Let batch normalisation of `method` use these at test; None leaves the method's own.
+
+    Raises:
+        ValueError: they are "running", and training kept none, as that of MAML and ANIL does.
+    """
+    if statistics in (None, method.statistics):
+        return method
+    norms = [module for module in method.modules() if isinstance(module, _BatchNorm)]
+    if statistics == "running" and any(norm.num_batches_tracked == 0 for norm in norms):
+        raise ValueError(
+            '`statistics` must be "support" or "transductive" for a method whose training kept no '
+            'running statistics, got "running"'
+        )
+    return set_statistics(method, statistics)
+
+
+class _Judge:
+    """Tells how many queries of a task a method gets right, from the pixels of the task."""
+
+    def __init__(
+        self, method: Method, sizes: TaskSizes, preprocess: Preprocess, runtime: Runtime
+    ) -> None:
+        self.method, self._preprocess, self._runtime = method, preprocess, runtime
+        self._labels = sizes.support_labels.to(runtime.device)
+        self._targets = sizes.query_labels.to(runtime.device)
+        self._ways = sizes.ways
+
+    @torch.no_grad()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(1,), of one task whose images, support first, are embedded for it alone."""
+        shown, asked = map(self.images, pixels.split([len(self._labels), len(self._targets)]))
+        if self.method.fixed_embedding:
+            with self._runtime.autocast():
+                shown, asked = embed_task(self.method.embed, self.method.statistics, shown, asked)
+            return self.right(shown, asked)[None]
+        # Adapting changes parameters within the context, whose copies must not be kept.
+        with self._runtime.autocast(cache=False):
+            return self.right(shown, asked)[None]
+
+    def right(self, support: Tensor, query: Tensor) -> Tensor:
+        """Of one task (), or of several, each with a place in the first dimension, (tasks,)."""
+        logits = self.method.adapt(support, self._labels, self._ways)(query)
+        return (logits.argmax(-1) == self._targets).sum(-1)
+
+    def images(self, pixels: Tensor) -> Tensor:
+        """What the network takes."""
+        return self._runtime.place_images(self._preprocess(pixels))
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Features of pixels."""
+        with self._runtime.autocast():
+            return self.method.embed(self.images(pixels))
+
+
+def _pixels(images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
+    """Those of each task, support first."""
+    for draw in tasks.chunks(1, start):
+        yield images.pixels[torch.cat([draw.support[0], draw.query[0]])]
+
+
+def _by_features(judge: _Judge, images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
+    """Right queries, some tasks at a time, by features that every image has once."""
+    used, at_once = tasks.images(), judge.method.at_once
+    place = torch.zeros(len(images), dtype=torch.int64)
+    place[used] = torch.arange(len(used))
+    features = torch.cat([judge.embed(images.pixels[part]) for part in used.split(BATCH_SIZE)])
+    for draw in tasks.chunks(at_once, start):
+        support, query = (features[place[positions]] for positions in (draw.support, draw.query))
+        if at_once > 1:
+            yield judge.right(support, query)
+        else:
+            yield judge.right(support[0], query[0])[None]

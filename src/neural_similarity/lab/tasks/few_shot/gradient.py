@@ -1,0 +1,348 @@
+r"""Methods that adapt by gradient descent on the support set: MAML, ANIL, meta-learned NSN.
+
+All are one class that differs in its phases: which parameters are fast, for how many steps, at
+which rate. Training differentiates the loss of the queries through these steps,
+
+$$\min_\theta \sum_\tau L_\tau^\text{query}(\theta_k), \quad
+\theta_{i+1} = \theta_i - \eta \nabla_{\theta_i} L_\tau^\text{support}(\theta_i).$$
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from neural_similarity.choices import require_least, require_positive
+from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics, support_first
+from neural_similarity.lab.tasks.few_shot.embedding import embed_queries, embedding
+from neural_similarity.lab.tasks.few_shot.episode import Episode
+from neural_similarity.lab.tasks.few_shot.method import Method, Predict
+from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
+from neural_similarity.ops.window import promoted
+
+Group = Literal["all", "head", "similarity", "predictor"]
+"""Parameters by name: all; the classifier; static M and the gains of dynamic ones; predictors."""
+Values = dict[str, Tensor]
+Loss = Callable[[Values], Tensor]
+Gradient = Callable[[Loss, Values], Values]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Steps of gradient descent on some of the parameters.
+
+    Attributes:
+        fast: Groups of parameters that move.
+        steps: Number of steps, each on all of the support set.
+        rate: Step size, on the mean cross-entropy. Code that sums it over the classes (the original
+            MAML's) has 1/ways of this.
+
+    Raises:
+        ValueError: there is no group, or it is unknown, or there are no steps, or the rate is not
+            positive.
+    """
+
+    fast: tuple[Group, ...]
+    steps: int
+    rate: float
+
+    def __post_init__(self):
+        _check_groups("fast", self.fast)
+        if not self.fast:
+            raise ValueError("`fast` must name a group at least, got none")
+        require_least("steps", self.steps)
+        require_positive("rate", self.rate)
+
+
+class GradientBased(Method):
+    """Gradient descent on the support set from a start that is learned by differentiating it.
+
+    A phase that moves the head alone embeds the support set once for all of its steps; what it
+    computes stays the same. `adapt` keeps no graph. Batch normalisation uses the statistics of the
+    support set, for it and for queries, until `set_statistics` says otherwise.
+
+    Args:
+        network: One of `ns.models`, or any `torch.nn.Sequential` that ends in a linear classifier:
+            it gives its embedding, as `backbone`, and gets a new classifier, `head`.
+        ways: Classes of a task; the start of the head is learned, so it has a fixed number.
+        phases: Run one after another.
+        test_phases: Those of `adapt`, by default the same.
+        trained: Groups of parameters whose start is learned; the others are frozen.
+        first_order: Take the inner gradients for constants in training.
+
+    Raises:
+        ValueError: the network ends in something else, there are no phases, or the network has no
+            parameters of a group.
+    """
+
+    fixed_embedding = False
+
+    def __init__(
+        self,
+        network: nn.Sequential,
+        ways: int,
+        phases: Sequence[Phase],
+        *,
+        test_phases: Sequence[Phase] | None = None,
+        trained: tuple[Group, ...] = ("all",),
+        first_order: bool = False,
+    ):
+        super().__init__()
+        self.backbone, features = embedding(network)
+        self.head = nn.Linear(features, ways).to(next(self.backbone.parameters()))
+        self.phases = tuple(phases)
+        self.test_phases = tuple(phases if test_phases is None else test_phases)
+        self.first_order = first_order
+        self._check_phases()
+        _check_groups("trained", trained)
+        start = self.names(trained)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name in start)
+        set_statistics(self, "support")
+        _forget_statistics(self)
+
+    def _check_phases(self) -> None:
+        for argument in ("phases", "test_phases"):
+            if not getattr(self, argument):
+                raise ValueError(f"`{argument}` must have at least one phase, got none")
+        for phase in (*self.phases, *self.test_phases):
+            self.names(phase.fast)
+
+    def names(self, groups: Iterable[Group]) -> set[str]:
+        """The parameters of these groups.
+
+        Raises:
+            ValueError: a group has none.
+        """
+        found: set[str] = set()
+        for group in groups:
+            members = self._members(group)
+            if not members:
+                raise ValueError(
+                    f"`network` must have parameters of the group {group!r}, got one without"
+                )
+            found |= members
+        return found
+
+    def _members(self, group: Group) -> set[str]:
+        if group in ("all", "head"):
+            prefix = "head." if group == "head" else ""
+            return {name for name, _ in self.named_parameters() if name.startswith(prefix)}
+        members: list[nn.Parameter | None] = []
+        for module in self.modules():
+            if isinstance(module, DynamicSimilarity):
+                own = module.predictor.parameters() if group == "predictor" else [module.gain]
+                members += own
+            elif isinstance(module, StaticSimilarity) and group == "similarity":
+                members.append(module.raw)
+        wanted = {id(parameter) for parameter in members}
+        return {name for name, parameter in self.named_parameters() if id(parameter) in wanted}
+
+    def forward(self, x: Tensor, embedded: bool = False) -> Tensor:
+        """Logits of images, or of their features where these are `embedded` already."""
+        return self.head(x if embedded else self.embed(x))
+
+    def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
+        """What predicts queries after the test phases on a support set of images.
+
+        Raises:
+            ValueError: `ways` is not the number of classes that the head was made for.
+        """
+        self._check_ways(ways)
+        values = {name: p.detach() for name, p in self.named_parameters()}
+        with torch.enable_grad():
+            values = self._descend(values, support, labels, self.test_phases, constant_gradient)
+        return lambda query: self._queries(values, support, query)
+
+    def loss(self, episode: Episode) -> Tensor:
+        """Mean cross-entropy of the queries after the phases, differentiable through them."""
+        self._check_ways(episode.ways)
+        gradient = constant_gradient if self.first_order else differentiable_gradient
+        return self._loss(episode, gradient)
+
+    def losses(self, episodes: Episode, chunk_size: int | None = None) -> Tensor:
+        """`loss` of several tasks at once by `torch.func.vmap`: (tasks,).
+
+        The tasks' tensors are stacked along a new first dimension. Saves time where tasks are too
+        small for the device; memory grows with the tasks at once, `chunk_size`, by default all.
+        """
+        gradient = _transformed_constant if self.first_order else _transformed
+
+        def loss(support: Tensor, labels: Tensor, query: Tensor, targets: Tensor) -> Tensor:
+            return self._loss(Episode(support, labels, query, targets), gradient)
+
+        return vmap(loss, chunk_size=chunk_size, randomness="different")(*episodes)
+
+    def _loss(self, episode: Episode, gradient: Gradient) -> Tensor:
+        support, labels, query, targets = episode
+        values: Values = dict(self.named_parameters())
+        values = self._descend(values, support, labels, self.phases, gradient)
+        return F.cross_entropy(self._queries(values, support, query), targets)
+
+    def _queries(self, values: Values, support: Tensor, query: Tensor) -> Tensor:
+        """Logits of queries by these parameters."""
+        logits = partial(functional_call, self, values)
+        return embed_queries(logits, self.statistics, support, query)
+
+    def _descend(
+        self,
+        values: Values,
+        support: Tensor,
+        labels: Tensor,
+        phases: Sequence[Phase],
+        gradient: Gradient,
+    ) -> Values:
+        """The parameters after the phases; those that are fast in none are as they were."""
+        for phase in phases:
+            names = sorted(self.names(phase.fast))
+            loss = self._support_loss(values, support, labels, on_features=_head_only(names))
+            fast = {name: values[name] for name in names}
+            for _ in range(phase.steps):
+                change = gradient(loss, fast)
+                fast = {name: fast[name] - phase.rate * change[name] for name in names}
+            values = values | fast
+        return values
+
+    def _support_loss(
+        self, values: Values, support: Tensor, labels: Tensor, on_features: bool
+    ) -> Loss:
+        """The loss of the support set as a function of the fast parameters."""
+        x = self._embedded(values, support) if on_features else support
+
+        def loss(fast: Values) -> Tensor:
+            with support_first(len(x)):
+                scores = functional_call(self, values | fast, (x, on_features))
+            return F.cross_entropy(scores, labels)
+
+        return loss
+
+    def _embedded(self, values: Values, support: Tensor) -> Tensor:
+        own = {f"backbone.{name}": name for name, _ in self.backbone.named_parameters()}
+        inside = {own[name]: value for name, value in values.items() if name in own}
+        with support_first(len(support)):
+            return promoted(functional_call(self.backbone, inside, (support,)).flatten(1))
+
+    def _check_ways(self, ways: int) -> None:
+        if ways != self.head.out_features:
+            raise ValueError(
+                f"`ways` must be {self.head.out_features}, for which the head was made, got {ways}"
+            )
+
+
+def maml(
+    network: nn.Sequential,
+    ways: int = 5,
+    *,
+    fast: Group = "all",
+    steps: int = 5,
+    test_steps: int = 10,
+    rate: float = 0.05,
+    first_order: bool = False,
+) -> GradientBased:
+    """MAML (Finn et al. 2017, https://arxiv.org/abs/1703.03400): all parameters are fast.
+
+    The defaults are the original's for Mini-ImageNet; its 0.01 is on a sum over the five classes.
+    A network with a similarity, static or dynamic, is the paper's combination of the two (author
+    response, table 1): M, or its predictors, adapt with the kernels.
+
+    Args:
+        network: As in `GradientBased`.
+        ways: Classes of a task.
+        fast: Group of parameters that move; all in MAML.
+        steps: Of training.
+        test_steps: Of `adapt`.
+        rate: Step size.
+        first_order: Take the inner gradients for constants, which saves more than half of the time.
+    """
+    train, test = (Phase(fast=(fast,), steps=count, rate=rate) for count in (steps, test_steps))
+    return GradientBased(network, ways, (train,), test_phases=(test,), first_order=first_order)
+
+
+anil = partial(maml, fast="head")
+"""ANIL (Raghu et al. 2020, https://arxiv.org/abs/1909.09157): `maml` whose head alone is fast."""
+
+
+def meta_learned(
+    network: nn.Sequential,
+    ways: int = 5,
+    *,
+    steps: int = 5,
+    head_steps: int = 20,
+    rate: float = 0.2,
+    first_order: bool = False,
+) -> GradientBased:
+    r"""Meta-learned similarity: $M' = M - \eta\nabla_M L_\tau(f_M)$. Paper, Eq. 7 and App. A.
+
+    `steps` on M and the head, then `head_steps` on the head alone; the start of both is learned and
+    the kernels stay those of a network trained on the base classes with M = I.
+
+    With a dynamic similarity, which the paper leaves for later, M(x) = I + gain · raw(x) and the
+    gains are fast: as many numbers as a static M has, nine a layer, that say how strongly the
+    task's images are to modulate each tap. The predictors' thousands of weights do not follow from
+    25 images; their start is learned together with that of the gains.
+
+    Args:
+        network: As in `GradientBased`, pretrained, with a static similarity or a dynamic one that
+            has gains (`init="identity"`).
+        ways: Classes of a task.
+        steps: First phase.
+        head_steps: Second phase.
+        rate: Step size of both.
+        first_order: Take the inner gradients for constants.
+    """
+    phases = (
+        Phase(fast=("similarity", "head"), steps=steps, rate=rate),
+        Phase(fast=("head",), steps=head_steps, rate=rate),
+    )
+    dynamic = any(isinstance(module, DynamicSimilarity) for module in network.modules())
+    trained: tuple[Group, ...] = ("similarity", "head", *(("predictor",) if dynamic else ()))
+    return GradientBased(network, ways, phases, trained=trained, first_order=first_order)
+
+
+def differentiable_gradient(loss: Loss, fast: Values) -> Values:
+    """The gradient, which depends on the parameters in turn."""
+    leaves = [v if v.requires_grad else v.detach().requires_grad_() for v in fast.values()]
+    value = loss(dict(zip(fast, leaves, strict=True)))
+    changes = torch.autograd.grad(value, leaves, create_graph=True)
+    return dict(zip(fast, changes, strict=True))
+
+
+def constant_gradient(loss: Loss, fast: Values) -> Values:
+    """The gradient as a constant; its graph is gone."""
+    leaves = [value.detach().requires_grad_() for value in fast.values()]
+    changes = torch.autograd.grad(loss(dict(zip(fast, leaves, strict=True))), leaves)
+    return dict(zip(fast, changes, strict=True))
+
+
+def _transformed(loss: Loss, fast: Values) -> Values:
+    """`differentiable_gradient` as `torch.func` wants it under vmap."""
+    return grad(loss)(fast)
+
+
+def _transformed_constant(loss: Loss, fast: Values) -> Values:
+    return {name: change.detach() for name, change in grad(loss)(fast).items()}
+
+
+def _head_only(names: Iterable[str]) -> bool:
+    return all(name.startswith("head.") for name in names)
+
+
+def _forget_statistics(network: nn.Module) -> None:
+    """Count the running statistics as never made: parameters will move away from them."""
+    for module in network.modules():
+        if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None:
+            module.num_batches_tracked.zero_()
+
+
+def _check_groups(argument: str, groups: Iterable[Group]) -> None:
+    for group in groups:
+        if group not in get_args(Group):
+            raise ValueError(
+                f"`{argument}` must name groups among {', '.join(get_args(Group))}, got {group!r}"
+            )

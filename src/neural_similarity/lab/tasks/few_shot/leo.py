@@ -1,0 +1,225 @@
+"""LEO: gradient descent on a few numbers per class, from which the classifier is decoded."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.choices import require_least
+from neural_similarity.lab.tasks.few_shot.embedding import embedding
+from neural_similarity.lab.tasks.few_shot.episode import Episode
+from neural_similarity.lab.tasks.few_shot.gradient import (
+    Gradient,
+    constant_gradient,
+    differentiable_gradient,
+)
+from neural_similarity.lab.tasks.few_shot.method import Method, Predict
+from neural_similarity.lab.tasks.few_shot.metric import class_means
+from neural_similarity.ops.window import without_autocast
+
+_LEAST = 1e-10
+"""Of standard deviations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Sizes, steps and penalties; the defaults are for 5-shot Mini-ImageNet, see `ONE_SHOT`.
+
+    Penalties and dropout are what the authors "found working best", in the table of
+    https://github.com/google-deepmind/leo; sizes, steps and their rates, which it lacks, are those
+    of its `config.py`, whose own penalties are far smaller.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+
+    size: int = 64
+    """Numbers per class."""
+    steps: int = 5
+    """Of gradient descent on them."""
+    tuning_steps: int = 5
+    """Of gradient descent on the decoded classifier."""
+    rate: float = 5.0
+    """Start of the step size on each latent number, which is learned; on the mean cross-entropy,
+    where the released 1.0 is on its sum over the five classes."""
+    tuning_rate: float = 5e-3
+    """Start of the step size on each of a class's weights, which is learned; released 1e-3."""
+    dropout: float = 0.300299
+    """Share of the features that is dropped in training."""
+    kl: float = 0.466387
+    """Weight of the divergence of the latent numbers from a standard normal distribution."""
+    encoder: float = 2.661608e-7
+    """Weight of the squared distance of their start from where the steps lead."""
+    l2: float = 8.540338e-9
+    """Weight of half the squared weights of encoder, relation network and decoder."""
+    orthogonality: float = 1.523998e-3
+    """Weight of the decoder's squared correlations."""
+
+    def __post_init__(self):
+        for name, least in (("size", 1), ("steps", 1), ("tuning_steps", 0)):
+            require_least(name, getattr(self, name), least)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"`dropout` must be in [0, 1), got {self.dropout}")
+
+
+ONE_SHOT = Latent(
+    dropout=0.307651,
+    kl=0.756143,
+    encoder=5.756821e-6,
+    l2=3.623413e-10,
+    orthogonality=0.188103,
+)
+"""The same table's for 1-shot Mini-ImageNet."""
+
+
+class _Normal(NamedTuple):
+    mean: Tensor
+    std: Tensor
+
+    def sample(self, training: bool) -> Tensor:
+        """A draw in training; else the mean."""
+        return self.mean + self.std * torch.randn_like(self.std) if training else self.mean
+
+    def divergence(self) -> Tensor:
+        """Kullback-Leibler divergence from the standard normal distribution, mean of all."""
+        return (self.mean.square() + self.std.square() - 1 - 2 * self.std.log()).mean() / 2
+
+
+class Leo(Method):
+    r"""Latent embedding optimisation (Rusu et al. 2019, https://arxiv.org/abs/1807.05960).
+
+    On features x of unit norm: an encoder h and a relation network g of all pairs give each class
+    a normal distribution of latent numbers, $z_n \sim N(\mu_n, \sigma_n)$ from the mean of
+    $g(h(x), h(x'))$ over its images x and all images x'; a decoder gives the weights of the class,
+    $w_n \sim N(\mu(z_n), \sigma(z_n))$. Some steps of gradient descent on z, then some on w,
+    lower the support set's cross-entropy; logits are $w_n^\top x$. Training differentiates the
+    queries' loss through all of it, step sizes included; at test, means replace draws.
+
+    The embedding stays as it is: the original's is a WRN-28-10, see `ns.models.wrn28_10`, trained
+    to classify. Sizes, starts and penalties are its authors' (see `Latent`); their code clips the
+    gradient at 0.1, our recipes do not; there every support image has a draw of its own, here every
+    class, as in the paper.
+
+    Args:
+        network: A trained `torch.nn.Sequential` that ends in a linear classifier, which is dropped.
+        latent: Sizes, steps and penalties; None is `Latent()`, for five shots.
+
+    Raises:
+        ValueError: the network ends in something else.
+    """
+
+    def __init__(self, network: nn.Sequential, latent: Latent | None = None):
+        super().__init__()
+        self.latent = latent = latent or Latent()
+        self.backbone, features = embedding(network)
+        self.backbone.requires_grad_(False)
+        self.encoder = nn.Linear(features, latent.size, bias=False)
+        self.relation = nn.Sequential(
+            nn.Linear(2 * latent.size, 2 * latent.size, bias=False),
+            nn.ReLU(),
+            nn.Linear(2 * latent.size, 2 * latent.size, bias=False),
+            nn.ReLU(),
+            nn.Linear(2 * latent.size, 2 * latent.size, bias=False),
+        )
+        self.decoder = nn.Linear(latent.size, 2 * features, bias=False)
+        self.rate = nn.Parameter(torch.full((latent.size,), latent.rate))
+        self.tuning_rate = nn.Parameter(torch.full((features,), latent.tuning_rate))
+        for weight in self._weights():
+            nn.init.xavier_uniform_(weight)
+
+    def train(self, mode: bool = True) -> "Leo":
+        """As torch's, but that the fixed embedding stays in evaluation mode."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Features (n, d) of unit norm."""
+        return F.normalize(super().embed(images), dim=-1)
+
+    def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
+        """As `Method.adapt`, on features."""
+        with torch.enable_grad(), without_autocast(support):
+            codes = self.codes(support, labels, ways).mean.detach()
+            weight = self._descend(codes, support, labels, constant_gradient)[1].detach()
+
+        def predict(query: Tensor) -> Tensor:
+            with without_autocast(query):
+                return query @ weight.mT
+
+        return predict
+
+    def loss(self, episode: Episode) -> Tensor:
+        """Cross-entropy of the queries and the penalties; of a task of images."""
+        with torch.no_grad():
+            task = self.embedded(episode)
+        with without_autocast(task.query):
+            return self._loss(task)
+
+    def _loss(self, episode: Episode) -> Tensor:
+        """The loss of a task of features."""
+        support, labels, query, targets = episode
+        codes = self.codes(support, labels, episode.ways)
+        start = codes.sample(self.training)
+        end, weight = self._descend(start, support, labels, differentiable_gradient)
+        loss = F.cross_entropy(self._logits(query, weight), targets)
+        loss = loss + self.latent.kl * codes.divergence() + self.decay()
+        return loss + self.latent.encoder * F.mse_loss(start, end.detach())
+
+    def codes(self, support: Tensor, labels: Tensor, ways: int) -> _Normal:
+        """The distribution of the latent numbers (ways, size) of each class."""
+        encoded = self.encoder(self._dropped(support))
+        pairs = torch.cat(torch.broadcast_tensors(encoded[:, None], encoded[None]), -1)
+        related = self.relation(pairs).mean(1)
+        return _normal(class_means(related, labels, ways))
+
+    def decay(self) -> Tensor:
+        """The penalties on the weights."""
+        squares = torch.stack([weight.square().sum() for weight in self._weights()]).sum()
+        directions = F.normalize(self.decoder.weight, dim=0)
+        correlations = directions.mT @ directions
+        unit = torch.eye(len(correlations)).to(correlations)
+        return (
+            self.latent.l2 * squares / 2
+            + self.latent.orthogonality * (correlations - unit).square().mean()
+        )
+
+    def _descend(
+        self, codes: Tensor, support: Tensor, labels: Tensor, gradient: Gradient
+    ) -> tuple[Tensor, Tensor]:
+        """Latent numbers and classifier after the steps on both."""
+
+        def loss(weight: Tensor) -> Tensor:
+            return F.cross_entropy(self._logits(support, weight), labels)
+
+        for _ in range(self.latent.steps):
+            change = gradient(lambda at: loss(self._decoded(at["z"])), {"z": codes})["z"]
+            codes = codes - self.rate * change
+        weight = self._decoded(codes)
+        for _ in range(self.latent.tuning_steps):
+            change = gradient(lambda at: loss(at["w"]), {"w": weight})["w"]
+            weight = weight - self.tuning_rate * change
+        return codes, weight
+
+    def _decoded(self, codes: Tensor) -> Tensor:
+        """A classifier (ways, d), drawn in training."""
+        fan = codes.shape[0] + self.tuning_rate.shape[0]
+        return _normal(self.decoder(codes), (2 / fan) ** 0.5).sample(self.training)
+
+    def _logits(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._dropped(x) @ weight.mT
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.latent.dropout, self.training)
+
+    def _weights(self) -> list[Tensor]:
+        layers = [self.encoder, self.decoder, *self.relation]
+        return [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
+
+
+def _normal(values: Tensor, start: float = 0.0) -> _Normal:
+    """Means and standard deviations from two halves; the latter are `start` at zero."""
+    mean, spread = values.chunk(2, -1)
+    return _Normal(mean, (spread.expm1() + start).clamp(min=_LEAST))

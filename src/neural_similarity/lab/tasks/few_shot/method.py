@@ -1,0 +1,61 @@
+"""What a few-shot method is: `adapt(support, labels, ways) -> predict(query)`."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.lab.tasks.few_shot.episode import Episode
+from neural_similarity.ops.window import promoted
+
+Predict = Callable[[Tensor], Tensor]
+"""Query images, or features where the embedding is fixed, to logits (q, ways)."""
+Statistics = Literal["running", "support", "transductive"]
+"""What normalises queries: statistics of training, of the task's support, or of its queries."""
+
+
+class Method(nn.Module):
+    """A row of Table 6: it learns the classes of a task from a few images of each.
+
+    Where `fixed_embedding` holds, `adapt` and what it returns take features of `embed`, which an
+    evaluator computes once for every image; elsewhere they take preprocessed images.
+    """
+
+    backbone: nn.Module
+    """The network that embeds images."""
+    fixed_embedding: bool = True
+    """Whether a task leaves the embedding as it is."""
+    statistics: Statistics = "running"
+    """What batch normalisation uses at test; only "transductive" lets queries see each other."""
+    at_once: int = 1
+    """How many tasks an evaluator hands to `adapt` together, along a new first dimension of
+    support and queries; above 1 where `adapt` takes such."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Features (n, d), float32 or wider, of preprocessed images (n, c, h, w)."""
+        return promoted(self.backbone(images).flatten(1))
+
+    def embedded(self, episode: Episode) -> Episode:
+        """A task of features from one of images, which are embedded in one batch."""
+        both = self.embed(torch.cat([episode.support, episode.query]))
+        support, query = both.split([len(episode.support), len(episode.query)])
+        return episode._replace(support=support, query=query)
+
+    def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
+        """What predicts queries (q, ...) as logits (q, ways), learned from a support set.
+
+        Args:
+            support: images (n, c, h, w), or features (n, d) where the embedding is fixed.
+            labels: int64 (n,), the class of each in 0..ways-1.
+            ways: number of classes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define adapt")
+
+    def loss(self, episode: Episode) -> Tensor:
+        """What episodic training minimises on a task of images; a scalar.
+
+        Raises:
+            NotImplementedError: the method is trained by classification.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is trained by classification")

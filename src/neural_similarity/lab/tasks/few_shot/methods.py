@@ -1,0 +1,145 @@
+"""The methods of few-shot learning by name."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from neural_similarity.lab.tasks.few_shot.embedding import embedding
+from neural_similarity.lab.tasks.few_shot.gradient import anil, maml, meta_learned
+from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, FineTuning
+from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot
+from neural_similarity.lab.tasks.few_shot.leo import ONE_SHOT, Leo
+from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
+from neural_similarity.lab.tasks.few_shot.metric import (
+    FullContext,
+    MatchingNet,
+    NearestNeighbour,
+    ProtoNet,
+)
+from neural_similarity.lab.tasks.few_shot.relation import RelationNet
+from neural_similarity.lab.tasks.few_shot.static import StaticTuning
+from neural_similarity.lab.tasks.few_shot.tadam import Tadam
+from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
+from neural_similarity.models.conv_block import ConvBlock, pools, without_pool
+
+POOLS = 2
+"""How many 2×2 pools RelationNet keeps of CNN-4 or CNN-9."""
+FIRST_SCALE = 0.1
+"""Factor on ProtoNet's last normalisation at the start."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a method is made and trained."""
+
+    build: Callable[[nn.Sequential, TaskSizes], Method]
+    """Makes it of a network that ends in its classifier, for tasks of such sizes."""
+    episodic: bool
+    """Whether it is trained by tasks; if not, its network is trained to name the base classes."""
+    head: str = "linear"
+    """The classifier that its network is trained with, where that is how it is trained."""
+    statistics: Statistics = "running"
+    """What normalises queries unless `set_statistics` says otherwise."""
+    frozen: bool = False
+    """Whether training leaves the kernels as they are, so that it must start from a run's."""
+    fixed_ways: bool = False
+    """Whether the start of its classifier is learned, so that all tasks must have as many classes
+    as those of training."""
+
+
+def matching_net(network: nn.Sequential, _sizes: TaskSizes, *, context: bool) -> MatchingNet:
+    """`MatchingNet`, with `FullContext` or without."""
+    backbone, features = embedding(network)
+    return MatchingNet(backbone, FullContext(features) if context else None)
+
+
+def proto_net(network: nn.Sequential, _sizes: TaskSizes) -> ProtoNet:
+    """`ProtoNet` whose last normalisation starts at a tenth of the usual size.
+
+    Squared distances of hundreds of normalised features are in the hundreds; training would spend
+    its first updates on shrinking them. The nearest class is the same. Features that do not come
+    out of one normalisation, such as those of residual blocks, start as they are.
+    """
+    backbone, _ = embedding(network)
+    last = _last_norm(backbone)
+    for scale in last.parameters() if last else ():
+        scale.data.mul_(FIRST_SCALE)
+    return ProtoNet(backbone)
+
+
+def _last_norm(network: nn.Module) -> nn.Module | None:
+    """The normalisation that all of the output comes out of, through ReLU and pools alone."""
+    if not isinstance(network, nn.Sequential):
+        return network if isinstance(network, nn.BatchNorm1d | nn.BatchNorm2d) else None
+    learning = [module for module in network if any(True for _ in module.parameters())]
+    return _last_norm(learning[-1]) if learning else None
+
+
+def relation_net(network: nn.Sequential, _sizes: TaskSizes) -> RelationNet:
+    """`RelationNet` on the maps of all convolutions of CNN-4 or CNN-9, after two of their pools.
+
+    Raises:
+        ValueError: the network is another one.
+    """
+    kept = OrderedDict[str, nn.Module]()
+    for name, layer in network.named_children():
+        if isinstance(layer, ConvBlock):
+            spared = sum(map(pools, kept.values())) < POOLS
+            kept[name] = layer if spared else without_pool(layer)
+        elif isinstance(layer, nn.ZeroPad2d):
+            kept[name] = layer
+    if sum(map(pools, kept.values())) < POOLS:
+        layers = ", ".join(name for name, _ in network.named_children())
+        raise ValueError(
+            f"`network` must be convnet4 or cnn9, whose maps are compared, got layers {layers}"
+        )
+    backbone = nn.Sequential(kept)
+    *_, last = (layer for layer in backbone.modules() if isinstance(layer, nn.BatchNorm2d))
+    return RelationNet(backbone, last.num_features)
+
+
+def static_tuning(network: nn.Sequential, _sizes: TaskSizes) -> StaticTuning:
+    """`StaticTuning` of a network without its classifier."""
+    return StaticTuning(*embedding(network))
+
+
+def leo(network: nn.Sequential, sizes: TaskSizes) -> Leo:
+    """`Leo` with what its authors have for one shot, or for five."""
+    return Leo(network, ONE_SHOT if sizes.shots == 1 else None)
+
+
+def gradient_based(build: Callable[[nn.Sequential, int], Method], *, frozen: bool = False) -> Kind:
+    """Of methods that descend from a start that is learned, the classifier's included."""
+    return Kind(
+        lambda network, sizes: build(network, sizes.ways),
+        episodic=True,
+        statistics="support",
+        frozen=frozen,
+        fixed_ways=True,
+    )
+
+
+METHODS: dict[str, Kind] = {
+    "fine-tuning": Kind(lambda network, _: FineTuning(network[:-1]), episodic=False),
+    "baseline++": Kind(
+        lambda network, _: CosineFineTuning(network[:-1]), episodic=False, head="cosine"
+    ),
+    "nearest-neighbour": Kind(lambda network, _: NearestNeighbour(network[:-1]), episodic=False),
+    "static-nsn": Kind(static_tuning, episodic=False),
+    "k-shot": Kind(lambda network, _: DiscriminativeKShot(network), episodic=False),
+    "matching": Kind(partial(matching_net, context=False), episodic=True),
+    "matching-fce": Kind(partial(matching_net, context=True), episodic=True),
+    "proto": Kind(proto_net, episodic=True),
+    "relation": Kind(relation_net, episodic=True),
+    "maml": gradient_based(maml),
+    "maml-first-order": gradient_based(partial(maml, first_order=True)),
+    "anil": gradient_based(anil),
+    "meta-nsn": gradient_based(meta_learned, frozen=True),
+    "tadam": Kind(lambda network, _: Tadam(network), episodic=True),
+    "leo": Kind(leo, episodic=True, frozen=True),
+}
+"""Fine-tuning of a network with dynamic similarity is the paper's dynamic NSN; "meta-nsn" is its
+meta-learned static NSN where the similarity is static."""

@@ -1,0 +1,74 @@
+"""What episodic training minimises."""
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.lab.data import Augment, Images, Preprocess
+from neural_similarity.lab.data.augment import Windows
+from neural_similarity.lab.data.seeding import generator
+from neural_similarity.lab.tasks.few_shot.episode import Episode
+from neural_similarity.lab.tasks.few_shot.method import Method
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
+from neural_similarity.lab.tasks.few_shot.tasks import Sampler
+from neural_similarity.lab.train import Runtime
+from neural_similarity.lab.train.objective import tally
+
+
+class Episodes:
+    """The mean loss of a method on tasks of training images, new ones in every step.
+
+    Step `s` has the tasks number `s * meta_batch` and following, crops and flips included, so that
+    a run that resumes sees the tasks that it would have seen.
+
+    Args:
+        recipe: sizes of tasks, crops and flips, seed.
+        images: what to draw from.
+        preprocess: what turns pixels into the network's input.
+        runtime: device and precision.
+
+    Raises:
+        ValueError: the images do not suffice for a task.
+    """
+
+    on_device = False
+
+    def __init__(
+        self, recipe: FewShotRecipe, images: Images, preprocess: Preprocess, runtime: Runtime
+    ) -> None:
+        self._recipe, self._runtime, self._preprocess = recipe, runtime, preprocess
+        self._sampler = Sampler(images, recipe.sizes)
+        augment = Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding)
+        self._windows = Windows(images.pixels, augment, runtime.device)
+        self._step = 0
+
+    def prepare(self, step: int) -> None:
+        """Note which tasks come next."""
+        self._step = step
+
+    def at(self, number: int) -> Episode:
+        """Training task `number`, a function of it alone."""
+        recipe, device = self._recipe, self._runtime.device
+        draw = self._sampler.draw("episode", recipe.seed, number, 1)
+        both = torch.cat([draw.support[0], draw.query[0]])
+        corners = self._windows.draw(both, generator("crops", recipe.seed, number))
+        pixels = self._windows.take(corners.to(device))
+        images = self._runtime.place_images(self._preprocess(pixels))
+        shown = draw.support.shape[1]
+        labels = (recipe.sizes.support_labels.to(device), recipe.sizes.query_labels.to(device))
+        return Episode(images[:shown], labels[0], images[shown:], labels[1])
+
+    def differentiate(self, network: nn.Module) -> Tensor:
+        """Add gradients of the prepared tasks' mean loss, task by task: one keeps its graph."""
+        if not isinstance(network, Method):
+            raise ValueError(f"`network` must be a Method, got {type(network).__name__}")
+        count = self._recipe.meta_batch
+        tallies = [self._one(network, self._step * count + i) for i in range(count)]
+        return torch.stack(tallies).sum(0)
+
+    def _one(self, method: Method, number: int) -> Tensor:
+        task = self.at(number)
+        with self._runtime.autocast():
+            loss = method.loss(task).float()
+        (loss / self._recipe.meta_batch).backward()
+        unknown = torch.full_like(loss, torch.nan).detach()
+        return tally(loss, unknown, len(task.support) + len(task.query))

@@ -1,0 +1,51 @@
+"""What an evaluation that was interrupted had found."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neural_similarity.lab.train.files import read_json, write_json
+
+SAVE_SECONDS = 10.0
+
+
+class Partial:
+    """A file that keeps up with an evaluation, and what it held when the evaluation began.
+
+    Args:
+        path: the file.
+        of: what is evaluated; a file that keeps up with anything else is ignored.
+
+    Attributes:
+        done: right queries of the tasks that are done; int64.
+        seconds: what these took.
+    """
+
+    def __init__(self, path: Path, of: dict[str, Any]):
+        found = read_json(path) if path.exists() else {}
+        same = found.get("of") == of
+        self.done = torch.tensor(found["correct"] if same else [], dtype=torch.int64)
+        self.seconds: float = found["seconds"] if same else 0.0
+        self._path, self._of = path, of
+        self._began = self._saved = time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        """Seconds of this evaluation until now, those before interruptions included."""
+        return self.seconds + time.monotonic() - self._began
+
+    def save(self, correct: Tensor) -> None:
+        """Keep what was found, unless that was done a few seconds ago."""
+        if time.monotonic() - self._saved < SAVE_SECONDS:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fields = {"of": self._of, "seconds": self.spent, "correct": correct.tolist()}
+        write_json(self._path, fields)
+        self._saved = time.monotonic()
+
+    def remove(self) -> None:
+        """Forget it: the evaluation is recorded."""
+        self._path.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""What a run of few-shot learning depends on, as one frozen value."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from neural_similarity.choices import require_known, require_least
+from neural_similarity.lab.data import SPLIT_NAMES
+from neural_similarity.lab.tasks.few_shot.methods import METHODS
+from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
+from neural_similarity.lab.train.recipe import Recipe
+
+Classes = Literal["train", "train+val"]
+FOR_CLASSES = ("penalty", "label_smoothing", "probability_floor", "orthogonality", "compile")
+"""Fields that training by tasks has no use for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShotRecipe(Recipe):
+    """Learning to learn from few images; the defaults are the paper's base training.
+
+    `method` decides how the network is trained: to name the base classes, or by tasks of `ways`
+    classes, `shots` labelled images and `queries` of each. The paper gives no number of epochs and
+    no batch size for base training: 128, and 100 epochs of Mini-ImageNet's 64 classes.
+    """
+
+    DATASETS: ClassVar[Collection[str]] = SPLIT_NAMES
+
+    dataset: str = "mini-imagenet"
+    """Data set: embedded, mini-imagenet, cifar-fs, fc100, omniglot, or classes (a folder each)."""
+    train_on: Classes = "train"
+    """Base classes: those of training, or those of validation as well, as the paper has it."""
+    method: str = "fine-tuning"
+    """What is trained for, and evaluated unless another method is named."""
+    start: str | None = None
+    """Run folder whose network training starts from."""
+    ways: int = 5
+    """Classes of a training task."""
+    shots: int = 5
+    """Labelled images of each class of a task, in training and validation; test classes must have
+    as many as this and `queries` too."""
+    queries: int = 15
+    """Queries of each class of a task, in training and validation."""
+    meta_batch: int = 1
+    """Tasks an update, where training is by tasks."""
+    batch_size: int = 128
+    """Images an update, where training is to name the base classes."""
+    select_on: Literal["none", "val"] = "none"
+    """Keep the checkpoint that is best on tasks of the validation classes."""
+    select_tasks: int = 300
+    """Number of these tasks."""
+    select_ways: int = 5
+    """Classes of each."""
+    model: str = "convnet4"
+    """Network, one of those that `nsim models` lists."""
+    steps: int = 30_000
+    """Updates."""
+    optimizer: Literal["sgd", "adam"] = "adam"
+    """Gradient descent with momentum, or Adam; both add the decay to the gradient."""
+    lr: float = 1e-3
+    """Learning rate before the first drop."""
+    drops: tuple[int, ...] = ()
+    """Steps at which the learning rate is multiplied by `drop_factor`."""
+    weight_decay: float = 0.0
+    """Decay of kernels, normalisation gains and biases."""
+    crop: int = 8
+    """Pixels of padding before the random crop; 0 crops nothing."""
+    evaluate_every: int = 1_500
+    """Steps between two validations."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_known("method", self.method, METHODS)
+        _ = self.sizes, self.select_sizes  # They check the numbers.
+        require_least("meta_batch", self.meta_batch)
+        require_least("select_tasks", self.select_tasks, 2)
+        if self.validation:
+            raise ValueError(
+                "`validation` must be 0: few-shot learning validates on other classes "
+                f"(`select_on`), got {self.validation}"
+            )
+        if self.select_on == "val" and self.train_on != "train":
+            raise ValueError(
+                '`select_on` "val" needs classes that are not trained on, got `train_on` '
+                f"{self.train_on!r}"
+            )
+        if METHODS[self.method].episodic:
+            self._require_none_of(*FOR_CLASSES)
+        if self.select_on == "val" and METHODS[self.method].fixed_ways:
+            self._require_same_ways()
+
+    def _require_same_ways(self) -> None:
+        """Refuse validation tasks that a learned classifier does not fit."""
+        if self.select_ways != self.ways:
+            raise ValueError(
+                f"`select_ways` must be `ways`, {self.ways}, as {self.method} learns where its "
+                f"classifier starts, got {self.select_ways}"
+            )
+
+    def _require_none_of(self, *names: str) -> None:
+        """Refuse what training by tasks has no use for."""
+        for name in names:
+            if getattr(self, name):
+                raise ValueError(
+                    f"`{name}` is not for training by tasks, got {getattr(self, name)} with the "
+                    f"method {self.method}"
+                )
+
+    @property
+    def sizes(self) -> TaskSizes:
+        """Sizes of a training task."""
+        return TaskSizes(ways=self.ways, shots=self.shots, queries=self.queries)
+
+    @property
+    def select_sizes(self) -> TaskSizes:
+        """Sizes of a validation task."""
+        return replace(self.sizes, ways=self.select_ways)
+
+
+def retraining(recipe: FewShotRecipe, step: int, growth: float) -> FewShotRecipe:
+    """The recipe on training and validation classes, as long as was best on the latter.
+
+    Args:
+        recipe: of a run with `select_on`.
+        step: its best step.
+        growth: how many times more images there are; as many epochs are that many more steps. The
+            tasks of episodic training stay as many.
+    """
+    factor = 1.0 if METHODS[recipe.method].episodic else growth
+    steps = max(1, round(step * factor))
+    drops = tuple(round(d * factor) for d in recipe.drops)
+    return replace(
+        recipe,
+        train_on="train+val",
+        select_on="none",
+        steps=steps,
+        drops=tuple(d for d in drops if d < steps),
+    )

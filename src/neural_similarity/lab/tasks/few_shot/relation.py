@@ -1,0 +1,81 @@
+"""Relation networks: the comparison of two images is learned with their embedding."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.lab.tasks.few_shot.episode import Episode
+from neural_similarity.lab.tasks.few_shot.method import Predict
+from neural_similarity.lab.tasks.few_shot.metric import Metric, class_members
+from neural_similarity.models.conv_block import conv_block
+from neural_similarity.ops.window import promoted
+
+HIDDEN, CELLS = 8, 3
+
+
+class RelationNet(Metric):
+    """A network on the maps of a query and of a class scores how well the two go together.
+
+    Two convolutions with batch norm, ReLU and pool, then 8 units and a sigmoid; a class is the sum
+    of its support maps; the squared error to 1 and 0 is minimised. Sung et al., 2018
+    (https://arxiv.org/abs/1711.06025). Convolutions are padded and the last pool leaves 3×3 cells
+    whatever the size of the maps, which for 84 pixels is what the original has. Training in bf16
+    compares in it too, which is most of the work; evaluation compares in float32.
+
+    Args:
+        backbone: Maps images to maps (n, channels, h, w), 2×2 at least.
+        channels: Of these maps.
+    """
+
+    at_once = 2
+
+    def __init__(self, backbone: nn.Module, channels: int):
+        super().__init__(backbone)
+        self.compare = nn.Sequential(
+            conv_block(nn.Conv2d(2 * channels, channels, 3, padding=1), pool=True),
+            conv_block(nn.Conv2d(channels, channels, 3, padding=1)),
+            nn.AdaptiveMaxPool2d(CELLS),
+            nn.Flatten(),
+            nn.Linear(channels * CELLS**2, HIDDEN),
+            nn.ReLU(inplace=True),
+            nn.Linear(HIDDEN, 1),
+        )
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Maps (n, channels, h, w), float32 or wider."""
+        return promoted(self.backbone(images))
+
+    def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
+        """As `Method.adapt` on maps; support and queries may be of many tasks.
+
+        Raises:
+            ValueError: `statistics` is "support".
+        """
+        if self.statistics == "support":
+            raise ValueError(
+                '`statistics` must be "running" or "transductive" for relation networks, which '
+                f"normalise pairs of a class and a query, got {self.statistics!r}"
+            )
+        members = class_members(labels, ways).to(support)
+        classes = (members @ support.flatten(-3)).unflatten(-1, support.shape[-3:])
+
+        def predict(query: Tensor) -> Tensor:
+            pairs = _pairs(classes, query)
+            return promoted(self.compare(pairs.flatten(0, -4))).view(pairs.shape[:-3])
+
+        return predict
+
+    def loss(self, episode: Episode) -> Tensor:
+        """Mean squared error of the sigmoids."""
+        support, labels, query, targets = self.embedded(episode)
+        scores = self.adapt(support, labels, episode.ways)(query)
+        wanted = F.one_hot(targets, episode.ways).to(scores)
+        return F.mse_loss(scores.sigmoid(), wanted)
+
+
+def _pairs(classes: Tensor, query: Tensor) -> Tensor:
+    """Maps (..., q, ways, 2 * channels, h, w) of every class behind those of every query."""
+    *lead, ways, channels, height, width = classes.shape
+    shape = (*lead, query.shape[-4], ways, channels, height, width)
+    both = query.unsqueeze(-4).expand(shape), classes.unsqueeze(-5).expand(shape)
+    return torch.cat(both, -3)

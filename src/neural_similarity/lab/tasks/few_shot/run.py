@@ -1,0 +1,109 @@
+"""Run folders of few-shot learning, and the methods that they hold."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from neural_similarity.choices import require_known
+from neural_similarity.lab.tasks.few_shot.embedding import embedding
+from neural_similarity.lab.tasks.few_shot.heads import CosineLinear
+from neural_similarity.lab.tasks.few_shot.method import Method
+from neural_similarity.lab.tasks.few_shot.methods import METHODS
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
+from neural_similarity.lab.train import Run, RunError, load, read_run
+from neural_similarity.lab.train.recipe import Recipe
+
+Checkpoint = Literal["last", "best"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShotRun(Run):
+    """A run folder of few-shot learning; `classes` are those that are trained on."""
+
+    RECIPE: ClassVar[type[Recipe]] = FewShotRecipe
+    COMMAND: ClassVar[str] = "nsim fewshot train"
+
+    recipe: FewShotRecipe
+    """Every setting."""
+
+    def build(self, **overrides: Any) -> nn.Module:
+        """What is trained: the method where it is trained by tasks, else the network."""
+        return self._as_trained(self._network(**overrides))
+
+    def begin(self) -> nn.Module:
+        """`build`, its network as the run at the recipe's `start`, if any, left it.
+
+        Raises:
+            RunError: that run's network does not fit.
+        """
+        network = self._network()
+        if self.recipe.start is not None:
+            take_weights(network, self.recipe.start)
+        return self._as_trained(network)
+
+    def _network(self, **overrides: Any) -> nn.Sequential:
+        network = as_network(super().build(**overrides))
+        if METHODS[self.recipe.method].head == "cosine":
+            network[-1] = CosineLinear(embedding(network)[1], len(self.classes))
+        return network
+
+    def _as_trained(self, network: nn.Sequential) -> nn.Module:
+        kind = METHODS[self.recipe.method]
+        return kind.build(network, self.recipe.sizes) if kind.episodic else network
+
+
+def take_weights(network: nn.Sequential, start: str) -> None:
+    """Give `network` the embedding that the run in the folder `start` trained.
+
+    What `network` has besides, its similarities and its classifier, stays; the classifier is taken
+    as well where it is of as many classes.
+
+    Raises:
+        RunError: it has other layers.
+    """
+    run = read_run(start, FewShotRun)
+    source = load(run, usual_checkpoint(run))
+    own, given = network.state_dict(), source.state_dict()
+    fitting = {n: v for n, v in given.items() if n in own and own[n].shape == v.shape}
+    *_, last = dict(network.named_children())
+    lacking = [n for n in own if n not in fitting and ".similarity." not in n]
+    for name in (*lacking, *(n for n in given if n not in fitting)):
+        if not name.startswith(f"{last}."):
+            raise RunError(f"the network in {start} does not fit: {name} is in one of the two only")
+    network.load_state_dict(fitting, strict=False)
+
+
+def usual_checkpoint(run: FewShotRun) -> Checkpoint:
+    """The best checkpoint on validation classes where there is one, else the last."""
+    return "best" if run.best.is_dir() else "last"
+
+
+def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None) -> Method:
+    """The method that a run trained, or another one on the network that it trained.
+
+    Args:
+        run: a run.
+        checkpoint: "last" or "best".
+        name: of the method; None is the recipe's.
+
+    Raises:
+        RunError: the run trained another method by tasks, or its network for another one.
+        ValueError: there is no method of that name.
+    """
+    name = name or run.recipe.method
+    require_known("method", name, METHODS)
+    own, wanted = METHODS[run.recipe.method], METHODS[name]
+    model = load(run, checkpoint)
+    if isinstance(model, Method) and name == run.recipe.method:
+        return model.eval()
+    if own.episodic or wanted.episodic or own.head != wanted.head:
+        raise RunError(f"{run.path} was trained for {run.recipe.method}, which is not {name}")
+    return wanted.build(as_network(model), run.recipe.sizes).eval()
+
+
+def as_network(model: nn.Module) -> nn.Sequential:
+    """`model`, which must be a network that ends in its classifier."""
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(f"`model` must be a torch.nn.Sequential, got {type(model).__name__}")
+    return model

@@ -1,0 +1,98 @@
+"""Static NSN (§7.2): on the support set, M of every layer is learned beside the classifier."""
+
+from copy import deepcopy
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.conversion import convert
+from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
+from neural_similarity.lab.tasks.few_shot.method import Method, Predict
+from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend
+from neural_similarity.nn import StaticSimilarity
+from neural_similarity.nn.text import Similarity
+from neural_similarity.ops.window import promoted, without_autocast
+
+
+class StaticTuning(Method):
+    """A network trained without similarity gets M = I in every layer; M and a new head are learned.
+
+    The kernels stay, and so do the statistics of batch normalisation. Weight decay pulls M to the
+    identity. 36 numbers besides the head for CNN-4 and a diagonal M. M is learned from a few images
+    at a time, whose statistics are not the support set's, so "support" is refused.
+
+    Args:
+        backbone: Embeds images, is copied; static similarities that it has already are learned.
+        features: Length of its embedding.
+        tuning: The gradient descent.
+        similarity: What a backbone without similarities gets.
+
+    Raises:
+        ValueError: every convolution of the backbone has another similarity.
+    """
+
+    fixed_embedding = False
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        features: int,
+        tuning: Tuning | None = None,
+        *,
+        similarity: Similarity | str = "static-diagonal",
+    ):
+        super().__init__()
+        self.backbone = deepcopy(backbone) if _static(backbone) else convert(backbone, similarity)
+        self.features = features
+        self.tuning = tuning or Tuning()
+        if not _static(self.backbone):
+            raise ValueError(
+                "`backbone` must have convolutions that are plain or of static similarity for "
+                "static NSN, got none; fine-tuning of a dynamic one is dynamic NSN"
+            )
+        set_statistics(self, "running")
+
+    def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
+        """As `Method.adapt`.
+
+        Raises:
+            ValueError: `statistics` is "support".
+        """
+        if self.statistics == "support":
+            raise ValueError(
+                '`statistics` must be "running" or "transductive" for static NSN, which learns '
+                f"from a few images at a time, got {self.statistics!r}"
+            )
+        backbone = self._copied()
+        matrices = [values for values in backbone.parameters() if values.requires_grad]
+        like = promoted(matrices[0])
+        first = self.tuning.first_linear(ways, self.features)
+        weight, bias = (values.to(like).requires_grad_() for values in first)
+        learned = [*matrices, weight, bias]
+
+        def scores(images: Tensor) -> Tensor:
+            features = backbone(images).flatten(1)
+            with without_autocast(features):
+                return F.linear(promoted(features), weight, bias)
+
+        def loss(chosen: Tensor) -> Tensor:
+            return F.cross_entropy(scores(support[chosen]), labels[chosen])
+
+        descend(learned, loss, len(support), self.tuning)
+        for values in learned:
+            values.requires_grad_(False)
+        return scores
+
+    def _copied(self) -> nn.Module:
+        """A copy for one task, of which the numbers of every M are all that is learned."""
+        copied = deepcopy(self.backbone)
+        if self.statistics == "running":  # By torch's own layers, which a block fuses.
+            copied = set_statistics(copied, None).eval()
+        copied.requires_grad_(False)
+        for similarity in _static(copied):
+            similarity.raw.requires_grad_()
+        return copied
+
+
+def _static(network: nn.Module) -> list[StaticSimilarity]:
+    return [module for module in network.modules() if isinstance(module, StaticSimilarity)]

@@ -1,0 +1,146 @@
+"""TADAM: prototypes in an embedding that the task changes, with a learned scale of distances."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from neural_similarity.choices import require_least, require_positive
+from neural_similarity.lab.tasks.few_shot.batch_norm import support_first
+from neural_similarity.lab.tasks.few_shot.embedding import embed_task, embedding
+from neural_similarity.lab.tasks.few_shot.episode import Episode
+from neural_similarity.lab.tasks.few_shot.method import Method, Predict
+from neural_similarity.lab.tasks.few_shot.metric import class_means, squared_distances
+from neural_similarity.nn import DynamicSimilarity
+from neural_similarity.ops.window import promoted, without_autocast
+
+
+class Tadam(Method):
+    r"""Task-dependent adaptive metric (Oreshkin et al. 2018, https://arxiv.org/abs/1805.10123).
+
+    The mean of the classes' means, in the embedding as it is, represents the task. From it, two
+    small residual networks for every batch normalisation predict a scale and a shift of its output,
+    $\gamma = 1 + \gamma_0\, g(\text{task})$ and $\beta = \beta_0\, h(\text{task})$ with two
+    learned numbers a layer that start at 0, so that the embedding starts unchanged. Support and
+    queries are embedded with them; logits are $-\alpha \lVert x - c_k \rVert^2$ for class means
+    $c_k$ and a learned $\alpha > 0$.
+
+    Both go into the normalisation's own weight and bias, so that no layer is added; also into those
+    of shortcuts, but not of predictors of a dynamic similarity. The original trains with
+    classification of the base classes as an auxiliary task; here, start from a network that was
+    trained so.
+
+    Args:
+        network: Any `torch.nn.Sequential` that ends in a linear classifier, which is dropped.
+        scale: Start of $\alpha$.
+        depth: Layers of the residual networks.
+        penalty: Factor on the sum of the squared $\gamma_0$ and $\beta_0$ in `loss`.
+
+    Raises:
+        ValueError: the network ends in something else or has no batch normalisation to change, or
+            `scale` or `depth` is out of range.
+    """
+
+    fixed_embedding = False
+
+    def __init__(
+        self,
+        network: nn.Sequential,
+        *,
+        scale: float = 1.0,
+        depth: int = 3,
+        penalty: float = 0.01,
+    ):
+        super().__init__()
+        require_positive("scale", scale)
+        require_least("depth", depth)
+        self.backbone, features = embedding(network)
+        self.penalty = penalty
+        self.log_scale = nn.Parameter(torch.tensor(float(scale)).log())
+        norms = _conditioned(self.backbone).values()
+        self.conditions = nn.ModuleList(
+            _Condition(features, norm.num_features, depth) for norm in norms
+        )
+        if not self.conditions:
+            raise ValueError("`network` must have batch normalisation with a weight, got none")
+        self.to(next(self.backbone.parameters()))
+
+    def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
+        """As `Method.adapt`, on images."""
+        parameters = self._for_task(support, labels, ways)
+
+        def predict(query: Tensor) -> Tensor:
+            embed = partial(functional_call, self.backbone, parameters)
+            parts = embed_task(embed, self.statistics, support, query)
+            images, queries = (promoted(part.flatten(1)) for part in parts)
+            with without_autocast(query):
+                means = class_means(images, labels, ways)
+                return -self.log_scale.exp() * squared_distances(queries, means)
+
+        return predict
+
+    def loss(self, episode: Episode) -> Tensor:
+        """Cross-entropy of the queries and the penalty on the learned strengths."""
+        predict = self.adapt(episode.support, episode.support_labels, episode.ways)
+        strengths = [c.get_parameter("strength").square().sum() for c in self.conditions]
+        loss = F.cross_entropy(predict(episode.query), episode.query_labels)
+        return loss + self.penalty * torch.stack(strengths).sum()
+
+    def _for_task(self, support: Tensor, labels: Tensor, ways: int) -> dict[str, Tensor]:
+        """Weight and bias of every normalisation for the task of a support set."""
+        with support_first(len(support)):
+            images = self.embed(support)
+        parameters: dict[str, Tensor] = {}
+        norms = _conditioned(self.backbone).items()
+        with without_autocast(images):
+            task = class_means(images, labels, ways).mean(0)
+            for (name, norm), condition in zip(norms, self.conditions, strict=True):
+                scale, shift = condition(task)
+                parameters[f"{name}.weight"] = norm.weight * scale
+                parameters[f"{name}.bias"] = norm.bias * scale + shift
+        return parameters
+
+
+class _Condition(nn.Module):
+    """Scale and shift (channels,) of a layer for a task, which is represented by (features,)."""
+
+    def __init__(self, features: int, channels: int, depth: int):
+        super().__init__()
+        self.scale = _Residual(features, channels, depth)
+        self.shift = _Residual(features, channels, depth)
+        self.strength = nn.Parameter(torch.zeros(2))
+
+    def forward(self, task: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and shift (channels,) for a task (features,)."""
+        scale, shift = self.strength
+        return 1 + scale * self.scale(task), shift * self.shift(task)
+
+
+class _Residual(nn.Module):
+    """A linear projection, then layers that each add to what they see."""
+
+    def __init__(self, features: int, channels: int, depth: int):
+        super().__init__()
+        self.project = nn.Linear(features, channels)
+        self.layers = nn.ModuleList(nn.Linear(channels, channels) for _ in range(depth - 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(features,) to (channels,)."""
+        x = self.project(x)
+        for layer in self.layers:
+            x = x + layer(F.relu(x))
+        return x
+
+
+def _conditioned(network: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch normalisations of a network with a weight, by name."""
+    predictors = [m.predictor for m in network.modules() if isinstance(m, DynamicSimilarity)]
+    inside = {part for predictor in predictors for part in predictor.modules()}
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, _BatchNorm) and module.affine and module not in inside
+    }

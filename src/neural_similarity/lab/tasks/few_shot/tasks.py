@@ -1,0 +1,303 @@
+"""Tasks: which classes and images each is made of, as numbers that can be kept and shared.
+
+A list of tasks is a function of its data and its seed; methods that are tested on one list are
+compared task by task.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neural_similarity.choices import require_least
+from neural_similarity.lab.data import Images
+from neural_similarity.lab.data.seeding import generator
+from neural_similarity.lab.train.files import read_json, write_json
+
+VERSION = 1
+"""Of the way in which tasks are drawn: a digest is of it too."""
+FORMAT = 2
+"""Of the files; lists in another are refused."""
+LEAST_TASKS = 2
+"""Of a list: one task has no interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSizes:
+    """How large a task is.
+
+    Raises:
+        ValueError: there are fewer than two ways, or no shots or queries.
+    """
+
+    ways: int = 5
+    """Classes of a task."""
+    shots: int = 5
+    """Labelled images of each class."""
+    queries: int = 15
+    """Images of each class to be recognised."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("ways", 2), ("shots", 1), ("queries", 1)):
+            require_least(name, getattr(self, name), least)
+
+    @property
+    def support_labels(self) -> Tensor:
+        """The classes (ways * shots,) of the support images."""
+        return torch.arange(self.ways).repeat_interleave(self.shots)
+
+    @property
+    def query_labels(self) -> Tensor:
+        """The classes (ways * queries,) of the queries."""
+        return torch.arange(self.ways).repeat_interleave(self.queries)
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Tasks as positions in a set of images; classes come one after the other.
+
+    Args:
+        classes: int64 (tasks, ways), the labels of the classes.
+        support: int64 (tasks, ways * shots).
+        query: int64 (tasks, ways * queries).
+    """
+
+    classes: Tensor
+    support: Tensor
+    query: Tensor
+
+    def __len__(self) -> int:
+        return len(self.support)
+
+
+class Sampler:
+    """Draws tasks from images: classes at random, then images of each, all of them different.
+
+    Args:
+        images: what to draw from.
+        sizes: ways, shots and queries.
+
+    Raises:
+        ValueError: there are fewer classes than ways, or a class has fewer images than shots and
+            queries; the error names it.
+    """
+
+    def __init__(self, images: Images, sizes: TaskSizes) -> None:
+        self.sizes = sizes
+        self._members = [
+            (images.labels == c).nonzero().flatten() for c in range(len(images.classes))
+        ]
+        if len(images.classes) < sizes.ways:
+            raise ValueError(
+                f"`ways` must be at most the number of classes, got {sizes.ways} ways and "
+                f"{len(images.classes)} classes"
+            )
+        each = sizes.shots + sizes.queries
+        for name, members in zip(images.classes, self._members, strict=True):
+            if len(members) < each:
+                raise ValueError(
+                    f"every class must have {sizes.shots} + {sizes.queries} images for shots and "
+                    f"queries, got {len(members)} of the class {name!r}"
+                )
+
+    def draw(self, purpose: str, seed: int, start: int, count: int) -> Draw:
+        """The tasks number `start` to `start + count - 1`, each a function of its number alone."""
+        randoms = (generator(purpose, seed, start + i) for i in range(count))
+        classes, chosen = zip(*map(self._one, randoms), strict=True)
+        support, query = torch.stack(chosen).split([self.sizes.shots, self.sizes.queries], dim=2)
+        return Draw(torch.stack(classes), support.flatten(1), query.flatten(1))
+
+    def _one(self, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The classes of a task, and positions (ways, shots + queries) of its images."""
+        each = self.sizes.shots + self.sizes.queries
+        classes = torch.randperm(len(self._members), generator=random)[: self.sizes.ways]
+        members = (self._members[c] for c in classes.tolist())
+        chosen = [m[torch.randperm(len(m), generator=random)[:each]] for m in members]
+        return classes, torch.stack(chosen)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TaskList:
+    """Tasks of a part of a data set, to be shared by all methods.
+
+    Raises:
+        ValueError: the numbers do not fit the sizes, there are fewer than two tasks, which have no
+            interval, or the seed is no integer.
+    """
+
+    data: str
+    """Digest of the data set."""
+    part: str
+    """The part that tasks are drawn from, such as "test"."""
+    sizes: TaskSizes
+    """Ways, shots and queries."""
+    seed: int
+    """What the tasks were drawn with."""
+    draw: Draw
+    """The classes and images of each task."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"`seed` must be an integer, got {self.seed!r}")
+        sizes = self.sizes
+        wanted = sizes.ways, sizes.ways * sizes.shots, sizes.ways * sizes.queries
+        parts = self.draw.classes, self.draw.support, self.draw.query
+        found = [tuple(part.shape) for part in parts]
+        if found != [(len(self), count) for count in wanted]:
+            raise ValueError(
+                f"`draw` must be of (tasks, {wanted[0]}) classes and (tasks, {wanted[1]}) and "
+                f"(tasks, {wanted[2]}) images for {sizes}, got {found[0]}, {found[1]} and "
+                f"{found[2]}"
+            )
+        if len(self) < LEAST_TASKS:
+            raise ValueError(
+                f"`draw` must be of at least {LEAST_TASKS} tasks, to have an interval, got "
+                f"{len(self)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.draw)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything in the list but classes, which images have, as 64 hex digits."""
+        facts = [VERSION, self.data, self.part, dataclasses.asdict(self.sizes), self.seed]
+        digest = hashlib.sha256(json.dumps(facts).encode())
+        for positions in (self.draw.support, self.draw.query):
+            digest.update(_raw(positions))
+        return digest.hexdigest()
+
+    def check(self, data: str, part: str, images: Images, where: object = "`tasks`") -> None:
+        """Refuse the images of other data than the list was drawn from, and what is no task.
+
+        Raises:
+            ValueError: the list is of other data or of another part, an image is none of `images`
+                or of another class than the list says, or a task has a class or an image twice; the
+                error names `where`.
+        """
+        if self.data != data or self.part != part:
+            raise ValueError(
+                f"{where} must be of the data at hand, {part} of {data[:12]}, got a list made for "
+                f"{self.part} of {self.data[:12]}"
+            )
+        largest = max(int(self.draw.support.max()), int(self.draw.query.max()))
+        if largest >= len(images):
+            raise ValueError(f"{where} must name images below {len(images):,}, got {largest:,}")
+        self._check_classes(images.labels, where)
+
+    def _check_classes(self, labels: Tensor, where: object) -> None:
+        """Refuse tasks whose ways are not their classes, all different, or share an image."""
+        shape = len(self), self.sizes.ways, -1
+        positions = torch.cat([self.draw.support.view(shape), self.draw.query.view(shape)], 2)
+        alone = (labels[positions] == self.draw.classes[..., None]).flatten(1).all(1)
+        for found in (self.draw.classes, positions.flatten(1)):
+            alone &= found.sort(1).values.diff(dim=1).ne(0).all(1)
+        if not alone.all():
+            raise ValueError(
+                f"{where} must have different classes in each task, every way images of its own, "
+                f"and no image twice, got otherwise in task {int(alone.int().argmin())}"
+            )
+
+    def images(self) -> Tensor:
+        """Positions of the images that any task has, rising."""
+        return torch.cat([self.draw.support.flatten(), self.draw.query.flatten()]).unique()
+
+    def chunks(self, size: int, start: int = 0) -> Iterator[Draw]:
+        """The tasks from number `start` on, `size` at a time."""
+        for first in range(start, len(self), size):
+            some = slice(first, first + size)
+            yield Draw(self.draw.classes[some], self.draw.support[some], self.draw.query[some])
+
+
+def draw_tasks(
+    images: Images, sizes: TaskSizes, count: int, *, seed: int, data: str, part: str
+) -> TaskList:
+    """`count` tasks of `images`; the first of a longer list are those of a shorter one.
+
+    Args:
+        images: the part of the data set.
+        sizes: ways, shots and queries.
+        count: number of tasks.
+        seed: what to draw with.
+        data: digest of the data set.
+        part: name of the part.
+
+    Raises:
+        ValueError: `count` is below 2, or the images do not suffice.
+    """
+    if count < LEAST_TASKS:
+        raise ValueError(
+            f"`count` must be at least {LEAST_TASKS} tasks, to have an interval, got {count}"
+        )
+    draw = Sampler(images, sizes).draw("task", seed, 0, count)
+    return TaskList(data=data, part=part, sizes=sizes, seed=seed, draw=draw)
+
+
+def to_json(tasks: TaskList) -> dict[str, Any]:
+    """A list as plain values, its numbers packed."""
+    return {
+        "version": FORMAT,
+        "data": tasks.data,
+        "part": tasks.part,
+        "sizes": dataclasses.asdict(tasks.sizes),
+        "seed": tasks.seed,
+        "tasks": len(tasks),
+        "classes": tasks.draw.classes.tolist(),
+        "support": _pack(tasks.draw.support),
+        "query": _pack(tasks.draw.query),
+    }
+
+
+def from_json(content: dict[str, Any]) -> TaskList:
+    """The list that `to_json` described.
+
+    Raises:
+        ValueError: it is of another version, or damaged.
+    """
+    if content.get("version") != FORMAT:
+        raise ValueError(f"`version` must be {FORMAT}, got {content.get('version')!r}")
+    sizes = TaskSizes(**content["sizes"])
+    count = content["tasks"]
+    support = _unpack(content["support"], (count, sizes.ways * sizes.shots))
+    query = _unpack(content["query"], (count, sizes.ways * sizes.queries))
+    draw = Draw(torch.tensor(content["classes"]), support, query)
+    return TaskList(sizes=sizes, draw=draw, **{n: content[n] for n in ("data", "part", "seed")})
+
+
+def write_tasks(path: Path, tasks: TaskList) -> None:
+    """Keep a list as a JSON file."""
+    write_json(path, to_json(tasks))
+
+
+def read_tasks(path: Path) -> TaskList:
+    """The list in a file.
+
+    Raises:
+        ValueError: it is none, damaged, or of another version; the error names the file.
+    """
+    try:
+        return from_json(read_json(path))
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read as a list of tasks: {error!r}") from error
+
+
+def _pack(positions: Tensor) -> str:
+    return base64.b64encode(zlib.compress(_raw(positions), 9)).decode("ascii")
+
+
+def _raw(positions: Tensor) -> bytes:
+    return positions.numpy().astype("<u4").tobytes()
+
+
+def _unpack(text: str, shape: tuple[int, int]) -> Tensor:
+    values = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<u4")
+    return torch.from_numpy(values.astype(np.int64).reshape(shape))

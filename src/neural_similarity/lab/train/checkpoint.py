@@ -1,0 +1,155 @@
+"""Checkpoints: folders that hold everything training needs to go on, whole or not at all."""
+
+import hashlib
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from neural_similarity.lab.train.files import RunError, new_folder, read_json, sha256, write_json
+from neural_similarity.lab.train.weights import load_weights, save_weights
+
+WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class State:
+    """What changes while training; a checkpoint holds all of it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    totals: Tensor
+    """Loss, correct images and images since the last line of metrics, summed on the device."""
+    step: int = 0
+    """Updates done."""
+    seconds: float = 0.0
+    """Time spent in updates."""
+    logged_seconds: float = 0.0
+    """`seconds` at the last line of metrics."""
+    best: float = -1.0
+    """Highest accuracy on the held-out images."""
+
+
+def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Path:
+    """Write the checkpoint `folder/step-...` and keep the `keep` newest ones up to this step.
+
+    Args:
+        folder: the folder of checkpoints.
+        state: what to save.
+        metadata: texts that go into the header of the weights.
+        keep: number of checkpoints that stay. Later ones than this step, left by a run that was
+            resumed from an earlier checkpoint, are removed.
+
+    Returns:
+        The new checkpoint.
+
+    Raises:
+        RunError: it cannot be written, as on a full disk.
+    """
+    path = folder / f"step-{state.step:08d}"
+    try:
+        with new_folder(path) as temporary:
+            save_weights(temporary / WEIGHTS, state.model, metadata)
+            torch.save(_rest(state), temporary / STATE)
+            write_json(
+                temporary / MANIFEST, {name: _seal(temporary / name) for name in (WEIGHTS, STATE)}
+            )
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(
+            f"cannot write {path}: {reason}; earlier checkpoints stay, and once there is space the "
+            "run can be resumed"
+        ) from error
+    current = [other for other in checkpoints(folder) if other.name <= path.name]
+    for other in folder.glob("*step-*"):
+        if other not in current[-keep:]:
+            shutil.rmtree(other)
+    return path
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint was saved at, from its name."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def weights_digest(checkpoint: Path) -> str:
+    """SHA-256 of a checkpoint's weights, which tells two trainings apart.
+
+    That of their file would not: the texts of a safetensors header stand in any order.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_file(checkpoint / WEIGHTS).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, oldest first, damaged ones included."""
+    return sorted(folder.glob("step-*")) if folder.is_dir() else []
+
+
+def newest(folder: Path) -> Path:
+    """The newest whole checkpoint; a warning names every damaged file that was passed over."""
+    for path in reversed(checkpoints(folder)):
+        reason = damage(path)
+        if reason is None:
+            return path
+        log.warning("Warning: %s; the checkpoint before it is used.", reason)
+    raise RunError(
+        f"{folder} holds no whole checkpoint; train again into another folder with --out, "
+        "or restore the folder from a copy"
+    )
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, naming the file, or None if it is whole."""
+    try:
+        seals = read_json(path / MANIFEST)
+    except (OSError, ValueError):
+        return f"{path / MANIFEST} is missing or damaged"
+    for name in (WEIGHTS, STATE):
+        if not (path / name).is_file():
+            return f"{path / name} is missing"
+        if seals.get(name) != _seal(path / name):
+            return f"{path / name} is damaged: its size or sha256 differs from {MANIFEST}"
+    return None
+
+
+def restore(path: Path, state: State) -> None:
+    """Bring `state` back to where it was when the checkpoint `path` was written."""
+    load_weights(path / WEIGHTS, state.model)
+    device = state.totals.device
+    rest: dict[str, Any] = torch.load(path / STATE, map_location=device, weights_only=True)
+    state.optimizer.load_state_dict(rest.pop("optimizer"))
+    torch.set_rng_state(rest.pop("random").cpu())
+    if "random_cuda" in rest:
+        torch.cuda.set_rng_state(rest.pop("random_cuda").cpu(), device)
+    for name, value in rest.items():
+        setattr(state, name, value)
+
+
+def _rest(state: State) -> dict[str, Any]:
+    device = state.totals.device
+    on_gpu = {"random_cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {
+        "optimizer": state.optimizer.state_dict(),
+        "random": torch.get_rng_state(),
+        **on_gpu,
+        "totals": state.totals,
+        "step": state.step,
+        "seconds": state.seconds,
+        "logged_seconds": state.logged_seconds,
+        "best": state.best,
+    }
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}

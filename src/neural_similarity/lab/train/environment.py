@@ -1,0 +1,63 @@
+"""Where a run took place: versions, machine, commit."""
+
+import importlib.metadata
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neural_similarity.lab.train.runtime import Runtime
+
+
+def describe_environment(runtime: Runtime) -> dict[str, Any]:
+    """Versions, machine, device and precision, command line, and the commit in a git checkout."""
+    return {
+        "neural_similarity": importlib.metadata.version("neural-similarity"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "amx": torch.cpu._is_amx_tile_supported(),
+        "threads": torch.get_num_threads(),
+        "device": device_name(runtime.device),
+        "precision": runtime.precision,
+        "command": command_line(),
+    }
+
+
+def command_line() -> str:
+    """The command that runs, as one would type it."""
+    name = Path(sys.argv[0]).name
+    return shlex.join(["nsim" if name in ("__main__.py", "-c") else name, *sys.argv[1:]])
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a GPU, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def cpu_name() -> str:
+    """The processor's model where Linux names it, else its architecture."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package runs from; "-dirty" where files differ."""
+    root = Path(__file__).parents[4]
+    if not (root / ".git").exists():
+        return None
+    options = ["--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = ["git", "-C", str(root), "describe", *options]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,272 @@
+"""What a training run depends on, as one frozen value."""
+
+import dataclasses
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from neural_similarity.choices import require_known
+from neural_similarity.lab.data import NAMES, Inputs
+from neural_similarity.lab.train.runtime import PrecisionChoice
+from neural_similarity.lab.train.schedule import scaled_steps
+from neural_similarity.models import MODELS, SPHERENETS, WITHOUT_SIMILARITY, options
+from neural_similarity.nn import Static, format_similarity, parse_similarity
+from neural_similarity.nn.text import Similarity
+from neural_similarity.regularize import MEASURES
+
+POSITIVE = (
+    "width",
+    "steps",
+    "lr",
+    "drop_factor",
+    "batch_size",
+    "log_every",
+    "evaluate_every",
+    "norm_eps",
+)
+NOT_NEGATIVE = (
+    "momentum",
+    "weight_decay",
+    "similarity_decay",
+    "label_smoothing",
+    "crop",
+    "validation",
+    "threads",
+    "workers",
+    "seed",
+    "checkpoint_every",
+    "penalty",
+    "orthogonality",
+    "probability_floor",
+    "norm_momentum",
+)
+BELOW_1 = ("momentum", "label_smoothing")
+AT_MOST_1 = ("drop_factor", "norm_momentum")
+KINDS = {
+    int: (int, "be an integer"),
+    float: (int | float, "be a number"),
+    bool: (bool, "be True or False"),
+}
+LONGEST_GAP = 300.0
+MACHINE = (
+    "precision",
+    "channels_last",
+    "compile",
+    "threads",
+    "workers",
+    "checkpoint_seconds",
+    "checkpoint_every",
+)
+"""Fields that suit a run to a machine; whatever they are, it is a run of the same recipe."""
+
+
+AnyRecipe = TypeVar("AnyRecipe", bound="Recipe")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Image classification by stochastic gradient descent; the defaults are the paper's CIFAR-10.
+
+    A recipe and a data folder determine a run: model, batches and crops are functions of `seed`.
+    """
+
+    DATASETS: ClassVar[Collection[str]] = NAMES
+    """What `dataset` may be."""
+
+    dataset: str = "cifar10"
+    """Data set: embedded, fashion-mnist, cifar10, cifar100, folder (one folder a class), or
+    imagenet (train/CLASS and val/CLASS, decoded while training)."""
+    image_size: int | None = None
+    """Height and width that the images of a folder, or of imagenet (224), are resized to."""
+    inputs: Inputs = "normalized"
+    """Pixels reach the network normalised by channel, or raw (0 to 255) as in the released code."""
+    validation: int = 0
+    """Training images held out, on which the best checkpoint is chosen."""
+    model: str = "cnn9"
+    """Network, one of those that `nsim models` lists."""
+    variant: Literal["paper", "released"] = "paper"
+    """Layers as the paper's text describes them, or as the authors' released code builds CNN-9.
+    On the command line `--variant released` means the whole recipe RECIPE@released."""
+    width: float = 1.0
+    """Factor on the number of filters."""
+    similarity: Similarity | None = None
+    """Similarity of the convolutions, such as dynamic-diagonal or static-full, or none."""
+    steps: int = 64_000
+    """Updates; the paper counts iterations, not epochs."""
+    lr: float = 0.1
+    """Learning rate before the first drop."""
+    drops: tuple[int, ...] = (34_000, 54_000)
+    """Steps at which the learning rate is multiplied by `drop_factor`."""
+    drop_factor: float = 0.1
+    """Factor of a drop."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Gradient descent with momentum, or Adam; both add the decay to the gradient."""
+    momentum: float = 0.9
+    """Momentum of the gradient descent, β1 of Adam."""
+    batch_size: int = 128
+    """Images an update."""
+    weight_decay: float = 5e-4
+    """Decay of kernels, normalisation gains and biases."""
+    similarity_decay: float = 0.0
+    """Decay of static similarities towards the identity; predictors decay as the kernels do."""
+    penalty: float = 0.0
+    """Factor on the penalty of static similarities, which is added to the loss."""
+    penalty_measure: str = "l1"
+    """What it sums over the matrices: l1 (soft sparsity), nuclear (low rank) or deviation."""
+    orthogonality: float = 0.0
+    """Factor on ‖W Wᵀ - I‖² of hyperspherical kernels, which do not decay then; released 1e-4."""
+    label_smoothing: float = 0.0
+    """Share of the target spread over all classes; the released code takes 0.01."""
+    probability_floor: float = 0.0
+    """Added to the probabilities before their logarithm; the released code takes 1e-4."""
+    norm_momentum: float = 0.1
+    """Share of a batch in the running statistics of normalisation; the released code takes 0.001,
+    a decay of 0.999, and needs thousands of steps for it."""
+    norm_eps: float = 1e-5
+    """Added to the variance in normalisation, predictors' apart; the released code takes 1e-3."""
+    crop: int = 4
+    """Pixels of padding before the random crop; 0 crops nothing. It must be 0 for imagenet, whose
+    random windows are resized."""
+    flip: bool = True
+    """Mirror half of the images."""
+    padding: Literal["zero", "symmetric"] = "zero"
+    """What the crop pads with; the released code mirrors the border."""
+    precision: PrecisionChoice = "auto"
+    """bf16 autocast, fp32, or the faster that the device supports."""
+    channels_last: bool = True
+    """Memory layout of images and weights; changes the speed only."""
+    compile: bool = False
+    """Train through torch.compile."""
+    threads: int = 0
+    """CPU threads; 0 leaves torch's choice. Other processes on the same cores slow more than one
+    thread down out of all proportion, since threads that wait for each other keep spinning."""
+    workers: int = 4
+    """Processes that decode the files of imagenet, at most one a core; 0: none but this one."""
+    seed: int = 0
+    """Seed of the first weights, of the held-out images, and of batches, crops and flips."""
+    log_every: int = 50
+    """Steps between two lines of metrics."""
+    evaluate_every: int = 1_000
+    """Steps between two scorings of the held-out images."""
+    checkpoint_seconds: float = 120.0
+    """Longest time between two checkpoints, at most 300 seconds."""
+    checkpoint_every: int = 0
+    """Steps between two checkpoints, besides those by time; 0: by time only."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.similarity, str):
+            object.__setattr__(self, "similarity", parse_similarity(self.similarity))
+        kinds = isinstance(self.similarity, Similarity | None)
+        self._require(kinds, "similarity", "be None, a text, an ns.Static or an ns.Dynamic")
+        self._require_known_names()
+        self._require_kinds()
+        self._require_numbers_in_range()
+        self._require_rising_drops()
+        self._require_what_fits_the_model()
+        self._require_what_fits_the_data()
+
+    def _require_known_names(self) -> None:
+        require_known("dataset", self.dataset, self.DATASETS)
+        require_known("model", self.model, MODELS)
+        require_known("penalty_measure", self.penalty_measure, MEASURES)
+
+    def _require_kinds(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            if get_origin(kind) is Literal:
+                require_known(name, getattr(self, name), get_args(kind))
+            elif kind in KINDS:
+                types, wanted = KINDS[kind]
+                self._require(isinstance(getattr(self, name), types), name, wanted)
+
+    def _require_numbers_in_range(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float):
+                self._require(math.isfinite(value), field.name, "be finite")
+        for name in POSITIVE:
+            self._require(getattr(self, name) > 0, name, "be above 0")
+        for name in NOT_NEGATIVE:
+            self._require(getattr(self, name) >= 0, name, "not be negative")
+        for name in BELOW_1:
+            self._require(getattr(self, name) < 1, name, "be below 1")
+        for name in AT_MOST_1:
+            self._require(getattr(self, name) <= 1, name, "be at most 1")
+        self._require(self.seed < 2**63, "seed", "be below 2**63")
+        gap = self.checkpoint_seconds
+        wanted = f"be above 0 and at most {LONGEST_GAP:g}"
+        self._require(0 < gap <= LONGEST_GAP, "checkpoint_seconds", wanted)
+        size = self.image_size
+        known = size is None or (isinstance(size, int) and size >= 1)
+        self._require(known, "image_size", "be an integer of at least 1")
+
+    def _require_rising_drops(self) -> None:
+        steps = isinstance(self.drops, tuple) and all(isinstance(drop, int) for drop in self.drops)
+        self._require(steps, "drops", "be a tuple of integers")
+        bounds = (0, *self.drops, self.steps)
+        if not all(before < after for before, after in pairwise(bounds)):
+            raise ValueError(
+                f"`drops` must rise, from 1 on, and stay below `steps` = {self.steps}, got "
+                f"{self.drops}; a budget scales steps and drops together"
+            )
+
+    def _require_what_fits_the_model(self) -> None:
+        model, similarity = self.model, self.similarity
+        if "variant" not in options(model):
+            self._require(self.variant == "paper", "variant", f'be "paper" for {model}')
+        if model in WITHOUT_SIMILARITY:
+            self._require(similarity is None, "similarity", f"be none for {model}")
+        if self.orthogonality and model not in SPHERENETS:
+            raise ValueError(
+                f"`orthogonality` is one of {', '.join(sorted(SPHERENETS))} and must be 0 for "
+                f"{model}, got {self.orthogonality}"
+            )
+        if self.penalty and not isinstance(similarity, Static):
+            raise ValueError(
+                "`penalty` is one of static similarities and must be 0 for others, "
+                f"got {self.penalty} for {similarity!r}"
+            )
+
+    def _require_what_fits_the_data(self) -> None:
+        if self.dataset == "imagenet":
+            self._require(not self.crop, "crop", "be 0 for imagenet, whose windows are resized")
+
+    def _require(self, holds: bool, name: str, wanted: str) -> None:
+        """Raise a ValueError about the field `name` unless what is wanted of it `holds`."""
+        if not holds:
+            raise ValueError(f"`{name}` must {wanted}, got {getattr(self, name)!r}")
+
+
+@cache
+def _kinds(recipe: type[Recipe]) -> dict[str, Any]:
+    """The types of a class's fields."""
+    return get_type_hints(recipe)
+
+
+def scaled(recipe: AnyRecipe, budget: float) -> AnyRecipe:
+    """The recipe with steps and drops times `budget`, rounded as in `scaled_steps`."""
+    steps, drops = scaled_steps(recipe.steps, recipe.drops, budget)
+    return replace(recipe, steps=steps, drops=drops)
+
+
+def differing(recipe: Recipe, original: Recipe, free: Collection[str]) -> list[str]:
+    """The fields, but for those that are `free`, in which a recipe is not another of its kind."""
+    names = (field.name for field in dataclasses.fields(recipe) if field.name not in free)
+    return [name for name in names if getattr(recipe, name) != getattr(original, name)]
+
+
+def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
+    """Every field, the similarity in the complete form of the text that the command line takes."""
+    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    return fields | {
+        "similarity": format_similarity(recipe.similarity, complete=True),
+        "drops": list(recipe.drops),
+    }
+
+
+def recipe_from_json(fields: dict[str, Any], kind: type[AnyRecipe] = Recipe) -> AnyRecipe:
+    """The recipe, one of `kind`, that `recipe_to_json` described."""
+    similarity = parse_similarity(fields["similarity"])
+    return kind(**fields | {"similarity": similarity, "drops": tuple(fields["drops"])})

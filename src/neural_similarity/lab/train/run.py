@@ -1,0 +1,255 @@
+"""Run folders: what a run is made of, and the network that it left."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from neural_similarity import models
+from neural_similarity.lab.data import Preprocess
+from neural_similarity.lab.train.checkpoint import WEIGHTS, checkpoints, newest
+from neural_similarity.lab.train.files import RunError, new_folder, read_json, write_json
+from neural_similarity.lab.train.recipe import Recipe, recipe_from_json, recipe_to_json
+from neural_similarity.lab.train.runtime import Precision
+from neural_similarity.lab.train.weights import load_weights
+
+CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
+METRICS = "metrics.jsonl"
+AnyRun = TypeVar("AnyRun", bound="Run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run folder and its configuration."""
+
+    RECIPE: ClassVar[type[Recipe]] = Recipe
+    """What `recipe` is."""
+    COMMAND: ClassVar[str] = "nsim train"
+    """The command that trains such runs, by which their folders tell what they are."""
+
+    path: Path
+    """The folder."""
+    name: str
+    """Name of the recipe."""
+    budget: float
+    """Share of the recipe's steps; `recipe` has them scaled already."""
+    recipe: Recipe
+    """Every setting."""
+    data_root: str
+    """Folder of the data sets."""
+    digest: str
+    """Digest of the data set."""
+    classes: tuple[str, ...]
+    """Names of the classes, in the order of the logits."""
+    channels: int
+    """Channels of an image."""
+    image_size: int
+    """Height and width of an image."""
+    preprocess: Preprocess
+    """What turns pixels into the network's input."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the newest checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """Folder of the checkpoint that is best on held-out images."""
+        return self.checkpoints / "best"
+
+    @property
+    def metrics(self) -> Path:
+        """JSON lines, one a log point."""
+        return self.path / METRICS
+
+    @property
+    def summary(self) -> Path:
+        """JSON; written last, so its presence means that the run is finished."""
+        return self.path / SUMMARY
+
+    @property
+    def plots(self) -> Path:
+        """Folder of pictures."""
+        return self.path / "plots"
+
+    @property
+    def precision(self) -> Precision:
+        """What the run began with: "auto" may be another one where it goes on."""
+        path = self.path / ENVIRONMENT
+        try:
+            return read_json(path)["precision"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} cannot be read: {error!r}") from error
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Texts in the header of the weights."""
+        return {"classes": json.dumps(self.classes), "recipe": self.name}
+
+    def build(self, **overrides: Any) -> nn.Module:
+        """A fresh network of the run's kind, its weights drawn from the run's seed.
+
+        Args:
+            overrides: options of `models.build` to change, such as `similarity=None`.
+        """
+        sizes = {"in_channels": self.channels, "image_size": self.image_size}
+        torch.manual_seed(self.recipe.seed)
+        return build_network(self.recipe, len(self.classes), **sizes | overrides)
+
+
+def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
+    """A fresh network as `recipe` describes it.
+
+    Args:
+        recipe: whose network.
+        classes: number of them.
+        overrides: options of `models.build` besides, or to change.
+    """
+    options = {"similarity": recipe.similarity, "width": recipe.width}
+    if "variant" in models.options(recipe.model):
+        options["variant"] = recipe.variant
+    model = models.build(recipe.model, classes, **options | overrides)
+    return models.set_norms(model, momentum=recipe.norm_momentum, eps=recipe.norm_eps)
+
+
+def require_new(path: Path, command: str = Run.COMMAND) -> None:
+    """Refuse a folder that is there already: a run never overwrites another."""
+    if not path.exists():
+        return
+    found = _command_of(path)
+    if found == command:
+        hint = f"; continue it with `{command} --resume {path}` or"
+    else:
+        hint = ", and is no run folder;" if found is None else f", a run of `{found}`;"
+    raise RunError(f"{path} exists already{hint} name another folder with --out")
+
+
+def require_finished(run: Run) -> None:
+    """Refuse a run that is not finished, and say how to go on with it."""
+    if not run.summary.exists():
+        raise RunError(f"{run.path} is not finished; {run.COMMAND} --resume {run.path} goes on")
+
+
+def require_same_data(run: Run, digest: str, root: str | Path) -> None:
+    """Refuse a data set, found in `root`, of another digest than that which the run began with."""
+    if digest != run.digest:
+        raise RunError(
+            f"the data set {run.recipe.dataset} in {root} is not the one that {run.path} was "
+            f"trained on: its digest is {digest}, not {run.digest}"
+        )
+
+
+def _command_of(path: Path) -> str | None:
+    """The command that trained the run in a folder, or None where that holds no run."""
+    try:
+        return read_json(path / CONFIG).get("command", Run.COMMAND)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def create_run(run: Run, environment: dict[str, Any]) -> None:
+    """Make the folder of `run`; a folder that is there already is left as it is."""
+    require_new(run.path, run.COMMAND)
+    config = {
+        "command": run.COMMAND,
+        "recipe": run.name,
+        "budget": run.budget,
+        "fields": recipe_to_json(run.recipe),
+        "data_root": run.data_root,
+        "digest": run.digest,
+        "classes": list(run.classes),
+        "channels": run.channels,
+        "image_size": run.image_size,
+        "preprocess": dataclasses.asdict(run.preprocess),
+    }
+    with new_folder(run.path) as folder:
+        write_json(folder / CONFIG, config)
+        write_json(folder / ENVIRONMENT, environment)
+
+
+@contextmanager
+def removed_if_nothing_began(run: Run) -> Iterator[None]:
+    """Remove the run's folder again where an error comes before its first metrics or checkpoint.
+
+    A folder that could neither be continued nor made anew would be in the way.
+    """
+    try:
+        yield
+    except Exception:
+        written = run.metrics.exists() and run.metrics.stat().st_size > 0
+        if not written and not checkpoints(run.checkpoints):
+            shutil.rmtree(run.path)
+        raise
+
+
+def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
+    """The run, one of `kind`, in the folder `path`.
+
+    Raises:
+        RunError: the folder is no run's, or one of another kind, or its settings cannot be read.
+    """
+    path = Path(path)
+    if not (path / CONFIG).is_file():
+        raise RunError(f"{path} is not a run folder: it has no {CONFIG}")
+    try:
+        config = read_json(path / CONFIG)
+        _require_kind(path, config.get("command", Run.COMMAND), kind)
+        return kind(
+            path=path,
+            name=config["recipe"],
+            budget=config["budget"],
+            recipe=recipe_from_json(config["fields"], kind.RECIPE),
+            data_root=config["data_root"],
+            digest=config["digest"],
+            classes=tuple(config["classes"]),
+            channels=config["channels"],
+            image_size=config["image_size"],
+            preprocess=Preprocess(**config["preprocess"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path / CONFIG} cannot be read: {error!r}") from error
+
+
+def _require_kind(path: Path, command: str, kind: type[Run]) -> None:
+    if command != kind.COMMAND:
+        raise RunError(f"{path} is a run of `{command}`, not of `{kind.COMMAND}`")
+
+
+def load(
+    run: str | Path | Run,
+    checkpoint: Literal["last", "best"] = "last",
+    device: str | torch.device = "cpu",
+) -> nn.Module:
+    """The network that a run trained, in evaluation mode; torch's random numbers stay as they are.
+
+    Args:
+        run: a run folder.
+        checkpoint: "last", or "best" on the held-out images, where the run held images out.
+        device: where the network goes.
+
+    Raises:
+        RunError: there is no run, or no such checkpoint, in the folder.
+        ValueError: `checkpoint` is neither of the two.
+    """
+    run = run if isinstance(run, Run) else read_run(run)
+    with torch.random.fork_rng(devices=[]):
+        model = run.build()
+    load_weights(find_checkpoint(run, checkpoint) / WEIGHTS, model)
+    return model.to(device).eval()
+
+
+def find_checkpoint(run: Run, which: str) -> Path:
+    """The newest whole checkpoint, or the one that is best on the held-out images."""
+    if which not in ("last", "best"):
+        raise ValueError(f"`checkpoint` must be 'last' or 'best', got {which!r}")
+    if which == "best" and not run.best.is_dir():
+        raise RunError(f"{run.path} has no best checkpoint: it holds no images out (--validation)")
+    return newest(run.best if which == "best" else run.checkpoints)

@@ -1,0 +1,110 @@
+"""Scores of a network on a set of images."""
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.lab.data import ImageSet, Preprocess
+from neural_similarity.lab.train.runtime import Runtime
+from neural_similarity.nn.modes import evaluating
+
+BATCH_SIZE = 100
+"""Activations of larger batches exceed what malloc reuses: every layer would touch new pages."""
+
+FEW_CLASSES = 10
+"""With more classes than this the first five count, too."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a network gets right."""
+
+    loss: float
+    """Mean cross-entropy, without label smoothing."""
+    correct: Tensor
+    """Whether each image's first class is its label; boolean, on the CPU."""
+    correct5: Tensor | None = None
+    """The same of its first five classes; None where there are no more than ten."""
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correct images."""
+        return self.correct.sum().item() / len(self.correct)
+
+    @property
+    def error_percent(self) -> float:
+        """Share of wrong images in percent, as the paper's tables have it."""
+        return _percent(~self.correct)
+
+    @property
+    def top5_error_percent(self) -> float | None:
+        """Share of images whose label is none of the first five classes, in percent."""
+        return None if self.correct5 is None else _percent(~self.correct5)
+
+
+@torch.no_grad()
+def predict(
+    model: nn.Module, images: ImageSet | Tensor, preprocess: Preprocess, runtime: Runtime
+) -> Tensor:
+    """Float32 logits on the CPU, in evaluation mode; all modes are as before afterwards.
+
+    Args:
+        model: a classifier, already placed on the runtime's device.
+        images: a set of images or their pixels, uint8.
+        preprocess: what turns pixels into the network's input.
+        runtime: device and precision.
+    """
+    whole = isinstance(images, Tensor)
+    chunks = images.split(BATCH_SIZE) if whole else images.chunks(BATCH_SIZE)
+    logits = []
+    with evaluating(model):
+        for batch in chunks:
+            with runtime.autocast():
+                logits.append(model(runtime.place_images(preprocess(batch))).float().cpu())
+    return torch.cat(logits)
+
+
+def score(logits: Tensor, labels: Tensor) -> Scores:
+    """Scores of `logits` against `labels`."""
+    labels = labels.cpu()
+    correct5 = None
+    if logits.shape[1] > FEW_CLASSES:
+        correct5 = (logits.topk(5).indices == labels[:, None]).any(1)
+    return Scores(F.cross_entropy(logits, labels).item(), logits.argmax(1) == labels, correct5)
+
+
+def evaluate(
+    model: nn.Module, images: ImageSet, preprocess: Preprocess, runtime: Runtime
+) -> Scores:
+    """Scores of `model` on `images`, in evaluation mode."""
+    return score(predict(model, images, preprocess, runtime), images.labels)
+
+
+def _percent(chosen: Tensor) -> float:
+    return 100 * chosen.sum().item() / len(chosen)
+
+
+def pack_correct(correct: Tensor) -> dict[str, Any]:
+    """Booleans (n,) as JSON: their number, and eight of them a byte in base64."""
+    packed = base64.b64encode(np.packbits(correct.numpy()).tobytes()).decode("ascii")
+    return {"images": len(correct), "packed": packed}
+
+
+def unpack_correct(record: dict[str, Any]) -> Tensor:
+    """The booleans (n,) that `pack_correct` described.
+
+    Raises:
+        ValueError: the bytes are not those of so many images.
+    """
+    images = record["images"]
+    packed = np.frombuffer(base64.b64decode(record["packed"], validate=True), np.uint8)
+    if len(packed) != -(-images // 8):
+        raise ValueError(
+            f"`packed` must hold {-(-images // 8)} bytes for {images} images, got {len(packed)}"
+        )
+    return torch.from_numpy(np.unpackbits(packed, count=images).astype(bool))

@@ -1,0 +1,55 @@
+"""The weights of a network as one file of safetensors, tensors that layers share once."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from neural_similarity.lab.train.files import RunError
+
+
+def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
+    """Write a network's parameters and buffers, of tensors with several names the first.
+
+    safetensors' own `save_model` writes such files too, but fails on a shared tensor in
+    channels-last memory.
+
+    Args:
+        path: file to write.
+        model: the network, in any memory layout.
+        metadata: texts for the header, which also gets the kept name of every other one.
+    """
+    kept = _kept_names(model)
+    tensors = {
+        name: tensor.contiguous()
+        for name, tensor in model.state_dict().items()
+        if kept[name] == name
+    }
+    others = {name: first for name, first in kept.items() if first != name}
+    save_file(tensors, path, metadata=others | dict(metadata))
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Load what `save_weights` wrote into `model`, wherever it is.
+
+    Raises:
+        RunError: names or shapes of the file are not those of `model`.
+    """
+    stored = load_file(path)
+    shared = {name: stored[first] for name, first in _kept_names(model).items() if first in stored}
+    try:
+        model.load_state_dict(stored | shared)
+    except RuntimeError as error:
+        _, *lines = str(error).splitlines()
+        first = lines[0].strip() if lines else error
+        raise RunError(f"{path} holds the weights of another network: {first}") from error
+
+
+def _kept_names(model: nn.Module) -> dict[str, str]:
+    """Of every name the alphabetically first one of the same tensor."""
+    tensors = model.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    for name in sorted(tensors):
+        first.setdefault(id(tensors[name]), name)
+    return {name: first[id(tensor)] for name, tensor in tensors.items()}

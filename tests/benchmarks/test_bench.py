@@ -1,0 +1,352 @@
+"""What the benchmarks compare computes what it says, and what does not is not timed."""
+
+import sys
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from benchmarks import checking, formulations, loops, networks, oracle
+from benchmarks import subjects as catalogue
+from benchmarks.case import Case, operands
+from benchmarks.checking import Checker, problem, tolerance
+from benchmarks.comparison import Comparison, compare, forward
+from benchmarks.odconv import ODConv2d
+from benchmarks.subject import Absent, Operator, Subject
+from benchmarks.timing import Effort
+from neural_similarity import models
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.train import choose_runtime
+
+SMALL = Case(kind="diagonal", dtype="fp32", batch=3, channels=4, size=5)
+BOTH = pytest.mark.parametrize("kind", ["diagonal", "full"])
+DTYPES = pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+FUNCTIONS = [(kind, f) for kind, fs in catalogue.FORMULATIONS.items() for f in fs.values()]
+
+
+def by_loops(x, weight, m):
+    """Σ W[o, c, s] M[n, s, t, h, w] x[n, c, h + i, w + j] for patch tap t = (i, j), in loops."""
+    n, c, height, width = x.shape
+    padded = F.pad(x, (1, 1, 1, 1))
+    full = m.view(n, 9, 9, height, width) if m.shape[1] == 81 else None
+    y = x.new_zeros(n, weight.shape[0], height, width)
+    for h in range(height):
+        for w in range(width):
+            patch = padded[:, :, h : h + 3, w : w + 3].reshape(n, c, 9)
+            for s in range(9):
+                mixed = m[:, s, h, w, None] * patch[:, :, s] if full is None else 0
+                for t in range(9 if full is not None else 0):
+                    mixed = mixed + full[:, s, t, h, w, None] * patch[:, :, t]
+                y[:, :, h, w] += mixed @ weight[:, :, s // 3, s % 3].T
+    return y
+
+
+def outcome(function, *tensors):
+    """Output and gradients in float64."""
+    tensors = [t.detach().double().requires_grad_() for t in tensors]
+    y = function(*tensors)
+    torch.manual_seed(1)
+    return [y, *torch.autograd.grad(y, tensors, torch.randn(y.shape, dtype=y.dtype))]
+
+
+@pytest.mark.parametrize(("kind", "function"), FUNCTIONS, ids=lambda v: getattr(v, "__name__", v))
+def test_formulations_are_the_loops(kind, function):
+    x, weight = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 3, 3)
+    m = torch.randn(2, 9 if kind == "diagonal" else 81, 4, 5)
+    assert_close(outcome(function, x, weight, m), outcome(by_loops, x, weight, m))
+
+
+@BOTH
+def test_oracles_are_the_loops(kind):
+    given = operands(replace(SMALL, kind=kind))
+    x, weight, m = (t.detach().double() for t in given[:3])
+    module = Operator(by_loops, weight)
+    assert_close(oracle.bilinear(module, x, m), by_loops(x, weight, m))
+    module.m = nn.Parameter(given.static.double())
+    everywhere = given.static.double().reshape(1, -1, 1, 1).expand(3, -1, 5, 5)
+    assert_close(oracle.static(module, x), by_loops(x, weight, everywhere))
+    assert_close(oracle.plain(module, x), F.conv2d(x, weight, padding=1))
+
+
+@pytest.mark.parametrize("similarity", [None, "static-full", "dynamic-diagonal"])
+def test_the_networks_oracle_is_the_network_in_float64(similarity):
+    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1)
+    model = setting.network(similarity).double().eval()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    expected = model(x)
+    assert_close(oracle.network(model, x), expected)
+    assert_close(oracle.network(model, x), expected)  # and once more
+
+
+def test_odconv_is_its_formula_image_by_image():
+    layer = ODConv2d(4, kernels=3).double().eval()
+    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
+    pooled = layer.squeeze(x)
+    for n in range(2):
+        kernel = torch.zeros(4, 4, 3, 3, dtype=torch.float64)
+        weights = layer.over_kernels(pooled[n]).softmax(0)
+        taps = layer.over_taps(pooled[n]).sigmoid().view(3, 3)
+        channels, filters = layer.over_channels(pooled[n]), layer.over_filters(pooled[n])
+        for i in range(3):
+            for o in range(4):
+                for c in range(4):
+                    scale = weights[i] * filters[o].sigmoid() * channels[c].sigmoid()
+                    kernel[o, c] += scale * taps * layer.weight[i, o, c]
+        assert_close(layer(x)[n], F.conv2d(x[n], kernel, padding=1))
+    assert_close(oracle.odconv(layer, x), layer(x))
+
+
+def test_condconvs_oracle_is_a_sum_of_convolutions():
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.randn(3, 4 * 4 * 9, dtype=torch.float64))
+    x, routing = torch.randn(2, 4, 5, 6).double(), torch.rand(2, 3).double()
+    kernels = module.weight.view(3, 4, 4, 3, 3)
+    parts = torch.stack([F.conv2d(x, kernel, padding=1) for kernel in kernels], 1)
+    expected = (routing[..., None, None, None] * parts).sum(1)
+    assert_close(oracle.condconv(module, x, routing), expected)
+
+
+@BOTH
+@DTYPES
+@pytest.mark.parametrize(("batch", "channels", "size"), [(1, 4, 5), (5, 3, 9)])
+def test_every_subject_is_right(kind, dtype, batch, channels, size, monkeypatch):
+    monkeypatch.setattr(checking, "CHUNK", 200)  # Oracles take two images of 9×9 at a time.
+    case = replace(SMALL, kind=kind, dtype=dtype, batch=batch, channels=channels, size=size)
+    given = operands(case)
+    found = list(catalogue.subjects(case, given))
+    assert found[0].name == catalogue.BASELINE
+    assert (
+        len({subject.name for subject in found}) == len(found) == (10 if kind == "diagonal" else 9)
+    )
+    checker = Checker(given.grad, case.torch_dtype)
+    for subject in found:
+        if isinstance(subject, Absent):
+            assert (subject.name, dtype) == ("deform_conv2d", "bf16")
+            assert subject.reason == "\"deformable_im2col\" not implemented for 'BFloat16'"
+        else:
+            assert problem(checker.errors(subject)) is None, subject.name
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Networks are checked on two images."""
+    monkeypatch.setattr(networks, "CHECKED", 2)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "similarity", ["plain", "static-full", "dynamic-diagonal", *networks.PREDICTORS]
+)
+@pytest.mark.usefixtures("few")
+def test_networks_are_right(dtype, similarity):
+    setting = networks.Setting(runtime=choose_runtime("cpu", dtype), width=0.1)
+    checker = Checker(setting.check_grad, replace(SMALL, dtype=dtype).torch_dtype)
+    assert problem(checker.errors(setting.subject(similarity))) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("cifar10-cnn++", "cifar10-cnn-macs", "cifar10-cnn@released"),
+        *("cifar10-dynamic-dns-shared", "cifar10-dynamic-dns-j"),
+    ],
+)
+@pytest.mark.usefixtures("few")
+def test_networks_of_recipes_are_right_and_the_recipes_own(name):
+    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1)
+    subject = setting.recipe(name)
+    assert problem(Checker(setting.check_grad, torch.float32).errors(subject)) is None
+    recipe = RECIPES[name]
+    options = {"width": 0.1 * recipe.width, "similarity": recipe.similarity}
+    options |= {"variant": "released"} if name.endswith("released") else {}
+    own = models.build(recipe.model, 10, **options)
+    layers = subject.module.named_modules()
+    backbone = [layer for path, layer in layers if ".predictor." not in path]
+    norms = [layer for layer in backbone if isinstance(layer, nn.BatchNorm2d)]
+    assert {norm.eps for norm in norms} == {1e-3 if name.endswith("released") else 1e-5}
+    assert subject.name == name
+    assert [(key, value.shape) for key, value in subject.module.network.state_dict().items()] == [
+        (key, value.shape) for key, value in own.state_dict().items()
+    ]
+
+
+def planted(change_x=None, change_weight=None, change_m=None):
+    """The diagonal operator of changed operands."""
+
+    def function(*operands):
+        changes = (change_x, change_weight, change_m)
+        pairs = zip(changes, operands, strict=True)
+        return formulations.unfold_diagonal(*[change(t) if change else t for change, t in pairs])
+
+    return function
+
+
+def turned(tensor):
+    """The same number, but its gradient has the other sign."""
+    return 2 * tensor.detach() - tensor
+
+
+WRONG = {
+    "values": planted(lambda x: 1.01 * x),
+    "gradient of x": planted(turned),
+    "gradient of the kernel": planted(None, turned),
+    "gradient of M": planted(None, None, turned),
+    "not a number": planted(lambda x: x * torch.nan),
+    "one tap": planted(None, None, lambda m: m * (torch.arange(9) != 4).view(9, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("function", WRONG.values(), ids=WRONG)
+def test_what_is_wrong_has_no_time(function, monkeypatch):
+    monkeypatch.setitem(catalogue.FORMULATIONS, "diagonal", {"planted": function})
+    given = operands(SMALL)
+    comparison = make_comparison(list(catalogue.subjects(SMALL, given)), given.grad)
+    rows = {row.name: row for row in compare(comparison, Effort(rounds=3))}
+    wrong = rows.pop("planted")
+    assert wrong.wrong
+    assert wrong.problem.startswith("wrong: error ")
+    assert not wrong.times
+    assert not wrong.costs
+    assert all(row.times and not row.wrong for row in rows.values())
+
+
+def make_comparison(subjects, grad):
+    return Comparison(
+        group={"dtype": "fp32"},
+        subjects=subjects,
+        grad=grad,
+        dtype=torch.float32,
+        timed={"forward": forward},
+        costs=lambda *_: {"known": 1.0, "unknown": None},
+    )
+
+
+def test_nothing_is_timed_beside_a_wrong_baseline():
+    given = operands(SMALL)
+    right = catalogue.plain(SMALL, given)
+    wrong = replace(right, name="wrong", oracle=lambda module, x: 2 * oracle.plain(module, x))
+    rows = compare(make_comparison([wrong, right], given.grad), Effort(rounds=3))
+    assert [row.wrong for row in rows] == [True, False]
+    assert not any(row.times for row in rows)
+
+
+def test_unknown_costs_are_left_out():
+    given = operands(SMALL)
+    (row,) = compare(make_comparison([catalogue.plain(SMALL, given)], given.grad), Effort(rounds=3))
+    assert row.costs == {"known": 1.0}
+    assert (row.baseline, row.times["forward"].ratio) == (True, 1)
+
+
+@pytest.mark.usefixtures("few")
+def test_gradients_of_networks_are_compared_in_float64():
+    """A gradient that is wrong by a thousandth is found, though bf16 itself errs by more."""
+    setting = networks.Setting(runtime=choose_runtime("cpu", "bf16"), width=0.1)
+    subject = setting.subject("dynamic-diagonal")
+    checker = Checker(setting.check_grad, torch.bfloat16)
+
+    class Slightly(nn.Module):
+        def __init__(self, network):
+            super().__init__()
+            self.network = network
+
+        def forward(self, x):
+            x = self.network(x)
+            return x + 1e-3 * (x - x.detach())
+
+    def of_the_network(module, x):
+        return oracle.network(module.network, x)
+
+    planted = replace(subject, module=Slightly(subject.module), oracle=of_the_network)
+    assert "in float64, allowed 1.5e-08" in problem(checker.errors(planted))
+
+
+def test_expectations_are_computed_once_for_equal_subjects_only():
+    given = operands(SMALL)
+    calls = []
+
+    def counted(module, *inputs):
+        calls.append(module)
+        return oracle.bilinear(module, *inputs)
+
+    subject = replace(catalogue.dynamic("", SMALL, given), oracle=counted)
+    checker = Checker(given.grad, torch.float32)
+    checker.errors(subject)
+    checker.errors(replace(subject, name="again"))
+    assert len(calls) == 1
+    other = replace(subject, module=Operator(subject.module.function, 2 * given.weight))
+    assert problem(checker.errors(other)) is None
+    assert len(calls) == 2
+
+
+def test_tolerance_is_half_of_the_digits():
+    assert tolerance(torch.float32) == pytest.approx(3.45e-4, rel=1e-2)
+    assert problem({torch.float32: 3.4e-4}) is None
+    assert problem({torch.float32: 1e-5, torch.float64: 1e-7}) == (
+        "wrong: error 1.0e-07 in float64, allowed 1.5e-08"
+    )
+
+
+def test_rivals_that_are_not_installed_are_skipped_with_a_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setitem(sys.modules, "torchvision.ops", None)
+    found = list(catalogue.subjects(SMALL, operands(SMALL)))
+    absent = {subject.name: subject.reason for subject in found if isinstance(subject, Absent)}
+    assert absent["CondConv2d (timm)"] == "timm is not installed"
+    assert "torchvision" in absent["deform_conv2d"]
+    assert len(absent) == 2
+
+
+def test_a_backend_that_declines_is_skipped_with_its_reason(monkeypatch):
+    monkeypatch.setattr(
+        catalogue, "declines", lambda backend, *_: "no" if backend == "compiled" else None
+    )
+    found = {subject.name: subject for subject in catalogue.subjects(SMALL, operands(SMALL))}
+    assert found["ours, compiled"] == Absent("ours, compiled", "no")
+    assert isinstance(found["ours, eager"], Subject)
+
+
+def test_learning_leaves_the_identity():
+    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1)
+    for similarity in ("static-full", "dynamic-diagonal"):
+        moved, plain = setting.network(similarity).eval(), setting.network(None).eval()
+        x = setting.images(2)
+        assert (moved(x) - plain(x)).abs().max() > 1e-3
+        assert torch.equal(moved(x), setting.network(similarity).eval()(x))
+
+
+def test_both_loops_come_to_the_same_weights():
+    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1, batch=4)
+    bare, ours = loops.training_loops(setting, [1], Effort(rounds=3))
+    assert (bare.error, ours.error) == (0, 0)
+    assert bare.baseline
+    assert ours.times["step"].rounds == 3
+    assert ours.costs["images_per_second"] == pytest.approx(4 / ours.times["step"].seconds)
+
+
+def test_loops_that_differ_are_not_timed(monkeypatch):
+    monkeypatch.setattr(loops, "update", lambda *_: None)
+    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1, batch=4)
+    rows = loops.training_loops(setting, [1], Effort(rounds=3))
+    assert all(row.wrong and not row.times for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (partial(replace, SMALL, dtype="fp16"), "`dtype` must be one of fp32, bf16, got 'fp16'"),
+        (partial(replace, SMALL, size=0), "`size` must be at least 1, got 0"),
+        (partial(Effort, rounds=2), "`rounds` must be at least 3, got 2"),
+        (partial(Effort, attempts=0), "`attempts` must be at least 1, got 0"),
+        (
+            partial(networks.Setting, runtime=choose_runtime("cpu"), batch=0),
+            "`batch` must be at least 1, got 0",
+        ),
+    ],
+)
+def test_wrong_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

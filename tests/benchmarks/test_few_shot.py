@@ -1,0 +1,73 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import Effort, FewShotCase, few_shot, kept_features, meta_gradients
+from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
+from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
+from neural_similarity.lab.train import choose_runtime
+
+CASE = FewShotCase(
+    runtime=choose_runtime("cpu", "fp32"),
+    image_size=16,
+    width=0.1,
+    tasks=8,
+    sizes=TaskSizes(ways=3, shots=2, queries=2),
+)
+SHORT = Effort(rounds=3, seconds=0.01)
+
+
+def test_higher_and_we_have_the_gradient_of_the_definition():
+    higher, ours = meta_gradients(CASE, [1], SHORT)
+    assert (higher.name, ours.name) == ("higher", "ours")
+    assert higher.baseline
+    assert not ours.baseline
+    for row in (higher, ours):
+        assert row.error < 1e-12
+        assert row.costs["tasks_per_second"] == pytest.approx(1 / row.times["all tasks"].seconds)
+
+
+def test_a_gradient_of_first_order_has_no_time(monkeypatch):
+    def first_order(method, task):
+        method.first_order = True
+        return torch.autograd.grad(method.loss(task), few_shot.trained(method))
+
+    monkeypatch.setattr(few_shot, "_by_ours", first_order)
+    higher, ours = meta_gradients(CASE, [1], SHORT)
+    assert higher.times
+    assert ours.wrong
+    assert not ours.times
+
+
+def test_without_higher_there_is_no_baseline_but_ours(monkeypatch):
+    monkeypatch.setattr(few_shot, "find_spec", lambda _: None)
+    (ours,) = meta_gradients(CASE, [1], SHORT)
+    assert ours.baseline
+
+
+def test_the_evaluator_judges_as_the_definition():
+    definition, ours = kept_features(replace(CASE, tasks=50), [1], SHORT)
+    assert definition.baseline
+    assert ours.error == 0
+    seconds = ours.times["all tasks"].seconds
+    assert ours.costs["tasks_per_second"] == pytest.approx(50 / seconds)
+
+
+def one_shot(adapt):
+    """Prototypes of one image a class: nearly as good, and wrong."""
+    return lambda self, support, labels, ways: adapt(self, support[:, ::5], labels[::5], ways)
+
+
+def turned(adapt):
+    return lambda self, support, *rest: adapt(self, support.flip(-2), *rest)
+
+
+@pytest.mark.parametrize("mistake", [one_shot, turned])
+def test_an_evaluator_that_is_wrong_has_no_time(monkeypatch, mistake):
+    monkeypatch.setattr(ProtoNet, "adapt", mistake(ProtoNet.adapt))
+    case = replace(CASE, tasks=50, sizes=TaskSizes(ways=5, shots=5, queries=15))
+    definition, ours = kept_features(case, [1], SHORT)
+    assert definition.times
+    assert ours.wrong
+    assert not ours.times

@@ -1,0 +1,372 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tiny_images import CLASSES, DRAW, LOAD, TINY, make_dataset, tiny_world
+from tiny_images import tiny as tiny
+
+import neural_similarity as ns
+from neural_similarity import models, visualize
+from neural_similarity.lab import cli, data
+from neural_similarity.lab import train as training
+from neural_similarity.lab.recipes import GROUPS, RECIPES
+from neural_similarity.lab.train import load, read_run, train
+from neural_similarity.lab.train.recipe import scaled
+from neural_similarity.nn import SIMILARITIES, Diagonal, Static
+
+pytestmark = pytest.mark.usefixtures("tiny")
+SMALL = ("--width", "0.1", "--steps", "4", "--drops", "2", "--batch-size", "8", "--device", "cpu")
+DYNAMIC = ("--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))")
+
+
+def make_run(similarity, tmp_path_factory):
+    with tiny_world():
+        folder = tmp_path_factory.mktemp("run") / "run"
+        return train(replace(TINY, similarity=similarity), name="test", out=folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def dynamic(tmp_path_factory):
+    return make_run(TINY.similarity, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory):
+    return make_run(Static(Diagonal()), tmp_path_factory)
+
+
+def test_train_prints_the_accuracy_and_the_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "quickstart", *SMALL, *DYNAMIC, "--seed", "3"]) == 0
+    told = capsys.readouterr()
+    summary = json.loads((tmp_path / "runs/quickstart-seed3/summary.json").read_text())
+    assert f"test accuracy {100 * summary['test_accuracy']:.2f} % after 4 steps" in told.out
+    assert "run folder runs/quickstart-seed3" in told.out
+    assert len(told.err.splitlines()) < 12
+
+
+def test_train_takes_the_named_recipe_and_every_field(tmp_path):
+    args = ["cifar10-static-uns", "--budget", "0.0001", "--out", str(tmp_path / "run")]
+    assert cli.main(["train", *args, "--width", "0.1", "--batch-size", "4", "--flip", "False"]) == 0
+    run = read_run(tmp_path / "run")
+    assert (run.name, run.budget) == ("cifar10-static-uns", 0.0001)
+    assert run.recipe.similarity == RECIPES["cifar10-static-uns"].similarity
+    assert run.recipe.steps == scaled(RECIPES["cifar10-static-uns"], 0.0001).steps == 6
+    assert (run.recipe.width, run.recipe.batch_size, run.recipe.flip) == (0.1, 4, False)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["trian"], "no command is named 'trian'; did you mean 'train'?"),
+        (["train", "cifar10-cn"], "no recipe is named 'cifar10-cn'; did you mean 'cifar10-cnn'?"),
+        (["train", "xyz"], "no recipe is named 'xyz'; there are quickstart, cifar10-cnn, "),
+        (["train", "--momentun", "0.5"], "--momentum"),
+        (["train", "--variant", "released"], "`variant` released is one of cifar10-cnn, "),
+        (["train", "cifar10-cnn", "--variant=tf"], "`variant` must be paper or released, got 'tf'"),
+        (["train", "--steps", "many"], "--steps"),
+        (["train", "--steps", "0"], "`steps` must be above 0, got 0"),
+        (["train", "--label-smoothing", "2"], "`label_smoothing` must be below 1, got 2.0"),
+        (["train", "--similarity", "dynamic-diagnal"], "dynamic-diagonal"),
+        (["train", "--model", "cnn8"], "nearest: cnn9"),
+        (["train", "--dataset", "embeded"], "nearest: embedded"),
+        (["train", "--precision", "bf61"], "bf16"),
+        (["train", "--budget", "0", "--out", "never"], "`budget` must be above 0, got 0.0"),
+        (["train", "--resume", "run", "--lr", "1"], "--lr cannot be given with --resume"),
+        (["train", "--resume=run", "--variant", "released"], "--variant cannot be given with"),
+        (["train", "quickstart", "--resume=run"], "quickstart cannot be given with --resume"),
+        (["evaluate"], "RUN"),
+        (["predict", "run"], "at least one image"),
+        (["models", "cnn8"], "no network is named 'cnn8'; did you mean 'cnn9'?"),
+        (["models", "--similarity", "static-diagnal"], "nearest: static-diagonal"),
+        (["data", "cifar11"], "no data set is named 'cifar11'; did you mean 'cifar10'?"),
+    ],
+)
+def test_wrong_command_lines_exit_with_2_and_the_nearest_name(args, message, capsys):
+    assert cli.main(args) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["evaluate", "nowhere"], "nowhere is not a run folder: it has no config.json"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
+        (["fold", "nowhere"], "nowhere is not a run folder"),
+    ],
+)
+def test_failures_exit_with_1_and_one_line(args, message, capsys):
+    assert cli.main(args) == 1
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_existing_run_folder_exits_with_1(static, capsys):
+    assert cli.main(["train", *SMALL, "--out", str(static.path)]) == 1
+    assert "exists already; continue it with `nsim train --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            '{"command": "nsim fewshot train"}',
+            "already, a run of `nsim fewshot train`; name anothe",
+        ),
+        ("{}", "exists already; continue it with `nsim train --resume"),
+        ("no json", "exists already, and is no run folder; name another folder with --out"),
+        (None, "exists already, and is no run folder; name another folder with --out"),
+    ],
+)
+def test_a_folder_in_the_way_is_called_what_it_is(config, message, tmp_path, capsys):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert cli.main(["train", *SMALL, "--out", str(tmp_path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--crop", "100"], "`crop` must be smaller than the images, which have 8x8 pixels, got"),
+        (["--validation", "9000"], "`validation` must leave every class an image to train on"),
+    ],
+)
+def test_settings_that_the_data_do_not_allow_leave_no_folder(args, message, tmp_path, capsys):
+    assert cli.main(["train", *SMALL, *args, "--out", str(tmp_path / "run")]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_data_exit_with_1_and_say_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data, "load", LOAD)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "cifar10-cnn", "--data", str(tmp_path)]) == 1
+    assert "nsim data cifar10" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_evaluate_scores_the_test_set_again(static, capsys):
+    assert cli.main(["evaluate", str(static.path), "--device", "cpu"]) == 0
+    summary = json.loads(static.summary.read_text())
+    told = capsys.readouterr().out
+    assert f"accuracy {100 * summary['test_accuracy']:.2f} %" in told
+    assert "32 test images" in told
+
+
+def test_evaluate_computes_as_the_run_did(static, tmp_path, monkeypatch):
+    """Whichever precision is the faster one today."""
+    told, evaluate, folder = [], training.evaluate, shutil.copytree(static.path, tmp_path / "run")
+
+    def note(model, images, preprocess, runtime):
+        told.append(runtime.precision)
+        return evaluate(model, images, preprocess, runtime)
+
+    monkeypatch.setattr(training, "evaluate", note)
+    for precision in ("bf16", "fp32"):
+        facts = json.loads((static.path / "environment.json").read_text())
+        (folder / "environment.json").write_text(json.dumps(facts | {"precision": precision}))
+        assert cli.main(["evaluate", str(folder), "--device", "cpu"]) == 0
+    assert told == ["bf16", "fp32"]
+
+
+def test_predict_names_the_likeliest_classes(dynamic, tmp_path, capsys):
+    images = make_dataset().test
+    for index in range(2):
+        picture = Image.fromarray(images.pixels[index, 0].numpy())
+        picture.save(tmp_path / f"{index}.png")
+    paths = [str(tmp_path / f"{index}.png") for index in range(2)]
+    assert cli.main(["predict", str(dynamic.path), *paths, "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    chances = load(dynamic)(dynamic.preprocess(images.pixels[:2])).softmax(1)
+    for path, line, row in zip(paths, lines, chances, strict=True):
+        assert line.startswith(f"{path}: {CLASSES[row.argmax()]} {100 * row.max():.1f} %, ")
+        assert line.count("%") == 3
+
+
+def test_predict_sees_an_image_as_training_on_a_folder_does(dynamic, tmp_path, monkeypatch):
+    pixels = torch.randint(0, 256, (30, 50), generator=torch.Generator().manual_seed(0))
+    for part in ("train", "test"):
+        path = tmp_path / part / "a" / "wide.png"
+        path.parent.mkdir(parents=True)
+        Image.fromarray(pixels.to(torch.uint8).numpy()).save(path)
+    (trained,) = LOAD("folder", tmp_path, image_size=8).test.pixels
+    seen = []
+    real = training.predict
+    monkeypatch.setattr(training, "predict", lambda *args: seen.append(args[1]) or real(*args))
+    assert cli.main(["predict", str(dynamic.path), str(path)]) == 0
+    assert torch.equal(seen[0][0], trained)
+
+
+def test_predict_refuses_what_training_refuses(dynamic, tmp_path, capsys):
+    (tmp_path / "no.png").write_text("no picture")
+    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "no.png")]) == 1
+    assert "no.png" in capsys.readouterr().err
+    deep = np.full((8, 8), 40_000, dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "deep.png")]) == 1
+    assert "must have 8 bits per channel" in capsys.readouterr().err
+
+
+def test_fold_writes_a_plain_network_with_the_same_answers(static, tmp_path, capsys):
+    out = tmp_path / "plain.safetensors"
+    assert cli.main(["fold", str(static.path), "--out", str(out), "--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    before, after = (line.partition(":")[2] for line in told.splitlines()[1:3])
+    assert before.split(",")[0].strip() == after.split(",")[0].strip()
+    plain = static.build(similarity=None).eval()
+    weights = load_file(out)
+    plain.load_state_dict(weights)
+    assert not any("similarity" in name for name in weights)
+    x = static.preprocess(make_dataset().test.pixels)
+    difference = (plain(x) - load(static)(x)).abs().max()
+    assert difference < 1e-4
+    assert float(told.split()[2]) < 1e-4
+    with safe_open(out, "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == list(CLASSES)
+
+
+def test_dynamic_similarities_cannot_be_folded(dynamic, tmp_path, capsys):
+    assert cli.main(["fold", str(dynamic.path), "--out", str(tmp_path / "plain")]) == 1
+    told = capsys.readouterr().err
+    assert "has dynamic similarities, which cannot be folded" in told
+    assert "dynamic=" not in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_inspect_draws_and_prints_the_files(dynamic, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(visualize, "draw", DRAW)
+    assert cli.main(["inspect", str(dynamic.path), "--out", str(tmp_path / "pictures")]) == 0
+    paths = capsys.readouterr().out.splitlines()
+    assert paths
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_inspect_draws_on_the_images_given(dynamic, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(visualize, "draw", lambda _, x, out: seen.append(x) or [out])
+    paths = [tmp_path / "dark.png", tmp_path / "light.png", tmp_path / "grey.png"]
+    for path, shade in zip(paths, (0, 255, 99), strict=True):
+        Image.new("L", (8, 8), shade).save(path)
+    assert cli.main(["inspect", str(dynamic.path), "--images", *map(str, paths)]) == 0
+    assert len(seen[0]) == 3
+    assert seen[0][0].mean() < seen[0][2].mean() < seen[0][1].mean()
+
+
+def test_inspect_of_a_plain_network_says_so(tmp_path, capsys):
+    args = [*SMALL, "--similarity", "none", "--out", str(tmp_path / "run")]
+    assert cli.main(["train", *args]) == 0
+    assert cli.main(["inspect", str(tmp_path / "run")]) == 0
+    assert "has no similarity to draw" in capsys.readouterr().out
+
+
+def test_recipes_lists_every_recipe(capsys):
+    assert cli.main(["recipes"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    firsts = [line.split()[0] for line in lines if line]
+    assert [first for first in firsts if first in RECIPES] == list(RECIPES)
+    assert [line for line in lines if line in GROUPS] == list(GROUPS)
+    row = next(line for line in lines if "cifar10-static-uns" in line)
+    assert {"cifar10", "cnn9", "static-full", "64,000"} <= set(row.split())
+
+
+def test_models_lists_every_network_with_every_similarity(capsys):
+    assert cli.main(["models"]) == 0
+    head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["name", "classes", "image", "similarity", "parameters", "MACs"]
+    rows = [
+        (name, similarity)
+        for name in models.MODELS
+        for similarity in SIMILARITIES
+        if similarity == "none" or name not in models.WITHOUT_SIMILARITY
+    ]
+    assert [(line[0], line[3]) for line in lines] == rows
+    cnn10 = [line for line in lines if line[0] == "cnn10"]
+    assert cnn10[0] == ["cnn10", "1000", "3x224x224", "none", "8,902,568", "1,049,792,512"]
+    assert {line[5] for line in cnn10[:3]} == {"1,049,792,512"}
+    assert cnn10[3][4] == "9,612,938"
+
+
+def test_models_takes_names_and_similarities(capsys):
+    args = ["cnn9", "convnet4", "--similarity", "none", "Static(Select())"]
+    assert cli.main(["models", *args]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    names = [("cnn9", "none"), ("cnn9", "Static(Select())")]
+    assert [(line[0], line[3]) for line in lines[:2]] == names
+    assert [line[4] for line in lines[2:]] == ["92,848", f"{92_848 + 4 * 81:,}"]
+
+
+def test_data_prints_the_sizes(tmp_path, capsys):
+    assert cli.main(["data", "embedded", "--data", str(tmp_path)]) == 0
+    assert "64 training and 32 test images of 1x8x8, 4 classes" in capsys.readouterr().out
+
+
+def test_bench_says_where_it_went(capsys):
+    assert cli.main(["bench", "operators", "--dtype", "fp32"]) == 2
+    assert capsys.readouterr().err == (
+        "nsim: benchmarks run in a clone: python -m benchmarks operators --dtype fp32\n"
+    )
+
+
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "bench"])
+def test_help_has_examples(command, capsys):
+    assert cli.main([command, "--help"]) == 0
+    _, separator, examples = capsys.readouterr().out.partition("example")
+    assert separator
+    assert f"  nsim {command}" in examples
+
+
+def test_help_of_data_lists_the_data_sets(capsys):
+    assert cli.main(["data", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in data.NAMES)
+
+
+def test_help_names_every_command(capsys):
+    assert cli.main([]) == 0
+    told = capsys.readouterr().out
+    assert all(f"\n  {command} " in told for command in cli.COMMANDS)
+
+
+def test_the_installed_command_exits_with_its_code():
+    """A process of its own: no traceback on stderr, and matplotlib is not imported for help."""
+    code = "import sys; from neural_similarity.lab.cli import main; code = main(); "
+    code += "sys.exit(3 if 'matplotlib' in sys.modules else code)"
+    command = [sys.executable, "-W", "error", "-c", code, "train", "quikstart"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "nsim: no recipe is named 'quikstart'; did you mean 'quickstart'?\n"
+
+
+@pytest.mark.parametrize("args", [["--help"], ["recipes"]])
+def test_a_reader_that_stops_is_not_an_error(args):
+    """`nsim recipes | head -1` says nothing on stderr, and exits as shells report SIGPIPE."""
+    code = "import sys; from neural_similarity.lab.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *args]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_weights_are_those_of_the_run(static):
+    weights = load_file(static.checkpoints / "step-00000006" / "weights.safetensors")
+    assert all(torch.equal(weights[name], t) for name, t in load(static).state_dict().items())
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"neural-similarity {ns.__version__}, torch 2.")

@@ -1,0 +1,188 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from neural_similarity.lab.data import Augment, Batches, Images, Preprocess
+from neural_similarity.lab.data.augment import Windows
+
+COUNT, HEIGHT, WIDTH = 11, 5, 7
+
+
+def images(channels=3, count=COUNT):
+    """Image i has the label i, so a batch says which images it shows."""
+    random = torch.Generator().manual_seed(0)
+    pixels = torch.randint(
+        1, 256, (count, channels, HEIGHT, WIDTH), dtype=torch.uint8, generator=random
+    )
+    return Images(pixels, torch.arange(count), tuple(map(str, range(count))))
+
+
+def batches(whole=None, size=4, **options):
+    whole = whole or images()
+    raw = Preprocess.raw(whole.pixels.shape[1])
+    return Batches(whole, size, **{"preprocess": raw, **options})
+
+
+def sliced(image, augment, top, left, flip):
+    """The oracle: mirror, pad and cut one image (c, h, w)."""
+    image = image.numpy()[:, :, ::-1] if flip else image.numpy()
+    around = ((0, 0), (augment.crop, augment.crop), (augment.crop, augment.crop))
+    mode = {"zero": "constant", "symmetric": "symmetric"}[augment.padding]
+    padded = np.pad(image, around, mode=mode)
+    return torch.from_numpy(padded[:, top : top + HEIGHT, left : left + WIDTH].copy())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("padding", ["zero", "symmetric"])
+@pytest.mark.parametrize("crop", [0, 2, 4])
+def test_every_window_is_a_slice(crop, padding, flip, channels):
+    augment, whole = Augment(crop, flip, padding), images(channels)
+    windows = Windows(whole.pixels, augment, "cpu")
+    shifts = range(2 * crop + 1)
+    every = list(itertools.product(range(COUNT), shifts, shifts, range(1 + flip)))
+    actual = windows.take(windows.corner(*torch.tensor(every).unbind(1)))
+    expected = [sliced(whole.pixels[i], augment, *place) for i, *place in every]
+    assert torch.equal(actual, torch.stack(expected))
+
+
+@pytest.mark.parametrize("padding", ["zero", "symmetric"])
+def test_batches_draw_every_crop_and_flip(padding):
+    augment, whole = Augment(1, True, padding), images(count=2)
+    places = list(itertools.product(range(3), range(3), range(2)))
+    counts = dict.fromkeys(itertools.product(range(2), places), 0)
+    stream = batches(whole, 2, augment=augment)
+    for step in range(360):
+        for x, y in zip(*stream.at(step), strict=True):
+            image = whole.pixels[int(y)]
+            (place,) = (p for p in places if torch.equal(x.byte(), sliced(image, augment, *p)))
+            counts[int(y), place] += 1
+    # 20 expected each; a count below 4 or above 40 has a probability under 1e-4 for all together.
+    assert 4 <= min(counts.values()) <= max(counts.values()) <= 40
+
+
+@pytest.mark.parametrize("augment", [None, Augment(crop=0, flip=False)])
+def test_without_augmentation_images_come_as_they_are(augment):
+    whole = images()
+    for step in range(6):
+        x, y = batches(whole, augment=augment).at(step)
+        assert torch.equal(x, whole.pixels[y].float())
+
+
+def test_inputs_are_preprocessed_and_labels_stay_integers():
+    whole = images()
+    preprocess = Preprocess.fit(whole)
+    x, y = batches(whole, preprocess=preprocess).at(0)
+    assert torch.equal(x, preprocess(whole.pixels[y]))
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+
+
+def test_an_epoch_shows_no_image_twice_and_drops_the_incomplete_batch():
+    stream = batches(size=4)
+    assert stream._order.steps_per_epoch == 2
+    epochs = [torch.cat([stream.at(2 * e + s)[1] for s in range(2)]).tolist() for e in range(30)]
+    assert all(len(set(epoch)) == 8 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 30
+    assert set(itertools.chain(*epochs)) == set(range(COUNT))
+
+
+def test_a_batch_is_a_function_of_seed_and_step():
+    torch.manual_seed(1)
+    straight, jumping = batches(augment=Augment(), seed=7), batches(augment=Augment(), seed=7)
+    expected = [straight.at(step) for step in range(9)]
+    torch.manual_seed(2)
+    for step in (8, 0, 5, 5, 1, 7):
+        for actual, right in zip(jumping.at(step), expected[step], strict=True):
+            assert torch.equal(actual, right)
+
+
+def test_seeds_give_other_orders_and_other_crops():
+    one, other = batches(seed=0, size=COUNT), batches(seed=1, size=COUNT)
+    assert one.at(0)[1].tolist() != other.at(0)[1].tolist()
+    single = images(count=1)
+    crops = [batches(single, 1, seed=s, augment=Augment()).at(0)[0].flatten() for s in range(20)]
+    assert len({tuple(crop.tolist()) for crop in crops}) > 10
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_memory_format(channels_last):
+    x, _ = batches(augment=Augment(), channels_last=channels_last).at(0)
+    assert x.shape == (4, 3, HEIGHT, WIDTH)
+    assert x.is_contiguous(memory_format=torch.channels_last) is channels_last
+    assert x.is_contiguous() is not channels_last
+
+
+def test_memory_format_changes_no_value():
+    last, first = (batches(augment=Augment(), channels_last=c).at(3)[0] for c in (True, False))
+    assert torch.equal(last, first)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("padding", ["zero", "symmetric"])
+def test_a_gpu_makes_the_same_batches(padding):
+    options = {"augment": Augment(padding=padding), "preprocess": Preprocess.fit(images())}
+    here, there = batches(**options), batches(**options, device="cuda")
+    for step in range(5):
+        x, y = there.at(step)
+        assert x.is_cuda
+        assert y.is_cuda
+        torch.testing.assert_close(x.cpu(), here.at(step)[0])
+        assert torch.equal(y.cpu(), here.at(step)[1])
+
+
+@pytest.mark.parametrize("size", [0, COUNT + 1])
+def test_a_batch_is_no_larger_than_the_set(size):
+    with pytest.raises(ValueError, match=f"a batch of {size} from {COUNT} images"):
+        batches(size=size)
+
+
+def test_preprocess_must_fit_the_images():
+    with pytest.raises(ValueError, match=r"uint8 tensor \(n, 1, h, w\), got .*\(11, 3, 5, 7\)"):
+        batches(preprocess=Preprocess.raw(1))
+
+
+def test_steps_are_not_negative():
+    with pytest.raises(ValueError, match="`step` must not be negative, got -1"):
+        batches().at(-1)
+
+
+@pytest.mark.parametrize("crop", [5, 100])
+def test_no_crop_may_miss_its_image(crop):
+    with pytest.raises(ValueError, match=f"`crop` must be smaller than .* 5x7 .*, got {crop}"):
+        batches(augment=Augment(crop=crop))
+
+
+def test_augment_refuses_what_it_cannot_do():
+    with pytest.raises(ValueError, match="`crop` must be an integer of at least 0, got -4"):
+        Augment(crop=-4)
+    with pytest.raises(
+        ValueError, match='`padding` must be "zero" or "symmetric", got \'reflect\''
+    ):
+        Augment(padding="reflect")
+
+
+def test_sets_that_are_padded_part_by_part_are_whole(monkeypatch):
+    monkeypatch.setattr("neural_similarity.lab.data.augment.AT_ONCE", 4)
+    pixels = images().pixels
+    windows = Windows(pixels, Augment(2), "cpu")
+    middle = torch.full((COUNT,), 2)
+    for flip in (0, 1):
+        corners = windows.corner(torch.arange(COUNT), middle, middle, torch.full((COUNT,), flip))
+        assert torch.equal(windows.take(corners), pixels.flip(3) if flip else pixels)
+
+
+def test_images_of_a_batch_and_batches_of_an_epoch_have_windows_of_their_own():
+    """Copies of one image differ in their windows alone."""
+    found = images()
+    copies = Images(found.pixels[:1].repeat(40, 1, 1, 1), torch.zeros(40).long(), ("one",))
+
+    def shown(step, augment):
+        return [x.numpy().tobytes() for x in batches(copies, 20, augment=augment).at(step)[0]]
+
+    cropped = Augment(2, flip=False)
+    assert len(set(shown(0, cropped))) > 5
+    assert shown(0, cropped) != shown(1, cropped)
+    assert len(set(shown(0, Augment(0)))) == 2

@@ -1,0 +1,407 @@
+"""ImageNet's layout: listing, decoding, batches from files."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_imagenet import CLASSES, make_imagenet, settled, write_jpeg
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from neural_similarity.lab import data
+from neural_similarity.lab.data import (
+    FileBatches,
+    Preprocess,
+    file_batches,
+    image_files,
+    imagenet,
+    layout,
+)
+from neural_similarity.lab.data.decoding import random_window, read_centre, read_random_window
+from neural_similarity.lab.data.prefetch import in_order
+from neural_similarity.lab.data.seeding import generator
+
+SIZE = 24
+RAW = Preprocess.raw(3)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_imagenet(tmp_path_factory.mktemp("imagenet"))
+
+
+def load(root, workers=0, image_size=SIZE):
+    return data.load("imagenet", root, image_size=image_size, workers=workers)
+
+
+def batches(root, workers=0, **options):
+    options = {"preprocess": RAW, "seed": 3} | options
+    return FileBatches(load(root, workers).train, 10, **options)
+
+
+def test_listing(root):
+    dataset = load(root)
+    assert dataset.train.classes == dataset.test.classes == CLASSES
+    assert (len(dataset.train), len(dataset.test)) == (48, 24)
+    assert dataset.train.labels.tolist() == [label for label in range(12) for _ in range(4)]
+    assert dataset.train.path(5) == root / "train" / CLASSES[1] / f"{CLASSES[1]}_1.JPEG"
+    assert dataset.train.shape == (3, SIZE, SIZE)
+    assert load(root, image_size=None).train.shape == (3, 224, 224)
+
+
+def test_random_windows_are_torchvisions(tmp_path):
+    """The same numbers drawn from the same generator, and the same pixels."""
+    path = tmp_path / "image.JPEG"
+    for seed, size in enumerate(((50, 40), (31, 67), (8, 90), (90, 7)) * 3):
+        write_jpeg(path, seed, size)
+        image = Image.open(path).convert("RGB")
+        torch.manual_seed(seed)
+        drawn = v2.RandomResizedCrop(SIZE, antialias=True).make_params([image])
+        top, left, height, width = (drawn[key] for key in ("top", "left", "height", "width"))
+        box = random_window(*size, torch.Generator().manual_seed(seed))
+        assert box == (left, top, left + width, top + height)
+        expected = np.asarray(F.resized_crop(image, top, left, height, width, [SIZE, SIZE]))
+        pixels = read_random_window(path, SIZE, torch.Generator().manual_seed(seed))
+        assert np.array_equal(pixels, expected)
+
+
+@pytest.mark.parametrize("size", [(50, 40), (31, 67), (256, 256), (500, 375), (23, 23)])
+@pytest.mark.parametrize("side", [24, 84, 224])
+def test_centres_are_torchvisions(tmp_path, size, side):
+    path = tmp_path / "image.JPEG"
+    write_jpeg(path, 0, size)
+    image = Image.open(path).convert("RGB")
+    resized = F.resize(image, [round(side * 256 / 224)])
+    expected = np.asarray(F.center_crop(resized, [side, side]))
+    assert np.array_equal(read_centre(path, side), expected)
+
+
+def test_images_of_more_than_8_bits_are_refused(tmp_path):
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.linspace(0, 60_000, 900).astype(np.uint16).reshape(30, 30)).save(path)
+    message = r"deep\.png must have 8 bits per channel, got the mode I;16"
+    with pytest.raises(ValueError, match=message):
+        read_centre(path, SIZE)
+    with pytest.raises(ValueError, match=message):
+        read_random_window(path, SIZE, torch.Generator())
+
+
+def test_a_batch_is_a_function_of_its_step(root):
+    there = batches(root)
+    assert there._decode.order.steps_per_epoch == 4
+    first = [there.at(step) for step in range(9)]
+    for step in (6, 2, 3, 8):
+        again = batches(root).at(step)
+        assert torch.equal(again[0], first[step][0])
+        assert torch.equal(again[1], first[step][1])
+    assert torch.equal(there.at(5)[0], first[5][0])
+    assert not torch.equal(batches(root, seed=4).at(0)[0], first[0][0])
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_workers_change_nothing_and_draw_no_random_numbers(root, channels_last):
+    alone, helped = (batches(root, workers, channels_last=channels_last) for workers in (0, 2))
+    state = torch.get_rng_state()
+    for step in (0, 1, 2, 3, 4, 2):
+        x, y = alone.at(step)
+        other, labels = helped.at(step)
+        assert torch.equal(x, other)
+        assert torch.equal(y, labels)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        assert x.is_contiguous(memory_format=layout)
+        assert other.is_contiguous(memory_format=layout)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_every_image_once_an_epoch_each_time_in_another_window(root):
+    files = load(root).train
+    there = FileBatches(files, 12, preprocess=RAW, flip=False)
+    seen = [torch.cat([there.at(step)[0] for step in range(e * 4, e * 4 + 4)]) for e in (0, 1)]
+    by_hand = [
+        read_random_window(files.path(i), SIZE, generator("window", 0, epoch, i))
+        for epoch in (0, 1)
+        for i in range(48)
+    ]
+    key = [image.astype(np.float64).sum().item() for image in by_hand]
+    assert sorted(seen[0].double().sum((1, 2, 3)).round().tolist()) == sorted(key[:48])
+    assert sorted(seen[1].double().sum((1, 2, 3)).round().tolist()) == sorted(key[48:])
+    assert key[:48] != key[48:]
+
+
+def test_half_of_the_images_are_mirrored(root):
+    files = load(root).train
+    plain = files.windows(range(48), seed=1, epoch=0, flip=False)
+    flipped = files.windows(range(48), seed=1, epoch=0, flip=True)
+    mirrored = [torch.equal(a, b.flip(2)) for a, b in zip(plain, flipped, strict=True)]
+    same = [torch.equal(a, b) for a, b in zip(plain, flipped, strict=True)]
+    assert all(a != b for a, b in zip(mirrored, same, strict=True))
+    assert 12 < sum(mirrored) < 36
+    other = files.windows(range(48), seed=2, epoch=0, flip=False)
+    assert not any(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
+
+
+def test_preprocessing_is_the_usual_one(root):
+    preprocess = Preprocess.fit(load(root).train)
+    assert preprocess.mean == (0.485, 0.456, 0.406)
+    x = batches(root, preprocess=preprocess).at(0)[0]
+    raw = batches(root).at(0)[0]
+    expected = F.normalize(raw / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_chunks_are_the_centres_in_order(root, workers):
+    files = load(root, workers).test
+    chunks = list(files.chunks(9))
+    assert [len(chunk) for chunk in chunks] == [9, 9, 6]
+    by_hand = [read_centre(files.path(i), SIZE).transpose(2, 0, 1) for i in range(24)]
+    assert np.array_equal(torch.cat(chunks).numpy(), np.stack(by_hand))
+    assert torch.equal(files.head(2), chunks[0][:2])
+
+
+def test_held_out_images_are_files_too(root):
+    kept, out = data.held_out(load(root).train, 12, seed=0)
+    assert (len(kept), len(out)) == (36, 12)
+    assert sorted(out.labels.tolist()) == list(range(12))
+    assert not {kept.path(i) for i in range(36)} & {out.path(i) for i in range(12)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_image_is_named_without_a_traceback(tmp_path, workers):
+    path = make_imagenet(tmp_path, CLASSES[:3]) / "train" / CLASSES[1] / f"{CLASSES[1]}_2.JPEG"
+    path.write_bytes(path.read_bytes()[:200])
+    there = FileBatches(load(tmp_path, workers).train, 12, preprocess=RAW)
+    with pytest.raises(ValueError, match=rf"^{path} must be an image, but cannot be read: [^\n]+$"):
+        there.at(0)
+
+
+def test_grey_and_cmyk_images_are_rgb(tmp_path):
+    make_imagenet(tmp_path, CLASSES[:2])
+    for number, mode in enumerate(("L", "CMYK")):
+        path = tmp_path / "train" / CLASSES[0] / f"{CLASSES[0]}_{number}.JPEG"
+        Image.open(path).convert(mode).save(path)
+    assert load(tmp_path).train.head(2).shape == (2, 3, SIZE, SIZE)
+
+
+@pytest.mark.parametrize(("lacking", "having"), [("train", "val"), ("val", "train")])
+def test_classes_of_the_parts_agree(tmp_path, lacking, having):
+    make_imagenet(tmp_path, CLASSES[:2])
+    write_jpeg(tmp_path / having / "n99" / "0.JPEG", 0)
+    with pytest.raises(ValueError, match=f"got 'n99' in .*{having} and not in .*{lacking}"):
+        load(tmp_path)
+
+
+def test_missing_part_and_bad_size(tmp_path, root):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"train is missing; ImageNet's layout is"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"val is missing; ImageNet's layout is train/CLA"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match="`image_size` must be at least 1, got 0"):
+        load(root, image_size=0)
+
+
+def test_too_few_images_for_a_batch(root):
+    with pytest.raises(ValueError, match=r"`batch_size` must be .* a batch of 49 from 48 images"):
+        FileBatches(load(root).train, 49, preprocess=RAW)
+    with pytest.raises(ValueError, match="`step` must not be negative, got -2"):
+        batches(root).at(-2)
+
+
+def test_digest_names_files_and_sizes(tmp_path):
+    make_imagenet(tmp_path, CLASSES[:2])
+    before = load(tmp_path).digest
+    assert load(tmp_path).digest == before
+    path = tmp_path / "val" / CLASSES[0] / f"{CLASSES[0]}_0.JPEG"
+    content = path.read_bytes()
+    path.unlink()
+    (path.parent / "other.JPEG").write_bytes(content)
+    renamed = load(tmp_path).digest
+    (path.parent / "other.JPEG").unlink()
+    path.write_bytes(content + b"more")
+    assert len({before, renamed, load(tmp_path).digest}) == 3
+
+
+def test_listing_is_kept_until_a_class_folder_changes(tmp_path, monkeypatch):
+    make_imagenet(tmp_path, CLASSES[:2])
+    listed = []
+
+    def listing(folder):
+        listed.append(folder.name)
+        return real(folder)
+
+    real = imagenet.list_images
+    monkeypatch.setattr(imagenet, "list_images", listing)
+    first = load(tmp_path)
+    assert load(tmp_path).digest == first.digest
+    assert listed == ["train", "val"]
+    write_jpeg(tmp_path / "train" / CLASSES[0] / "new.JPEG", 1)
+    assert len(load(tmp_path).train) == len(first.train) + 1
+    assert len(listed) == 4
+    for times, damaged in enumerate(("{damaged", "[1]", "{}"), start=3):
+        (tmp_path / imagenet.CACHE).write_text(damaged)
+        assert len(load(tmp_path).train) == len(first.train) + 1
+        assert len(listed) == 2 * times
+
+
+def test_a_folder_that_cannot_be_written_is_listed_every_time(tmp_path, monkeypatch):
+    make_imagenet(tmp_path, CLASSES[:2])
+
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(imagenet, "_write", refuse)
+    assert load(tmp_path).digest == load(tmp_path).digest
+    assert not (tmp_path / imagenet.CACHE).exists()
+
+
+def square(number):
+    return torch.tensor(number * number)
+
+
+def process(_):
+    return os.getpid()
+
+
+def test_work_is_done_in_order_by_other_processes():
+    assert list(in_order(square, range(7), workers=2)) == [square(i) for i in range(7)]
+    assert next(in_order(process, range(3), workers=1)) != os.getpid()
+    assert next(in_order(process, range(3), workers=0)) == os.getpid()
+
+
+def test_what_goes_to_other_processes_can_be_pickled(root, monkeypatch):
+    """Python 3.14 starts them anew, and so do other systems."""
+    sent = []
+    monkeypatch.setattr(image_files, "in_order", lambda work, *_, **__: sent.append(work))
+    monkeypatch.setattr(
+        file_batches, "in_order", lambda work, steps, **_: sent.append(work) or map(work, steps)
+    )
+    load(root).test.chunks(4)
+    batches(root).at(3)
+    chunk, batch = pickle.loads(pickle.dumps(sent))
+    assert torch.equal(chunk(4), load(root).test.centres(range(4, 8)))
+    monkeypatch.undo()
+    pixels, labels = batch(3)
+    assert torch.equal(pixels.float(), batches(root).at(3)[0])
+    assert torch.equal(labels, batches(root).at(3)[1])
+
+
+def lists(root, names, each=5):
+    """Mini-ImageNet's form: images/ and lists of two splits."""
+    for split, labels in names.items():
+        rows = [(f"{label}{i}.jpg", label) for label in labels for i in range(each)]
+        text = "".join(f"{file},{label}\n" for file, label in rows)
+        (root / f"{split}.csv").write_text("filename,label\n" + text)
+        for seed, (file, _) in enumerate(rows):
+            write_jpeg(root / "images" / file, seed)
+    return root
+
+
+def test_lay_out_makes_train_and_val_of_every_class(tmp_path):
+    source = tmp_path / "mini"
+    source.mkdir()
+    lists(source, {"train": ("n1", "n2"), "test": ("n3",)})
+    root = data.lay_out(source, tmp_path / "made", held_out=2)
+    dataset = load(root)
+    assert dataset.train.classes == ("n1", "n2", "n3")
+    assert (len(dataset.train), len(dataset.test)) == (9, 6)
+    assert sorted(path.name for path in (root / "val" / "n3").iterdir()) == ["n33.jpg", "n34.jpg"]
+    with pytest.raises(FileExistsError, match="train is there already; name another folder"):
+        data.lay_out(source, root, held_out=2)
+
+
+def test_lay_out_refuses(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"must hold images/ and lists \*.csv"):
+        data.lay_out(tmp_path, tmp_path / "made")
+    lists(tmp_path, {"train": ("n1",)})
+    with pytest.raises(ValueError, match=r"below the images of every class, got 5 of 5 .* 'n1'"):
+        data.lay_out(tmp_path, tmp_path / "made", held_out=5)
+    with pytest.raises(ValueError, match="`held_out` must be an integer of at least 1, got 0"):
+        data.lay_out(tmp_path, tmp_path / "made", held_out=0)
+    (tmp_path / "images" / "n10.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match=r"n10.jpg is missing, which a list names"):
+        data.lay_out(tmp_path, tmp_path / "made", held_out=1)
+
+
+def test_lay_out_takes_a_file_of_two_lists_once_and_starts_anew(tmp_path):
+    source = tmp_path / "mini"
+    source.mkdir()
+    lists(source, {"train": ("n1",), "trainval": ("n1", "n2")})
+    before = {path.name: path.read_bytes() for path in (source / "images").iterdir()}
+    left = tmp_path / "made" / layout.PARTIAL / "train" / "n1"
+    left.mkdir(parents=True)
+    (left / "n19.jpg").write_bytes(b"of an interrupted call")
+    root = data.lay_out(source, tmp_path / "made", held_out=2)
+    names = [path.name for path in sorted((root / "train" / "n1").iterdir())]
+    assert names == ["n10.jpg", "n11.jpg", "n12.jpg"]
+    assert sorted(path.name for path in root.iterdir()) == ["train", "val"]
+    assert {path.name: path.read_bytes() for path in (source / "images").iterdir()} == before
+
+
+def test_lay_out_refuses_lists_of_other_columns(tmp_path):
+    (tmp_path / "all.csv").write_text("file,class\n0.jpg,n1\n")
+    with pytest.raises(ValueError, match=r"all\.csv must have the columns filename and label, got"):
+        data.lay_out(tmp_path, tmp_path / "made")
+
+
+def test_lay_out_refuses_two_files_of_one_name(tmp_path):
+    (tmp_path / "images").mkdir()
+    rows = "".join(f"{folder}/0.jpg,n1\n" for folder in ("x", "y"))
+    (tmp_path / "all.csv").write_text(f"filename,label\n{rows}")
+    with pytest.raises(ValueError, match=r"got x/0.jpg and y/0.jpg in the class 'n1'"):
+        data.lay_out(tmp_path, tmp_path / "made", held_out=1)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_listing_made_while_files_arrive_is_not_kept(tmp_path, monkeypatch):
+    make_imagenet(tmp_path, CLASSES[:2])
+    real, late = imagenet.list_images, tmp_path / "train" / CLASSES[0] / "late.JPEG"
+
+    def unpacking(folder):
+        found = real(folder)
+        write_jpeg(late, 1)
+        return found
+
+    monkeypatch.setattr(imagenet, "list_images", unpacking)
+    before = len(load(tmp_path).train)
+    monkeypatch.setattr(imagenet, "list_images", real)
+    assert len(load(tmp_path).train) == before + 1
+
+
+def test_the_listing_notices_files_in_inner_folders(tmp_path):
+    make_imagenet(tmp_path, CLASSES[:2])
+    inner = tmp_path / "train" / CLASSES[0] / "inner"
+    inner.mkdir()
+    write_jpeg(inner / "1.JPEG", 1)
+    before = len(load(settled(tmp_path)).train)
+    write_jpeg(inner / "2.JPEG", 2)
+    assert len(load(tmp_path).train) == before + 1
+    (inner / "empty" / "deeper").mkdir(parents=True)
+    assert len(load(tmp_path).train) == before + 1
+    write_jpeg(inner / "empty" / "deeper" / "3.JPEG", 3)
+    assert len(load(tmp_path).train) == before + 2
+    shutil.rmtree(inner)
+    assert len(load(tmp_path).train) == before - 1
+
+
+def test_the_cache_is_plain_json(root):
+    load(root)
+    kept = json.loads(Path(root, imagenet.CACHE).read_text())
+    assert set(kept["files"]) == {"train", "val"}
+
+
+def handlers(_):
+    found = (signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM))
+    return torch.tensor([int(handler) if isinstance(handler, int) else -1 for handler in found])
+
+
+def test_helping_processes_leave_ctrl_c_to_training():
+    (found,) = in_order(handlers, range(1), workers=1)
+    assert found.tolist() == [signal.SIG_IGN, signal.SIG_DFL]

@@ -1,0 +1,531 @@
+import csv
+import json
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from neural_similarity.lab.data import (
+    ClassSplit,
+    Images,
+    class_images,
+    class_pickles,
+    load_split,
+    mapped,
+)
+from neural_similarity.lab.data.cifar import CIFAR100
+from neural_similarity.lab.data.cifar_splits import SPLITS, load_cifar_split
+from neural_similarity.lab.data.class_split import PARTS, random_split
+from neural_similarity.lab.data.images import digest_of
+
+WANTED = {"train": ["ant", "bee"], "val": ["cat"], "test": ["dog"]}
+
+
+def picture(path, seed, size=6):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.random.default_rng(seed).integers(256, size=(size, size, 3), dtype=np.uint8)
+    Image.fromarray(values).save(path)
+    return values.transpose(2, 0, 1)
+
+
+def write_folders(folder, split=WANTED, each=2):
+    """Folders part/class; the pixels of each part, in order."""
+    pixels, seed = {}, 0
+    for part, names in split.items():
+        for name in names:
+            for i in range(each):
+                seed += 1
+                found = picture(folder / part / name / f"{i}.png", seed)
+                pixels.setdefault(part, []).append(found)
+    return {part: np.stack(found) for part, found in pixels.items()}
+
+
+def write_csv(folder, split=WANTED, each=2):
+    """Images beside three lists, interleaved as a csv may have them."""
+    for part, names in split.items():
+        rows = [(f"{name}{i}.png", name) for i in range(each) for name in names]
+        with (folder / f"{part}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("filename", "label"), *rows])
+        for name, _ in rows:
+            picture(folder / "images" / name, sum(map(ord, name)))
+
+
+def check(split, each=2):
+    for part, names in WANTED.items():
+        images = split.part(part)
+        assert list(images.classes) == names
+        assert images.labels.tolist() == [i for i in range(len(names)) for _ in range(each)]
+
+
+def test_folders_of_parts(tmp_path):
+    pixels = write_folders(tmp_path)
+    split = load_split("classes", tmp_path, image_size=6)
+    check(split)
+    for part in PARTS:
+        assert np.array_equal(split.part(part).pixels.numpy(), pixels[part])
+    both = split.part("train+val")
+    assert both.classes == ("ant", "bee", "cat")
+    assert both.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(ValueError, match="`name` must be one of train, val, test"):
+        split.part("valid")
+
+
+def test_mini_imagenet_as_images_and_lists(tmp_path):
+    folder = tmp_path / "mini-imagenet"
+    folder.mkdir()
+    write_csv(folder)
+    split = load_split("mini-imagenet", tmp_path, image_size=6)
+    check(split)
+    expected = np.asarray(Image.open(folder / "images" / "bee1.png")).transpose(2, 0, 1)
+    assert np.array_equal(split.train.pixels[3].numpy(), expected)
+
+
+def test_mini_imagenet_is_never_split_at_random(tmp_path):
+    for name in ("ant", "bee", "cat", "dog"):
+        picture(tmp_path / name / "0.png", 0)
+    with pytest.raises(FileNotFoundError, match=r"mini-imagenet is missing; it must hold images/ "):
+        load_split("mini-imagenet", tmp_path)
+    picture(tmp_path / "mini-imagenet" / "ant" / "0.png", 0)
+    with pytest.raises(FileNotFoundError, match=r"mini-imagenet lacks its parts; it must hold"):
+        load_split("mini-imagenet", tmp_path)
+
+
+def test_mini_imagenet_as_folders_of_parts(tmp_path):
+    write_folders(tmp_path / "mini-imagenet")
+    check(load_split("mini-imagenet", tmp_path, image_size=6))
+
+
+def test_pictures_are_decoded_once(tmp_path):
+    write_folders(tmp_path)
+    counts = []
+    options = {"image_size": 6, "progress": lambda *count: counts.append(count)}
+    first = load_split("classes", tmp_path, **options)
+    assert counts == [(i, 8) for i in range(1, 9)]
+    assert load_split("classes", tmp_path, **options).digest == first.digest
+    assert len(counts) == 8
+    picture(tmp_path / "train" / "ant" / "9.png", 99)
+    third = load_split("classes", tmp_path, **options)
+    assert len(counts) == 8 + 9
+    assert third.digest != first.digest
+    assert len(third.train) == 5
+
+
+def test_two_that_begin_at_once_decode_once(tmp_path):
+    write_folders(tmp_path)
+    counts = []
+
+    def load(progress):
+        return load_split("classes", tmp_path, image_size=6, progress=progress)
+
+    with ThreadPoolExecutor() as pool:
+        others = []
+
+        def start_another(*_):
+            if not others:
+                others.append(pool.submit(load, lambda *count: counts.append(count)))
+                wait(others, timeout=0.3)
+
+        first = load(start_another)
+        assert others[0].result().digest == first.digest
+    assert not counts
+
+
+def test_a_file_that_changed_at_equal_size_is_decoded_anew(tmp_path):
+    write_folders(tmp_path)
+    path = tmp_path / "test" / "dog" / "2.bmp"
+    picture(path, 98)
+    os.utime(path, ns=(0, 0))
+    size, before = path.stat().st_size, load_split("classes", tmp_path, image_size=6)
+    expected = picture(path, 99)
+    assert path.stat().st_size == size
+    after = load_split("classes", tmp_path, image_size=6)
+    assert np.array_equal(after.test.pixels[2].numpy(), expected)
+    assert after.digest != before.digest
+
+
+def test_the_cache_is_mapped_and_never_written(tmp_path):
+    write_folders(tmp_path)
+    pixels = load_split("classes", tmp_path, image_size=6).train.pixels
+    before = pixels.clone()
+    pixels.zero_()
+    assert torch.equal(load_split("classes", tmp_path, image_size=6).train.pixels, before)
+
+
+def test_a_damaged_cache_is_named(tmp_path):
+    write_folders(tmp_path)
+    load_split("classes", tmp_path, image_size=6)
+    description = tmp_path / "cache-6.json"
+    kept = description.read_text()
+    for other in ("[]", '{"version": 1, "content": []}', "{"):
+        description.write_text(other)
+        assert load_split("classes", tmp_path, image_size=6).train.classes == ("ant", "bee")
+    description.write_text(kept)
+    os.truncate(tmp_path / "cache-6.pixels", 100)
+    with pytest.raises(ValueError, match=r"cache-6.pixels must hold 864 bytes"):
+        load_split("classes", tmp_path, image_size=6)
+
+
+def write_classes(folder, names):
+    for name in names:
+        picture(folder / name / "0.png", 1)
+
+
+def test_a_split_file_shares_out_class_folders(tmp_path):
+    write_classes(tmp_path, ["ant", "bee", "cat", "dog", "elk"])
+    (tmp_path / "split.json").write_text(json.dumps(WANTED))
+    check(load_split("classes", tmp_path, image_size=6), each=1)
+    (tmp_path / "split.json").write_text(json.dumps(WANTED | {"test": ["dog", "yak"]}))
+    with pytest.raises(ValueError, match=r"split.json names the class 'yak' in test, which has no"):
+        load_split("classes", tmp_path, image_size=6)
+    (tmp_path / "split.json").write_text(json.dumps(WANTED | {"test": ["dog", "bee"]}))
+    with pytest.raises(ValueError, match=r"no class in common, got 'bee' in train and test"):
+        load_split("classes", tmp_path, image_size=6)
+    (tmp_path / "split.json").write_text(json.dumps(WANTED | {"train": ["ant", "bee", "ant"]}))
+    with pytest.raises(
+        ValueError, match=r"split.json must name every class of train once, got 'ant' "
+    ):
+        load_split("classes", tmp_path, image_size=6)
+    for wrong in ([], WANTED | {"val": "cat"}, {"train": ["ant"]}):
+        (tmp_path / "split.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=r"split.json must hold a list of class names for ea"):
+            load_split("classes", tmp_path, image_size=6)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for i, name in enumerate(("train", "tram", "bus")):
+        for j in range(2):
+            picture(tmp_path / name / f"{j}.png", 2 * i + j)
+    split = load_split("classes", tmp_path, image_size=6)
+    found = [name for part in PARTS for name in split.part(part).classes]
+    assert sorted(found) == ["bus", "train", "tram"]
+
+
+def test_classes_are_shared_out_at_random_always_alike(tmp_path):
+    names = [f"class{i:03}" for i in range(25)]
+    split = random_split(names)
+    assert [len(split[part]) for part in PARTS] == [16, 4, 5]
+    assert sorted(name for part in PARTS for name in split[part]) == names
+    assert random_split(names) == split
+    assert random_split(names, seed=1) != split
+    write_classes(tmp_path, names)
+    assert load_split("classes", tmp_path, image_size=6).test.classes == split["test"]
+    with pytest.raises(ValueError, match=r"at least 3 classes, got 2"):
+        random_split(names[:2])
+
+
+def test_omniglot(tmp_path):
+    folder = tmp_path / "omniglot"
+    for alphabet in "abcde":
+        for character in ("character01", "character02"):
+            picture(folder / "images_background" / alphabet / character / "x_01.png", 1)
+    picture(folder / "images_evaluation" / "f" / "character01" / "x_01.png", 1)
+    (folder / "images_background" / ".ipynb_checkpoints").mkdir()
+    split = load_split("omniglot", tmp_path)
+    assert split.train.pixels.shape == (8, 1, 28, 28)
+    assert split.val.classes == ("e/character01", "e/character02")
+    assert split.test.classes == ("f/character01",)
+
+
+def pickles(folder, values, protocol=None):
+    for part, content in values.items():
+        path = folder / f"mini-imagenet-cache-{part}.pkl"
+        path.write_bytes(pickle.dumps(content, protocol))
+
+
+def arrays(names, each=2):
+    data = np.random.default_rng(len(names)).integers(
+        256, size=(each * len(names), 84, 84, 3), dtype=np.uint8
+    )
+    # Positions of the classes alternate.
+    positions = {name: list(range(i, len(data), len(names))) for i, name in enumerate(names)}
+    return {"image_data": data, "class_dict": positions}
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_mini_imagenet_as_pickles(tmp_path, protocol):
+    values = {part: arrays(names) for part, names in WANTED.items()}
+    pickles(tmp_path, values, protocol)
+    split = load_split("mini-imagenet", tmp_path)
+    check(split)
+    expected = values["train"]["image_data"][3].transpose(2, 0, 1)
+    assert np.array_equal(split.train.pixels[3].numpy(), expected)  # of bee: positions 1 and 3
+    with pytest.raises(ValueError, match="`image_size` must be 84 for these pickles, got 28"):
+        load_split("mini-imagenet", tmp_path, image_size=28)
+
+
+def test_pickles_are_read_once(tmp_path, monkeypatch):
+    values = {part: arrays(names) for part, names in WANTED.items()}
+    pickles(tmp_path, values)
+    monkeypatch.setattr(class_pickles, "CHUNK", 3)
+    counts = []
+
+    def load():
+        return load_split("mini-imagenet", tmp_path, progress=lambda *count: counts.append(count))
+
+    first = load()
+    assert counts == [(3, 8), (4, 8), (6, 8), (8, 8)]
+    assert first.digest == digest_of((first.train, first.val, first.test))
+    second = load()
+    check(second)
+    assert len(counts) == 4
+    assert second.digest == first.digest
+    assert torch.equal(second.train.pixels, first.train.pixels)
+    second.test.pixels.zero_()
+    assert torch.equal(load().test.pixels, first.test.pixels)
+    values["test"]["image_data"][0] += 1  # as many bytes
+    pickles(tmp_path, values)
+    third = load()
+    assert len(counts) == 8
+    assert third.digest != first.digest
+    assert np.array_equal(
+        third.test.pixels[0].numpy(), values["test"]["image_data"][0].transpose(2, 0, 1)
+    )
+
+
+def test_pickles_of_images_of_two_sizes(tmp_path):
+    pickles(tmp_path, {part: arrays(names) for part, names in WANTED.items()})
+    small = {"image_data": np.zeros((2, 28, 28, 3), np.uint8), "class_dict": {"dog": [0, 1]}}
+    pickles(tmp_path, {"test": small})
+    with pytest.raises(ValueError, match=r"must hold images of one shape, got \[\(3, 28, 28\), "):
+        load_split("mini-imagenet", tmp_path)
+
+
+def test_older_pickles_have_labels(tmp_path):
+    for part, names in WANTED.items():
+        data = arrays(names)["image_data"]
+        name = "train_phase_train" if part == "train" else part
+        path = tmp_path / f"miniImageNet_category_split_{name}.pickle"
+        labels = [names[i % len(names)] for i in range(len(data))]
+        path.write_bytes(pickle.dumps({"data": data, "labels": labels}))
+    check(load_split("mini-imagenet", tmp_path))
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"image_data": Malicious()}, "system is refused"),
+        ({"image_data": np.zeros((2, 84, 84))}, r"must hold images, uint8 \(n, h, w, c\)"),
+        (arrays(["dog"]) | {"class_dict": {"dog": [0, 0]}}, "must tell the class of each of its 2"),
+    ],
+)
+def test_bad_pickles(tmp_path, content, message):
+    pickles(tmp_path, {part: arrays(names) for part, names in WANTED.items()} | {"test": content})
+    with pytest.raises(ValueError, match=rf"cache-test.pkl.*{message}"):
+        load_split("mini-imagenet", tmp_path)
+
+
+@pytest.mark.parametrize(("name", "counts"), [("cifar-fs", (64, 16, 20)), ("fc100", (60, 20, 20))])
+def test_cifar_splits(tmp_path, name, counts):
+    names = [line for part in SPLITS["cifar-fs"].values() for line in part]
+    names += [line for part in SPLITS["fc100"].values() for line in part if line not in names]
+    names += [f"other{i}" for i in range(100 - len(names))]
+    folder = tmp_path / CIFAR100.layouts[0].folder
+    folder.mkdir()
+    (folder / "fine_label_names.txt").write_text("\n".join(names))
+    for file, each in (("train.bin", 2), ("test.bin", 1)):
+        records = np.zeros((100 * each, 2 + 3072), np.uint8)
+        records[:, 1] = np.arange(100 * each) % 100
+        records[:, 2] = records[:, 1]
+        (folder / file).write_bytes(records.tobytes())
+    split = load_cifar_split(name, tmp_path, counts=(200, 100))
+    assert tuple(len(split.part(part).classes) for part in PARTS) == counts
+    for part in PARTS:
+        images = split.part(part)
+        assert torch.bincount(images.labels).tolist() == [3] * len(images.classes)
+        shown = [names[i] for i in images.pixels[:, 0, 0, 0].tolist()]
+        assert shown == [images.classes[label] for label in images.labels.tolist()]
+
+
+def test_fc100_has_no_superclass_in_two_parts():
+    """Those of TADAM (supplement): 8, 11, 13, 16 and 0, 7, 12, 14 of CIFAR-100's, by its page."""
+    superclasses = {
+        "val": [
+            "bear leopard lion tiger wolf",
+            "camel cattle chimpanzee elephant kangaroo",
+            "crab lobster snail spider worm",
+            "hamster mouse rabbit shrew squirrel",
+        ],
+        "test": [
+            "beaver dolphin otter seal whale",
+            "bee beetle butterfly caterpillar cockroach",
+            "fox porcupine possum raccoon skunk",
+            "baby boy girl man woman",
+        ],
+    }
+    for part, classes in superclasses.items():
+        assert sorted(SPLITS["fc100"][part]) == sorted(" ".join(classes).split())
+
+
+def test_embedded():
+    split = load_split("embedded")
+    assert [len(split.part(part)) for part in PARTS] == [5000, 2000, 3000]
+    assert split.test.classes == ("Dress", "Shirt", "Ankle boot")
+    with pytest.raises(ValueError, match="`image_size` is for mini-imagenet, omniglot, classes"):
+        load_split("embedded", image_size=84)
+
+
+def test_bad_names_and_folders(tmp_path):
+    with pytest.raises(ValueError, match=r"got 'mini-imagnet'; nearest: mini-imagenet"):
+        load_split("mini-imagnet", tmp_path)
+    with pytest.raises(FileNotFoundError, match="is no folder of images"):
+        load_split("classes", tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="images_background is missing"):
+        load_split("omniglot", tmp_path)
+    with pytest.raises(ValueError, match="`image_size` must be at least 1, got 0"):
+        load_split("classes", tmp_path, image_size=0)
+    write_folders(tmp_path, {"train": ["ant"]})
+    with pytest.raises(FileNotFoundError, match=r"val is missing"):
+        load_split("classes", tmp_path)
+
+
+def test_faults_of_lists(tmp_path):
+    write_csv(tmp_path)
+    (tmp_path / "images" / "cat1.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"cat1.png is missing: val names it"):
+        load_split("mini-imagenet", tmp_path)
+    (tmp_path / "images" / "cat1.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"cat1.png must be an image, but cannot be read"):
+        load_split("mini-imagenet", tmp_path)
+    (tmp_path / "val.csv").write_text("\ufefffile,class\na,b\n", encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"val.csv must have the columns filename and label, got \['file'"
+    ):
+        load_split("mini-imagenet", tmp_path)
+    (tmp_path / "val.csv").write_text("filename,label\ncat0.png,cat\ncat1.png\n")
+    with pytest.raises(ValueError, match=r"a label in every line, got 'cat1.png' in line 3"):
+        load_split("mini-imagenet", tmp_path)
+    (tmp_path / "val.csv").write_text("filename,label\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"val.csv must be in UTF-8, got"):
+        load_split("mini-imagenet", tmp_path)
+    (tmp_path / "val.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"val.csv is missing"):
+        load_split("mini-imagenet", tmp_path)
+
+
+def test_an_image_that_is_listed_twice_is_named(tmp_path):
+    """In one part it would be support and query, in two it would be known before the test."""
+    write_csv(tmp_path)
+    for part, label in (("val", "cat"), ("test", "dog")):
+        kept = (tmp_path / f"{part}.csv").read_text()
+        (tmp_path / f"{part}.csv").write_text(f"{kept}cat0.png,{label}\n")
+        with pytest.raises(
+            ValueError, match=r"must have every image once, got .*cat0.png' 2 times"
+        ):
+            load_split("mini-imagenet", tmp_path)
+        (tmp_path / f"{part}.csv").write_text(kept)
+    assert load_split("mini-imagenet", tmp_path)
+
+
+def test_images_of_more_than_8_bits_are_refused(tmp_path):
+    write_csv(tmp_path)
+    path = tmp_path / "images" / "dog0.png"
+    Image.fromarray(np.full((6, 6), 300, np.uint16)).save(path)
+    with pytest.raises(ValueError, match=r"dog0.png must have 8 bits per channel, got the mode I"):
+        load_split("mini-imagenet", tmp_path)
+
+
+def test_overlapping_classes_of_lists(tmp_path):
+    write_csv(tmp_path, WANTED | {"test": ["dog", "ant"]})
+    with pytest.raises(ValueError, match=r"no class in common, got 'ant' in train and test"):
+        load_split("mini-imagenet", tmp_path)
+
+
+def test_overlapping_classes_of_images():
+    one = Images(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.zeros(1).long(), ("ant",))
+    with pytest.raises(ValueError, match=r"x: the parts must have no class in common, got 'ant'"):
+        ClassSplit("x", one, one, one, digest="")
+
+
+def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
+    """A description stands beside whole pixels only: what is there before stays until then."""
+    write_folders(tmp_path)
+    first = load_split("classes", tmp_path, image_size=6)
+    (tmp_path / "cache-6.json").unlink()
+    read, calls = class_images.read_pixels, []
+
+    def fails(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise OSError("the disk is gone")
+        return read(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(class_images, "read_pixels", fails)
+        with pytest.raises(OSError, match="the disk is gone"):
+            load_split("classes", tmp_path, image_size=6)
+    assert (tmp_path / "cache-6.pixels").stat().st_size == 864
+    assert not (tmp_path / "cache-6.json").exists()
+    assert load_split("classes", tmp_path, image_size=6).digest == first.digest
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_mini_imagenet_has_colour_and_folders_where_one_image_has(tmp_path, colour):
+    write_folders(tmp_path / "mini-imagenet")
+    paths = sorted((tmp_path / "mini-imagenet").rglob("*.png"))
+    for path in paths[colour:]:
+        Image.open(path).convert("L").save(path)
+    folder = tmp_path / "mini-imagenet"
+    channels = [
+        load_split(*place, image_size=size).train.pixels.shape[1]
+        for size, place in ((6, ("mini-imagenet", tmp_path)), (5, ("classes", folder)))
+    ]
+    assert channels == [3, 3 if colour else 1]
+
+
+def test_images_have_84_pixels_unless_another_size_is_given(tmp_path):
+    write_folders(tmp_path / "mini-imagenet")
+    for place in (("mini-imagenet", tmp_path), ("classes", tmp_path / "mini-imagenet")):
+        assert load_split(*place).test.pixels.shape == (2, 3, 84, 84)
+
+
+def test_the_random_split_of_version_1_stays():
+    """Another one would test on classes that earlier runs were trained on."""
+    split = random_split(list("abcdefghij"))
+    assert [len(split[part]) for part in PARTS] == [6, 2, 2]
+    assert {part: "".join(names) for part, names in split.items()} == {
+        "train": "abcdhi",
+        "val": "gj",
+        "test": "ef",
+    }
+
+
+def test_cifar_fs_is_that_of_its_authors():
+    """By superclass, as torchmeta lists it."""
+    val = "beaver otter|flatfish shark|lamp television|beetle butterfly|sea|camel cattle|crab|"
+    val += "crocodile|maple_tree|motorcycle|tractor"
+    test = "whale|poppy rose|sweet_pepper|telephone|bed table wardrobe|leopard|plain|chimpanzee|"
+    test += "fox|snail worm|baby man woman|bicycle pickup_truck|rocket"
+    for part, names in (("val", val), ("test", test)):
+        assert sorted(SPLITS["cifar-fs"][part]) == sorted(names.replace("|", " ").split())
+
+
+def test_a_cache_without_pixels_or_of_another_version_is_made_again(tmp_path, monkeypatch):
+    write_folders(tmp_path)
+    first = load_split("classes", tmp_path, image_size=6)
+    (tmp_path / "cache-6.pixels").unlink()
+    assert load_split("classes", tmp_path, image_size=6).digest == first.digest
+    monkeypatch.setattr(mapped, "VERSION", mapped.VERSION + 1)
+    counts = []
+    load_split("classes", tmp_path, image_size=6, progress=lambda *count: counts.append(count))
+    assert len(counts) == 8
+
+
+def test_the_digest_tells_which_class_has_which_images(tmp_path):
+    """The same pictures under other names, or one of them in another class."""
+    digests = set()
+    for number, train in enumerate((["ant", "bee"], ["ant", "boa"])):
+        write_folders(tmp_path / str(number), WANTED | {"train": train})
+        digests.add(load_split("classes", tmp_path / str(number), image_size=6).digest)
+    moved = tmp_path / "0" / "train"
+    (moved / "bee" / "0.png").rename(moved / "ant" / "2.png")
+    digests.add(load_split("classes", tmp_path / "0", image_size=6).digest)
+    assert len(digests) == 3

@@ -1,0 +1,471 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_classes import TINY as SMALL
+from tiny_classes import make_split, tiny_classes_world
+
+from neural_similarity.lab import cli, paper
+from neural_similarity.lab.paper import few_shot_records, few_shot_table
+from neural_similarity.lab.paper.statistics import by_task
+from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, few_shot
+from neural_similarity.lab.tasks.few_shot import session
+from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
+from neural_similarity.lab.tasks.few_shot.run import load_method
+from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
+from neural_similarity.lab.train import RunError, choose_runtime
+
+SIZES = TaskSizes(ways=2, shots=2, queries=3)
+RECIPES = {
+    "mini-cnn4": SMALL,
+    "mini-proto": replace(SMALL, method="proto"),
+}
+
+
+@pytest.fixture(scope="module")
+def world():
+    with tiny_classes_world(), pytest.MonkeyPatch.context() as patch:
+        for name, recipe in RECIPES.items():
+            patch.setitem(FEW_SHOT_RECIPES, name, recipe)
+        assert few_shot.FEW_SHOT_RECIPES is FEW_SHOT_RECIPES
+        yield
+
+
+def evaluated(
+    folder, name, method, seed=0, *, count=10, task_seed=0, part="test", sizes=SIZES, **changes
+):
+    """A run that was trained and evaluated on the same ten tasks, or on others."""
+    path = folder / f"{name}-{seed}"
+    recipe = replace(RECIPES[name], seed=seed, **changes)
+    run = session.read_run(path, session.FewShotRun) if path.exists() else None
+    run = run or session.train(recipe, name=name, out=path, device="cpu")
+    split = make_split()
+    images = split.part(part)
+    tasks = draw_tasks(images, sizes, count, seed=task_seed, data=split.digest, part=part)
+    module = load_method(run, "last", method)
+    runtime = choose_runtime("cpu", "fp32")
+    right = evaluate(module, images, tasks, preprocess=run.preprocess, runtime=runtime)
+    evaluation = paper.make_evaluation(
+        run, (method, module), tasks, right, checkpoint="last", seconds=1.0
+    )
+    paper.write_evaluation(run.path / paper.EVALUATIONS, evaluation)
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(world, tmp_path_factory):
+    assert world is None
+    folder = tmp_path_factory.mktemp("few-shot")
+    for seed in (0, 1):
+        for method in ("fine-tuning", "nearest-neighbour"):
+            run = evaluated(folder, "mini-cnn4", method, seed)
+        paper.record_few_shot(run, folder / "results")
+    paper.record_few_shot(evaluated(folder, "mini-proto", "proto"), folder / "results")
+    return folder / "results"
+
+
+def read(results, recipe, method):
+    found = few_shot_records.read_evaluations(results, recipe, 1.0)
+    return [one for one in found if one.method == method]
+
+
+def copied(source, results, name, budget, pattern="*.json"):
+    """Copies of records in a folder, as of another recipe or budget."""
+    config = few_shot_records.recipe_to_json(few_shot_records.scaled(SMALL, float(budget)))
+    folder = results / "fewshot" / name / budget
+    folder.mkdir(parents=True)
+    for path in source.glob(pattern):
+        content = json.loads(path.read_text())
+        content |= {"recipe": name, "budget": float(budget)}
+        content["config"] |= {field: config[field] for field in ("steps", "drops")}
+        (folder / path.name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": "mini-proto"}, "holds fine-tuning.train.2w2s3q.test-10-0.running.1 of mini-p"),
+        ({"budget": 0.5}, "of mini-cnn4, budget 0.5; move it there or delete it"),
+        (
+            {"config": {"seed": 2}},
+            "holds fine-tuning.train.2w2s3q.test-10-0.running.2 of mini-cnn4",
+        ),
+        ({"config": {"lr": 0.1}}, r"other settings than mini-cnn4 has now \(lr\); delete it"),
+        ({"start": {"recipe": "mini-cnn4"}}, r"than mini-cnn4 has now \(start\)"),
+        ({"retrained": {"step": 2, "growth": 1.4}}, r"has now \(steps, drops, train_on\)"),
+    ],
+)
+def test_records_in_anothers_place_or_of_other_settings_are_refused(
+    results, tmp_path, changes, message
+):
+    name = "fine-tuning.train.2w2s3q.test-10-0.running.1.json"
+    path = copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "1", name) / name
+    content = json.loads(path.read_text())
+    config = content["config"] | changes.get("config", {})
+    path.write_text(json.dumps(content | changes | {"config": config}))
+    with pytest.raises(ValueError, match=message):
+        few_shot_records.read_evaluations(tmp_path, "mini-cnn4", 1.0)
+
+
+@pytest.mark.usefixtures("world")
+def test_a_record_is_never_replaced_by_another_outcome(tmp_path):
+    run = evaluated(tmp_path, "mini-proto", "proto")
+    (path,) = paper.record_few_shot(run, tmp_path / "results")
+    before = path.read_bytes()
+    assert paper.record_few_shot(run, tmp_path / "results") == [path]
+    (ours,) = (run.path / paper.EVALUATIONS).glob("*.json")
+    one = few_shot_records.read_evaluation(ours)
+    correct = (one.correct + 1) % 2
+    right = by_task(correct.double() / len(one.sizes.query_labels))
+    summary = one.summary | {"accuracy": right.mean, "reach": right.reach}
+    few_shot_records.write_evaluation(ours.parent, replace(one, correct=correct, summary=summary))
+    with pytest.raises(RunError, match="exists already with another outcome; delete it"):
+        paper.record_few_shot(run, tmp_path / "results")
+    assert path.read_bytes() == before
+
+
+def test_records_tell_every_task(results):
+    path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json"
+    content = json.loads(path.read_text())
+    assert {"code", "environment", "data", "config", "training", "tasks"} <= content.keys()
+    one = few_shot_records.read_evaluation(path)
+    assert one.accuracies.shape == (10,)
+    right = by_task(one.accuracies)
+    assert (right.mean, right.reach) == (one.summary["accuracy"], one.summary["reach"])
+    assert one.config.seed == 1
+    assert one.tasks["count"] == 10
+    assert one.statistics == "running"
+
+
+def test_damaged_records_are_named(results, tmp_path):
+    path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json"
+    content = json.loads(path.read_text())
+    wrong = [content | {"summary": content["summary"] | {"accuracy": 0.123}}, {}]
+    packed = content["correct"] | {"tasks": 11}
+    for changed in (*wrong, content | {"correct": packed}):
+        damaged = tmp_path / "damaged.json"
+        damaged.write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=r"damaged.json cannot be read as an evaluation"):
+            few_shot_records.read_evaluation(damaged)
+
+
+@pytest.fixture
+def tiny_table(monkeypatch):
+    """Table 6 of tasks as small as ours."""
+    for name, value in {"WAYS": 2, "SHOTS": (2, 1), "QUERIES": 3}.items():
+        monkeypatch.setattr(few_shot_table, name, value)
+
+
+def rows(text):
+    """The cells of every row by label, those of as many shots as come first."""
+    cells = [
+        [c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line
+    ]
+    return {row[0]: row for row in cells if row[2] == str(few_shot_table.SHOTS[0])}
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_the_table_has_means_intervals_and_paired_differences(results):
+    found = rows(paper.few_shot_markdown(results))
+    base = read(results, "mini-cnn4", "fine-tuning")
+    near = read(results, "mini-cnn4", "nearest-neighbour")
+    assert len(base) == len(near) == 2
+    mean = 100 * (near[0].accuracies + near[1].accuracies) / 2
+    before = 100 * (base[0].accuracies + base[1].accuracies) / 2
+    ours, change = by_task(mean), by_task(mean - before)
+    row = found["nearest neighbour"]
+    assert row[3] == "51.04 ± 0.65"
+    assert row[4] == f"{ours.mean:.2f} ± {ours.reach:.2f}"
+    assert row[5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+    assert row[7:14] == [row[7], "train", "1", "6", "fp32", "running", "10"]
+    spread = torch.tensor([100 * one.summary["accuracy"] for one in near]).double().std()
+    assert row[14] == f"2 (σ {spread:.2f})"
+    assert found["fine-tuning"][5] == ""
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_differences_are_of_common_seeds_alone(results):
+    found = rows(paper.few_shot_markdown(results))
+    base, ours = read(results, "mini-cnn4", "fine-tuning"), read(results, "mini-proto", "proto")
+    first = next(one for one in base if one.config.seed == 0)
+    change = by_task(100 * ours[0].accuracies - 100 * first.accuracies)
+    assert found["ProtoNet"][5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
+    source = results / "fewshot/mini-cnn4/1"
+    copied(source, tmp_path, "mini-cnn4", "1", "fine-tuning.*.0.json")
+    for path in source.glob("nearest*"):
+        (tmp_path / "fewshot/mini-cnn4/1" / path.name).write_bytes(path.read_bytes())
+    row = rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"]
+    assert row[5].endswith(" (n = 1)")
+    assert row[14].startswith("2 (")
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+@pytest.mark.parametrize(("task_seed", "compared"), [(0, True), (1, False)])
+def test_a_shorter_list_of_the_same_seed_is_compared_on_its_tasks(tmp_path, task_seed, compared):
+    evaluated(tmp_path, "mini-cnn4", "fine-tuning")
+    run = evaluated(tmp_path, "mini-cnn4", "nearest-neighbour", count=6, task_seed=task_seed)
+    paper.record_few_shot(run, tmp_path)
+    base, near = (
+        read(tmp_path, "mini-cnn4", method)[0].accuracies
+        for method in ("fine-tuning", "nearest-neighbour")
+    )
+    change = by_task(100 * near - 100 * base[:6])
+    expected = f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+    assert rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"][5] == (
+        expected if compared else ""
+    )
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
+    others = [
+        {"count": 4},
+        {"count": 30, "part": "val"},
+        {"count": 30, "sizes": replace(SIZES, queries=1)},
+        {"count": 30, "sizes": replace(SIZES, shots=1)},
+        {"count": 30, "sizes": replace(SIZES, ways=3), "part": "test"},
+    ]
+    for facts in ({}, *others):
+        run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", **facts)
+    paths = paper.record_few_shot(run, tmp_path)
+    assert len(paths) == len(set(paths)) == 1 + len(others)
+    wanted = few_shot_records.read_evaluation(
+        paths[0].with_name("fine-tuning.train.2w2s3q.test-10-0.running.0.json")
+    )
+    text = paper.few_shot_markdown(tmp_path)
+    row = rows(text)["fine-tuning"]
+    ours = by_task(100 * wanted.accuracies)
+    assert (row[4], row[13]) == (f"{ours.mean:.2f} ± {ours.reach:.2f}", "10")
+    assert text.count("| fine-tuning |") == 2  # of two shots and of one
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
+    places = (("mini-cnn4", "1"), ("mini-proto", "0.5"), ("mini-proto", "0.25"))
+    for name, budget in places:
+        copied(results / "fewshot" / name / "1", tmp_path, name, budget)
+    found = rows(paper.few_shot_markdown(tmp_path))
+    before = rows(paper.few_shot_markdown(results))
+    assert found["ProtoNet"][9] == "0.5"
+    assert found["ProtoNet"][:5] == before["ProtoNet"][:5]
+    assert before["ProtoNet"][5] != found["ProtoNet"][5] == ""  # no baseline at that budget
+    assert rows(paper.few_shot_markdown(tmp_path, 1.0))["ProtoNet"][4] == "not run"
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_a_row_keeps_its_budget_where_another_of_the_recipe_has_a_larger_one(
+    results, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(FEW_SHOT_RECIPES, "mini-cnn4-64", SMALL)
+    source = results / "fewshot/mini-cnn4/1"
+    for budget, pattern in (("0.25", "*.json"), ("1", "fine-tuning.*")):
+        copied(source, tmp_path, "mini-cnn4", budget, pattern)
+    found = rows(paper.few_shot_markdown(tmp_path))
+    assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["0.25", "0.25"]
+    copied(source, tmp_path, "mini-cnn4-64", "1", "fine-tuning.*")
+    found = rows(paper.few_shot_markdown(tmp_path))
+    assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["1", "0.25"]
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_the_budget_is_that_of_most_rows(results, tmp_path):
+    copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "0.25")
+    text = paper.few_shot_markdown(tmp_path)
+    assert text.startswith(f"# {few_shot_table.TITLE} (reduced schedule, budget 0.25)")
+    assert rows(text)["fine-tuning"][4] == rows(paper.few_shot_markdown(results))["fine-tuning"][4]
+    assert rows(paper.few_shot_markdown(tmp_path, 1.0))["fine-tuning"][4] == "not run"
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+def test_rows_are_compared_with_the_control_too(tmp_path, monkeypatch):
+    monkeypatch.setitem(FEW_SHOT_RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
+    monkeypatch.setitem(RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
+    for name in ("mini-cnn4", "mini-cnn4-64"):
+        paper.record_few_shot(evaluated(tmp_path, name, "fine-tuning"), tmp_path)
+    ours, control = (
+        read(tmp_path, name, "fine-tuning")[0].accuracies for name in ("mini-cnn4", "mini-cnn4-64")
+    )
+    change = by_task(100 * ours - 100 * control)
+    found = rows(paper.few_shot_markdown(tmp_path))
+    assert found["fine-tuning"][6] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+    assert found["fine-tuning, 64 filters"][6] == ""
+
+
+def test_what_was_not_run_is_said(tmp_path, capsys):
+    assert cli.main(["table", "6", "--results", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    found = rows(text)
+    assert found["dynamic NSN"][3:5] == ["71.26 ± 0.65", "not run"]
+    for rows_ in few_shot_table.PANELS.values():
+        assert all(row.recipe in FEW_SHOT_RECIPES for row in rows_)
+    out = tmp_path / "new" / "table.md"
+    assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
+    assert out.read_text() == text
+    assert cli.main(["reproduce", "6"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("label", "paper_says"),
+    [
+        ("fine-tuning", (49.79, 0.79)),
+        ("nearest neighbour", (51.04, 0.65)),
+        ("MatchingNet", (55.31, 0.73)),
+        ("ProtoNet", (68.20, 0.66)),
+        ("MAML", (63.15, 0.91)),
+        ("RelationNet", (65.32, 0.70)),
+        ("static NSN", (65.74, 0.68)),
+        ("meta-learned static NSN", (66.21, 0.69)),
+        ("dynamic NSN", (71.26, 0.65)),
+        ("discriminative k-shot (ResNet-34)", (73.90, 0.30)),
+        ("TADAM (ResNet-12)", (76.7, 0.3)),
+        ("LEO (WRN-28-10)", (77.59, 0.12)),
+        ("dynamic NSN (CNN-9)", (77.44, 0.63)),
+        ("MAML (CNN-9)", (67.64, 0.85)),
+        ("static NSN in ProtoNet (CNN-9)", (75.12, 0.37)),
+        ("dynamic NSN in MAML (CNN-9)", (78.98, 0.60)),
+        ("dynamic NSN in RelationNet (CNN-9)", (72.23, 0.49)),
+        ("meta-learned static NSN (CNN-9)", (78.05, 0.57)),
+    ],
+)
+def test_the_papers_numbers(label, paper_says):
+    rows_ = [row for panel in few_shot_table.PANELS.values() for row in panel]
+    row = next(row for row in rows_ if row.label == label)
+    assert (row.paper, row.reach) == paper_says
+
+
+@pytest.mark.usefixtures("world")
+def test_overridden_runs_have_no_records(tmp_path):
+    run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", lr=0.5)
+    with pytest.raises(RunError, match="it overrides lr"):
+        paper.record_few_shot(run, tmp_path)
+    run = session.train(RECIPES["mini-cnn4"], name="mini-cnn4", out=tmp_path / "b", device="cpu")
+    with pytest.raises(RunError, match="has no evaluations; `nsim fewshot evaluate"):
+        paper.record_few_shot(run, tmp_path)
+
+
+@pytest.mark.usefixtures("world")
+def test_retrained_runs_are_of_their_recipe(tmp_path):
+    """Those that `retrain` made; a number of steps that nothing chose is another setting."""
+    chosen = {"train_on": "train+val", "steps": 5, "drops": ()}
+    run = evaluated(tmp_path / "by-hand", "mini-cnn4", "fine-tuning", **chosen)
+    with pytest.raises(RunError, match="it overrides train_on, select_on, steps, drops"):
+        paper.record_few_shot(run, tmp_path / "results")
+    recipe = replace(RECIPES["mini-cnn4"], select_on="val")
+    chooses = session.train(recipe, name="mini-cnn4", out=tmp_path / "chooses", device="cpu")
+    session.retrain(chooses, out=tmp_path / "mini-cnn4-0", device="cpu")
+    run = evaluated(tmp_path, "mini-cnn4", "fine-tuning")
+    (record,) = paper.record_few_shot(run, tmp_path / "results")
+    assert record.name == "fine-tuning.train+val.2w2s3q.test-10-0.running.0.json"
+    assert few_shot_records.read_evaluations(tmp_path / "results", "mini-cnn4", 1.0)
+    path = run.path / "environment.json"
+    told = json.loads(path.read_text())
+    for changed in ({"step": 1, "growth": 9.0}, told["retrained"]):
+        path.write_text(json.dumps(told | {"retrained": changed}))
+        assert ("steps" in few_shot_records.overridden(run)) == (changed["growth"] == 9.0)
+
+
+@pytest.mark.usefixtures("tiny_table")
+@pytest.mark.parametrize("change", ["statistics", "classes"])
+def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, tmp_path, change):
+    """Of the baseline there are other evaluations, where everything is wrong."""
+    folder = copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "1")
+    for one in read(tmp_path, "mini-cnn4", "fine-tuning"):
+        config = replace(one.config, train_on="train+val") if change == "classes" else one.config
+        statistics = "support" if change == "statistics" else one.statistics
+        wrong = {"correct": 0 * one.correct, "summary": one.summary | {"accuracy": 0.0}}
+        other = replace(one, config=config, statistics=statistics, **wrong)
+        few_shot_records.write_evaluation(folder, other)
+    found, before = (
+        rows(paper.few_shot_markdown(r))["nearest neighbour"] for r in (tmp_path, results)
+    )
+    assert found[5] == before[5] != ""
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+def test_shorter_lists_of_other_data_are_not_compared(tmp_path):
+    evaluated(tmp_path, "mini-cnn4", "fine-tuning")
+    run = evaluated(tmp_path, "mini-cnn4", "nearest-neighbour", count=6)
+    (path,) = [p for p in paper.record_few_shot(run, tmp_path) if "nearest" in p.name]
+    other = json.loads(path.read_text()) | {"data": {"name": "embedded", "digest": "another"}}
+    path.write_text(json.dumps(other))
+    assert rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"][5] == ""
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_a_start_of_another_budget_has_a_line_of_its_own_that_says_so(
+    results, tmp_path, monkeypatch
+):
+    name = "mini-proto-pretrained"
+    monkeypatch.setitem(FEW_SHOT_RECIPES, name, RECIPES["mini-proto"])
+    copied(results / "fewshot/mini-proto/1", tmp_path, name, "1")
+    (path,) = (tmp_path / "fewshot" / name / "1").iterdir()
+    content = json.loads(path.read_text())
+    for seed, budget in enumerate((1.0, 0.5)):
+        start = {"recipe": "mini-cnn4", "seed": seed, "classes": "train", "budget": budget}
+        changes = {"config": content["config"] | {"seed": seed}, "start": start}
+        other = path.with_name(path.name.replace(".0.json", f".{seed}.json"))
+        other.write_text(json.dumps(content | changes))
+    lines = paper.few_shot_markdown(tmp_path).splitlines()
+    ours = [line.split(" | ") for line in lines if f"`{name}` | 2 |" in line]
+    assert [(line[9], line[14].rstrip(" |")) for line in ours] == [
+        ("1", "1"),
+        ("1 (start: 0.5)", "1"),
+    ]
+
+
+@pytest.mark.usefixtures("tiny_table")
+def test_step_precision_and_parameters_are_those_of_all_seeds(results, tmp_path):
+    folder = copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "1", "fine-tuning.*")
+    for path in folder.glob("*.json"):
+        content = json.loads(path.read_text())
+        content["summary"]["parameters"] = 2_000_000
+        if content["config"]["seed"] == 1:
+            content["checkpoint"]["step"] += 4
+            content["environment"]["precision"] = "bf16"
+        path.write_text(json.dumps(content))
+    row = rows(paper.few_shot_markdown(tmp_path))["fine-tuning"]
+    assert (row[7], row[10], row[11]) == ("2,000.0 k", "8", "bf16 and fp32")
+
+
+def test_rows_of_one_shot_have_their_own_recipe_and_no_number_of_the_paper(tmp_path):
+    lines = paper.few_shot_markdown(tmp_path).splitlines()
+    found = [[c.strip() for c in line.split("|")[1:5]] for line in lines if "| 1 |" in line]
+    assert ["ProtoNet", "`mini-proto-1shot`", "1", ""] in found
+    assert ["fine-tuning", "`mini-cnn4`", "1", ""] in found
+    assert {row[3] for row in found} == {""}
+
+
+@pytest.mark.usefixtures("world", "tiny_table")
+@pytest.mark.parametrize("change", ["tasks", "statistics", "classes"])
+def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path, change):
+    """Two seeds, the second on other tasks, by other statistics or of other classes."""
+    for seed in (0, 1):
+        tasks = seed if change == "tasks" else 0
+        run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", seed, task_seed=tasks)
+        (path,) = paper.record_few_shot(run, tmp_path)
+    one = few_shot_records.read_evaluation(path)
+    config = replace(one.config, train_on="train+val") if change == "classes" else one.config
+    statistics = "support" if change == "statistics" else "running"
+    path.unlink()
+    changed = replace(one, config=config, statistics=statistics)
+    few_shot_records.write_evaluation(path.parent, changed)
+    text = paper.few_shot_markdown(tmp_path)
+    start = "| fine-tuning | `mini-cnn4` | 2"
+    found = [line for line in text.splitlines() if line.startswith(start)]
+    assert [line.split("|")[-2].strip() for line in found] == ["1", "1"]
+
+
+@pytest.mark.usefixtures("world")
+def test_records_name_no_folder_of_the_machine(tmp_path):
+    run = evaluated(tmp_path, "mini-cnn4", "fine-tuning")
+    told = json.loads(run.summary.read_text()) | {"command": f"nsim {tmp_path}"}
+    run.summary.write_text(json.dumps(told))
+    evaluated(tmp_path, "mini-cnn4", "nearest-neighbour")
+    (path,) = [p for p in paper.record_few_shot(run, tmp_path / "results") if "nearest" in p.name]
+    assert str(tmp_path) not in path.read_text()

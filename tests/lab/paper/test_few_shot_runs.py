@@ -1,0 +1,437 @@
+"""`nsim fewshot reproduce`: nothing is done twice, and every run starts where it should."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_classes import TINY, make_split, tiny_classes_world
+
+from neural_similarity.lab import cli, data
+from neural_similarity.lab.cli import few_shot_reproduce
+from neural_similarity.lab.paper import (
+    few_shot_evaluation,
+    few_shot_records,
+    few_shot_runs,
+    few_shot_table,
+)
+from neural_similarity.lab.paper.few_shot_table import FewShotRow
+from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
+from neural_similarity.lab.tasks.few_shot import session
+from neural_similarity.lab.tasks.few_shot.run import usual_checkpoint
+from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
+from neural_similarity.lab.train import RunError, Runtime, read_run
+from neural_similarity.lab.train.checkpoint import weights_digest
+from neural_similarity.lab.train.run import find_checkpoint
+from neural_similarity.nn import Diagonal, Static
+
+NAMING = replace(TINY, select_on="val")
+META = replace(NAMING, method="meta-nsn", similarity=Static(Diagonal()), steps=2, drops=())
+SMALL = replace(NAMING, model="resnet12", width=0.05)
+RECIPES = {
+    "mini-cnn4": NAMING,
+    "mini-resnet12": SMALL,
+    "mini-tadam": replace(SMALL, method="tadam", steps=2, drops=()),
+    "mini-meta-static": META,
+    "mini-anil": replace(NAMING, method="anil", steps=2, drops=()),
+}
+ROWS = (
+    FewShotRow("meta-learned", "mini-meta-static", "meta-nsn"),
+    FewShotRow("fine-tuning", "mini-cnn4", "fine-tuning"),
+    FewShotRow("nearest neighbour", "mini-cnn4", "nearest-neighbour"),
+    FewShotRow("ANIL", "mini-anil", "anil"),
+    FewShotRow("TADAM", "mini-tadam", "tadam"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    with tiny_classes_world(), pytest.MonkeyPatch.context() as patch:
+        for name, recipe in RECIPES.items():
+            patch.setitem(FEW_SHOT_RECIPES, name, recipe)
+        table = {"PANELS": {"tiny": ROWS}, "WAYS": 2, "QUERIES": 3, "SHOTS": (2,)}
+        for name, value in table.items():
+            patch.setattr(few_shot_table, name, value)
+        yield
+
+
+def reproduce(folder, *args):
+    options = ["--seeds", "4", "--shots", "2", "--tasks", "5", "--device", "cpu", *args]
+    folders = ["--results", str(folder / "results"), "--runs", str(folder / "runs")]
+    return cli.main(["fewshot", "reproduce", *options, *folders])
+
+
+@pytest.fixture(scope="module")
+def done(world, tmp_path_factory):
+    assert world is None
+    folder = tmp_path_factory.mktemp("table")
+    assert reproduce(folder) == 0
+    return folder
+
+
+def records(folder):
+    results = folder / "results/fewshot"
+    return {str(path.relative_to(results)): path for path in results.rglob("*.json")}
+
+
+def test_every_row_is_trained_on_its_classes_evaluated_and_recorded(done):
+    methods = {"mini-tadam": ["tadam"], "mini-cnn4": ["fine-tuning", "nearest-neighbour"]}
+    names = {
+        f"{name}/1/{method}.{classes}.2w2s3q.test-5-0.running.4.json"
+        for name, own in methods.items()
+        for method in own
+        for classes in ("train", "train+val")
+    }
+    alone = {"mini-anil": "anil", "mini-meta-static": "meta-nsn"}
+    names |= {f"{n}/1/{m}.train.2w2s3q.test-5-0.support.4.json" for n, m in alone.items()}
+    assert set(records(done)) == names
+
+
+def test_runs_start_from_those_on_the_same_classes(done):
+    for suffix, classes in (("", "train"), ("-all", "train+val")):
+        folder = done / "runs" / f"mini-tadam-1-seed4{suffix}"
+        environment = json.loads((folder / "environment.json").read_text())
+        facts = {"recipe": "mini-resnet12", "seed": 4, "classes": classes, "budget": 1.0}
+        assert environment["start"].items() >= facts.items()
+        (path,) = (p for n, p in records(done).items() if f"tadam.{classes}." in n)
+        start = read_run(done / "runs" / f"mini-resnet12-1-seed4{suffix}", session.FewShotRun)
+        digest = {"weights": weights_digest(find_checkpoint(start, "last" if suffix else "best"))}
+        assert json.loads(path.read_text())["start"] == facts | digest
+        fields = json.loads((folder / "config.json").read_text())["fields"]
+        assert fields["start"] == str(done / "runs" / f"mini-resnet12-1-seed4{suffix}")
+
+
+def test_a_start_is_known_by_its_weights_in_its_own_records(done):
+    found = {name: json.loads(path.read_text()) for name, path in records(done).items()}
+    (ours,) = (one for name, one in found.items() if "meta-nsn." in name)
+    weights = {name: one["checkpoint"]["weights"] for name, one in found.items()}
+    same = {name for name, digest in weights.items() if digest == ours["start"]["weights"]}
+    assert {name.split("/")[-1].split(".2w")[0] for name in same} == {
+        "fine-tuning.train",
+        "nearest-neighbour.train",
+    }
+
+
+def refuse(*_, **__):
+    raise AssertionError("done again")
+
+
+def test_nothing_is_done_again(done, monkeypatch, capsys):
+    monkeypatch.setattr(session, "train", refuse)
+    monkeypatch.setattr(few_shot_runs, "evaluate_run", refuse)
+    assert reproduce(done) == 0
+    assert "table 6: 0 to evaluate, 8 recorded" in capsys.readouterr().out
+    lost = next(path for name, path in records(done).items() if "nearest" in name)
+    before = lost.read_bytes()
+    lost.unlink()
+    assert reproduce(done) == 0
+    assert lost.read_bytes() == before
+
+
+def test_only_what_is_missing_is_evaluated(done, monkeypatch, capsys):
+    evaluated, real = [], few_shot_runs.evaluate_run
+
+    def noted(run, *args, **options):
+        evaluated.append((run.path.name, options["method"], options["processes"]))
+        return real(run, *args, **options)
+
+    monkeypatch.setattr(few_shot_runs, "evaluate_run", noted)
+    monkeypatch.setattr(session, "train", refuse)
+    for path in (done / "runs/mini-cnn4-1-seed4/evaluations").glob("nearest*"):
+        path.unlink()
+    for name, path in records(done).items():
+        if "nearest-neighbour.train." in name:
+            path.unlink()
+    assert reproduce(done, "--processes", "2") == 0
+    assert "1 to evaluate, 7 recorded" in capsys.readouterr().out
+    assert evaluated == [("mini-cnn4-1-seed4", "nearest-neighbour", 2)]
+
+
+def test_a_plan_is_only_shown(tmp_path, capsys):
+    assert reproduce(tmp_path, "--dry-run", "--only", "mini-c*,mini-anil") == 0
+    told = capsys.readouterr().out
+    assert "5 to evaluate, 0 recorded" in told
+    assert "mini-cnn4 seed 4 on train+val: fine-tuning, 2 shots" in told
+    assert "mini-anil seed 4 on train: anil, 2 shots" in told
+    runs = ["mini-cnn4-1-seed4", "mini-cnn4-1-seed4-all", "mini-anil-1-seed4"]
+    assert f"to train for them, of {tmp_path / 'runs'}: {', '.join(runs)}" in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_tells_the_trainings_that_are_missing(done, tmp_path):
+    work = few_shot_runs.Reproduction(
+        budget=1.0,
+        tasks=5,
+        results=tmp_path,
+        runs=tmp_path,
+        data_root=tmp_path,
+    )
+    wanted = few_shot_runs.wanted_evaluations([4], [2], ["mini-tadam"])
+    everything = [
+        f"mini-{name}-1-seed4{suffix}"
+        for name, suffix in (
+            ("resnet12", ""),
+            ("tadam", ""),
+            ("resnet12", "-all"),
+            ("tadam", "-all"),
+        )
+    ]
+    assert [path.name for path in work.trainings(wanted)] == everything
+    assert not replace(work, runs=done / "runs").trainings(wanted)
+    shutil.copytree(done / "runs/mini-tadam-1-seed4", tmp_path / "mini-tadam-1-seed4")
+    (tmp_path / "mini-tadam-1-seed4/summary.json").unlink()
+    assert [path.name for path in work.trainings(wanted[:1])] == ["mini-tadam-1-seed4"]
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
+    other = replace(NAMING, seed=4, lr=0.5)
+    folder = tmp_path / "runs" / "mini-cnn4-1-seed4"
+    session.train(other, name="mini-cnn4", out=folder, device="cpu")
+    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
+    assert "holds another run than mini-cnn4 with seed 4 at budget 1: it differs in lr" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "mini-cnn5"], "`only` must match a recipe of the table (mini-meta-static, "),
+        (["--shots", "3"], "`shots` must be among (2,), got 3"),
+        (["--tasks", "1"], "`tasks` must be at least 2, got 1"),
+        (["--processes", "0"], "`processes` must be an integer of at least 1, got 0"),
+        (["--seeds", "4,4"], "`seeds` must differ, not be negative and be below 2**63, got (4, 4)"),
+        (["--seeds=-1"], "`seeds` must differ, not be negative and be below 2**63, got (-1,)"),
+        (["--seeds", "1,a"], "items must be integers between commas, got 'a'"),
+        (["--shots", "2,2"], "`shots` must differ, got (2, 2)"),
+    ],
+)
+def test_wrong_command_lines(tmp_path, capsys, words, message):
+    assert reproduce(tmp_path, *words) == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "words", [["reproduce", "--shots", "2", "--runs"], ["record", "RUN", "--results"]]
+)
+def test_files_are_no_folders(capsys, words):
+    assert cli.main(["fewshot", *words, __file__]) == 2
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"`{words[-1][2:]}` must be a folder, got the file" in told
+
+
+def test_another_run_that_fails_keeps_none_from_being_done(tmp_path, monkeypatch, capsys):
+    real, calls = session.train, []
+
+    def diverge(recipe, **options):
+        calls.append(options["name"])
+        if options["name"] == "mini-cnn4":
+            raise FloatingPointError("the loss is not finite")
+        return real(recipe, **options)
+
+    monkeypatch.setattr(session, "train", diverge)
+    assert reproduce(tmp_path, "--only", "mini-cnn4,mini-meta*,mini-anil") == 1
+    assert calls == ["mini-cnn4", "mini-anil"]  # Once for all that take it.
+    assert [path.parts[-3] for path in records(tmp_path).values()] == ["mini-anil"]
+    told = capsys.readouterr().err
+    assert told.count("the loss is not finite") == 5
+
+
+def test_tasks_that_the_data_cannot_give_are_refused_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(few_shot_table, "QUERIES", 300)
+    monkeypatch.setattr(session, "train", refuse)
+    assert reproduce(tmp_path, "--only", "mini-anil") == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"test: every class must have 2 \+ 300 images .* of the class 'c\d+'", told)
+    assert not (tmp_path / "runs/mini-anil-1-seed4").exists()
+
+
+def test_what_is_evaluated_is_recorded_without_the_data(done, tmp_path, monkeypatch):
+    folder = shutil.copytree(done, tmp_path / "copy")
+    name = next(name for name in records(folder) if name.startswith("mini-anil"))
+    before = records(folder)[name].read_bytes()
+    records(folder)[name].unlink()
+    monkeypatch.setattr(data, "load_split", refuse)
+    assert reproduce(folder, "--only", "mini-anil") == 0
+    assert records(folder)[name].read_bytes() == before
+
+
+def test_a_run_that_fails_on_all_classes_keeps_none_on_fewer_from_being_done(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(session, "retrain", refuse)
+    assert reproduce(tmp_path, "--only", "mini-cnn4,mini-meta*") == 1
+    methods = {name.split("/")[-1].rpartition(".2w")[0] for name in records(tmp_path)}
+    assert methods == {"fine-tuning.train", "nearest-neighbour.train", "meta-nsn.train"}
+    assert capsys.readouterr().err.count("done again") == 2
+
+
+def test_an_evaluation_that_fails_keeps_no_other_of_the_run_from_being_done(
+    tmp_path, monkeypatch, capsys
+):
+    real = few_shot_runs.evaluate_run
+
+    def fail(run, *args, **options):
+        if options["method"] == "fine-tuning":
+            raise ValueError("no fine-tuning today")
+        return real(run, *args, **options)
+
+    monkeypatch.setattr(few_shot_runs, "evaluate_run", fail)
+    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
+    assert sorted(name.split("/")[-1].split(".2w")[0] for name in records(tmp_path)) == [
+        "nearest-neighbour.train",
+        "nearest-neighbour.train+val",
+    ]
+    assert capsys.readouterr().err.count("no fine-tuning today") == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({}, []),
+        ({"seed": 5}, ["start"]),
+        ({"budget": 0.5, "config": {"steps": 3, "drops": [2]}}, []),
+        ({"budget": 0.5}, ["start"]),
+        ({"classes": "train+val"}, ["start"]),
+        ({"recipe": "mini-cnn4"}, ["start"]),
+        ({"config": {"lr": 0.5}}, ["start"]),
+        ({"config": {"steps": 1, "drops": []}}, ["start"]),
+    ],
+)
+def test_a_start_is_of_its_recipe_and_the_same_seed_and_classes(done, tmp_path, changes, fields):
+    folder = shutil.copytree(done / "runs/mini-tadam-1-seed4", tmp_path / "run")
+    path = folder / "environment.json"
+    content = json.loads(path.read_text())
+    config = content["start"]["config"] | changes.get("config", {})
+    content["start"] |= changes | {"config": config}
+    path.write_text(json.dumps(content))
+    assert few_shot_records.overridden(session.read_run(folder, session.FewShotRun)) == fields
+
+
+@pytest.mark.parametrize(
+    ("data", "part", "message"),
+    [("other", "test", "must be of the data at hand"), (None, "val", "trained on the validation")],
+)
+def test_tasks_of_other_data_or_of_classes_that_are_known_are_refused(done, data, part, message):
+    folder = done / "runs/mini-cnn4-1-seed4-all"
+    run, split = session.read_run(folder, session.FewShotRun), make_split()
+    tasks = draw_tasks(
+        split.part(part), TaskSizes(ways=2, shots=2, queries=3), 5, seed=0,
+        data=data or split.digest, part=part,
+    )  # fmt: skip
+    with pytest.raises((ValueError, RunError), match=message):
+        few_shot_evaluation.evaluate_run(run, split, tasks)
+
+
+@pytest.mark.parametrize(
+    ("method", "finished", "message"),
+    [
+        ("protonet", True, "`method` must be one of .*, got 'protonet'; nearest: proto"),
+        (None, False, "is not finished; nsim fewshot train --resume"),
+    ],
+)
+def test_nothing_is_tried_of_a_wrong_method_or_of_half_a_run(
+    done, tmp_path, method, finished, message
+):
+    folder = shutil.copytree(done / "runs/mini-cnn4-1-seed4", tmp_path / "run")
+    run, split = session.read_run(folder, session.FewShotRun), make_split()
+    if not finished:
+        run.summary.unlink()
+    sizes = TaskSizes(ways=2, shots=2, queries=3)
+    tasks = draw_tasks(split.test, sizes, 6, seed=0, data=split.digest, part="test")
+    before = set(folder.rglob("*"))
+    with pytest.raises((ValueError, RunError), match=message):
+        few_shot_evaluation.evaluate_run(run, split, tasks, method=method, device="cpu")
+    assert set(folder.rglob("*")) == before
+
+
+def test_several_processes_for_a_gpu_are_refused_before_training(tmp_path, monkeypatch, capsys):
+    gpu = Runtime(torch.device("cuda"), "fp32", True)
+    monkeypatch.setattr(few_shot_reproduce, "choose_runtime", lambda *_: gpu)
+    assert reproduce(tmp_path, "--processes", "2") == 2
+    assert "`processes` must be 1 on cuda, got 2" in capsys.readouterr().err
+    assert reproduce(tmp_path, "--dry-run") == 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch):
+    """Whichever precision is the faster one today; what is there in another one is not used."""
+    folder = shutil.copytree(done / "runs/mini-anil-1-seed4", tmp_path / "run")
+    shutil.rmtree(folder / "evaluations")
+    path = folder / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"precision": "bf16"}))
+    run, split, told = session.read_run(folder, session.FewShotRun), make_split(), []
+
+    def note(*_, runtime, done, processes, **__):
+        told.append((runtime.precision, len(done), processes))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(few_shot_evaluation, "evaluate", note)
+    sizes = TaskSizes(ways=2, shots=2, queries=3)
+    tasks = draw_tasks(split.test, sizes, 5, seed=0, data=split.digest, part="test")
+    best = find_checkpoint(run, usual_checkpoint(run))
+    what = {"tasks": tasks.digest, "checkpoint": best.name}
+    name = "anil.train.2w2s3q.test-5-0.support.4.partial"
+    for precision in ("bf16", "fp32"):
+        content = {"of": what | {"precision": precision}, "seconds": 1.0, "correct": [6, 6]}
+        (folder / "evaluations").mkdir(exist_ok=True)
+        (folder / "evaluations" / name).write_text(json.dumps(content))
+        with pytest.raises(KeyboardInterrupt):
+            few_shot_evaluation.evaluate_run(run, split, tasks, device="cpu", processes=3)
+    assert told == [("bf16", 2, 3), ("bf16", 0, 3)]
+
+
+def test_two_calls_do_not_train_one_run(tmp_path, capsys):
+    assert reproduce(tmp_path, "--only", "mini-anil") == 0
+    capsys.readouterr()
+    for path in records(tmp_path).values():
+        path.unlink()
+    with few_shot_runs._alone(tmp_path / "runs" / "mini-anil-1-seed4"):
+        assert reproduce(tmp_path, "--only", "mini-anil") == 1
+    assert "another process works on" in capsys.readouterr().err
+    assert reproduce(tmp_path, "--only", "mini-anil") == 0
+
+
+def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):
+    assert reproduce(tmp_path, "--only", "mini-anil") == 0
+    (own,) = records(tmp_path).values()
+    own.unlink()
+    run = tmp_path / "runs" / "mini-anil-1-seed4"
+    sizes = ["--ways", "2", "--shots", "2", "--queries", "3", "--tasks", "5"]
+    words = ["fewshot", "evaluate", str(run), *sizes, "--batch-norm", "transductive"]
+    assert cli.main(words) == 0
+    capsys.readouterr()
+    for path in (run / "evaluations").glob("*.support.*"):
+        path.unlink()
+    assert reproduce(tmp_path, "--only", "mini-anil") == 0
+    assert "1 to evaluate" in capsys.readouterr().out
+    assert own.exists()
+
+
+def test_runs_on_other_classes_than_their_folder_says_are_refused(tmp_path, capsys):
+    folder = tmp_path / "runs" / "mini-cnn4-1-seed4-all"
+    session.train(replace(NAMING, seed=4), name="mini-cnn4", out=folder, device="cpu")
+    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
+    assert "it differs in train_on" in " ".join(capsys.readouterr().err.split())
+
+
+def test_records_name_no_folder_of_the_machine(done):
+    assert records(done)
+    for path in records(done).values():
+        assert str(done) not in path.read_text()
+
+
+def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
+    folder = shutil.copytree(done / "runs/mini-tadam-1-seed4-all", tmp_path / "run")
+    path = folder / "environment.json"
+    content = json.loads(path.read_text())
+
+    def overridden():
+        return few_shot_records.overridden(session.read_run(folder, session.FewShotRun))
+
+    assert overridden() == []
+    content["start"]["config"]["steps"] += 1
+    path.write_text(json.dumps(content))
+    assert overridden() == ["start"]

@@ -1,0 +1,244 @@
+import json
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from neural_similarity import models
+from neural_similarity.lab.paper import TABLES
+from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, GROUPS, RECIPES, Recipe
+from neural_similarity.lab.recipes.cifar import CIFAR
+from neural_similarity.lab.recipes.imagenet import IMAGENET
+from neural_similarity.lab.recipes.released import RELEASED
+from neural_similarity.lab.recipes.studies import ABLATIONS, CHEAPER, CONTROLS, RIVALS
+from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scaled
+from neural_similarity.models import counts
+from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, SphereNet, Static
+
+NORMED = SphereNet(batch_norm=True)
+TABLE_8 = ("wide-cnn", "wide-cnn-attention", "spherenet", "spherenet-attention")
+
+
+def count(name):
+    recipe = RECIPES[name]
+    options = {"similarity": recipe.similarity, "width": recipe.width, "variant": recipe.variant}
+    model = models.build(recipe.model, 10, in_channels=3, image_size=32, **options)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_names_are_those_of_the_papers_table_and_the_quick_start():
+    ours = ("cnn", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
+    ours += ("static-dns-j", "dynamic-dns-j", "dynamic-dns-cnn", "dynamic-dns-shared", *TABLE_8)
+    sets = ("cifar10", "cifar100")
+    nets = ("resnet18", "resnet50")
+    imagenet = [f"{net}{kind}" for net in nets for kind in ("", "-static-dns", "-dynamic-dns")]
+    imagenet += ["cnn10", "cnn10++", "cnn10-dynamic-dns"]
+    names = {"quickstart", *(f"{data}-{name}" for data in sets for name in ours)}
+    names |= {f"imagenet-{name}" for name in imagenet}
+    studies = ABLATIONS.keys() | CHEAPER.keys() | CONTROLS.keys() | RIVALS.keys()
+    assert set(RECIPES) == names | studies | RELEASED.keys()
+    assert len(RECIPES) == sum(map(len, GROUPS.values()))
+    descriptions = [text for group in GROUPS.values() for text, _ in group.values()]
+    assert all("\n" not in text and len(text) < 80 for text in descriptions)
+
+
+@pytest.mark.parametrize("name", [name for name in CIFAR if not name.endswith(TABLE_8)])
+def test_cifar_recipes_differ_in_data_network_and_similarity_only(name):
+    recipe = RECIPES[name]
+    same = replace(recipe, similarity=None, model="cnn9", dataset="cifar10")
+    assert same == RECIPES["cifar10-cnn"]
+    assert (recipe.dataset, recipe.validation) == (name.partition("-")[0], 0)
+    assert (recipe.steps, recipe.drops, recipe.drop_factor) == (64_000, (34_000, 54_000), 0.1)
+    assert (recipe.lr, recipe.momentum, recipe.batch_size) == (0.1, 0.9, 128)
+    assert (recipe.crop, recipe.flip, recipe.weight_decay) == (4, True, 5e-4)
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_table_8_is_mildly_augmented_and_trained_by_adam(data):
+    plain, attentive, sphere, both = (RECIPES[f"{data}-{name}"] for name in TABLE_8)
+    assert (plain.optimizer, plain.lr, plain.crop, plain.flip) == ("adam", 1e-3, 0, True)
+    assert (plain.steps, plain.drops) == (64_000, (34_000, 54_000))
+    assert replace(attentive, model="cnn9_wide") == plain
+    assert replace(sphere, model="cnn9_wide", orthogonality=0.0) == plain
+    assert replace(both, model="spherenet9") == sphere
+    assert sphere.orthogonality == 1e-4
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_imagenet_recipes_have_the_papers_schedule(name):
+    recipe = RECIPES[name]
+    assert (recipe.steps, recipe.drops) == (600_000, (200_000, 375_000, 550_000))
+    assert (recipe.lr, recipe.momentum, recipe.batch_size) == (0.1, 0.9, 128)
+    assert (recipe.dataset, recipe.image_size, recipe.crop) == ("imagenet", None, 0)
+    assert recipe.weight_decay == (1e-4 if "resnet" in name else 5e-4)
+    kinds = {"static-dns": Static(Diagonal()), "dynamic-dns": Dynamic(Diagonal(), NORMED)}
+    kind = next((kind for kind in kinds if name.endswith(kind)), None)
+    assert recipe.similarity == (kinds[kind] if kind else None)
+    nets = {"cnn10++": "cnn10_plus", "cnn10": "cnn10", "resnet18": "resnet18"}
+    assert recipe.model == next((nets[net] for net in nets if net in name), "resnet50")
+
+
+def test_table_5_has_the_papers_parameters():
+    for row in TABLES["5"].rows:
+        recipe = RECIPES[row.recipe]
+        with torch.device("meta"):
+            model = models.build(recipe.model, 1000, similarity=recipe.similarity)
+        assert counts.parameters(model) / 1e6 == pytest.approx(row.parameters, abs=0.011)
+
+
+def test_every_row_of_every_table_has_its_recipe():
+    assert not [row for table in TABLES.values() for row in table.rows if not row.has_recipe]
+    assert {row.recipe for row in TABLES["1-cifar100"].rows} <= CIFAR.keys()
+    assert {row.paper for row in TABLES["8-cifar100"].rows} == {None}
+
+
+@pytest.mark.parametrize(
+    "name", [name for group in (ABLATIONS, CHEAPER, CONTROLS, RIVALS) for name in group]
+)
+def test_studies_differ_from_the_papers_recipe_in_one_thing(name):
+    recipe = RECIPES[name]
+    usual = RECIPES["cifar10-cnn"]
+    changed = {f.name for f in fields(Recipe) if getattr(recipe, f.name) != getattr(usual, f.name)}
+    assert len(changed) == 1
+    assert changed <= {"similarity", "inputs", "label_smoothing", "padding", "width", "model"}
+
+
+@pytest.mark.parametrize("name", [*CHEAPER, "cifar10-dynamic-dns-per-image"])
+def test_cheaper_predictors_differ_in_one_option(name):
+    usual, cheaper = (RECIPES[n].similarity.predictor for n in ("cifar10-dynamic-dns", name))
+    changed = [f.name for f in fields(usual) if getattr(usual, f.name) != getattr(cheaper, f.name)]
+    assert len(changed) == 1
+
+
+def test_the_control_has_as_many_multiplications_as_dynamic_dns():
+    def macs(name):
+        recipe = RECIPES[name]
+        options = {"similarity": recipe.similarity, "width": recipe.width}
+        with torch.device("meta"):
+            return counts.macs(models.build(recipe.model, 10, **options), 3, 32, 32)
+
+    ratio = macs("cifar10-cnn-macs") / macs("cifar10-dynamic-dns")
+    assert ratio == pytest.approx(0.997, abs=5e-4)
+
+
+def test_similarities_are_those_of_the_names():
+    assert RECIPES["cifar10-static-dns"].similarity == Static(Diagonal())
+    assert RECIPES["cifar10-static-uns"].similarity == Static(Full())
+    assert RECIPES["cifar10-dynamic-dns"].similarity == Dynamic(Diagonal(), NORMED)
+    assert RECIPES["cifar10-dynamic-uns"].similarity == Dynamic(Full(), NORMED)
+    assert RECIPES["cifar10-static-dns-j"].similarity == Static(Masked(Diagonal()))
+    assert RECIPES["cifar10-dynamic-dns-j"].similarity == Dynamic(Masked(Diagonal()), NORMED)
+    cnn, shared = (RECIPES[f"cifar10-dynamic-dns-{name}"].similarity for name in ("cnn", "shared"))
+    assert cnn == Dynamic(Diagonal(), predictor=CNN(batch_norm=True))
+    assert shared == Dynamic(Diagonal(), predictor=Shared(batch_norm=True))
+    for name in [name for name in CIFAR if name.startswith("cifar100")]:
+        assert RECIPES[name].similarity == RECIPES[name.replace("100", "10")].similarity
+    assert isinstance(RECIPES["quickstart"].similarity, Dynamic)
+    assert isinstance(RECIPES["quickstart"].similarity.structure, Diagonal)
+
+
+@pytest.mark.parametrize(
+    ("names", "largest"),
+    [
+        ([name for name in CIFAR if not name.endswith(TABLE_8)], "cifar10-cnn++"),
+        ([name for name in RELEASED if "sphere" not in name], "cifar10-cnn++@released"),
+    ],
+)
+def test_cnn_plus_plus_has_slightly_more_parameters_than_every_other_network(names, largest):
+    sizes = {name: count(name) for name in names if name.startswith("cifar10-")}
+    *_, second, first = sorted(sizes, key=lambda name: sizes[name])
+    assert first == largest
+    assert sizes[first] < 1.05 * sizes[second]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_survive_json(name):
+    assert recipe_from_json(json.loads(json.dumps(recipe_to_json(RECIPES[name])))) == RECIPES[name]
+
+
+def test_every_field_and_part_of_a_similarity_survives_json():
+    similarity = Dynamic(Full(), predictor=SphereNet(hidden=5), init="released")
+    recipe = replace(RECIPES["quickstart"], similarity=similarity, drops=(), image_size=20)
+    record = recipe_to_json(recipe)
+    assert set(record) == {field.name for field in fields(Recipe)}
+    assert recipe_from_json(json.loads(json.dumps(record))) == recipe
+
+
+def test_budget_changes_steps_and_drops_only():
+    recipe = RECIPES["cifar10-dynamic-uns"]
+    small = scaled(recipe, 0.02)
+    assert (small.steps, small.drops) == (1_280, (680, 1_080))
+    assert replace(small, steps=64_000, drops=recipe.drops) == recipe
+    assert scaled(recipe, 1) == recipe
+
+
+def test_every_recipe_can_be_scaled_to_any_budget():
+    for recipe in (*RECIPES.values(), *FEW_SHOT_RECIPES.values()):
+        for budget in (1e-9, 1e-5, 3e-5, 1e-4, 1e-3, 0.125, 4):
+            drops = scaled(recipe, budget).drops
+            assert list(drops) == sorted(set(drops))
+
+
+@pytest.mark.parametrize("field", ["norm_momentum", "drop_factor"])
+def test_a_share_may_be_the_whole(field):
+    assert getattr(Recipe(**{field: 1.0}), field) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "`steps` must be above 0, got 0"),
+        ({"lr": -0.1}, "`lr` must be above 0, got -0.1"),
+        ({"crop": -1}, "`crop` must not be negative, got -1"),
+        ({"lr": math.inf}, "`lr` must be finite, got inf"),
+        ({"lr": math.nan}, "`lr` must be finite, got nan"),
+        ({"weight_decay": math.inf}, "`weight_decay` must be finite, got inf"),
+        ({"momentum": 1.0}, "`momentum` must be below 1, got 1.0"),
+        ({"momentum": 2}, "`momentum` must be below 1, got 2"),
+        ({"label_smoothing": 2.0}, "`label_smoothing` must be below 1, got 2.0"),
+        ({"batch_size": 2.5}, "`batch_size` must be an integer, got 2.5"),
+        ({"steps": "10"}, "`steps` must be an integer, got '10'"),
+        ({"lr": "0.1"}, "`lr` must be a number, got '0.1'"),
+        ({"norm_momentum": 5.0}, "`norm_momentum` must be at most 1, got 5.0"),
+        ({"drop_factor": 10.0}, "`drop_factor` must be at most 1, got 10.0"),
+        ({"image_size": 2.5}, "`image_size` must be an integer of at least 1, got 2.5"),
+        ({"drops": (2.5,)}, "`drops` must be a tuple of integers, got"),
+        (
+            {"similarity": Full()},
+            "`similarity` must be None, a text, an ns.Static or an ns.Dynamic",
+        ),
+        ({"image_size": 0}, "`image_size` must be an integer of at least 1, got 0"),
+        ({"image_size": -3}, "`image_size` must be an integer of at least 1, got -3"),
+        ({"steps": 100}, r"`drops` must rise, .* below `steps` = 100, got \(34000, 54000\)"),
+        ({"drops": (5, 3)}, r"`drops` must rise, .* got \(5, 3\)"),
+        ({"drops": (3, 3)}, r"`drops` must rise, .* got \(3, 3\)"),
+        ({"drops": (0,)}, r"`drops` must rise, from 1 on, .* got \(0,\)"),
+        ({"drops": (-5,)}, r"`drops` must rise, from 1 on, .* got \(-5,\)"),
+        ({"checkpoint_seconds": 301.0}, "above 0 and at most 300, got 301.0"),
+        ({"model": "cnn10", "variant": "released"}, '`variant` must be "paper" for cnn10, got '),
+        ({"model": "cnn8"}, "`model` must be one of .*, got 'cnn8'; nearest: cnn9"),
+        ({"dataset": "cifar11"}, "`dataset` must be one of .*, got 'cifar11'; nearest: cifar10"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**changes)
+
+
+def test_few_shot_methods_have_the_tasks_and_rates_of_their_papers():
+    sizes = {
+        **{"proto": (20, 5, 5, 1, 1e-3), "proto-1shot": (30, 1, 5, 1, 1e-3)},
+        **{"relation": (5, 5, 10, 1, 1e-3), "relation-1shot": (5, 1, 15, 1, 1e-3)},
+        **{"maml": (5, 5, 15, 4, 1e-3), "leo": (5, 5, 15, 12, 4.102361e-4)},
+        **{"leo-1shot": (5, 1, 15, 12, 2.739071e-4)},
+    }
+    for name, wanted in sizes.items():
+        r = FEW_SHOT_RECIPES[f"mini-{name}"]
+        assert (r.ways, r.shots, r.queries, r.meta_batch, r.lr) == wanted, name
+    for name, r in FEW_SHOT_RECIPES.items():
+        if r.method in ("maml", "maml-first-order", "anil", "meta-nsn"):
+            assert (r.crop, r.flip, r.drops) == (0, False, ()), name
+        elif name != "fewshot-quickstart":
+            assert r.drops == tuple(round(share * r.steps) for share in (0.6, 0.85)), name
+    assert FEW_SHOT_RECIPES["mini-cnn4-64"].width == 2 * FEW_SHOT_RECIPES["mini-cnn4"].width

@@ -1,0 +1,686 @@
+"""Every method against a few independent lines, and many tasks against one at a time."""
+
+from collections import OrderedDict
+from copy import deepcopy
+
+import pytest
+import torch
+from tiny_classes import make_images
+from torch import nn
+from torch.nn import functional as F
+
+from neural_similarity import models
+from neural_similarity.lab.data import Preprocess
+from neural_similarity.lab.tasks.few_shot import Episode
+from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
+from neural_similarity.lab.tasks.few_shot.evaluate import evaluate, use_statistics
+from neural_similarity.lab.tasks.few_shot.gradient import Phase
+from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, CosineLinear, FineTuning
+from neural_similarity.lab.tasks.few_shot.method import Method
+from neural_similarity.lab.tasks.few_shot.methods import METHODS
+from neural_similarity.lab.tasks.few_shot.metric import (
+    FullContext,
+    MatchingNet,
+    NearestNeighbour,
+    ProtoNet,
+    squared_distances,
+)
+from neural_similarity.lab.tasks.few_shot.relation import RelationNet
+from neural_similarity.lab.tasks.few_shot.static import StaticTuning
+from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
+from neural_similarity.lab.tasks.few_shot.tuning import Tuning
+from neural_similarity.lab.train import choose_runtime
+
+WAYS, SHOTS, FEATURES = 3, 2, 7
+SIZES = TaskSizes(ways=WAYS, shots=SHOTS)
+LABELS = torch.arange(WAYS).repeat_interleave(SHOTS)
+SHORT = Tuning(epochs=3)
+
+
+def features(*shape, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, FEATURES, dtype=torch.float64, generator=random)
+
+
+def network(**options):
+    torch.manual_seed(0)
+    chosen = {"in_channels": 1, "image_size": 16, "width": 0.1} | options
+    return models.build("convnet4", 5, **chosen)
+
+
+def images(count, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 1, 16, 16, generator=random)
+
+
+def each(predict, query):
+    """Apply a function of one query to every query."""
+    return torch.stack([predict(q) for q in query])
+
+
+def test_proto_net():
+    support, query = features(6), features(4, seed=1)
+
+    def by_hand(q):
+        means = [support[LABELS == c].mean(0) for c in range(WAYS)]
+        return torch.stack([-(torch.dist(q, mean) ** 2) for mean in means])
+
+    found = ProtoNet(nn.Identity()).adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, each(by_hand, query))
+
+
+@pytest.mark.parametrize("similarity", [None, "dynamic-diagonal"])
+def test_proto_net_starts_with_small_distances_in_the_same_order(similarity):
+    query = images(5, seed=1)
+    start, usual = (
+        build(network(similarity=similarity)).eval()
+        for build in (
+            lambda net: METHODS["proto"].build(net, SIZES),
+            lambda net: ProtoNet(net[:-1]),
+        )
+    )
+    scores, expected = (
+        method.adapt(method.embed(images(6)), LABELS, WAYS)(method.embed(query))
+        for method in (start, usual)
+    )
+    torch.testing.assert_close(scores, 0.01 * expected)
+
+
+@pytest.mark.parametrize("model", ["resnet12", "resnet18", "cnn9", "convnet4", "wrn28_10"])
+def test_proto_net_shrinks_what_comes_out_of_one_normalisation(model):
+    """Anything else, such as one branch of a residual block, would be another embedding."""
+    torch.manual_seed(0)
+    net = models.build(model, 3, width=0.05, image_size=32).eval()
+    plain = ProtoNet(deepcopy(net)[:-1]).eval()
+    x = torch.randn(3, 3, 32, 32)
+    before, after = plain.embed(x), METHODS["proto"].build(net, SIZES).eval().embed(x)
+    scale = 0.1 if model in ("cnn9", "convnet4", "wrn28_10") else 1.0
+    torch.testing.assert_close(after, scale * before)
+
+
+def test_nearest_neighbour():
+    support, query = features(6), features(4, seed=1)
+
+    def by_hand(q):
+        near = [F.cosine_similarity(q, s, dim=0) for s in support]
+        return torch.stack([max(near[2 * c], near[2 * c + 1]) for c in range(WAYS)])
+
+    found = NearestNeighbour(nn.Identity()).adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, each(by_hand, query))
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_matching_net(scale):
+    support, query = features(6), features(4, seed=1)
+
+    def by_hand(q):
+        votes = torch.stack([scale * F.cosine_similarity(q, s, dim=0) for s in support]).exp()
+        return torch.stack([votes[LABELS == c].sum() / votes.sum() for c in range(WAYS)])
+
+    found = MatchingNet(nn.Identity(), scale=scale).adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found.exp(), each(by_hand, query))
+
+
+def test_full_context():
+    """The equations of the paper's appendix, one image at a time."""
+    torch.manual_seed(0)
+    context = FullContext(FEATURES, steps=2).double()
+    support, query = features(6), features(4, seed=1)
+    forth, back = [], []
+    for read, order in ((forth, range(6)), (back, reversed(range(6)))):
+        suffix = "" if read is forth else "_reverse"
+        cell = nn.LSTMCell(FEATURES, FEATURES).double()
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        cell.load_state_dict({n: getattr(context.reader, f"{n}_l0{suffix}") for n in names})
+        state = None
+        for i in order:
+            state = cell(support[i], state)
+            read.append((i, state[0]))
+    keys = [support[i] + dict(forth)[i] + dict(back)[i] for i in range(6)]
+
+    def by_hand(q):
+        h, c = q, torch.zeros_like(q)
+        for _ in range(2):
+            attention = torch.stack([h @ key for key in keys]).softmax(0)
+            read = sum(a * key for a, key in zip(attention, keys, strict=True))
+            h, c = context.cell(torch.cat([q, read]), (h, c))
+            h = h + q
+        return h
+
+    found = context(support, query)
+    torch.testing.assert_close(found[0], torch.stack(keys))
+    torch.testing.assert_close(found[1], each(by_hand, query))
+
+
+def test_relation_net():
+    torch.manual_seed(0)
+    method = RelationNet(nn.Identity(), channels=2).double().eval()
+    support = features(6, 2, 5)
+    query = features(4, 2, 5, seed=1)
+
+    def by_hand(q):
+        sums = [support[LABELS == c].sum(0) for c in range(WAYS)]
+        return torch.cat([method.compare(torch.cat([q, s])[None])[0] for s in sums])
+
+    found = method.adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, each(by_hand, query))
+    episode = Episode(support, LABELS, query, torch.tensor([0, 1, 2, 0]))
+    wanted = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    error = ((found.sigmoid() - wanted) ** 2).mean()
+    torch.testing.assert_close(method.loss(episode), error)
+
+
+def test_relation_net_embeds_by_four_layers_with_relu():
+    torch.manual_seed(0)
+    source = network()
+    method = METHODS["relation"].build(source, SIZES).eval()
+    layers = dict(source.eval().named_children())
+    x = images(3)
+    maps = x
+    for i in range(1, 5):
+        conv, norm = layers[f"conv{i}_1"][:2]
+        maps = norm(conv(maps)).relu()
+        maps = nn.functional.max_pool2d(maps, 2) if i < 3 else maps
+    found = method.embed(x)
+    torch.testing.assert_close(found, maps)
+    assert found.shape[-2:] == (4, 4)
+    assert found.min() == 0
+
+
+def test_losses_of_metrics_are_cross_entropies():
+    support, query = features(6), features(4, seed=1)
+    targets = torch.tensor([0, 1, 2, 0])
+    for method in (ProtoNet(nn.Identity()), MatchingNet(nn.Identity(), scale=2.0)):
+        logits = method.adapt(support, LABELS, WAYS)(query)
+        by_hand = -logits.log_softmax(1)[torch.arange(4), targets].mean()
+        found = method.loss(Episode(support, LABELS, query, targets))
+        torch.testing.assert_close(found, by_hand)
+
+
+def textbook(layer, support, tuning):
+    """Fine-tuning as everybody writes it."""
+    optimizer = torch.optim.SGD(
+        layer.parameters(), lr=0.01, momentum=0.9, dampening=0.9, weight_decay=1e-3
+    )
+    for chosen in tuning.minibatches(len(support)):
+        optimizer.zero_grad()
+        F.cross_entropy(layer(support[chosen]), LABELS[chosen]).backward()
+        optimizer.step()
+    return layer
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_fine_tuning_is_the_textbooks(cosine):
+    support, query = features(6), features(4, seed=1)
+    weight = SHORT.first_weights(WAYS, FEATURES).double()
+    if cosine:
+        layer = CosineLinear(FEATURES, WAYS).double()
+        first = {"weight": weight, "gain": weight.norm(dim=1)}
+    else:
+        layer = nn.Linear(FEATURES, WAYS).double()
+        first = {"weight": weight, "bias": SHORT.first_weights(WAYS, FEATURES + 1)[:, 0].double()}
+    layer.load_state_dict(first)
+    kind = CosineFineTuning if cosine else FineTuning
+    found = kind(nn.Identity(), SHORT).adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, textbook(layer, support, SHORT)(query).detach())
+
+
+def test_the_papers_tuning():
+    """100 passes in mini-batches of 4, every image once in each."""
+    chosen = list(Tuning().minibatches(25))
+    assert [len(part) for part in chosen] == [4, 4, 4, 4, 4, 4, 1] * 100
+    for epoch in range(100):
+        assert sorted(torch.cat(chosen[7 * epoch : 7 * epoch + 7]).tolist()) == list(range(25))
+    weights = Tuning().first_weights(5, 800)
+    assert weights.abs().max() <= 800**-0.5
+    assert weights.std() == pytest.approx(800**-0.5 / 3**0.5, rel=0.05)
+
+
+def test_cosine_linear_by_hand():
+    layer = CosineLinear(FEATURES, 4, scale=3.0).double()
+    nn.init.normal_(layer.gain)
+    x = features(2)
+    by_hand = [
+        3 * g * F.cosine_similarity(x, w[None])
+        for g, w in zip(layer.gain, layer.weight, strict=True)
+    ]
+    torch.testing.assert_close(layer(x), torch.stack(by_hand, 1))
+
+
+MANY = {
+    "proto": ProtoNet(nn.Identity()),
+    "nearest": NearestNeighbour(nn.Identity()),
+    "matching": MatchingNet(nn.Identity()),
+    "context": MatchingNet(nn.Identity(), FullContext(FEATURES).double(), scale=5.0),
+    "fine-tuning": FineTuning(nn.Identity(), SHORT),
+    "baseline++": CosineFineTuning(nn.Identity(), SHORT),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_tasks_are_as_one_by_one(name):
+    method = MANY[name]
+    assert method.at_once > 1
+    support, query = features(5, 6), features(5, 4, seed=1)
+    together = method.adapt(support, LABELS, WAYS)(query)
+    alone = [method.adapt(s, LABELS, WAYS)(q) for s, q in zip(support, query, strict=True)]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
+
+
+def test_many_relations_are_as_one_by_one():
+    method = RelationNet(nn.Identity(), channels=2).double().eval()
+    support, query = features(5, 6, 2, 4), features(5, 4, 2, 4, seed=1)
+    together = method.adapt(support, LABELS, WAYS)(query)
+    alone = [method.adapt(s, LABELS, WAYS)(q) for s, q in zip(support, query, strict=True)]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
+
+
+LONG = {
+    "fine-tuning": FineTuning(nn.Identity(), Tuning(epochs=20)),
+    "baseline++": CosineFineTuning(nn.Identity(), Tuning(epochs=20, lr=0.1)),
+}
+
+
+@pytest.mark.parametrize("labels", [LABELS, LABELS.flip(0), torch.tensor([0, 1, 2, 0, 1, 2])])
+@pytest.mark.parametrize("name", [*MANY, "relation"])
+def test_labels_may_come_in_any_order(name, labels):
+    shape = (6, 2, 4) if name == "relation" else (6,)
+    method = MANY.get(name) or RelationNet(nn.Identity(), channels=2).double().eval()
+    support, query = features(*shape), features(4, *shape[1:], seed=1)
+    method = method.double() if name == "context" else method
+    order = labels.argsort(stable=True)
+    if name in ("proto", "nearest", "matching", "relation"):
+        found = method.adapt(support, labels, WAYS)(query)
+        torch.testing.assert_close(found, method.adapt(support[order], LABELS, WAYS)(query))
+    else:  # the order of the images counts; what is learned of them is theirs all the same
+        far = features(len(labels)) + 20 * F.one_hot(labels, FEATURES)
+        method = LONG.get(name, method)
+        assert torch.equal(method.adapt(far, labels, WAYS)(far).argmax(1), labels)
+
+
+@pytest.mark.parametrize("similarity", ["none", "static-full"])
+def test_static_tuning_is_the_textbooks(similarity):
+    """M and head by torch's optimiser on a copy of the network, kernels and statistics fixed."""
+    tuning = Tuning(epochs=2)
+    base = network(similarity=similarity).eval()
+    for module in base.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    method = StaticTuning(base[:-1], base[-1].in_features, tuning)
+    support, query = images(6), images(4, seed=1)
+    found = method.adapt(support, LABELS, WAYS)(query)
+
+    other = StaticTuning(base[:-1], base[-1].in_features, tuning)  # copied, so its own M
+    head = nn.Linear(base[-1].in_features, WAYS)
+    head.load_state_dict(
+        {
+            "weight": tuning.first_weights(WAYS, head.in_features),
+            "bias": tuning.first_weights(WAYS, head.in_features + 1)[:, 0],
+        }
+    )
+    layer = nn.Sequential(OrderedDict(body=other.backbone.eval(), head=head))
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(name.endswith(".raw") or name.startswith("head"))
+    expected = textbook(layer, support, tuning)(query).detach()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
+    moved = [m for name, m in layer.named_parameters() if name.endswith(".raw")]
+    assert len(moved) == 4
+    assert all(m.abs().max() > 0 for m in moved)
+
+
+def episode():
+    targets = torch.arange(WAYS).repeat_interleave(2)
+    return Episode(images(6), LABELS, images(6, seed=1), targets)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.episodic])
+@pytest.mark.parametrize("similarity", ["static-diagonal", "dynamic-diagonal"])
+def test_training_by_tasks_reaches_every_parameter(name, similarity):
+    method = METHODS[name].build(network(similarity=similarity), SIZES)
+    method.loss(episode()).backward()
+    trained = {n: p for n, p in method.named_parameters() if p.requires_grad}
+    without = [n for n, p in trained.items() if p.grad is None]
+    # Predictors have no gradient while their gains are 0, at the first step.
+    assert [n for n in without if ".predictor." not in n] == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_predicts(name):
+    method = METHODS[name].build(network(similarity="static-diagonal"), SIZES).eval()
+    support, query = images(6), images(4, seed=1)
+    with torch.no_grad():
+        if method.fixed_embedding:
+            support, query = method.embed(support), method.embed(query)
+        logits = method.adapt(support, LABELS, WAYS)(query)
+    assert logits.shape == (4, WAYS)
+    assert logits.isfinite().all()
+    assert not logits.requires_grad
+
+
+def test_relation_net_needs_cnn4_or_cnn9():
+    other = models.build("resnet12", 5, image_size=16, width=0.1)
+    with pytest.raises(ValueError, match="`network` must be convnet4 or cnn9, whose maps are"):
+        METHODS["relation"].build(other, SIZES)
+
+
+def test_relation_net_of_cnn9_has_its_nine_convolutions_and_two_pools():
+    torch.manual_seed(0)
+    source = models.build("cnn9", 5, image_size=20, width=0.1).eval()
+    method = METHODS["relation"].build(source, SIZES).eval()
+    x = torch.randn(2, 3, 20, 20)
+    maps = nn.functional.pad(x, (2, 2, 2, 2))
+    for stage in (1, 2, 3):
+        for number in (1, 2, 3):
+            conv, norm = dict(source.named_children())[f"conv{stage}_{number}"][:2]
+            maps = norm(conv(maps)).relu()
+        maps = nn.functional.max_pool2d(maps, 2) if stage < 3 else maps
+    torch.testing.assert_close(method.embed(x), maps)
+
+
+class Counting(ProtoNet):
+    """Counts the images that are embedded."""
+
+    def embed(self, images):
+        self.seen = getattr(self, "seen", 0) + len(images)
+        return super().embed(images)
+
+
+@pytest.fixture(scope="module")
+def tested():
+    held = make_images(5, 10)
+    tasks = draw_tasks(
+        held, TaskSizes(ways=3, shots=2, queries=4), 6, seed=0, data="x", part="test"
+    )
+    return {"images": held, "tasks": tasks}
+
+
+RUNTIME = {"preprocess": Preprocess((0.5,), (0.25,)), "runtime": choose_runtime("cpu", "fp32")}
+
+
+def by_hand(method, tested):
+    """Right queries of every task, from images, one task at a time."""
+    found = []
+    draw, sizes = tested["tasks"].draw, tested["tasks"].sizes
+    for positions in zip(draw.support, draw.query, strict=True):
+        support, query = (RUNTIME["preprocess"](tested["images"].pixels[p]) for p in positions)
+        with torch.no_grad():
+            if method.fixed_embedding:
+                support, query = method.embed(support), method.embed(query)
+            logits = method.adapt(support, sizes.support_labels, sizes.ways)(query)
+        found.append((logits.argmax(1) == sizes.query_labels).sum())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", ["proto", "fine-tuning", "relation", "static-nsn", "anil"])
+def test_the_evaluator_counts_right_queries(tested, name):
+    method = METHODS[name].build(network(), SIZES)
+    for part in method.modules():
+        if hasattr(part, "tuning"):
+            part.tuning = SHORT
+    runtime = RUNTIME["runtime"].place(method)
+    told = []
+    found = evaluate(runtime, **tested, **RUNTIME, progress=told.append)
+    assert method.training
+    expected = by_hand(method.eval(), tested)
+    assert torch.equal(found, expected)
+    assert torch.equal(told[-1], expected)
+    assert found.dtype == torch.int64
+    later = evaluate(runtime, **tested, **RUNTIME, done=torch.tensor([-1, -1]))
+    assert later.tolist() == [-1, -1, *expected[2:]]
+
+
+def test_the_evaluator_leaves_every_mode_as_it_was(tested):
+    method = ProtoNet(network()[:-1])
+    method.backbone[0].eval()
+    modes = [part.training for part in method.modules()]
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    evaluate(method, **tested, **RUNTIME)
+    assert [part.training for part in method.modules()] == modes
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(method, **tested, **RUNTIME, progress=interrupt)
+    assert [part.training for part in method.modules()] == modes
+
+
+class Watching(ProtoNet):
+    """Embeds, for every task or once, and notes whether it was training then."""
+
+    def embed(self, images):
+        self.seen.update(part.training for part in self.modules())
+        return super().embed(images)
+
+    def adapt(self, support, labels, ways):
+        if self.fixed_embedding:
+            return super().adapt(support, labels, ways)
+        predict = super().adapt(self.embed(support), labels, ways)
+        return lambda query: predict(self.embed(query))
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_nothing_trains_while_it_is_tried(tested, fixed):
+    """Dropout and batch statistics would leak, also where each task is embedded for itself."""
+    method = Watching(network()[:-1]).train()
+    method.seen, method.fixed_embedding = set(), fixed
+    evaluate(method, **tested, **RUNTIME)
+    assert method.seen == {False}
+
+
+def test_features_are_computed_once(tested):
+    method = Counting(network()[:-1])
+    evaluate(method, **tested, **RUNTIME)
+    assert method.seen == len(tested["tasks"].images())
+    use_statistics(method, "support")
+    evaluate(method, **tested, **RUNTIME)
+    assert method.seen == len(tested["tasks"].images()) + 6 * 3 * (2 + 4)
+
+
+@pytest.mark.parametrize("statistics", ["support", "transductive"])
+def test_the_evaluator_uses_the_statistics_that_it_is_told(tested, statistics):
+    """By hand: the support set normalises the queries, or they do so themselves."""
+    net = network()
+    method = use_statistics(ProtoNet(net[:-1]), statistics)
+    assert method.statistics == statistics
+    found = evaluate(method, **tested, **RUNTIME)
+    plain = set_statistics(network()[:-1], None).train()
+    draw, sizes, right = tested["tasks"].draw, tested["tasks"].sizes, []
+    for positions in zip(draw.support, draw.query, strict=True):
+        support, query = (RUNTIME["preprocess"](tested["images"].pixels[p]) for p in positions)
+        with torch.no_grad():
+            shown = plain(support)
+            asked = (
+                plain(query) if statistics == "transductive" else _normalised(plain, support, query)
+            )
+        logits = ProtoNet(nn.Identity()).adapt(shown, sizes.support_labels, 3)(asked)
+        right.append((logits.argmax(1) == sizes.query_labels).sum())
+    assert torch.equal(found, torch.stack(right))
+
+
+def _normalised(plain, support, query):
+    """Layer by layer, queries by mean and variance of the support set."""
+    for layer in plain:
+        for part in layer if isinstance(layer, nn.Sequential) else [layer]:
+            if isinstance(part, nn.BatchNorm2d):
+                mean = support.mean((0, 2, 3), keepdim=True)
+                var = support.var((0, 2, 3), correction=0, keepdim=True)
+                support, query = ((x - mean) / (var + part.eps).sqrt() for x in (support, query))
+            else:
+                support, query = part(support), part(query)
+    return query
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_evaluated_in_bf16(tested, name):
+    method = METHODS[name].build(network(similarity="static-diagonal"), SIZES)
+    for part in method.modules():
+        if hasattr(part, "tuning"):
+            part.tuning = SHORT
+    options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
+    assert evaluate(method, **tested, **options).shape == (6,)
+
+
+@pytest.mark.parametrize("statistics", ["support", "transductive"])
+def test_features_are_compared_in_full_precision(tested, statistics):
+    """Embedding alone is in bf16, as in training and where features are kept."""
+    kinds = []
+
+    class Noted(ProtoNet):
+        def adapt(self, support, labels, ways):
+            kinds.append((torch.is_autocast_enabled("cpu"), support.dtype))
+            return super().adapt(support, labels, ways)
+
+    method = use_statistics(Noted(network()[:-1]), statistics)
+    options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
+    evaluate(method, **tested, **options)
+    assert kinds == [(False, torch.float32)] * 6
+
+
+class Moving(Method):
+    """Names class 0 until its weight has changed, and then class 1."""
+
+    fixed_embedding = False
+
+    def __init__(self):
+        super().__init__()
+        self.named = []
+        self.weight = nn.Parameter(torch.eye(3)[:, :1].clone())  # copies of views are not kept
+
+    def adapt(self, support, _labels, _ways):
+        with torch.enable_grad():
+            F.linear(support.flatten(1)[:, :1], self.weight)
+        with torch.no_grad():
+            self.weight.copy_(torch.eye(3)[:, 1:2])
+
+        def predict(query):
+            logits = F.linear(query.flatten(1)[:, :1].abs() + 1, self.weight)
+            self.named.append(logits.argmax(1).unique().item())
+            return logits
+
+        return predict
+
+
+def test_autocast_keeps_no_copies_of_what_changes(tested):
+    options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
+    method = Moving()
+    evaluate(method, **tested, **options)
+    assert method.named == [1] * 6
+
+
+def test_a_method_without_its_parts_says_what_is_missing():
+    method = Method()
+    with pytest.raises(NotImplementedError, match="Method must define adapt"):
+        method.adapt(images(1), LABELS[:1], 1)
+    with pytest.raises(NotImplementedError, match="Method is trained by classification"):
+        method.loss(episode())
+
+
+def test_running_statistics_that_training_did_not_keep_are_refused():
+    method = METHODS["anil"].build(network(), SIZES)
+    with pytest.raises(ValueError, match='kept no running statistics, got "running"'):
+        use_statistics(method, "running")
+    trained = network()
+    for norm in (*method.modules(), *trained.modules()):
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.num_batches_tracked.fill_(1)
+    with pytest.raises(ValueError, match="kept no running statistics"):
+        use_statistics(METHODS["anil"].build(trained, SIZES), "running")
+    assert use_statistics(method, "running").statistics == "running"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_have_the_statistics_that_the_list_says(name):
+    similarity = "static-diagonal" if name == "meta-nsn" else None
+    method = METHODS[name].build(network(similarity=similarity), SIZES)
+    assert method.statistics == METHODS[name].statistics
+
+
+@pytest.mark.parametrize(
+    ("name", "called"), [("static-nsn", "static NSN"), ("relation", "relation networks")]
+)
+def test_methods_of_no_batch_of_the_support_set_refuse_its_statistics(name, called):
+    method = use_statistics(METHODS[name].build(network(), SIZES), "support")
+    with pytest.raises(ValueError, match=rf"`statistics` must be .* for {called}.*got 'support'"):
+        method.adapt(images(6), LABELS, WAYS)
+
+
+def test_static_nsn_of_a_dynamic_network_is_refused():
+    with pytest.raises(ValueError, match=r"`backbone` must have convolutions that are plain or"):
+        METHODS["static-nsn"].build(network(similarity="dynamic-diagonal"), SIZES)
+
+
+def test_statistics_of_torchs_own_layers_are_called_what_they_are():
+    method = set_statistics(ProtoNet(network()[:-1]), "transductive")
+    assert set_statistics(method, None).statistics == "running"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Tuning(batch_size=0), "`batch_size` must be an integer of at least 1, got 0"),
+        (lambda: Tuning(epochs=-1), "`epochs` must be an integer of at least 1, got -1"),
+        (lambda: Tuning(lr=0), "`lr` must be positive, got 0"),
+        (lambda: Phase(fast=(), steps=1, rate=0.1), "`fast` must name a group at least, got none"),
+    ],
+)
+def test_steps_that_would_teach_nothing_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_static_tuning_in_float64():
+    net = network().double().eval()
+    method = StaticTuning(net[:-1], net[-1].in_features, Tuning(epochs=1))
+    logits = method.adapt(images(6).double(), LABELS, WAYS)(images(4).double())
+    assert logits.dtype == torch.float64
+
+
+def test_tuning_is_a_function_of_its_seed():
+    orders = [torch.cat([*Tuning(seed=seed).minibatches(25)]) for seed in (0, 0, 1)]
+    weights = [Tuning(seed=seed).first_weights(5, 8) for seed in (0, 0, 1)]
+    for same, again, other in (orders, weights):
+        assert torch.equal(same, again)
+        assert not torch.equal(same, other)
+
+
+def test_full_contexts_take_five_steps_and_cosines_are_a_hundredfold():
+    context = FullContext(FEATURES)
+    torch.manual_seed(0)
+    support, query = features(6).float(), features(4, seed=1).float()
+    five = deepcopy(context)
+    five.steps = 5
+    assert torch.equal(context(support, query)[1], five(support, query)[1])
+    found = MatchingNet(nn.Identity()).adapt(support, LABELS, WAYS)(query)
+    expected = MatchingNet(nn.Identity(), scale=100.0).adapt(support, LABELS, WAYS)(query)
+    assert torch.equal(found, expected)
+
+
+def test_distances_are_exact_far_from_the_origin():
+    x, y = features(4).float() + 1e3, features(3, seed=1).float() + 1e3
+    exact = (x.double()[:, None] - y.double()).square().sum(-1)
+    torch.testing.assert_close(squared_distances(x, y).double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_relations_are_two_convolutions_nine_cells_and_eight_units():
+    torch.manual_seed(0)
+    method = RelationNet(nn.Identity(), channels=2).double().eval()
+    numbers = list(method.compare.parameters())
+    (k1, b1, g1, s1, k2, b2, g2, s2, w1, c1, w2, c2) = numbers
+    assert w1.shape == (8, 2 * 3 * 3)
+    x = torch.randn(2, 4, 10, 14, dtype=torch.float64)
+    one, zero = torch.ones(2).double(), torch.zeros(2).double()
+    y = F.batch_norm(F.conv2d(x, k1, b1, padding=1), zero, one, g1, s1).relu()
+    y = F.batch_norm(F.conv2d(F.max_pool2d(y, 2), k2, b2, padding=1), zero, one, g2, s2).relu()
+    y = F.adaptive_max_pool2d(y, 3).flatten(1)
+    y = F.linear(F.linear(y, w1, c1).relu(), w2, c2)
+    torch.testing.assert_close(method.compare(x), y)
+
+
+def test_cosine_layers_start_with_the_lengths_of_their_kernels_as_gains():
+    """So twice what the plain layer of the same kernel gives for features of unit length."""
+    layer, x = CosineLinear(FEATURES, 4).double(), features(3)
+    plain = 2 * F.normalize(x, dim=1) @ layer.weight.T
+    torch.testing.assert_close(layer(x), plain, rtol=1e-6, atol=1e-6)

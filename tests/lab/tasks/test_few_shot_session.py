@@ -1,0 +1,495 @@
+import gc
+import json
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from kills import Killed, killed_after
+from tiny_classes import (
+    BY_NAMES,
+    BY_TASKS,
+    DRAW_CURVES,
+    LOAD,
+    TINY,
+    make_split,
+    tiny_classes_world,
+    train,
+)
+from tiny_classes import tiny_classes as tiny_classes
+from torch import nn
+
+from neural_similarity.lab import cli, data
+from neural_similarity.lab.cli import few_shot
+from neural_similarity.lab.data import ClassSplit
+from neural_similarity.lab.data.images import digest_of
+from neural_similarity.lab.paper.few_shot_records import read_evaluation
+from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
+from neural_similarity.lab.tasks.few_shot import partial, session
+from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
+from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning
+from neural_similarity.lab.tasks.few_shot.leo import Latent, Leo
+from neural_similarity.lab.tasks.few_shot.methods import METHODS
+from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
+from neural_similarity.lab.tasks.few_shot.objective import Episodes
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
+from neural_similarity.lab.tasks.few_shot.static import StaticTuning
+from neural_similarity.lab.tasks.few_shot.tasks import Draw, draw_tasks, read_tasks, write_tasks
+from neural_similarity.lab.tasks.few_shot.tuning import Tuning
+from neural_similarity.lab.train import RunError, choose_runtime, load, read_run
+from neural_similarity.lab.train.journal import Journal, read_lines
+from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
+from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
+
+pytestmark = pytest.mark.usefixtures("tiny_classes")
+
+
+def outcome(run):
+    weights = [load(run, which).state_dict() for which in ("last", "best")]
+    lines = [
+        {k: v for k, v in line.items() if k not in ("seconds", "images_per_second")}
+        for line in read_lines(run.metrics)
+    ]
+    return weights, lines
+
+
+@pytest.mark.parametrize("method", ["proto", "fine-tuning", "leo"])
+def test_resumed_runs_end_bit_identical(tmp_path, monkeypatch, method):
+    """Killed at the steps 4 and 5, both behind the checkpoint of step 3; LEO draws every time."""
+    recipe = {"proto": BY_TASKS, "fine-tuning": BY_NAMES}.get(method)
+    if recipe is None:
+        latent = Latent(size=4, rate=0.01, tuning_rate=0.01)  # 3 features bear no larger steps
+        leo = replace(METHODS["leo"], build=lambda network, _: Leo(network, latent))
+        monkeypatch.setitem(METHODS, "leo", leo)
+        start = str(train(tmp_path / "start").path)
+        recipe = replace(BY_TASKS, method=method, start=start)
+    expected = outcome(train(tmp_path / "whole", recipe))
+    killed_after(4, lambda: train(tmp_path, recipe))
+    torch.rand(5)
+    killed_after(5, lambda: session.resume(tmp_path / "run", device="cpu"))
+    found = outcome(session.resume(tmp_path / "run", device="cpu"))
+    assert found[1] == expected[1]
+    for ours, theirs in zip(found[0], expected[0], strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_best_step_on_validation_classes_is_kept(tmp_path):
+    run = train(tmp_path, BY_TASKS)
+    lines = [line for line in read_lines(run.metrics) if "validation_accuracy" in line]
+    assert [(line["step"], line["batch_norm"]) for line in lines] == [
+        (step, "running") for step in (2, 4, 6)
+    ]
+    best = max(lines, key=lambda line: line["validation_accuracy"])
+    summary = json.loads(run.summary.read_text())
+    assert summary["best_checkpoint"] == {
+        "step": best["step"],
+        "validation_accuracy": best["validation_accuracy"],
+        "batch_norm": "running",
+    }
+    split = make_split()
+    sizes = BY_TASKS.select_sizes
+    tasks = draw_tasks(split.val, sizes, 4, seed=1, data=split.digest, part="val")
+    runtime = choose_runtime("cpu", "fp32")
+    method = load_method(run, "best")
+    right = evaluate(method, split.val, tasks, preprocess=run.preprocess, runtime=runtime)
+    mean = right.double().mean().item() / len(sizes.query_labels)
+    assert mean == best["validation_accuracy"]
+
+
+def test_lines_of_training_by_tasks_have_no_accuracy(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "draw_learning_curves", DRAW_CURVES)
+    run = train(tmp_path, replace(BY_TASKS, select_on="none"))
+    assert all("accuracy" not in line for line in read_lines(run.metrics))
+    assert all(line["images_per_second"] > 0 for line in read_lines(run.metrics))
+    assert run.classes == ("c0", "c1", "c2", "c3", "c4")
+    assert (run.plots / "learning-curves.png").exists()
+
+
+def test_training_by_tasks_is_the_textbooks(tmp_path):
+    """The mean loss of two tasks a step, Adam, by hand."""
+    recipe = replace(BY_TASKS, steps=3, drops=(), select_on="none", lr=0.01)
+    run = train(tmp_path, recipe)
+    runtime = choose_runtime("cpu", "fp32")
+    tasks = Episodes(recipe, make_split().train, run.preprocess, runtime)
+    method = runtime.place(run.build()).train()
+    optimizer = torch.optim.Adam(method.parameters(), lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        for task in (tasks.at(2 * step), tasks.at(2 * step + 1)):
+            (method.loss(task) / 2).backward()
+        optimizer.step()
+    trained = load(run).state_dict()
+    for name, value in method.state_dict().items():
+        torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_tasks_of_a_step_keep_their_graphs_one_after_another(monkeypatch):
+    recipe, split = replace(BY_TASKS, meta_batch=4), make_split()
+    runtime, preprocess = choose_runtime("cpu", "fp32"), data.Preprocess.fit(split.train)
+    method, graphs = ProtoNet(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())), []
+
+    def loss(task):
+        gc.collect()
+        alive = sum(graph() is not None for graph in graphs)
+        value = ProtoNet.loss(method, task)
+        graphs.append(weakref.ref(value))
+        assert alive == 0
+        return value
+
+    monkeypatch.setattr(method, "loss", loss)
+    Episodes(recipe, split.train, preprocess, runtime).differentiate(method)
+    assert len(graphs) == 4
+
+
+def test_training_tasks_are_functions_of_their_number():
+    split, runtime = make_split(), choose_runtime("cpu", "fp32")
+    preprocess = data.Preprocess.fit(split.train)
+    one, other = (Episodes(BY_TASKS, split.train, preprocess, runtime) for _ in range(2))
+    one.at(3)
+    assert torch.equal(one.at(7).support, other.at(7).support)
+    assert not torch.equal(one.at(7).support, one.at(8).support)
+    assert one.at(7).query.shape == (2 * 3, 1, 16, 16)
+    still = Episodes(replace(BY_TASKS, crop=0, flip=False), split.train, preprocess, runtime)
+    assert not torch.equal(still.at(0).support, still.at(1).support)
+    known = preprocess(split.train.pixels).flatten(1)
+    assert all((row == known).all(1).any() for row in still.at(0).support.flatten(1))
+
+
+@pytest.mark.parametrize("method", ["proto", "fine-tuning"])
+def test_it_learns(tmp_path, method):
+    """The classes that it is trained on; on these, untrained networks are at 60 to 86 %."""
+    recipe = replace(TINY, method=method, steps=60, drops=(), lr=0.01, width=0.25, crop=0)
+    run = train(tmp_path, replace(recipe, flip=False))
+    split, runtime = make_split(), choose_runtime("cpu", "fp32")
+    tasks = draw_tasks(split.train, TINY.sizes, 30, seed=0, data=split.digest, part="train")
+    right = evaluate(
+        load_method(run, "last"), split.train, tasks, preprocess=run.preprocess, runtime=runtime
+    )
+    assert right.double().mean() > 0.92 * 6
+
+
+def test_one_backbone_serves_several_methods(tmp_path):
+    run = train(tmp_path)
+    kinds = {name: load_method(run, "last", name) for name in ("fine-tuning", "static-nsn")}
+    weights = [dict(method.backbone.named_parameters()) for method in kinds.values()]
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name])
+    for name in ("proto", "baseline++"):
+        with pytest.raises(RunError, match=f"was trained for fine-tuning, which is not {name}"):
+            load_method(run, "last", name)
+
+
+def test_baseline_plus_plus_has_a_cosine_head(tmp_path):
+    run = train(tmp_path, replace(TINY, method="baseline++"))
+    assert set(load(run)[-1].state_dict()) == {"weight", "gain"}
+    assert isinstance(load_method(run, "last"), CosineFineTuning)
+
+
+def test_retraining_takes_the_best_epochs():
+    recipe = replace(TINY, steps=100, drops=(40, 90), select_on="val")
+    again = retraining(recipe, 60, growth=1.25)
+    assert (again.train_on, again.select_on) == ("train+val", "none")
+    assert (again.steps, again.drops) == (75, (50,))
+    assert retraining(replace(recipe, method="proto"), 60, growth=1.25).steps == 60
+
+
+def test_train_and_validation_classes_together(tmp_path):
+    run = train(tmp_path, replace(TINY, train_on="train+val"))
+    assert run.classes == tuple(f"c{i}" for i in range(7))
+    assert run.build()[-1].out_features == 7
+
+
+def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
+    few = make_split(each=4)
+    monkeypatch.setattr(data, "load_split", lambda *_, **__: few)
+    with pytest.raises(ValueError, match=r"2 \+ 3 images for shots and queries, got 4 .* 'c0'"):
+        train(tmp_path, BY_TASKS)
+    with pytest.raises(ValueError, match=r"2 \+ 3 images for shots and queries, got 4 .* 'c5'"):
+        train(tmp_path, BY_NAMES)
+    with pytest.raises(ValueError, match=r"tiny, test: .* 2 \+ 3 images .*, got 4 .* 'c7'"):
+        train(tmp_path, TINY)
+    session.check_sizes(few, replace(TINY, queries=2))
+    learned = replace(TINY, method="maml", ways=4, queries=2)
+    session.check_sizes(few, replace(learned, ways=3))
+    with pytest.raises(ValueError, match=r"tiny, test: `ways` must be .* got 4 ways and 3 classes"):
+        session.check_sizes(few, learned)
+    with pytest.raises(ValueError, match=r"tiny, test: .* 3 \+ 2 images .*, got 4 .* 'c7'"):
+        session.check_sizes(few, replace(TINY, shots=3, queries=2))
+    with pytest.raises(ValueError, match=r"`select_ways` must be at most .* classes, 2, got 3"):
+        train(tmp_path, replace(BY_NAMES, select_ways=3))
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_data_are_refused(tmp_path, monkeypatch):
+    run = train(tmp_path)
+    other = make_split(each=13)
+    monkeypatch.setattr(data, "load_split", lambda *_, **__: other)
+    with pytest.raises(RunError, match=r"is not the one that .* was trained on"):
+        session.load_data(run)
+
+
+def test_kinds_of_runs_are_not_mixed_up(tmp_path):
+    run = train(tmp_path)
+    with pytest.raises(RunError, match="is a run of `nsim fewshot train`, not of `nsim train`"):
+        read_run(run.path)
+    assert read_run(run.path, FewShotRun) == run
+    with pytest.raises(RunError, match=r"exists already; continue it with `nsim fewshot train"):
+        train(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "protonet"}, "`method` must be one of .*, got 'protonet'; nearest: proto"),
+        ({"dataset": "cifar10"}, "`dataset` must be one of embedded, mini-imagenet"),
+        ({"ways": 1}, "`ways` must be at least 2, got 1"),
+        ({"select_ways": 1}, "`ways` must be at least 2, got 1"),
+        ({"meta_batch": 0}, "`meta_batch` must be at least 1, got 0"),
+        ({"select_tasks": 1}, "`select_tasks` must be at least 2, got 1"),
+        ({"validation": 8}, "`validation` must be 0: .*, got 8"),
+        ({"select_on": "val", "train_on": "train+val"}, '`select_on` "val" needs classes'),
+        ({"method": "proto", "label_smoothing": 0.1}, "`label_smoothing` is not for training by"),
+        ({"method": "proto", "probability_floor": 1e-4}, "`probability_floor` is not for training"),
+        (
+            {"method": "anil", "ways": 3, "select_on": "val"},
+            "`select_ways` must be `ways`, 3, as anil learns where its classifier starts, got 5",
+        ),
+    ],
+)
+def test_bad_recipes(changes, message):
+    with pytest.raises(ValueError, match=message):
+        FewShotRecipe(**changes)
+
+
+def test_recipes_of_other_data_differ_in_the_data_and_the_crop_alone():
+    for name, recipe in FEW_SHOT_RECIPES.items():
+        if name.startswith("cifar-fs-"):
+            mini = FEW_SHOT_RECIPES[name.replace("cifar-fs-", "mini-")]
+            crop = {8: 4, 0: 0}[mini.crop]
+            assert recipe == replace(mini, dataset="cifar-fs", crop=crop)
+
+
+@pytest.mark.parametrize("name", FEW_SHOT_RECIPES)
+def test_recipes_survive_json(name):
+    recipe = FEW_SHOT_RECIPES[name]
+    again = recipe_from_json(json.loads(json.dumps(recipe_to_json(recipe))), FewShotRecipe)
+    assert again == recipe
+    assert METHODS[recipe.method].episodic or recipe.ways == 5
+
+
+def test_dynamic_nsn_is_a_network_of_dynamic_similarities():
+    for name, recipe in FEW_SHOT_RECIPES.items():
+        if "dynamic" in name:
+            assert isinstance(recipe.similarity, Dynamic)
+        if "-static" in name:
+            assert recipe.similarity == Static(Diagonal())
+    assert FEW_SHOT_RECIPES["mini-cnn4"].similarity is None
+
+
+# The command line.
+
+FLAGS = (
+    *("--dataset", "embedded", "--width", "0.1", "--steps", "4", "--batch-size", "8"),
+    *("--precision", "fp32", "--device", "cpu", "--similarity", "none", "--crop", "0"),
+)
+SIZES = ("--ways", "2", "--shots", "2", "--queries", "3", "--tasks", "5", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    select = ("--select-on", "val", "--select-ways", "2", "--select-tasks", "3")
+    select += ("--shots", "2", "--queries", "3")
+    with tiny_classes_world():
+        code = cli.main(
+            ["fewshot", "train", *FLAGS, *select, "--evaluate-every", "2", "--out", str(folder)]
+        )
+    assert code == 0
+    return folder
+
+
+def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys):
+    tasks = tmp_path / "new" / "tasks.json"
+    command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-list", str(tasks)]
+    for method in ("fine-tuning", "nearest-neighbour"):
+        assert cli.main([*command, "--method", method]) == 0
+        told = capsys.readouterr().out
+        assert f"{method}: " in told
+        assert "2 ways, 2 shots, 3 queries a class, 5 tasks of test classes" in told
+        assert "batch norm by running statistics" in told
+    found = [json.loads(p.read_text()) for p in sorted((finished / "evaluations").glob("*.json"))]
+    assert [one["method"] for one in found] == ["fine-tuning", "nearest-neighbour"]
+    assert len({one["tasks"]["digest"] for one in found}) == 1
+    assert found[0]["checkpoint"]["which"] == "best"
+    assert cli.main([*command, "--part", "val"]) == 1
+    assert "made for test" in " ".join(capsys.readouterr().err.split())
+    assert cli.main([*command, "--tasks", "6"]) == 2
+    assert f"--tasks must be that of {tasks}, 5, got 6" in " ".join(capsys.readouterr().err.split())
+    for name, wrong in (*(("ways", 1), ("shots", 0), ("queries", 0), ("tasks", 1)),):
+        assert cli.main(["fewshot", "evaluate", str(finished), f"--{name}", f"{wrong}"]) == 2
+        assert f"`{name}` must be at least {wrong + 1}, got {wrong}" in capsys.readouterr().err
+
+
+def test_the_command_line_shares_tasks_out_to_processes(finished, monkeypatch, capsys):
+    told, real = [], few_shot.paper.evaluate_run
+
+    def noted(*args, **options):
+        told.append(options["processes"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(few_shot.paper, "evaluate_run", noted)
+    command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-seed", "8"]
+    assert cli.main([*command, "--processes", "2"]) == 0
+    assert told == [2]
+    assert "fine-tuning: " in capsys.readouterr().out
+
+
+def test_a_learned_classifier_has_tasks_of_its_own_ways(tmp_path, capsys):
+    run = train(tmp_path, replace(TINY, method="anil", steps=1, drops=()))
+    assert cli.main(["fewshot", "evaluate", str(run.path), "--tasks", "3", "--device", "cpu"]) == 0
+    assert "anil: " in (told := capsys.readouterr().out)
+    assert "2 ways, 2 shots" in told
+
+
+def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypatch, capsys):
+    split = make_split()
+    kept = [i for i, label in enumerate(split.test.labels.tolist()) if i % 12 < 9 + label]
+    small = replace(split, test=split.test.subset(kept))
+    monkeypatch.setattr(session, "load_data", lambda *_: small)
+    command = ["fewshot", "evaluate", str(finished), "--tasks", "5", "--device", "cpu"]
+    for options, told in (
+        ([], "2 shots, 7 queries a class"),
+        (["--shots", "8"], "8 shots, 1 queries a class"),
+        (["--queries", "3"], "2 shots, 3 queries a class"),
+    ):
+        assert cli.main([*command, *options]) == 0
+        assert told in capsys.readouterr().out
+    assert cli.main([*command, "--shots", "9"]) == 1
+    assert "must have 9 + 1 images for shots and queries, got 9" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):
+    """A list whose numbers are those of another and whose tasks are not."""
+    path = tmp_path / "tasks.json"
+    command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-seed", "9"]
+    assert cli.main([*command, "--task-list", str(path)]) == 0
+    tasks = read_tasks(path)
+    turned = Draw(*(getattr(tasks.draw, name).flip(0) for name in ("classes", "support", "query")))
+    write_tasks(path, replace(tasks, draw=turned))
+    before = {p: p.read_bytes() for p in (finished / "evaluations").iterdir()}
+    assert cli.main([*command, "--task-list", str(path)]) == 1
+    assert "of other tasks with the same number and seed" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert {p: p.read_bytes() for p in (finished / "evaluations").iterdir()} == before
+
+
+def test_classes_that_were_trained_on_are_no_validation_classes(finished, tmp_path, capsys):
+    out = tmp_path / "again"
+    assert cli.main(["fewshot", "train", "--retrain", str(finished), "--out", str(out)]) == 0
+    assert cli.main(["fewshot", "evaluate", str(out), *SIZES, "--part", "val"]) == 1
+    assert "was trained on the validation classes; --part must be test" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+
+
+def test_an_interrupted_evaluation_goes_on(finished, monkeypatch):
+    monkeypatch.setattr(partial, "SAVE_SECONDS", 0.0)
+    command = ["fewshot", "evaluate", str(finished), *SIZES, "--method", "static-nsn"]
+    adapt, deadly, calls = StaticTuning.adapt, 4, []
+
+    def counted(method, *task):
+        method.tuning = Tuning(epochs=10, lr=1.0)
+        calls.append(task)
+        if len(calls) == deadly:
+            raise Killed
+        return adapt(method, *task)
+
+    def outcome():
+        (path,) = (finished / "evaluations").glob("static-nsn.*2s*.json")
+        return read_evaluation(path).correct.tolist()
+
+    monkeypatch.setattr(StaticTuning, "adapt", counted)
+    with pytest.raises(Killed):
+        cli.main(command)
+    assert cli.main([*command, "--shots", "1"]) == 0  # Takes nothing from the other.
+    del calls[4:]
+    assert cli.main(command) == 0
+    assert len(calls) == 4 + 2
+    gone_on = outcome()
+    assert gone_on[:3] != gone_on[2::-1]  # So that a change of their order would show.
+    assert cli.main(command) == 0
+    assert len(calls) == 4 + 2 + 5
+    assert outcome() == gone_on
+
+
+def test_the_command_line_retrains(finished, tmp_path, capsys):
+    out = tmp_path / "again"
+    assert cli.main(["fewshot", "train", "--retrain", str(finished), "--out", str(out)]) == 0
+    best = json.loads((finished / "summary.json").read_text())["best_checkpoint"]["step"]
+    again = read_run(out, FewShotRun)
+    assert again.recipe.train_on == "train+val"
+    assert again.recipe.steps == round(best * 84 / 60)
+    assert cli.main(["fewshot", "train", "--retrain", str(out)]) == 1
+    assert "must be finished and have chosen a step" in capsys.readouterr().err
+    assert cli.main(["fewshot", "train", "--resume", str(out)]) == 0
+    assert cli.main(["fewshot", "train", "--resume", str(out), "--lr", "1"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["trian"], 2, "no command of nsim fewshot is named 'trian'; did you mean 'train'?"),
+        (["train", "mini-cnn"], 2, "no few-shot recipe is named 'mini-cnn'; did you mean"),
+        (["evaluate", "RUN", "--method", "prot"], 2, "no method is named 'prot'"),
+        (["evaluate", "RUN", "--processes", "0"], 2, "`processes` must be an integer of at least"),
+        (["evaluate", "RUN", "--ways", "9"], 1, "`ways` must be at most the number of classes"),
+        (["evaluate", "RUN", "--queries", "99"], 1, "every class must have 2 + 99 images"),
+        (["record", "RUN"], 1, "overrides"),
+        (["train", "mini-leo"], 1, "mini-leo is to start from a run of mini-wrn28, see --start"),
+        (["record"], 2, "needs at least one run folder"),
+    ],
+)
+def test_wrong_command_lines(finished, capsys, words, code, message):
+    words = [str(finished) if word == "RUN" else word for word in words]
+    assert cli.main(["fewshot", *words]) == code
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_help(capsys):
+    assert cli.main(["fewshot"]) == 0
+    assert "evaluate a run on tasks" in capsys.readouterr().out
+    assert cli.main(["fewshot", "evaluate", "--help"]) == 0
+    capsys.readouterr()
+    assert cli.main(["fewshot", "recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(FEW_SHOT_RECIPES)
+
+
+def test_validation_classes_are_not_those_of_the_test():
+    split = make_split()
+    parts = [split.train, split.train, split.test]
+    with pytest.raises(ValueError, match="no class in common, got 'c0' in train and val"):
+        ClassSplit("x", *parts, digest=digest_of(parts))
+
+
+@pytest.mark.slow
+def test_quickstart_learns(tmp_path, monkeypatch):
+    """From the real images; above four in five of three classes that it never saw."""
+    monkeypatch.setattr(data, "load_split", LOAD)
+    run = session.train(FEW_SHOT_RECIPES["fewshot-quickstart"], out=tmp_path / "run", device="cpu")
+    assert isinstance(run.recipe.similarity.predictor, SphereNet)
+    assert cli.main(["fewshot", "evaluate", str(run.path), "--tasks", "200"]) == 0
+    found = json.loads(next((run.path / "evaluations").glob("*.json")).read_text())
+    assert found["summary"]["accuracy"] > 0.8
+
+
+def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
+    recipe, counts = replace(BY_TASKS, threads=2, steps=4, drops=(), select_on="none"), set()
+    killed_after(4, lambda: train(tmp_path, recipe))
+    monkeypatch.setattr(Journal, "stepped", lambda *_: counts.add(torch.get_num_threads()))
+    session.resume(tmp_path / "run", device="cpu")
+    assert counts == {2}

@@ -1,0 +1,194 @@
+import json
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from neural_similarity.lab.train.checkpoint import (
+    MANIFEST,
+    STATE,
+    WEIGHTS,
+    State,
+    checkpoints,
+    damage,
+    newest,
+    restore,
+    save,
+    weights_digest,
+)
+from neural_similarity.lab.train.files import (
+    RunError,
+    new_folder,
+    read_json,
+    write_json,
+    write_text,
+)
+
+
+def make_state(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return State(model, optimizer, torch.zeros(3, dtype=torch.float64))
+
+
+def advance(state):
+    loss = state.model(torch.randn(5, 3)).square().sum()
+    state.optimizer.zero_grad()
+    loss.backward()
+    state.optimizer.step()
+    state.totals += torch.tensor([1.5, 2, 5])
+    state.step += 1
+    state.seconds += 0.25
+
+
+def test_restored_state_goes_on_as_the_saved_one(tmp_path):
+    state = make_state()
+    for _ in range(3):
+        advance(state)
+    state.best, state.logged_seconds = 0.75, 0.5
+    path = save(tmp_path, state, {"recipe": "test"}, keep=2)
+    other = make_state(seed=1)
+    restore(path, other)
+    assert (other.step, other.seconds, other.best, other.logged_seconds) == (3, 0.75, 0.75, 0.5)
+    assert torch.equal(other.totals, state.totals)
+    randomness = torch.get_rng_state()
+    advance(state)
+    torch.set_rng_state(randomness)
+    advance(other)
+    for name, tensor in state.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name
+
+
+def test_restored_randomness_is_that_of_the_saved_process(tmp_path):
+    state = make_state()
+    path = save(tmp_path, state, {}, keep=1)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    restore(path, state)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_randomness_of_a_gpu_is_restored_too(tmp_path):
+    state = make_state()
+    state.totals = state.totals.cuda()
+    path = save(tmp_path, state, {}, keep=1)
+    expected = torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(5)
+    restore(path, state)
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+
+
+def test_a_tensor_under_two_names_is_saved_once_and_stays_shared(tmp_path):
+    state = make_state()
+    state.model = nn.ModuleList([shared := nn.Linear(2, 2), shared])
+    state.optimizer = torch.optim.SGD(state.model.parameters(), lr=0.1)
+    path = save(tmp_path, state, {}, keep=1)
+    expected = shared.weight.detach().clone()
+    with torch.no_grad():
+        shared.weight.zero_()
+    restore(path, state)
+    assert torch.equal(state.model[1].weight, expected)
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), RuntimeError("no space\nframe #0")])
+def test_a_disk_that_is_full_is_told_in_a_line_and_leaves_what_there_was(
+    tmp_path, monkeypatch, error
+):
+    state = make_state()
+    before = save(tmp_path, state, {}, keep=2)
+    advance(state)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RunError, match=r"step-00000001: no space; earlier checkpoints stay"):
+        save(tmp_path, state, {}, keep=2)
+    assert checkpoints(tmp_path) == [before]
+
+
+def test_only_the_newest_stay_and_nothing_half_written(tmp_path):
+    state = make_state()
+    (tmp_path / ".step-00000007.partial").mkdir(parents=True)
+    (tmp_path / "best").mkdir()
+    for _ in range(4):
+        advance(state)
+        save(tmp_path, state, {}, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best",
+        "step-00000003",
+        "step-00000004",
+    ]
+
+
+def test_checkpoints_of_a_later_step_are_removed(tmp_path):
+    state = make_state()
+    for state.step in (5, 9, 6):
+        save(tmp_path, state, {}, keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000005", "step-00000006"]
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, STATE, MANIFEST])
+@pytest.mark.parametrize("harm", [truncate, flip_byte, lambda path: path.unlink()])
+def test_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, caplog, name, harm):
+    state = make_state()
+    for _ in range(2):
+        advance(state)
+        save(tmp_path, state, {}, keep=2)
+    harm(tmp_path / "step-00000002" / name)
+    with caplog.at_level(logging.WARNING):
+        assert newest(tmp_path) == tmp_path / "step-00000001"
+    assert str(tmp_path / "step-00000002") in caplog.text
+    assert "the checkpoint before it is used" in caplog.text
+
+
+def test_without_a_whole_checkpoint_the_error_says_what_to_do(tmp_path):
+    path = save(tmp_path, make_state(), {}, keep=2)
+    truncate(path / WEIGHTS)
+    with pytest.raises(RunError, match=r"holds no whole checkpoint; train again .* --out"):
+        newest(tmp_path)
+
+
+def test_whole_checkpoint_has_no_damage_and_texts_in_its_header(tmp_path):
+    from safetensors import safe_open
+
+    path = save(tmp_path, make_state(), {"classes": json.dumps(["a", "b"])}, keep=2)
+    assert damage(path) is None
+    with safe_open(path / WEIGHTS, "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == ["a", "b"]
+
+
+def test_a_digest_is_of_the_weights_alone(tmp_path):
+    """safetensors writes the texts of a header in any order, here of 6! orders."""
+    texts = {str(i): "text" for i in range(6)}
+    same = [weights_digest(save(tmp_path / str(i), make_state(), texts, keep=2)) for i in range(9)]
+    assert len(set(same)) == 1
+    other = make_state()
+    with torch.no_grad():
+        next(other.model.parameters()).view(-1)[0] += 1e-3
+    assert weights_digest(save(tmp_path / "other", other, texts, keep=2)) != same[0]
+
+
+def test_an_earlier_file_stays_until_the_new_one_is_whole(tmp_path):
+    write_json(tmp_path / "summary.json", {"steps": 6})
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "summary.json", "cut short \ud800")
+    assert read_json(tmp_path / "summary.json") == {"steps": 6}
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    with pytest.raises(UnicodeEncodeError), new_folder(tmp_path / "run") as folder:
+        (folder / "text").write_text("cut short \ud800", encoding="utf-8")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

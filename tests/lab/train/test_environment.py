@@ -1,0 +1,30 @@
+import shutil
+import subprocess
+
+import pytest
+
+from neural_similarity.lab.train import environment
+
+
+def git(folder, *arguments):
+    who = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
+    command = ["git", "-C", str(folder), *who, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_is_a_hash_behind_a_tag_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        environment, "__file__", str(tmp_path / "src" / "package" / "lab" / "train" / "x")
+    )
+    assert environment.commit() is None
+    git(tmp_path, "init", "-q")
+    for name in ("one", "two"):
+        (tmp_path / "file").write_text(name)
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-q", "-m", name)
+        if name == "one":
+            git(tmp_path, "tag", "-a", "v0.1.0", "-m", "a version")
+    assert environment.commit() == git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "file").write_text("three")
+    assert environment.commit() == git(tmp_path, "rev-parse", "HEAD") + "-dirty"

@@ -1,0 +1,300 @@
+"""Every field of a recipe reaches what it names: none is read and forgotten."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_images import TINY, make_dataset, tiny_world
+from tiny_images import tiny as tiny
+from torch import nn
+
+from neural_similarity import models
+from neural_similarity.lab import data
+from neural_similarity.lab.data import Augment, Batches
+from neural_similarity.lab.train import Recipe, choose_runtime, load, session, train
+from neural_similarity.lab.train.checkpoint import checkpoints
+from neural_similarity.lab.train.journal import Journal, read_lines
+from neural_similarity.lab.train.objective import cross_entropy
+from neural_similarity.nn import Diagonal, Dynamic, Full, SphereConv2d, SphereNet, Static
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+# Fields without which the weights would end differently. `test_weights_depend_on` changes each.
+WEIGHTS = {
+    "inputs": "raw",
+    "model": "cnn9_plus",
+    "variant": "released",
+    "width": 0.2,
+    "similarity": Static(Diagonal()),
+    "steps": 5,
+    "lr": 0.05,
+    "drops": (2,),
+    "drop_factor": 0.5,
+    "optimizer": "adam",
+    "momentum": 0.5,
+    "batch_size": 4,
+    "weight_decay": 0.1,
+    "label_smoothing": 0.2,
+    "probability_floor": 0.1,
+    "norm_momentum": 0.5,
+    "norm_eps": 0.1,
+    "crop": 2,
+    "flip": False,
+    "padding": "symmetric",
+    "precision": "bf16",
+    "seed": 1,
+    "validation": 8,
+}
+# Fields with a test of their own below.
+ELSEWHERE = {
+    *("dataset", "image_size", "similarity_decay", "channels_last", "compile", "threads"),
+    *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every"),
+    *("penalty", "penalty_measure", "orthogonality", "workers"),
+}
+
+
+def test_every_field_is_tested():
+    assert set(WEIGHTS) | ELSEWHERE == {field.name for field in fields(Recipe)}
+    assert not set(WEIGHTS) & ELSEWHERE
+
+
+def weights_after_training(recipe, folder):
+    model = load(train(recipe, out=folder, device="cpu"))
+    return torch.cat([tensor.flatten().float() for tensor in model.state_dict().values()])
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    with tiny_world():
+        return weights_after_training(TINY, tmp_path_factory.mktemp("usual") / "run")
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_depend_on(usual, tmp_path, name):
+    other = weights_after_training(replace(TINY, **{name: WEIGHTS[name]}), tmp_path / "run")
+    assert other.shape != usual.shape or not torch.equal(other, usual)
+
+
+def test_optimizer_has_the_recipes_numbers(tmp_path):
+    changes = {"momentum": 0.3, "weight_decay": 0.02, "similarity_decay": 0.07, "lr": 0.4}
+    recipe = replace(TINY, similarity=Static(Diagonal()), **changes)
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    optimizer = session.start(run, choose_runtime("cpu")).optimizer
+    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {"weights": 0.02, "similarities": 0.07}
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.3}
+    assert {group["lr"] for group in optimizer.param_groups} == {0.4}
+    assert not any(group["nesterov"] for group in optimizer.param_groups)
+
+
+def test_adam_is_adam(tmp_path):
+    recipe = replace(TINY, optimizer="adam", lr=0.01, weight_decay=0.0, steps=1, drops=())
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    assert type(session.start(run, choose_runtime("cpu")).optimizer) is torch.optim.Adam
+    before, after = (dict(model.named_parameters()) for model in (run.build(), load(run)))
+    moved = (after["classifier.weight"] - before["classifier.weight"]).detach().abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("measure", "start", "moves"), [("l1", 9, True), ("nuclear", 9, True), ("deviation", 0, False)]
+)
+def test_the_penalty_is_added_to_the_loss(tmp_path, measure, start, moves):
+    """At M = I of nine layers: 9 each, with the gradient I, or nothing of its deviation."""
+    plain = replace(
+        TINY, similarity=Static(Full()), steps=1, drops=(), log_every=1, weight_decay=0.0
+    )
+    losses, states = [], []
+    for i, recipe in enumerate((plain, replace(plain, penalty=0.5, penalty_measure=measure))):
+        run = train(recipe, out=tmp_path / str(i), device="cpu")
+        losses.append(read_lines(run.metrics)[0]["loss"])
+        states.append(load(run).state_dict())
+    assert losses[1] - losses[0] == pytest.approx(0.5 * 9 * start, abs=1e-5)
+    for name, value in states[0].items():
+        pulled = -0.1 * 0.5 * torch.eye(9).flatten() if name.endswith(".raw") and moves else 0
+        torch.testing.assert_close(states[1][name], value + pulled, msg=name)
+
+
+def test_hyperspherical_kernels_are_held_orthogonal_in_place_of_their_decay(tmp_path):
+    changes = {"model": "spherenet9", "similarity": None, "steps": 1, "drops": (), "log_every": 1}
+    plain = replace(TINY, **changes, weight_decay=0.25)
+    losses = []
+    for i, recipe in enumerate((plain, replace(plain, orthogonality=0.5))):
+        run = train(recipe, out=tmp_path / str(i), device="cpu")
+        losses.append(read_lines(run.metrics)[0]["loss"])
+        groups = session.start(run, choose_runtime("cpu")).optimizer.param_groups
+        decays = {group["name"]: group["weight_decay"] for group in groups}
+        assert decays == {"weights": 0.25} | ({"spheres": 0.0} if recipe.orthogonality else {})
+    kernels = [
+        layer.weight.flatten(1) for layer in run.build().modules() if type(layer) is SphereConv2d
+    ]
+    assert len(kernels) == 10
+    by_hand = sum((w @ w.T - torch.eye(len(w))).square().sum().item() for w in kernels)
+    assert losses[1] - losses[0] == pytest.approx(0.5 * by_hand, rel=1e-5)
+
+
+def test_adam_takes_the_momentum(tmp_path):
+    run = train(replace(TINY, optimizer="adam", momentum=0.8), out=tmp_path / "run", device="cpu")
+    optimizer = session.start(run, choose_runtime("cpu")).optimizer
+    assert type(optimizer) is torch.optim.Adam
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.999)}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_with_a_floor_by_hand(smoothing):
+    logits, y = torch.randn(5, 4, dtype=torch.double), torch.tensor([0, 3, 1, 1, 2])
+    targets = (1 - smoothing) * torch.eye(4).double()[y] + smoothing / 4
+    p = logits.exp() / logits.exp().sum(1, keepdim=True)
+    for floor in (0.0, 1e-4, 0.3):
+        expected = -(targets * (p + floor).log()).sum(1).mean()
+        torch.testing.assert_close(cross_entropy(logits, y, smoothing, floor), expected)
+
+
+def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
+    predictor = SphereNet(hidden=4, batch_norm=True, batch_norm_eps=0.3)
+    changes = {"norm_momentum": 0.25, "norm_eps": 0.125}
+    recipe = replace(TINY, similarity=Dynamic(Diagonal(), predictor=predictor), **changes)
+    model = load(train(recipe, out=tmp_path / "run", device="cpu"))
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert {norm.momentum for norm in norms} == {0.25}
+    assert [norm.eps for norm in norms].count(0.3) == 2 * 9
+    assert [norm.eps for norm in norms].count(0.125) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"orthogonality": 1.0},
+            "`orthogonality` is one of spherenet9, .* must be 0 for cnn9, got 1.0",
+        ),
+        ({"model": "spherenet9"}, "`similarity` must be none for spherenet9, got Dynamic"),
+        ({"model": "cnn9_condconv"}, "`similarity` must be none for cnn9_condconv, got Dyn"),
+        ({"dataset": "imagenet"}, "`crop` must be 0 for imagenet, whose windows .*, got 1"),
+        ({"optimizer": "Adam"}, "`optimizer` must be one of sgd, adam, got 'Adam'; nearest: adam"),
+        ({"inputs": "Raw"}, "`inputs` must be one of normalized, raw, got 'Raw'; nearest: raw"),
+        ({"precision": "fp16"}, "`precision` must be one of auto, bf16, fp32, got 'fp16'"),
+        ({"norm_eps": 0.0}, "`norm_eps` must be above 0, got 0.0"),
+        ({"flip": "no"}, "`flip` must be True or False, got 'no'"),
+        ({"workers": -1}, "`workers` must not be negative, got -1"),
+        ({"penalty": -1.0}, "`penalty` must not be negative, got -1.0"),
+        ({"penalty": 0.1}, "`penalty` is one of static similarities .*, got 0.1 for Dynamic"),
+        (
+            {"penalty_measure": "l2"},
+            "`penalty_measure` must be one of l1, nuclear, deviation, got 'l2'; nearest: l1",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **changes)
+
+
+def test_a_similarity_may_be_a_name():
+    assert replace(TINY, similarity="static-full") == replace(TINY, similarity=Static(Full()))
+
+
+def test_model_has_the_recipes_options(tmp_path, monkeypatch):
+    asked = []
+
+    def build(*names, **options):
+        asked.append((names, options))
+        return real(*names, **options)
+
+    real = models.build
+    monkeypatch.setattr(models, "build", build)
+    recipe = replace(TINY, model="cnn9", variant="released", width=0.2, similarity=None)
+    train(recipe, out=tmp_path / "run", device="cpu")
+    options = {"similarity": None, "width": 0.2, "variant": "released"}
+    assert asked == [(("cnn9", 4), options | {"in_channels": 1, "image_size": 8})]
+
+
+@pytest.mark.parametrize("model", ["cnn10", "resnet18"])
+def test_networks_without_variants_train(model, tmp_path):
+    run = train(replace(TINY, model=model), out=tmp_path / "run", device="cpu")
+    assert load(run)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+
+
+def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
+    asked = []
+
+    def loading(*names, **options):
+        asked.append((names, options))
+        return make_dataset()
+
+    monkeypatch.setattr(data, "load", loading)
+    recipe = replace(TINY, dataset="folder", image_size=8, workers=3)
+    run = train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
+    assert run.data_root == str(Path("there").absolute())
+    assert asked == [(("folder",), {"root": "there", "image_size": 8, "workers": 3})]
+
+
+def test_batches_have_the_recipes_numbers(tmp_path, monkeypatch):
+    asked = []
+
+    def batches(images, batch_size, **options):
+        asked.append(options | {"batch_size": batch_size, "count": len(images)})
+        return Batches(images, batch_size, **options)
+
+    monkeypatch.setattr(session, "Batches", batches)
+    changes = {"crop": 2, "flip": False, "padding": "symmetric", "seed": 5, "validation": 8}
+    recipe = replace(TINY, channels_last=False, batch_size=4, **changes)
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    augment = Augment(crop=2, flip=False, padding="symmetric")
+    expected = {"augment": augment, "seed": 5, "channels_last": False, "batch_size": 4}
+    expected |= {"device": torch.device("cpu"), "preprocess": run.preprocess, "count": 56}
+    assert asked == [expected]
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_kernels_have_the_memory_format(tmp_path, channels_last):
+    run = train(replace(TINY, channels_last=channels_last), out=tmp_path / "run", device="cpu")
+    runtime = choose_runtime("cpu", "fp32", run.recipe.channels_last)
+    kernels = [p for p in session.start(run, runtime).model.parameters() if p.dim() == 4]
+    wide = [kernel for kernel in kernels if kernel.shape[1] > 1]
+    layouts = {kernel.is_contiguous(memory_format=torch.channels_last) for kernel in wide}
+    assert layouts == {channels_last}
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_compile(tmp_path, monkeypatch, compiles):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    train(replace(TINY, compile=compiles), out=tmp_path / "run", device="cpu")
+    assert len(compiled) == compiles
+
+
+@pytest.mark.parametrize(("asked", "used"), [(0, 1), (2, 2)])
+def test_threads(tmp_path, monkeypatch, asked, used):
+    counts = set()
+    monkeypatch.setattr(Journal, "stepped", lambda *_: counts.add(torch.get_num_threads()))
+    run = train(replace(TINY, threads=asked, steps=2, drops=()), out=tmp_path / "run", device="cpu")
+    assert counts == {used}
+    assert torch.get_num_threads() == 1
+    assert json.loads((run.path / "environment.json").read_text())["threads"] == used
+
+
+def test_log_every(tmp_path):
+    run = train(replace(TINY, log_every=3, steps=8), out=tmp_path / "run", device="cpu")
+    assert [line["step"] for line in read_lines(run.metrics)] == [3, 6, 8]
+
+
+def test_evaluate_every(tmp_path):
+    recipe = replace(TINY, validation=8, evaluate_every=4, log_every=50)
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    steps = [line["step"] for line in read_lines(run.metrics) if "validation_loss" in line]
+    assert steps == [4, 6]
+
+
+def test_checkpoint_every(tmp_path):
+    run = train(replace(TINY, checkpoint_every=4), out=tmp_path / "run", device="cpu")
+    names = [path.name for path in checkpoints(run.checkpoints)]
+    assert names == ["step-00000004", "step-00000006"]
+
+
+def test_checkpoint_seconds(tmp_path):
+    run = train(replace(TINY, checkpoint_seconds=1e-9), out=tmp_path / "run", device="cpu")
+    names = [path.name for path in checkpoints(run.checkpoints)]
+    assert names == ["step-00000005", "step-00000006"]

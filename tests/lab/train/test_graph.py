@@ -1,0 +1,205 @@
+"""Updates as a CUDA graph: the function that is captured, its order of events, and fallbacks."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+from tiny_images import TINY, make_dataset, tiny_world
+from torch import nn
+from torch.nn import functional as F
+
+from neural_similarity.lab.data import Augment, Batches, Preprocess
+from neural_similarity.lab.train import graph, loop
+from neural_similarity.lab.train.checkpoint import State
+from neural_similarity.lab.train.objective import Classification
+from neural_similarity.lab.train.runtime import Runtime
+from neural_similarity.models import cnn9
+from neural_similarity.regularize import parameter_groups
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+RATES = [0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001]
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here"),
+]
+
+
+def make_job(device=CPU):
+    """A job of the loop, its state before the first step, and its network."""
+    images = make_dataset().train
+    runtime = Runtime(device, "fp32", channels_last=True)
+    preprocess = Preprocess.fit(images)
+    options = {"augment": Augment(crop=1), "seed": 3, "device": device}
+    batches = Batches(images, 8, preprocess=preprocess, **options)
+    torch.manual_seed(5)
+    model = cnn9(4, in_channels=1, image_size=8, width=0.1, similarity=TINY.similarity)
+    model = runtime.place(model)
+    optimizer = torch.optim.SGD(parameter_groups(model, weight_decay=0.01), lr=1, momentum=0.9)
+    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    objective = Classification(TINY, runtime, batches)
+    return loop.Job(TINY, runtime, objective), State(model, optimizer, totals)
+
+
+def advance_through(job, state, advance):
+    for step, rate in enumerate(RATES):
+        job.objective.prepare(step)
+        advance(rate)
+    return state
+
+
+def trained(device=CPU, make=graph.updates):
+    job, state = make_job(device)
+    update = partial(loop._update, job, state, state.model)
+    return advance_through(job, state, make(update, state.optimizer, device))
+
+
+def as_ever(job, state):
+    """The loop before updates could be captured, line by line."""
+    for step, rate in enumerate(RATES):
+        for group in state.optimizer.param_groups:
+            group["lr"] = rate
+        x, y = job.objective.batches.at(step)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+            logits = state.model(x)
+        loss = F.cross_entropy(logits.float(), y)
+        state.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        state.optimizer.step()
+        correct = (logits.detach().argmax(1) == y).sum()
+        state.totals += torch.stack([loss.detach() * 8, correct, torch.full_like(correct, 8)])
+    return state
+
+
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_the_captured_function_makes_the_weights_of_the_plain_loop():
+    expected, found = as_ever(*make_job()), trained()
+    assert equal(found.model, expected.model)
+    assert torch.equal(found.totals, expected.totals)
+
+
+class Tape:
+    """Stands for a GPU's graphs on the CPU: a capture runs nothing, a replay runs it all."""
+
+    def __init__(self, monkeypatch, fails=None):
+        self.events, self._fails = [], fails
+        monkeypatch.setattr(graph, "aside", self.aside)
+        monkeypatch.setattr(graph, "capture", self.capture)
+
+    def aside(self, update, _device):
+        self.events.append("aside")
+        update()
+
+    def capture(self, update, _device):
+        self.events.append("capture")
+        if self._fails:
+            raise RuntimeError(self._fails)
+
+        def replay():
+            self.events.append("replay")
+            update()
+
+        return replay
+
+
+def test_every_update_of_a_graph_is_a_true_one(monkeypatch):
+    tape = Tape(monkeypatch)
+    found, expected = trained(make=graph.Graphed), trained()
+    assert tape.events == ["aside"] * 3 + ["capture"] + ["replay"] * 4
+    for name, weight in expected.model.state_dict().items():
+        torch.testing.assert_close(found.model.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_learning_rate_is_one_tensor_for_good(monkeypatch):
+    Tape(monkeypatch)
+    weight = nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([weight], lr=1)
+    rates = []
+
+    def update():
+        rates.append(optimizer.param_groups[0]["lr"])
+        seen.append(rates[-1].item())
+        weight.grad = torch.ones(())
+        optimizer.step()
+
+    seen: list[float] = []
+    advance = graph.Graphed(update, optimizer, CPU)
+    for rate in RATES:
+        advance(rate)
+    assert seen == pytest.approx(RATES)
+    assert len({rate.data_ptr() for rate in rates}) == 1
+    assert weight.item() == pytest.approx(-sum(RATES))
+
+
+def test_a_failed_capture_goes_on_plainly(monkeypatch, caplog):
+    tape = Tape(monkeypatch, fails="operation not permitted when stream is capturing\nmore")
+    found, expected = trained(make=graph.Graphed), trained()
+    assert tape.events == ["aside"] * 3 + ["capture"]
+    assert "not captured as a CUDA graph: operation not permitted when stream" in caplog.text
+    assert "more" not in caplog.text
+    for name, weight in expected.model.state_dict().items():
+        torch.testing.assert_close(found.model.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "reason"),
+    [
+        (torch.optim.SGD, CPU, "they run on cpu"),
+        (torch.optim.Adam, CUDA, "Adam reads its learning rate on the host"),
+    ],
+)
+def test_it_says_why_updates_are_plain(kind, device, reason, caplog):
+    optimizer = kind([nn.Parameter(torch.zeros(2))], lr=1)
+    with caplog.at_level(logging.INFO):
+        assert isinstance(graph.updates(lambda: None, optimizer, device), graph.Plain)
+    assert f"Updates are not captured as a CUDA graph: {reason}." in caplog.text
+
+
+def test_a_batch_is_drawn_into_the_same_memory():
+    job, _ = make_job()
+    batches = job.objective.batches
+    drawn = batches._drawn
+    first = batches.at(0)
+    kept = [part.clone() for part in first]
+    batches.load(4)
+    assert batches._drawn is drawn
+    expected = make_job()[0].objective.batches.at(4)
+    assert all(map(torch.equal, batches.loaded(), expected))
+    assert all(map(torch.equal, first, kept))
+
+
+@pytest.mark.parametrize("device", [pytest.param(CUDA, marks=needs_gpu)], ids=str)
+def test_a_graph_trains_as_the_plain_loop(device, caplog):
+    torch.use_deterministic_algorithms(False)
+    with tiny_world(), caplog.at_level(logging.WARNING):
+        plain = trained(device, lambda update, optimizer, _: graph.Plain(update, optimizer))
+        captured = trained(device)
+    assert not caplog.text
+    torch.testing.assert_close(captured.totals, plain.totals, rtol=1e-4, atol=1e-3)
+    for name, weight in plain.model.state_dict().items():
+        torch.testing.assert_close(captured.model.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", [pytest.param(CUDA, marks=needs_gpu)], ids=str)
+def test_after_a_failed_capture_a_gpu_goes_on(device, caplog):
+    def descend(device):
+        weight = nn.Parameter(torch.ones(3, device=device))
+        optimizer = torch.optim.SGD([weight], lr=1)
+
+        def update():
+            weight.grad = weight.detach() * weight.sum().item()  # No capture may wait for a number.
+            optimizer.step()
+
+        advance = graph.updates(update, optimizer, device)
+        for rate in RATES:
+            advance(rate)
+        return weight.detach().cpu()
+
+    torch.testing.assert_close(descend(device), descend(CPU))
+    assert "not captured as a CUDA graph" in caplog.text
+    torch.rand(3, device=device)  # Its generator is out of the capture, too.

@@ -1,0 +1,183 @@
+"""The ImageNet recipes on a small folder of JPEG files, killed in the middle of an epoch too."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_imagenet import CLASSES, make_imagenet
+
+from neural_similarity import visualize
+from neural_similarity.lab import cli
+from neural_similarity.lab.cli import runs
+from neural_similarity.lab.data.decoding import read_centre
+from neural_similarity.lab.paper import write_record
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.train import load, read_run, resume, session, train
+from neural_similarity.lab.train.journal import Journal, read_lines
+from neural_similarity.nn import Diagonal, Dynamic, SphereNet
+
+NAME = "imagenet-cnn10-dynamic-dns"
+STEPS, EPOCH = 9, 6
+"""48 images are six batches of eight."""
+CHANGES = {"width": 0.05, "batch_size": 8, "log_every": 3, "checkpoint_every": 2, "workers": 2}
+CHANGES |= {"precision": "fp32", "threads": 1, "image_size": 32}
+CHANGES |= {"similarity": Dynamic(Diagonal(), predictor=SphereNet(hidden=4))}
+
+PROGRAM = """
+import os, signal, sys
+from neural_similarity.lab import cli
+from neural_similarity.lab.train.journal import Journal
+step = int(sys.argv[1])
+Journal.stepped = lambda self, done: os.kill(os.getpid(), signal.SIGKILL) if done == step else None
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(visualize, "draw", lambda *_: [])
+        patch.setattr(session, "draw_learning_curves", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_imagenet(tmp_path_factory.mktemp("imagenet"))
+
+
+def recipe(name=NAME, **changes):
+    return replace(RECIPES[name], **CHANGES | {"steps": STEPS, "drops": (4,)} | changes)
+
+
+def flags(root, out):
+    words = [NAME, "--data", str(root), "--out", str(out), "--device", "cpu"]
+    for field, value in CHANGES.items():
+        words += [f"--{field.replace('_', '-')}", str(value)]  # a spec is written as its call
+    return [*words, "--steps", str(STEPS), "--drops", "4"]
+
+
+@pytest.fixture(scope="module")
+def reference(root, tmp_path_factory):
+    """A run that nothing interrupted."""
+    out = tmp_path_factory.mktemp("reference") / "run"
+    return train(recipe(), name=NAME, out=out, data_root=root, device="cpu")
+
+
+def timeless(run):
+    times = ("seconds", "images_per_second")
+    return [{k: v for k, v in line.items() if k not in times} for line in read_lines(run.metrics)]
+
+
+def assert_same(run, reference):
+    weights, expected = load(run).state_dict(), load(reference).state_dict()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert timeless(run) == timeless(reference)
+    correct = [json.loads(r.summary.read_text())["test_correct"] for r in (run, reference)]
+    assert correct[0] == correct[1]
+
+
+def test_killed_in_the_middle_of_an_epoch_it_ends_bit_identical(root, reference, tmp_path):
+    """SIGKILL after step 4 of an epoch of 6; the decoding processes go with the training."""
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, "4", "train"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [*command, *flags(root, tmp_path / "run")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert cli.main(["train", "--resume", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert_same(read_run(tmp_path / "run"), reference)
+
+
+def test_resumed_in_every_step_with_other_workers_it_ends_bit_identical(
+    root, reference, tmp_path, monkeypatch
+):
+    """Ctrl-C after steps of both epochs; decoding here or in processes makes no difference."""
+    out = tmp_path / "run"
+
+    def stopping(_journal, done):
+        if done in (1, 3, 4, 7):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Journal, "stepped", stopping)
+    with pytest.raises(Exception, match="stopped by SIGINT after step 1, saved"):
+        train(recipe(workers=0), name=NAME, out=out, data_root=root, device="cpu")
+    for step in (3, 4, 7):
+        with pytest.raises(Exception, match=f"stopped by SIGINT after step {step}, saved"):
+            resume(out, device="cpu")
+    assert_same(resume(out, device="cpu"), reference)
+
+
+def test_summary_has_the_top_5_error_and_is_that_of_the_logits(root, reference):
+    summary = json.loads(reference.summary.read_text())
+    dataset = session.load_data(reference, root)
+    x = reference.preprocess(torch.cat(list(dataset.test.chunks(100))))
+    with torch.no_grad():
+        order = load(reference)(x).argsort(1, descending=True)[:, :5]
+    hits = [label in row for label, row in zip(dataset.test.labels, order, strict=True)]
+    assert summary["test_top5_error_percent"] == pytest.approx(100 * (1 - sum(hits) / 24))
+    assert summary["test_error_percent"] >= summary["test_top5_error_percent"]
+    assert len(reference.classes) == len(CLASSES)
+
+
+def test_evaluate_and_inspect_read_the_files_again(reference, monkeypatch, capsys):
+    assert cli.main(["evaluate", str(reference.path), "--device", "cpu"]) == 0
+    summary = json.loads(reference.summary.read_text())
+    told = capsys.readouterr().out
+    assert f"error {summary['test_error_percent']:.2f} %" in told
+    assert f"top-5 error {summary['test_top5_error_percent']:.2f} %" in told
+    drawn = []
+    monkeypatch.setattr(visualize, "draw", lambda _, inputs, __: drawn.append(inputs) or [])
+    assert cli.main(["inspect", str(reference.path), "--device", "cpu"]) == 0
+    assert [inputs.shape for inputs in drawn] == [(2, 3, 32, 32)]
+
+
+def test_predict_cuts_the_centre_out_as_scoring_does(root, reference, monkeypatch):
+    seen = []
+    answer = torch.ones(1, 12)
+    monkeypatch.setattr(runs.training, "predict", lambda _, x, *__: seen.append(x) or answer)
+    path = root / "val" / CLASSES[0] / f"{CLASSES[0]}_1.JPEG"
+    assert cli.main(["predict", str(reference.path), str(path), "--device", "cpu"]) == 0
+    expected = torch.tensor(read_centre(path, 32)).permute(2, 0, 1)[None]
+    assert torch.equal(seen[0], expected)
+
+
+@pytest.mark.parametrize("name", ["imagenet-cnn10++", "imagenet-resnet18-static-dns"])
+def test_other_recipes_train_with_validation(root, tmp_path, name):
+    changes = {"steps": 2, "drops": (), "validation": 12, "workers": 0, "evaluate_every": 1}
+    changes["similarity"] = RECIPES[name].similarity
+    run = train(recipe(name, **changes), out=tmp_path / "run", data_root=root, device="cpu")
+    assert json.loads(run.summary.read_text())["best_checkpoint"]["test_top5_error_percent"] <= 100
+
+
+def test_a_damaged_image_stops_the_run_with_one_line(tmp_path, capsys):
+    make_imagenet(tmp_path / "data")
+    path = tmp_path / "data" / "val" / CLASSES[3] / f"{CLASSES[3]}_1.JPEG"
+    path.write_bytes(path.read_bytes()[:150])
+    assert cli.main(["train", *flags(tmp_path / "data", tmp_path / "run")]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"nsim: {path} must be an image, but cannot be read: ")
+
+
+def test_data_prints_the_sizes_and_makes_a_layout(root, tmp_path, capsys):
+    assert cli.main(["data", "imagenet", "--data", str(root)]) == 0
+    assert "48 training and 24 test images of 3x224x224, 12 classes" in capsys.readouterr().out
+    wrong = ["data", "cifar10", "--source", str(root), "--data", str(tmp_path)]
+    assert cli.main(wrong) == 2
+    assert "--source makes an imagenet, got cifar10" in capsys.readouterr().err
+    assert cli.main(["data", "imagenet", "--source", str(root), "--data", str(tmp_path)]) == 1
+    assert "must hold images/ and lists *.csv" in capsys.readouterr().err
+
+
+def test_changed_fields_make_no_record(reference, tmp_path):
+    with pytest.raises(Exception, match=r"overrides .*image_size, .*width.*; only runs with"):
+        write_record(reference, tmp_path)

@@ -1,0 +1,46 @@
+import io
+import sys
+
+import pytest
+
+from neural_similarity.lab.train.progress import Bar, Lines, clock, show
+
+RECORD = {"loss": 0.5, "accuracy": 0.875, "images_per_second": 1234.5}
+
+
+def test_lines_are_about_ten_whatever_the_number_of_metrics():
+    stream = io.StringIO()
+    lines = Lines(1_000, 0, stream)
+    for step in range(1, 1_001):
+        lines.stepped(step)
+        lines.measured(RECORD | {"step": step})
+    told = stream.getvalue().splitlines()
+    assert len(told) == 10
+    assert told[0].startswith("step 100/1000  loss 0.500  accuracy 87.5 %  1,234 images/s  ")
+
+
+def test_lines_go_on_after_a_resumed_step():
+    stream = io.StringIO()
+    lines = Lines(100, 55, stream)
+    for step in range(56, 101):
+        lines.measured(RECORD | {"step": step})
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == [
+        *("60/100", "70/100", "80/100", "90/100", "100/100")
+    ]
+
+
+def test_bar_shows_position_and_metrics(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with show("title", 10, 2) as bar:
+        assert isinstance(bar, Bar)
+        bar.stepped(7)
+        bar.measured(RECORD | {"step": 7})
+        bar.measured({"step": 7, "validation_accuracy": 0.5})
+    task = bar.bar.tasks[0]
+    assert (task.completed, task.total) == (7, 10)
+    assert task.description == "loss 0.500  accuracy 87.5 %  1,234 images/s"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65.4, "1:05"), (3_725, "1:02:05")])
+def test_clock(seconds, text):
+    assert clock(seconds) == text

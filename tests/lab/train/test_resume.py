@@ -1,0 +1,241 @@
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from kills import killed_after
+from tiny_images import TINY, tiny_world
+from tiny_images import tiny as tiny
+
+from neural_similarity.lab import cli
+from neural_similarity.lab.train import load, read_run, resume, session, train
+from neural_similarity.lab.train.checkpoint import checkpoints
+from neural_similarity.lab.train.files import locked
+from neural_similarity.lab.train.journal import Journal, cut_back, read_lines
+from neural_similarity.lab.train.stopping import signals_noted
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+# Checkpoints fall between lines of metrics and between drops, so nothing is at rest when saved.
+STEPS = 14
+EVERY = {"log_every": 4, "checkpoint_every": 3, "evaluate_every": 5}
+INTERRUPTED = replace(TINY, steps=STEPS, drops=(6, 11), validation=16, **EVERY)
+
+PROGRAM = """
+import os, signal, sys, tiny_images
+from neural_similarity.lab import cli, data
+from neural_similarity.lab.train import checkpoint
+from neural_similarity.lab.train.journal import Journal
+
+data.load = lambda *_, **__: tiny_images.make_dataset()
+kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+where, number = sys.argv[1].split(":")
+if where == "step":
+    Journal.stepped = lambda self, step: kill() if step == int(number) else None
+else:
+    writings = []
+    seal = checkpoint._seal
+    def sealing(path):
+        writings.append(path)
+        return kill() if len(writings) == int(number) else seal(path)
+    checkpoint._seal = sealing
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def outcome(run):
+    """Weights of the last and best checkpoint, and the lines of metrics without times."""
+    timeless = [
+        {key: value for key, value in line.items() if key not in ("seconds", "images_per_second")}
+        for line in read_lines(run.metrics)
+    ]
+    return load(run).state_dict(), load(run, "best").state_dict(), timeless
+
+
+def assert_same(run, reference):
+    for weights, expected in zip(outcome(run)[:2], reference[:2], strict=True):
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], expected[name]) for name in weights)
+    assert outcome(run)[2] == reference[2]
+    assert run.summary.exists()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    with tiny_world():
+        return outcome(train(INTERRUPTED, out=tmp_path_factory.mktemp("reference") / "run"))
+
+
+def test_killed_after_every_step_it_ends_bit_identical(reference, tmp_path):
+    out = tmp_path / "run"
+    killed_after(1, lambda: train(INTERRUPTED, out=out, device="cpu"))
+    for step in range(2, STEPS + 1):
+        torch.rand(step)
+        killed_after(step, lambda: resume(out, device="cpu"))
+    assert_same(resume(out, device="cpu"), reference)
+
+
+def flags(recipe, out):
+    return [
+        *("cifar10-dynamic-dns", "--dataset", "embedded"),
+        *("--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))"),
+        *("--width", "0.1", "--batch-size", "8", "--crop", "1", "--padding", "zero"),
+        *("--precision", "fp32", "--steps", str(recipe.steps), "--drops", "6", "11"),
+        *("--log-every", "4", "--checkpoint-every", "3", "--validation", "16"),
+        *("--evaluate-every", "5", "--out", str(out), "--device", "cpu"),
+    ]
+
+
+def run_and_kill(where, out):
+    """Train in a process that sends itself SIGKILL at a step or while writing a checkpoint."""
+    command = [sys.executable, "-c", PROGRAM, where, "train", *flags(INTERRUPTED, out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+
+
+def test_killed_while_writing_a_checkpoint_it_resumes_bit_identical(reference, tmp_path):
+    run_and_kill("writing:6", tmp_path / "run")
+    assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")]
+    assert_same(resume(tmp_path / "run", device="cpu"), reference)
+    assert not list((tmp_path / "run").rglob("*.partial"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", random.Random(2019).sample(range(1, STEPS + 1), 5))
+def test_killed_at_a_random_step_it_resumes_bit_identical(reference, tmp_path, step):
+    run_and_kill(f"step:{step}", tmp_path / "run")
+    assert_same(resume(tmp_path / "run", device="cpu"), reference)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_finishes_the_step_saves_and_says_how_to_resume(
+    reference, tmp_path, monkeypatch, capsys, number, code
+):
+    def stepped(_journal, done):
+        if done == 8:
+            os.kill(os.getpid(), number)
+
+    out = tmp_path / "run"
+    handler = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "stepped", stepped)
+        assert cli.main(["train", *flags(INTERRUPTED, out)]) == code
+    assert signal.getsignal(number) is handler
+    told = f"after step 8, saved; continue with nsim train --resume {out}"
+    assert told in capsys.readouterr().err
+    assert checkpoints(out / "checkpoints")[-1].name == "step-00000008"
+    assert cli.main(["train", "--resume", str(out), "--device", "cpu"]) == 0
+    assert_same(read_run(out), reference)
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A run that was killed after step 8, with checkpoints of the steps 3 and 6."""
+    killed_after(8, lambda: train(INTERRUPTED, out=tmp_path / "run", device="cpu"))
+    return tmp_path / "run"
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_truncated_checkpoint_falls_back_and_still_ends_bit_identical(reference, stopped, caplog):
+    truncate(stopped / "checkpoints" / "step-00000006" / "state.pt")
+    with caplog.at_level(logging.WARNING):
+        run = resume(stopped, device="cpu")
+    assert "step-00000006/state.pt is damaged" in caplog.text
+    assert_same(run, reference)
+
+
+def test_without_a_whole_checkpoint_it_exits_with_1(stopped, capsys):
+    for path in checkpoints(stopped / "checkpoints"):
+        truncate(path / "weights.safetensors")
+    assert cli.main(["train", "--resume", str(stopped)]) == 1
+    assert "holds no whole checkpoint; train again" in capsys.readouterr().err
+
+
+def test_finished_run_is_left_as_it_is(tmp_path, capsys):
+    run = train(TINY, out=tmp_path / "run", device="cpu")
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    assert cli.main(["train", "--resume", str(run.path)]) == 0
+    assert "is finished already" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+
+def test_resumption_is_recorded_and_a_change_of_threads_warned_of(stopped, caplog):
+    path = stopped / "environment.json"
+    path.write_text(path.read_text().replace('"threads": 1', '"threads": 64'))
+    resume(stopped, device="cpu")
+    assert "threads is 1 and was 64" in caplog.text
+    resumed = json.loads(path.read_text())["resumed"]
+    assert [(process["step"], process["threads"]) for process in resumed] == [(6, 1)]
+
+
+def test_a_run_goes_on_in_the_precision_that_it_began_with(stopped):
+    path = stopped / "environment.json"
+    assert INTERRUPTED.precision != "bf16"
+    path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
+    assert json.loads(resume(stopped, device="cpu").summary.read_text())["precision"] == "bf16"
+    assert [p["precision"] for p in json.loads(path.read_text())["resumed"]] == ["bf16"]
+
+
+def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
+    monkeypatch.setattr("neural_similarity.lab.train.environment.commit", lambda: "another")
+    resume(stopped, device="cpu")
+    assert "commit is another and was" in caplog.text
+
+
+def test_two_processes_do_not_train_one_run(stopped, capsys):
+    with locked(stopped / "config.json", "taken"):
+        assert cli.main(["train", "--resume", str(stopped)]) == 1
+    assert f"another process trains {stopped} already" in capsys.readouterr().err
+    assert not (stopped / "summary.json").exists()
+    assert cli.main(["train", "--resume", str(stopped)]) == 0
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 2}\n{"step": 4}\n{"step": 6}\n{"st')
+    cut_back(path, 4)
+    assert path.read_text() == '{"step": 2}\n{"step": 4}\n'
+
+
+def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
+    recipe, counts = replace(TINY, threads=2, steps=3, drops=()), set()
+    killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
+    monkeypatch.setattr(Journal, "stepped", lambda *_: counts.add(torch.get_num_threads()))
+    resume(tmp_path / "run", device="cpu")
+    assert counts == {2}
+
+
+def test_a_run_goes_on_in_its_memory_format(tmp_path, monkeypatch):
+    recipe, told, real = replace(TINY, channels_last=False), [], session.batches_of
+    killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
+
+    def noted(images, run, runtime):
+        told.append(runtime.channels_last)
+        return real(images, run, runtime)
+
+    monkeypatch.setattr(session, "batches_of", noted)
+    resume(tmp_path / "run", device="cpu")
+    assert told == [False]
+
+
+def test_a_second_signal_acts_as_before():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("as before"))
+    try:
+        with signals_noted() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (stop(), heard) == (signal.SIGTERM, [])
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == ["as before"]
+    finally:
+        signal.signal(signal.SIGTERM, before)

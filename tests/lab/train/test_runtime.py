@@ -1,0 +1,76 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_images import TINY, make_images
+from tiny_images import tiny as tiny
+from torch import nn
+from torch.nn import functional as F
+
+from neural_similarity.lab.data import Preprocess
+from neural_similarity.lab.train import predict, runtime, train
+from neural_similarity.lab.train.runtime import choose_runtime
+
+
+def test_missing_gpu_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="`device` must be present, got 'cuda'"):
+        choose_runtime("cuda")
+
+
+@pytest.mark.parametrize("name", ["cud", "mps", "meta"])
+def test_other_devices_are_errors(name):
+    with pytest.raises(ValueError, match=f"`device` must be auto, cpu or cuda, got '{name}'"):
+        choose_runtime(name)
+
+
+def test_a_gpu_beyond_the_last_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_runtime("cuda:1", "fp32").device.index == 1
+    with pytest.raises(ValueError, match=r"`device` must be present, got 'cuda:2', .* 2 GPUs"):
+        choose_runtime("cuda:2", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("supported", "bf16_seconds", "chosen"),
+    [(True, 0.5, "bf16"), (True, 0.9, "fp32"), (True, 2.0, "fp32"), (False, 0.5, "fp32")],
+)
+def test_auto_precision_is_the_faster_one(monkeypatch, supported, bf16_seconds, chosen):
+    seconds = {torch.bfloat16: bf16_seconds, torch.float32: 1.0}
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(runtime, "_convolution_seconds", lambda dtype, _: seconds[dtype])
+    assert choose_runtime("cpu").precision == chosen
+    assert choose_runtime("cpu", "bf16").precision == "bf16"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_convolution_is_timed_with_the_threads_of_the_run(dtype, monkeypatch):
+    told, count = [], torch.get_num_threads() + 1
+
+    def conv2d(images, kernel, **_):
+        told.append((images.dtype, kernel.dtype, torch.get_num_threads()))
+
+    monkeypatch.setattr(F, "conv2d", conv2d)
+    runtime._convolution_seconds.cache_clear()
+    assert runtime._convolution_seconds(dtype, count) > 0
+    runtime._convolution_seconds.cache_clear()
+    assert set(told) == {(dtype, dtype, count)}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_times_with_its_own_threads(monkeypatch, tmp_path):
+    told = []
+    monkeypatch.setattr(runtime, "_bf16_is_fast", lambda _, count: told.append(count))
+    train(replace(TINY, precision="auto", threads=3), out=tmp_path / "run", device="cpu")
+    assert told == [3]
+
+
+def test_scores_are_computed_in_the_precision_of_the_run():
+    images, runtime = make_images(4, 3), choose_runtime("cpu", "bf16")
+    kinds, model = [], nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
+    model[0].register_forward_hook(lambda _m, _x, y: kinds.append(y.dtype))
+    preprocess = Preprocess.raw(1)
+    assert predict(model, images, preprocess, runtime).dtype == torch.float32
+    assert kinds == [torch.bfloat16]

@@ -1,0 +1,315 @@
+import base64
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_images import DRAW_CURVES, TINY, make_dataset, make_images, train_tiny
+from tiny_images import tiny as tiny
+from torch import nn
+from torch.nn import functional as F
+
+import neural_similarity.lab.train.session as session
+from neural_similarity.lab import data
+from neural_similarity.lab.data import Augment, Batches, Preprocess
+from neural_similarity.lab.train import (
+    RunError,
+    evaluate,
+    load,
+    pack_correct,
+    read_run,
+    train,
+    unpack_correct,
+)
+from neural_similarity.lab.train.checkpoint import checkpoints
+from neural_similarity.lab.train.journal import Journal, read_lines
+from neural_similarity.lab.train.scoring import score
+from neural_similarity.nn import format_similarity
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def test_training_is_the_textbook_loop(tmp_path):
+    """Momentum and decay written out by hand, on the same batches, give the same weights."""
+    recipe = replace(TINY, similarity=None, label_smoothing=0.1, weight_decay=0.01, lr=0.05)
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    images = make_dataset().train
+    preprocess = Preprocess.fit(images)
+    augment = Augment(crop=1, flip=True, padding="zero")
+    options = {"augment": augment, "seed": 0, "device": "cpu", "channels_last": True}
+    batches = Batches(images, 8, preprocess=preprocess, **options)
+    model = run.build().to(memory_format=torch.channels_last)
+    velocity = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for step, rate in enumerate([0.05] * 4 + [0.005] * 2):
+        x, y = batches.at(step)
+        log_probability = F.log_softmax(model(x), 1)
+        hit = log_probability.gather(1, y[:, None]).mean()
+        loss = -0.9 * hit - 0.1 * log_probability.mean()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for weight, v, gradient in zip(model.parameters(), velocity, gradients, strict=True):
+                v.mul_(0.9).add_(gradient + 0.01 * weight)
+                weight -= rate * v
+    trained = load(run)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_it_learns(tmp_path):
+    run = train_tiny(tmp_path, steps=60, drops=(40,), flip=False, lr=0.02)
+    summary = json.loads(run.summary.read_text())
+    assert summary["test_accuracy"] > 0.9
+    assert read_lines(run.metrics)[-1]["accuracy"] > 0.9
+
+
+def test_loading_leaves_the_random_numbers_as_they_are(tmp_path):
+    run = train_tiny(tmp_path)
+    before = torch.get_rng_state()
+    load(run)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_run_folder_is_complete(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "draw_learning_curves", DRAW_CURVES)
+    run = train_tiny(tmp_path)
+    config = json.loads((run.path / "config.json").read_text())
+    assert config["fields"]["similarity"] == format_similarity(TINY.similarity, complete=True)
+    assert config["classes"] == ["up", "down", "left", "right"]
+    assert config["digest"] == make_dataset().digest
+    environment = json.loads((run.path / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+    assert environment["threads"] == 1
+    lines = read_lines(run.metrics)
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01])
+    keys = {"step", "loss", "accuracy", "lr", "images_per_second", "seconds"}
+    assert all(set(line) == keys for line in lines)
+    assert [path.name for path in checkpoints(run.checkpoints)] == ["step-00000006"]
+    assert (run.plots / "learning-curves.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads(run.summary.read_text())
+    assert summary["steps"] == 6
+    assert summary["test_error_percent"] == pytest.approx(100 - 100 * summary["test_accuracy"])
+    assert summary["parameters"] == sum(p.numel() for p in run.build().parameters())
+    assert set(summary) == {
+        *("test_accuracy", "test_error_percent", "test_loss", "steps", "seconds", "device"),
+        *("images_per_second", "parameters", "precision", "command", "test_correct"),
+    }
+
+
+def test_loaded_network_scores_as_the_summary_says(tmp_path):
+    run = train_tiny(tmp_path)
+    model = load(run.path)
+    assert not model.training
+    summary = json.loads(run.summary.read_text())
+    runtime = session.choose_runtime("cpu", "fp32")
+    scores = evaluate(model, make_dataset().test, run.preprocess, runtime)
+    assert scores.accuracy == summary["test_accuracy"]
+    assert scores.loss == pytest.approx(summary["test_loss"], rel=1e-5)
+    assert scores.correct.dtype == torch.bool
+    assert len(scores.correct) == 32
+    assert torch.equal(unpack_correct(summary["test_correct"]), scores.correct)
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 13])
+def test_packed_answers_survive_json(count):
+    correct = torch.rand(count) < 0.5
+    record = json.loads(json.dumps(pack_correct(correct)))
+    bits = "".join("01"[bit] for bit in correct.tolist()).ljust(-(-count // 8) * 8, "0")
+    by_hand = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))
+    assert base64.b64decode(record["packed"]) == by_hand
+    assert torch.equal(unpack_correct(record), correct)
+    with pytest.raises(ValueError, match=rf"`packed` must hold \d+ bytes for {count + 9} images"):
+        unpack_correct(record | {"images": count + 9})
+
+
+def test_same_seed_same_weights_other_seed_others(tmp_path):
+    weights = [
+        load(train(replace(TINY, seed=seed), out=tmp_path / str(i), device="cpu")).state_dict()
+        for i, seed in enumerate([3, 3, 4])
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+
+
+def test_run_is_never_overwritten(tmp_path):
+    run = train_tiny(tmp_path)
+    before = run.summary.read_bytes()
+    with pytest.raises(RunError, match=r"exists already; continue it with .*--resume .*--out"):
+        train_tiny(tmp_path)
+    assert run.summary.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("classes", "size", "message"),
+    [
+        (2, (8, 9), "images must be square, or `image_size` be given to cut them, got 8x9"),
+        (1, (8, 8), "there must be two classes at least, got "),
+    ],
+)
+def test_images_that_no_network_takes_are_refused(tmp_path, monkeypatch, classes, size, message):
+    names, labels = tuple(map(str, range(classes))), torch.arange(40) % classes
+    images = data.Images(torch.zeros(40, 1, *size, dtype=torch.uint8), labels, names)
+    both = data.Dataset("x", images, images)
+    monkeypatch.setattr(data, "load", lambda *_, **__: both)
+    with pytest.raises(ValueError, match=message):
+        train(TINY, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_that_fails_before_its_first_metrics_leaves_no_folder(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="batch_size"):
+        train(replace(TINY, batch_size=65), out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "stepped", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(TINY, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    assert train(TINY, out=tmp_path / "run", device="cpu").summary.exists()
+
+
+def test_read_run_gives_back_the_run(tmp_path):
+    run = train_tiny(tmp_path, validation=8, similarity=None)
+    assert read_run(run.path) == run
+
+
+def test_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"is not a run folder: it has no config.json"):
+        read_run(tmp_path)
+
+
+def test_damaged_configuration_is_named(tmp_path):
+    run = train_tiny(tmp_path)
+    (run.path / "config.json").write_text('{"recipe": "x"}')
+    with pytest.raises(RunError, match=r"config.json cannot be read: KeyError\('budget'\)"):
+        read_run(run.path)
+    (run.path / "config.json").write_text("[]")
+    with pytest.raises(RunError, match=r"config.json cannot be read: AttributeError"):
+        read_run(run.path)
+
+
+def test_files_that_were_edited_are_named(tmp_path):
+    run = train_tiny(tmp_path)
+    for damage in (b'{"step": \n', b"\xff\xfe\n", b"3\n"):
+        run.metrics.write_bytes(b'{"step": 2}\n' + damage)
+        with pytest.raises(RunError, match=r"metrics.jsonl has a line that cannot be read"):
+            read_lines(run.metrics)
+    (run.path / "environment.json").write_text("{}")
+    with pytest.raises(RunError, match=r"environment.json cannot be read: KeyError\('precision'\)"):
+        _ = run.precision
+    wider = replace(run, recipe=replace(run.recipe, width=0.2))
+    with pytest.raises(RunError, match=r"safetensors holds the weights of another network: size"):
+        load(wider)
+
+
+def test_validation_keeps_the_best_and_is_held_out(tmp_path):
+    run = train_tiny(tmp_path, validation=16, evaluate_every=2, steps=8)
+    scored = [line for line in read_lines(run.metrics) if "validation_accuracy" in line]
+    assert [line["step"] for line in scored] == [2, 4, 6, 8]
+    accuracies = [line["validation_accuracy"] for line in scored]
+    first_best = scored[accuracies.index(max(accuracies))]["step"]
+    assert [path.name for path in checkpoints(run.best)] == [f"step-{first_best:08d}"]
+    summary = json.loads(run.summary.read_text())
+    assert summary["best_checkpoint"]["validation_accuracy"] == max(accuracies)
+    training, held = data.held_out(make_dataset().train, 16, 0)
+    assert run.preprocess == Preprocess.fit(training)
+    runtime = session.choose_runtime("cpu", "fp32")
+    best = load(run, "best")
+    assert evaluate(best, held, run.preprocess, runtime).accuracy == max(accuracies)
+
+
+def test_test_images_reach_nothing_but_the_summary(tmp_path, monkeypatch):
+    def outcome(name):
+        run = train_tiny(tmp_path / name, validation=16, evaluate_every=2)
+        keys = ("step", "loss", "accuracy", "validation_accuracy", "validation_loss")
+        lines = [{key: line.get(key) for key in keys} for line in read_lines(run.metrics)]
+        return lines, load(run).state_dict(), load(run, "best").state_dict()
+
+    lines, last, best = outcome("one")
+    monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset(test_seed=9))
+    other_lines, other_last, other_best = outcome("other")
+    assert lines == other_lines
+    assert all(torch.equal(last[name], other_last[name]) for name in last)
+    assert all(torch.equal(best[name], other_best[name]) for name in best)
+
+
+def test_test_set_is_scored_once_at_the_end(tmp_path, monkeypatch):
+    scored = []
+
+    def noting(model, images, *rest):
+        scored.append((len(images), checkpoints(tmp_path / "run" / "checkpoints")[-1].name))
+        return evaluate(model, images, *rest)
+
+    monkeypatch.setattr(session, "evaluate", noting)
+    train_tiny(tmp_path)
+    assert scored == [(32, "step-00000006")]
+
+
+def test_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
+    with pytest.raises(RunError, match=r"the loss is not finite at step .*; try a lower --lr"):
+        train_tiny(tmp_path, lr=1e30)
+    assert not checkpoints(tmp_path / "run" / "checkpoints")
+
+
+def test_load_refuses_what_is_not_there(tmp_path):
+    run = train_tiny(tmp_path)
+    with pytest.raises(RunError, match="has no best checkpoint"):
+        load(run, "best")
+    with pytest.raises(ValueError, match="`checkpoint` must be 'last' or 'best', got 'first'"):
+        load(run, "first")
+
+
+def test_changed_data_are_refused(tmp_path, monkeypatch):
+    run = train_tiny(tmp_path)
+    monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset(test_seed=9))
+    with pytest.raises(RunError, match=f"its digest is .*, not {run.digest}"):
+        session.load_data(run)
+
+
+def test_prediction_does_not_depend_on_the_batch(tmp_path, monkeypatch):
+    run = train_tiny(tmp_path)
+    model, images = load(run), make_images(11, 3)
+    runtime = session.choose_runtime("cpu", "fp32")
+    whole = session.evaluate(model, images, run.preprocess, runtime)
+    monkeypatch.setattr("neural_similarity.lab.train.scoring.BATCH_SIZE", 3)
+    parts = session.evaluate(model.train(), images, run.preprocess, runtime)
+    assert model.training
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert torch.equal(parts.correct, whole.correct)
+
+
+def test_scoring_puts_the_mode_of_every_module_back(tmp_path):
+    run = train_tiny(tmp_path)
+    model = load(run).train()
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms[0].eval()
+    runtime = session.choose_runtime("cpu", "fp32")
+    session.evaluate(model, make_images(11, 3), run.preprocess, runtime)
+    assert model.training
+    assert [norm.training for norm in norms] == [False] + [True] * (len(norms) - 1)
+
+
+def test_the_summary_scores_the_best_checkpoint_too(tmp_path):
+    run = train_tiny(tmp_path, validation=16, evaluate_every=2, steps=8)
+    assert checkpoints(run.best)[0].name != "step-00000008"
+    told = json.loads(run.summary.read_text())["best_checkpoint"]
+    runtime = session.choose_runtime("cpu", "fp32")
+    scores = evaluate(load(run, "best"), make_dataset().test, run.preprocess, runtime)
+    assert told["test_accuracy"] == scores.accuracy
+    assert told["test_loss"] == pytest.approx(scores.loss, rel=1e-5)
+
+
+def test_the_seed_says_which_images_are_held_out():
+    dataset = make_dataset()
+    parts = session.split(dataset, replace(TINY, validation=16, seed=3))
+    expected = data.held_out(dataset.train, 16, 3)
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(parts, expected, strict=True))
+
+
+def test_the_first_five_count_from_eleven_classes_on():
+    assert score(torch.eye(10), torch.arange(10)).correct5 is None
+    assert score(torch.eye(11), torch.arange(11)).correct5.all()

@@ -1,0 +1,241 @@
+"""Shared predictors: one module in many layers."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import neural_similarity as ns
+from neural_similarity import models
+from neural_similarity.lab.train.checkpoint import WEIGHTS, State, restore, save
+
+SHARED = ns.Dynamic(ns.Diagonal(), ns.Shared(channels=3, hidden=5))
+
+
+def predictors(model):
+    return [
+        module.similarity.predictor
+        for module in model.modules()
+        if isinstance(module, ns.Conv2d) and module.similarity is not None
+    ]
+
+
+def count(modules):
+    return sum(p.numel() for p in {p for module in modules for p in module.parameters()})
+
+
+def plain_network():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Conv2d(4, 4, 3, padding=1, stride=2),
+        nn.Conv2d(4, 6, (1, 3), groups=2),
+        nn.Conv2d(6, 4, 3),
+        nn.Conv2d(4, 4, 3, stride=2),
+    )
+
+
+def perturbed(model):
+    for name, parameter in model.named_parameters():
+        if name.endswith(".gain"):
+            nn.init.normal_(parameter)
+    return model
+
+
+def test_the_formula():
+    """Patch-normalised C to 3, ReLU; 3×3 to 5, ReLU; 3×3 to the scalars."""
+    layer = ns.Conv2d(2, 4, (2, 3), (2, 1), (1, 2), similarity=SHARED).double()
+    patch, (first, second) = layer.similarity.predictor.adaptation, layer.similarity.predictor.head
+    assert [tuple(p.shape) for p in layer.similarity.predictor.parameters()] == [
+        (3, 2, 2, 3), (5, 3, 3, 3), (5,), (6, 5, 3, 3), (6,),
+    ]  # fmt: skip
+    for bias in (first.bias, second.bias):
+        bias.data.normal_()
+    x = torch.randn(2, 2, 5, 6, dtype=torch.float64)
+    window = {"stride": (2, 1), "padding": (1, 2)}
+    energy = F.conv2d(x.square(), x.new_ones(1, 2, 2, 3), **window) + 1e-4
+    hidden = (F.conv2d(x, patch.weight, **window) / (energy / 12).sqrt()).relu()
+    hidden = F.conv2d(hidden, first.weight, first.bias, padding=1).relu()
+    raw = F.conv2d(hidden, second.weight, second.bias, padding=1)
+    assert_close(layer.similarity.predictor(x), raw)
+
+
+def test_layers_of_one_kernel_size_share_one_module_inside_sharing():
+    with ns.sharing():
+        layers = [ns.Conv2d(c, 4, 3, stride=s, similarity=SHARED) for c, s in ((2, 1), (3, 2))]
+        with ns.sharing():
+            layers.append(ns.Conv2d(5, 4, 3, similarity=SHARED))
+        other_size = ns.Conv2d(2, 4, (1, 9), similarity=SHARED)
+        other_scalars = ns.Conv2d(2, 4, 3, similarity=ns.Dynamic(ns.Full(), SHARED.predictor))
+        other_spec = ns.Conv2d(2, 4, 3, similarity=ns.Dynamic(predictor=ns.Shared(channels=4)))
+        linear = ns.Linear(3, 4, similarity=SHARED), ns.Conv1d(2, 4, 3, similarity=SHARED)
+    heads = [layer.similarity.predictor.head for layer in layers]
+    adaptations = [layer.similarity.predictor.adaptation for layer in layers]
+    assert len(set(heads)) == 1
+    assert len(set(adaptations)) == 3
+    others = {
+        *heads,
+        *(m.similarity.predictor.head for m in (other_size, other_scalars, other_spec)),
+    }
+    assert len(others) == 4
+    assert len({m.similarity.predictor.head for m in linear}) == 2
+
+
+def test_layers_built_outside_have_a_predictor_to_themselves():
+    with ns.sharing():
+        inside = ns.Conv2d(2, 4, 3, similarity=SHARED)
+    with ns.sharing():
+        later = ns.Conv2d(2, 4, 3, similarity=SHARED)
+    outside = [ns.Conv2d(2, 4, 3, similarity=SHARED) for _ in range(2)]
+    heads = {layer.similarity.predictor.head for layer in (inside, later, *outside)}
+    assert len(heads) == 4
+
+
+def test_sharing_ends_with_an_error():
+    with pytest.raises(ValueError, match="static-full"), ns.sharing():
+        ns.Conv2d(2, 4, 3, similarity="static-ful")
+    layers = [ns.Conv2d(2, 4, 3, similarity=SHARED) for _ in range(2)]
+    assert layers[0].similarity.predictor.head is not layers[1].similarity.predictor.head
+
+
+def test_adaptations_are_shared_between_layers_of_one_input_and_window():
+    spec = ns.Dynamic(predictor=ns.Shared(channels=3, hidden=5, share_adaptation=True))
+    frames = [
+        (2, {}), (2, {"groups": 2}), (2, {"stride": 2}), (3, {}), (2, {"padding": 1}),
+        (2, {"dilation": 2}), (2, {"padding_mode": "reflect"}),
+    ]  # fmt: skip
+    with ns.sharing():
+        layers = [
+            ns.Conv2d(c, 4 + 2 * i, 3, similarity=spec, **o) for i, (c, o) in enumerate(frames)
+        ]
+    adaptations = [layer.similarity.predictor.adaptation for layer in layers]
+    assert adaptations[0] is adaptations[1]
+    assert len(set(adaptations)) == 6
+    assert len({layer.similarity.predictor.head for layer in layers}) == 1
+
+
+def test_conversion_shares_within_one_network():
+    first, second = (ns.convert(plain_network(), SHARED) for _ in range(2))
+    heads = [predictor.head for predictor in predictors(first)]
+    assert heads[0] is heads[1] is heads[3] is heads[4]
+    assert heads[2] is not heads[0]
+    assert not {*heads} & {predictor.head for predictor in predictors(second)}
+    x = torch.randn(2, 2, 15, 16)
+    assert_close(first(x), ns.unconvert(first)(x))
+
+
+def test_half_of_the_predictor_parameters_on_cnn9():
+    """§3.3.2: one predictor a layer has 64 hidden units, the shared one 32 behind adaptations."""
+    inputs = 3 + 2 * 32 + 32 + 2 * 64 + 64 + 2 * 128
+    disjoint = predictors(models.cnn9(10, similarity="dynamic-diagonal"))
+    assert count(disjoint) == 9 * 64 * inputs + 9 * (9 * 64 * 9 + 9)
+    shared = predictors(models.cnn9(10, similarity=ns.Dynamic(predictor=ns.Shared())))
+    assert len({predictor.head for predictor in shared}) == 1
+    head = 9 * 32 * 64 + 64 + 9 * 64 * 9 + 9
+    assert count(shared) == 9 * 32 * inputs + head
+    assert 0.45 < count(shared) / count(disjoint) < 0.55
+    spec = ns.Dynamic(predictor=ns.Shared(share_adaptation=True))
+    least = predictors(models.cnn9(10, similarity=spec))
+    assert count(least) == 9 * 32 * (3 + 32 + 64 + 128) + head
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_keep_the_ties(clone):
+    network = perturbed(ns.convert(plain_network(), SHARED))
+    other = clone(network)
+    heads = [predictor.head for predictor in predictors(other)]
+    assert heads[0] is heads[1] is heads[3]
+    assert heads[0] is not predictors(network)[0].head
+    x = torch.randn(2, 2, 15, 16)
+    assert torch.equal(other(x), network(x))
+    predictors(other)[0].head[1].bias.data += 1
+    assert torch.equal(predictors(other)[3].head[1].bias, heads[0][1].bias)
+
+
+def test_ties_survive_dtypes_devices_and_modes():
+    network = ns.convert(plain_network().eval(), SHARED).double()
+    first, *_, last = (predictor.head for predictor in predictors(network))
+    assert first is last
+    assert {p.dtype for p in network.parameters()} == {torch.float64}
+    assert not any(module.training for module in network.modules())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_checkpoints_store_each_storage_once(tmp_path, layout):
+    network = perturbed(ns.convert(plain_network(), SHARED)).to(memory_format=layout)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    path = save(tmp_path, State(network, optimizer, torch.zeros(3)), {"b": "c"}, keep=1)
+    with safe_open(path / WEIGHTS, "pt") as file:
+        named = set(file.keys()) | (file.metadata().keys() - {"b"})
+        assert file.metadata()["b"] == "c"
+        stored = sum(file.get_tensor(key).numel() for key in file.keys())
+        heads = [key for key in file.keys() if ".predictor.head.1.weight" in key]
+    assert stored == sum(p.numel() for p in network.parameters())
+    assert len(heads) == 2  # one for each kernel size
+    assert named == network.state_dict().keys()
+    other = ns.convert(plain_network(), SHARED).to(memory_format=layout)
+    restore(path, State(other, torch.optim.SGD(other.parameters(), 0.1), torch.zeros(3)))
+    x = torch.randn(2, 2, 15, 16)
+    assert torch.equal(other(x), network(x))
+    assert predictors(other)[0].head is predictors(other)[3].head
+
+
+def test_gradients_of_a_shared_predictor_sum_over_its_layers():
+    """Equals the sum of the gradients of separate copies that start with the same numbers."""
+    shared = perturbed(ns.convert(plain_network().double(), SHARED))
+    separate = copy.deepcopy(shared)
+    for layer in separate:
+        layer.similarity.predictor.head = copy.deepcopy(layer.similarity.predictor.head)
+    x = torch.randn(2, 2, 15, 16, dtype=torch.float64)
+    assert torch.equal(shared(x), separate(x))
+    for network in (shared, separate):
+        network(x).square().sum().backward()
+    heads = [predictor.head for predictor in predictors(separate)]
+    assert len(set(heads)) == 5
+    for index, parameter in enumerate(predictors(shared)[0].head.parameters()):
+        parts = [list(heads[i].parameters())[index].grad for i in (0, 1, 3, 4)]
+        assert_close(parameter.grad, sum(parts))
+
+
+def test_optimisers_get_a_shared_parameter_once():
+    network = ns.convert(plain_network(), SHARED)
+    groups = ns.parameter_groups(network, weight_decay=0.1, predictor_decay=0.02)
+    by_name = {group["name"]: group for group in groups}
+    assert by_name["predictors"]["weight_decay"] == 0.02
+    assert len(by_name["predictors"]["params"]) == 5 + 2 * 4  # adaptations, two heads
+    held = [p for group in groups for p in group["params"]]
+    assert len(held) == len(set(held)) == len(list(network.parameters()))
+    torch.optim.SGD(groups, lr=0.1)
+
+
+@pytest.mark.parametrize("name", ["channels", "hidden"])
+def test_errors(name):
+    with pytest.raises(ValueError, match=f"`{name}` must be an integer of at least 1, got 0"):
+        ns.Shared(**{name: 0})
+
+
+def test_every_layer_normalises_by_statistics_of_its_own():
+    """The three convolutions are shared, as without; behind each stands the layer's own norm."""
+    spec = ns.Dynamic(predictor=ns.Shared(channels=3, hidden=5, batch_norm=True))
+    with ns.sharing():
+        one, two = (ns.Conv2d(2, 4, 3, similarity=spec).double() for _ in range(2))
+    first, second = one.similarity.predictor, two.similarity.predictor
+    assert first.head is second.head
+    assert first.norm2 is not second.norm2
+    assert [layer.bias for layer in first.head] == [None, None]
+    x = torch.randn(4, 2, 6, 7, dtype=torch.float64)
+
+    def normed(y):
+        return F.batch_norm(y, None, None, training=True, eps=1e-3)
+
+    y = F.conv2d(x, first.adaptation.weight)
+    y = y / F.conv2d(x.square() / 18, x.new_ones(1, 2, 3, 3)).add(1e-4 / 18).sqrt()
+    hidden = F.conv2d(normed(y).relu(), first.head[0].weight, padding=1)
+    raw = F.conv2d(normed(hidden).relu(), first.head[1].weight, padding=1)
+    assert_close(first(x), normed(raw))
+    assert first.norm3.running_mean.abs().max() > 0
+    assert torch.equal(second.norm3.running_mean, torch.zeros(9, dtype=torch.float64))

@@ -1,0 +1,102 @@
+"""Similarities as text, and what importing the package brings along."""
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from torch import nn
+
+import neural_similarity as ns
+from neural_similarity.nn import format_similarity, parse_similarity
+
+SPECS = [
+    *ns.SIMILARITIES.values(),
+    ns.Static(ns.Full(residual=False)),
+    ns.Dynamic(ns.Full(), ns.SphereNet(hidden=32)),
+    ns.Dynamic(
+        ns.Diagonal(residual=False),
+        ns.SphereNet(batch_norm=True, batch_norm_eps=1e-5, scales=(0.1, 0.001), eps=0.5),
+        init="released",
+    ),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_text_round_trip(spec):
+    assert parse_similarity(format_similarity(spec)) == spec
+
+
+def test_specs_are_values():
+    assert hash(ns.Dynamic()) == hash(ns.Dynamic(ns.Diagonal(), ns.SphereNet()))
+    with pytest.raises(AttributeError):
+        ns.Dynamic().init = "released"
+
+
+def test_short_text():
+    spec = parse_similarity("Dynamic(Full(), predictor=SphereNet(hidden=8))")
+    assert spec == ns.Dynamic(ns.Full(), ns.SphereNet(hidden=8))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dynamic-diagnal", "nearest: dynamic-diagonal"),
+        ("Dynamic(Diagonals())", "unknown part 'Diagonals'.*nearest: Diagonal"),
+        ("Diagonal()", r"must be a Static\(...\) or Dynamic\(...\), got 'Diagonal\(\)'"),
+        ("Dynamic(heads=3)", r"Dynamic\(heads=3\): .*unexpected keyword argument 'heads'"),
+        ("Dynamic(init=open('x'))", "unknown part 'open'"),
+        ("Static(__import__('os').system('true'))", "unknown part"),
+        ("Dynamic(init=x)", "expected a literal value, got 'x'"),
+        ("Static(**{'structure': 3})", "arguments must be named one by one"),
+        ("Static(Full(residual='no'))", "`residual` must be True or False, got 'no'"),
+        ("Dynamic(", "must be one of none, static-diagonal"),
+    ],
+)
+def test_bad_text(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_similarity(text)
+
+
+def test_a_users_own_predictor_has_no_text():
+    with pytest.raises(ValueError, match=r"`similarity` must be made of .* to be stored"):
+        format_similarity(ns.Dynamic(ns.Diagonal(), lambda *_: nn.Identity()))
+
+
+def test_importing_is_light():
+    heavy = ["torchvision", "triton", "matplotlib", "PIL", "tyro", "rich"]
+    code = (
+        "import sys, torch; before = set(sys.modules); import neural_similarity\n"
+        f"print([m for m in {heavy} if m in sys.modules and m not in before])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_unknown_attributes_are_errors():
+    with pytest.raises(AttributeError, match="no attribute 'convolve'"):
+        _ = ns.convolve
+
+
+@pytest.mark.parametrize("name", ns.SIMILARITIES)
+def test_the_complete_text_names_every_field_of_every_part(name):
+    spec = parse_similarity(name)
+    text = format_similarity(spec, complete=True)
+    assert parse_similarity(text) == spec
+    if spec is not None:
+        for part in (spec, spec.structure, *([spec.predictor] if "dynamic" in name else [])):
+            assert type(part).__name__ in text
+            assert all(f"{field.name}=" in text for field in fields(part))
+
+
+def test_the_complete_text_keeps_its_meaning_when_a_default_changes(monkeypatch):
+    spec = ns.Dynamic(ns.Diagonal(), predictor=ns.SphereNet(hidden=8))
+    text, short = format_similarity(spec, complete=True), format_similarity(spec)
+    defaults = ns.SphereNet.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "normalize", "input")
+    assert parse_similarity(text) == spec
+    assert parse_similarity(short) != spec
+
+
+def test_rooms_that_are_imported_late_are_listed():
+    assert {"load", "testing", "visualize", "convert"} <= set(dir(ns))

@@ -1,0 +1,190 @@
+"""The Triton kernels: interpreted, compiled without a GPU, and on one where there is one."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from kernel_laws import CASES, KINDS, LARGE, Case, check
+from problems import Problem
+
+from benchmarks.checking import without_tf32
+from neural_similarity.functional import similarity_conv2d
+from neural_similarity.ops import declines, triton
+from neural_similarity.ops.backend import chosen
+
+X = torch.zeros(1, 2, 4, 4)
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+def gpu(test):
+    """Marks a test that needs a GPU which the kernels take."""
+    there = torch.cuda.is_available()
+    reason = declines("triton", X.cuda(), 9) if there else "torch finds no GPU here"
+    return pytest.mark.gpu(pytest.mark.skipif(reason is not None, reason=str(reason))(test))
+
+
+@pytest.fixture(autouse=True)
+def _without_tf32():
+    with without_tf32():
+        yield
+
+
+def in_a_process(file, environment, *options):
+    """Run the tests of a file that configures Triton before it is imported."""
+    path = Path(__file__).parents[1] / file
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [*command, *options, str(path)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@needs_triton
+def test_interpreted_kernels():
+    in_a_process("interpreted_kernels.py", {"TRITON_INTERPRET": "1"})
+
+
+@needs_triton
+@pytest.mark.slow
+def test_interpreted_kernels_on_larger_problems():
+    in_a_process("interpreted_kernels.py", {"TRITON_INTERPRET": "1"}, "-m", "slow")
+
+
+@needs_triton
+def test_kernels_compile_for_hopper(tmp_path):
+    in_a_process("compiled_kernels.py", {"TRITON_CACHE_DIR": str(tmp_path)}, "--noconftest")
+
+
+@needs_triton
+@pytest.mark.slow
+def test_all_kernels_compile_for_hopper(tmp_path):
+    options = ("--noconftest", "-m", "slow")
+    in_a_process("compiled_kernels.py", {"TRITON_CACHE_DIR": str(tmp_path)}, *options)
+
+
+class OnGpu:
+    """A tensor's face as `declines` sees it, on a GPU that is not here."""
+
+    is_cuda = True
+
+    def __init__(self, x):
+        self.device, self.dtype, self.dim, self.shape = (
+            torch.device("cuda", 0),
+            x.dtype,
+            x.dim,
+            x.shape,
+        )
+        self.is_floating_point = x.is_floating_point
+
+
+@pytest.mark.parametrize(
+    ("x", "taps", "reason"),
+    [
+        (X, 9, "the input is on cpu, not on a GPU"),
+        (OnGpu(X.double()), 9, "float64, none of float32, float16 and bfloat16"),
+        (OnGpu(X[None]), 9, "has 3 spatial dimensions, more than 2"),
+        (OnGpu(X), 81, "has 81 taps, more than 64"),
+    ],
+)
+def test_it_says_why_it_declines(x, taps, reason):
+    assert reason in declines("triton", x, taps)
+    assert chosen("auto", x, taps, 1) != "triton"
+
+
+def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    if find_spec("triton"):
+        assert declines("triton", OnGpu(X), 9) == "the GPU's compute capability is below 8.0"
+    monkeypatch.setattr(triton, "find_spec", lambda _: None)
+    assert declines("triton", OnGpu(X), 9) == "triton is not installed"
+    assert chosen("auto", OnGpu(X), 9, 1) == "eager"
+
+
+@needs_triton
+def test_auto_takes_it_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert declines("triton", OnGpu(X), 9) is None
+    assert chosen("auto", OnGpu(X), 9, 1) == "triton"
+
+
+def test_a_refusal_names_the_backend_and_the_reason():
+    with pytest.raises(ValueError, match=r"the triton backend declines .*on cpu, not on a GPU"):
+        similarity_conv2d(X, torch.ones(1, 2, 1, 1), torch.ones(1, 1, 4, 4), backend="triton")
+
+
+WIDE = Case(Problem("wide", channels=(96, 160), size=(33, 31), batch=5))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *LARGE, WIDE], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu(case, kind, dtype):
+    check(case, kind, dtype, "cuda")
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tuned_on_a_gpu(kind, dtype):
+    torch.use_deterministic_algorithms(False)
+    check(WIDE, kind, dtype, "cuda")
+
+
+@gpu
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_runs_are_bit_equal(kind, dtype, deterministic):
+    torch.use_deterministic_algorithms(deterministic)
+    operands = WIDE.operands(kind)
+    outgoing = torch.randn_like(WIDE(*operands, backend="reference"))
+    one, two = (WIDE.results(operands, outgoing, dtype, "triton", "cuda") for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_finite_differences_on_a_gpu(kind):
+    """Central differences of float32 outputs, along one random direction per operand."""
+    case = Case(Problem("differences", stride=(2, 1), channels=(20, 36)))
+    operands = [t.float().cuda() for t in case.operands(kind)]
+    outgoing = torch.randn_like(case(*operands, backend="triton"))
+    gradients = case.results(operands, outgoing, torch.float32, "triton", "cuda")[1:]
+    for i, gradient in enumerate(gradients):
+        direction = torch.randn_like(gradient)
+        sides = [
+            case(
+                *operands[:i], operands[i] + step * direction, *operands[i + 1 :], backend="triton"
+            )
+            for step in (1, -1)  # linear in every operand: the step may be large
+        ]
+        difference = ((sides[0] - sides[1]).double() * outgoing).sum() / 2
+        found = (gradient.double() * direction).sum()
+        torch.testing.assert_close(found, difference, rtol=1e-4, atol=1e-2)
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_replays_it(kind):
+    torch.use_deterministic_algorithms(False)
+    operands = [t.bfloat16().cuda() for t in WIDE.operands(kind)]
+    operands[2] = operands[2].float()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        expected = WIDE(*operands, backend="triton")
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        y = WIDE(*operands, backend="triton")
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, expected)
