@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
 
 import neural_similarity as ns
-from neural_similarity.testing import torch_has_bfloat16_lstm
+from neural_similarity.testing import torch_autocasts_lstm
 
 NAMES = [name for name in ns.SIMILARITIES if name != "none"]
 OPTIONS = [{}, {"num_layers": 3, "bias": False}, {"num_layers": 2, "batch_first": True}]
@@ -254,7 +254,9 @@ def test_hooks_of_a_similarity_run(layer):
     assert all(part.raw_orig.grad.any() for part in parts)
 
 
-@pytest.mark.skipif(not torch_has_bfloat16_lstm(), reason="torch has no bfloat16 LSTM on this CPU")
+@pytest.mark.skipif(
+    not torch_autocasts_lstm(), reason="torch runs no LSTM under bfloat16 autocast on this CPU"
+)
 @pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
 def test_states_are_of_the_outputs_type_under_autocast(similarity):
     layer = ns.LSTM(3, 4, num_layers=2, similarity=similarity)
