@@ -154,6 +154,9 @@ def test_predict_cuts_the_centre_out_as_scoring_does(root, reference, monkeypatc
 @pytest.mark.parametrize("name", ["imagenet-cnn10++", "imagenet-resnet18-static-dns"])
 def test_other_recipes_train_with_validation(root, tmp_path, name):
     changes = {"steps": 2, "drops": (), "validation": 12, "workers": 0, "evaluate_every": 1}
+    # Not 3 channels: torch 2.15 writes past the end in strided 1×1 convolutions of 3 channels,
+    # channels last, on CPUs with AVX2 alone.
+    changes["width"] = 0.125
     changes["similarity"] = RECIPES[name].similarity
     run = train(recipe(name, **changes), out=tmp_path / "run", data_root=root, device="cpu")
     assert json.loads(run.summary.read_text())["best_checkpoint"]["test_top5_error_percent"] <= 100
