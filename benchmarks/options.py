@@ -8,7 +8,8 @@ import torch
 
 from benchmarks import Effort
 from benchmarks.networks import KNOWN, PREDICTORS
-from neural_similarity.lab.cli.parsing import integer, listed, require
+from neural_similarity.lab.cli.commands import require
+from neural_similarity.lab.cli.parsing import integer, listed
 from neural_similarity.lab.paper import TABLES
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import Runtime, choose_runtime

@@ -1,4 +1,4 @@
-"""Refusing names that are none of those that there are, and numbers out of their range."""
+"""Argument validation."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -60,3 +60,18 @@ def require_positive(argument: str, value: float) -> None:
 def nearest(name: str, names: Iterable[str]) -> str:
     """The one of `names` that looks most like `name`."""
     return get_close_matches(str(name), names, n=1, cutoff=0.0)[0]
+
+
+EXTRA = ("numpy", "PIL", "tyro", "rich", "matplotlib", "scipy")
+"""What the extra `lab` installs."""
+
+
+def extra_needed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
+    """The error with what to install, where a module of the extra `lab` is missing."""
+    if (error.name or "").partition(".")[0] not in EXTRA:
+        return error
+    return ModuleNotFoundError(
+        f"{what} needs the extra `lab` ({error.name} is missing): "
+        "pip install 'neural-similarity[lab]'",
+        name=error.name,
+    )

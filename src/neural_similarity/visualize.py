@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from neural_similarity.choices import extra_needed
 from neural_similarity.nn import (
     DynamicSimilarity,
     MaskedModule,
@@ -143,7 +144,10 @@ def _grid(
     rows: int, columns: int, cell: float = CELL, *, frames: bool = False
 ) -> tuple["Figure", Any]:
     """A figure and its axes, (rows, columns), without ticks, `cell` inches each."""
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise extra_needed(error, "ns.visualize") from None
 
     figure = Figure((columns * cell, rows * cell + 0.5))
     look = {"frame_on": frames, "xticks": [], "yticks": []}

@@ -1,7 +1,5 @@
 """Similarities as text, and what importing the package brings along."""
 
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
@@ -63,16 +61,6 @@ def test_a_users_own_predictor_has_no_text():
         format_similarity(ns.Dynamic(ns.Diagonal(), lambda *_: nn.Identity()))
 
 
-def test_importing_is_light():
-    heavy = ["torchvision", "triton", "matplotlib", "PIL", "tyro", "rich"]
-    code = (
-        "import sys, torch; before = set(sys.modules); import neural_similarity\n"
-        f"print([m for m in {heavy} if m in sys.modules and m not in before])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_unknown_attributes_are_errors():
     with pytest.raises(AttributeError, match="no attribute 'convolve'"):
         _ = ns.convolve
@@ -96,7 +84,3 @@ def test_the_complete_text_keeps_its_meaning_when_a_default_changes(monkeypatch)
     monkeypatch.setitem(defaults, "normalize", "input")
     assert parse_similarity(text) == spec
     assert parse_similarity(short) != spec
-
-
-def test_rooms_that_are_imported_late_are_listed():
-    assert {"load", "testing", "visualize", "convert"} <= set(dir(ns))

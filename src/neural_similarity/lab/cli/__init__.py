@@ -7,27 +7,38 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import version
 
 from neural_similarity import __version__
-from neural_similarity.lab.cli import catalogue, few_shot, paper, runs, train
-from neural_similarity.lab.cli.parsing import Commands, UsageError, dispatch, say
-from neural_similarity.lab.train import Interrupted, RunError
+from neural_similarity.choices import extra_needed
+from neural_similarity.lab.cli.commands import Commands, dispatch, say
+from neural_similarity.lab.errors import Interrupted, RunError, UsageError
+
+
+def _late(module: str, name: str) -> Callable[[Sequence[str]], int]:
+    """A command whose module is imported when it runs: `nsim --help` needs no torch."""
+
+    def run(args: Sequence[str]) -> int:
+        return getattr(import_module(f"{__name__}.{module}"), name)(args)
+
+    return run
+
 
 COMMANDS: Commands = {
-    "train": (train.train, "train a network, or continue a run with --resume"),
-    "evaluate": (runs.evaluate, "score a run's network on the test set again"),
-    "predict": (runs.predict, "name the classes of images"),
-    "fold": (runs.fold, "fold static similarities into plain convolutions"),
-    "inspect": (runs.inspect, "draw the similarities that a run learned"),
-    "fewshot": (few_shot.fewshot, "few-shot learning: train, evaluate and record"),
-    "reproduce": (paper.reproduce, "run what a table of the paper lacks"),
-    "table": (paper.table, "show a table of the paper beside our runs"),
-    "record": (paper.record, "write the records of finished runs"),
-    "bench": (catalogue.bench, "moved to `python -m benchmarks` in a clone"),
-    "recipes": (catalogue.recipes, "list the named recipes"),
-    "models": (catalogue.models, "list the networks, their parameters and multiplications"),
-    "data": (catalogue.data, "download or verify a data set"),
+    "train": (_late("train", "train"), "train a network, or continue a run with --resume"),
+    "evaluate": (_late("runs", "evaluate"), "score a run's network on the test set again"),
+    "predict": (_late("runs", "predict"), "name the classes of images"),
+    "fold": (_late("runs", "fold"), "fold static similarities into plain convolutions"),
+    "inspect": (_late("runs", "inspect"), "draw the similarities that a run learned"),
+    "fewshot": (_late("few_shot", "fewshot"), "few-shot learning: train, evaluate and record"),
+    "reproduce": (_late("paper", "reproduce"), "run what a table of the paper lacks"),
+    "table": (_late("paper", "table"), "show a table of the paper beside our runs"),
+    "record": (_late("paper", "record"), "write the records of finished runs"),
+    "bench": (_late("recipes", "bench"), "moved to `python -m benchmarks` in a clone"),
+    "recipes": (_late("recipes", "recipes"), "list the named recipes"),
+    "models": (_late("catalogue", "models"), "list the networks, their parameters and MACs"),
+    "data": (_late("catalogue", "data"), "download or verify a data set"),
 }
 EXAMPLES = """\
   nsim train                                          a few minutes on a laptop
@@ -66,6 +77,8 @@ def exit_code(run: Callable[[], int]) -> int:
         code = run()
         sys.stdout.flush()
         return code
+    except ModuleNotFoundError as error:
+        return _fail(extra_needed(error, "nsim"), 1)
     except UsageError as error:
         return _fail(error, 2)
     except Interrupted as stop:

@@ -1,10 +1,9 @@
-"""`nsim recipes`, `nsim models` and `nsim data`: what there is to train, and on what."""
+"""`nsim models` and `nsim data`: what there is to train, and on what."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
@@ -14,15 +13,14 @@ import tyro
 from neural_similarity import models as networks
 from neural_similarity.conversion import fold
 from neural_similarity.lab import data as datasets
-from neural_similarity.lab.cli.parsing import UsageError, parse, require
+from neural_similarity.lab.cli.commands import require
+from neural_similarity.lab.cli.parsing import parse
+from neural_similarity.lab.cli.table import print_table
 from neural_similarity.lab.data.files import Progress
-from neural_similarity.lab.recipes import GROUPS
+from neural_similarity.lab.errors import UsageError
 from neural_similarity.models import counts
 from neural_similarity.nn import SIMILARITIES, parse_similarity
-from neural_similarity.nn.text import Similarity
 
-WIDTH = 140
-NUMBERS = ("steps", "classes", "parameters", "MACs")
 MODELS_DESCRIPTION = """List the networks with every similarity at their usual image sizes.
 
 Parameters are those that are trained. MACs are the multiply-adds of convolutions, linear layers
@@ -32,11 +30,6 @@ examples:
   nsim models
   nsim models cnn10 cnn10_plus
   nsim models resnet18 --similarity none dynamic-diagonal"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipesOptions:
-    """What `nsim recipes` takes: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +59,6 @@ class DataOptions:
     in --data: 100 images of every class in val, the others in train."""
 
 
-def recipes(args: Sequence[str]) -> int:
-    """Print the named recipes, a table for every group."""
-    description = "List the named recipes.\n\nexample:\n  nsim recipes"
-    parse(RecipesOptions, args, command="recipes", description=description)
-    columns = ("name", "data", "model", "similarity", "steps", "description")
-    for group, members in GROUPS.items():
-        rows = [
-            (name, r.dataset, r.model, _kind(r.similarity), f"{r.steps:,}", text)
-            for name, (text, r) in members.items()
-        ]
-        _print_table(columns, rows, wraps="description", title=group)
-    return 0
-
-
 def models(args: Sequence[str]) -> int:
     """Print the networks with every similarity, their parameters and multiplications."""
     options = parse(ModelsOptions, args, command="models", description=MODELS_DESCRIPTION)
@@ -92,7 +71,7 @@ def models(args: Sequence[str]) -> int:
         if text == "none" or name not in networks.WITHOUT_SIMILARITY
     ]
     columns = ("name", "classes", "image", "similarity", "parameters", "MACs")
-    _print_table(columns, rows, wraps="similarity")
+    print_table(columns, rows, wraps="similarity")
     return 0
 
 
@@ -106,11 +85,6 @@ def _model_row(name: str, similarity: str) -> tuple[str, ...]:
     macs = counts.macs(fold(model, dynamic="keep"), channels, size, size)
     image = f"{channels}x{size}x{size}"
     return name, f"{classes}", image, similarity, f"{counts.parameters(model):,}", f"{macs:,}"
-
-
-def bench(args: Sequence[str]) -> int:
-    """Say where the benchmarks went."""
-    raise UsageError(f"benchmarks run in a clone: python -m benchmarks {' '.join(args)}".rstrip())
 
 
 def data(args: Sequence[str]) -> int:
@@ -138,36 +112,6 @@ def data(args: Sequence[str]) -> int:
         f"images of {channels}x{height}x{width}, {len(dataset.train.classes)} classes\n"
     )
     return 0
-
-
-def _kind(similarity: Similarity | None) -> str:
-    """The name of a similarity without the options of its parts."""
-    if similarity is None:
-        return "none"
-    return f"{type(similarity).__name__}-{type(similarity.structure).__name__}".lower()
-
-
-def _print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    wraps: str,
-    title: str | None = None,
-) -> None:
-    """One line a row, but for the column that `wraps`."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, title=title, title_justify="left")
-    for column in columns:
-        justify = "right" if column in NUMBERS else "left"
-        table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)
-    for row in rows:
-        table.add_row(*row)
-    text = StringIO()  # rich would end the process itself when nobody reads on
-    width = max(Console().width, WIDTH)
-    Console(file=text, force_terminal=sys.stdout.isatty(), width=width).print(table)
-    sys.stdout.write(text.getvalue())
 
 
 @contextmanager

@@ -10,20 +10,12 @@ import tyro
 
 from neural_similarity.choices import require_count, require_least
 from neural_similarity.lab import paper
+from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
 from neural_similarity.lab.cli.counter import counter
 from neural_similarity.lab.cli.few_shot_reproduce import reproduce
-from neural_similarity.lab.cli.parsing import (
-    Commands,
-    UsageError,
-    check_folders,
-    dispatch,
-    named_recipe,
-    parse,
-    require,
-    require_only,
-    say,
-)
+from neural_similarity.lab.cli.parsing import check_folders, named_recipe, parse, require_only
 from neural_similarity.lab.data import ClassSplit
+from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.recipes import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.lab.recipes.few_shot import STARTS
 from neural_similarity.lab.tasks.few_shot import session

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from neural_similarity.choices import require_least
 from neural_similarity.lab import paper
+from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.counter import counter
 from neural_similarity.lab.cli.parsing import (
     agreed,
@@ -16,7 +17,6 @@ from neural_similarity.lab.cli.parsing import (
     integer,
     listed,
     parse,
-    say,
 )
 from neural_similarity.lab.tasks.few_shot.evaluate import require_processes
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe

@@ -11,17 +11,16 @@ import tyro
 from neural_similarity.choices import require_least
 from neural_similarity.lab import paper
 from neural_similarity.lab import train as training
+from neural_similarity.lab.cli.commands import require, say
 from neural_similarity.lab.cli.parsing import (
-    UsageError,
     agreed,
     check_folders,
     check_seeds,
     integer,
     listed,
     parse,
-    require,
-    say,
 )
+from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.paper import TABLES, Outcome, Plan, Table, Task
 from neural_similarity.lab.train.files import write_text
 from neural_similarity.lab.train.progress import clock

@@ -1,30 +1,22 @@
-"""Command lines to commands and to dataclasses, with the nearest names in errors.
+"""Command lines to dataclasses, by tyro; similarities are text."""
 
-Dataclasses are filled by tyro, with similarities as text.
-"""
-
-import difflib
 import sys
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import tyro
 
+from neural_similarity.lab.cli.commands import require, say
+from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.train import Recipe
 from neural_similarity.nn import format_similarity, parse_similarity
 
 Options = TypeVar("Options")
 Item = TypeVar("Item")
-Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
-"""By name: what takes the words after it and returns the exit code, and a line of help."""
 REGISTRY = tyro.constructors.ConstructorRegistry()
 SIMILARITY = typing.get_type_hints(Recipe)["similarity"]
-
-
-class UsageError(ValueError):
-    """The command line asks for what does not exist; `nsim` exits with 2."""
 
 
 @REGISTRY.primitive_rule
@@ -40,36 +32,6 @@ def _similarity_as_text(
         is_instance=lambda _: True,
         str_from_instance=lambda similarity: [format_similarity(similarity)],
     )
-
-
-def dispatch(
-    args: Sequence[str], commands: Commands, *, prog: str, kind: str, about: str, examples: str
-) -> int:
-    """Run the command that the first word names and return its exit code.
-
-    Without a word, as with `--help`, the commands are listed.
-
-    Args:
-        args: the words after `prog`.
-        commands: what there is to run.
-        prog: the words before.
-        kind: what errors call the commands.
-        about: what they are for, a sentence.
-        examples: lines of the help.
-
-    Raises:
-        UsageError: no command has that name.
-    """
-    name, *rest = args or ["--help"]
-    if name in ("-h", "--help"):
-        lines = "\n".join(f"  {name:<10}{text}" for name, (_, text) in commands.items())
-        say(
-            f"usage: {prog} COMMAND ...\n\n{about}\n\ncommands:\n{lines}\n\n"
-            f"examples:\n{examples}\n\n`{prog} COMMAND --help` describes a command."
-        )
-        return 0
-    require(kind, name, commands)
-    return commands[name][0](rest)
 
 
 def named_recipe(
@@ -146,18 +108,6 @@ def integer(word: str) -> int:
         raise ValueError(f"items must be integers between commas, got {word!r}") from None
 
 
-def require(kind: str, name: str, names: Collection[str]) -> None:
-    """Refuse a `name` that is none of `names`.
-
-    Raises:
-        UsageError: it tells the nearest name, or all where none is near.
-    """
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-        raise UsageError(f"no {kind} is named {name!r}; {hint}")
-
-
 def check_seeds(seeds: Sequence[int]) -> None:
     """Refuse seeds of runs of which two are the same, or that no run can have."""
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
@@ -198,8 +148,3 @@ def require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) 
                 f"{word} cannot be given with {allowed[0]}, which takes every setting from the "
                 f"run folder; only {', '.join(allowed[1:])} may"
             )
-
-
-def say(line: str) -> None:
-    """Print a line, or several."""
-    sys.stdout.write(line + "\n")

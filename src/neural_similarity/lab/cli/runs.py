@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from neural_similarity.conversion import fold as fold_network
 from neural_similarity.lab import train as training
-from neural_similarity.lab.cli.parsing import UsageError, parse, say
+from neural_similarity.lab.cli.commands import say
+from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.data.decoding import read_centre, read_header, read_pixels
+from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.train import Run, RunError, Runtime, Scores
 from neural_similarity.lab.train.files import new_file
 from neural_similarity.lab.train.runtime import Precision

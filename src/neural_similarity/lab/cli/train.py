@@ -8,7 +8,9 @@ from typing import Annotated
 import tyro
 
 from neural_similarity.lab import train as training
-from neural_similarity.lab.cli.parsing import UsageError, named_recipe, parse, require_only, say
+from neural_similarity.lab.cli.commands import say
+from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
+from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.recipes import RECIPES, in_variant
 from neural_similarity.lab.train import Recipe, Run
 from neural_similarity.lab.train.files import read_json

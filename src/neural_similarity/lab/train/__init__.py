@@ -1,6 +1,7 @@
 """Training: one loop, its recipes, run folders and checkpoints."""
 
-from neural_similarity.lab.train.files import RunError as RunError
+from neural_similarity.lab.errors import Interrupted as Interrupted
+from neural_similarity.lab.errors import RunError as RunError
 from neural_similarity.lab.train.recipe import Recipe as Recipe
 from neural_similarity.lab.train.run import Run as Run
 from neural_similarity.lab.train.run import load as load
@@ -18,4 +19,3 @@ from neural_similarity.lab.train.session import draw_similarities as draw_simila
 from neural_similarity.lab.train.session import load_data as load_data
 from neural_similarity.lab.train.session import resume as resume
 from neural_similarity.lab.train.session import train as train
-from neural_similarity.lab.train.stopping import Interrupted as Interrupted

@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from neural_similarity.lab.train.files import RunError, new_folder, read_json, sha256, write_json
+from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.train.files import new_folder, read_json, sha256, write_json
 from neural_similarity.lab.train.weights import load_weights, save_weights
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"

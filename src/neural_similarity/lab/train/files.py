@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from neural_similarity.lab.errors import RunError
+
 PARTIAL = ".partial"
-
-
-class RunError(RuntimeError):
-    """A run folder cannot be used as asked; the message says what to do."""
 
 
 def read_json(path: Path) -> Any:

@@ -6,9 +6,10 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import checkpoint
 from neural_similarity.lab.train.checkpoint import State
-from neural_similarity.lab.train.files import RunError, sync, write_text
+from neural_similarity.lab.train.files import sync, write_text
 from neural_similarity.lab.train.progress import Progress
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.run import Run

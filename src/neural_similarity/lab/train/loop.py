@@ -9,15 +9,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from neural_similarity.lab.errors import Interrupted, RunError
 from neural_similarity.lab.train.checkpoint import State
-from neural_similarity.lab.train.files import RunError
 from neural_similarity.lab.train.graph import Plain, updates
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.objective import Objective
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.lab.train.schedule import learning_rate
-from neural_similarity.lab.train.stopping import Interrupted
 
 Judge = Callable[[nn.Module], dict[str, Any]]
 """What is held out says of a network: "validation_accuracy", and more; all modes stay."""

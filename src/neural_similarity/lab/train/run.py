@@ -14,8 +14,9 @@ from torch import nn
 
 from neural_similarity import models
 from neural_similarity.lab.data import Preprocess
+from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train.checkpoint import WEIGHTS, checkpoints, newest
-from neural_similarity.lab.train.files import RunError, new_folder, read_json, write_json
+from neural_similarity.lab.train.files import new_folder, read_json, write_json
 from neural_similarity.lab.train.recipe import Recipe, recipe_from_json, recipe_to_json
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import load_weights

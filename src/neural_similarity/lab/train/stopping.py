@@ -4,26 +4,9 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interrupted(Exception):
-    """Training stopped on a signal after saving a checkpoint."""
-
-    def __init__(self, number: int, step: int, run: Path, command: str = "nsim train") -> None:
-        name = signal.Signals(number).name
-        super().__init__(
-            f"stopped by {name} after step {step}, saved; continue with {command} --resume {run}"
-        )
-        self.number = number
-
-    @property
-    def exit_code(self) -> int:
-        """What a shell expects: 130 after Ctrl-C, 143 after SIGTERM."""
-        return 128 + self.number
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from neural_similarity.lab.train.files import RunError
+from neural_similarity.lab.errors import RunError
 
 
 def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:

@@ -1,0 +1,57 @@
+"""Words to commands, with the nearest names in errors. Importing it loads no torch."""
+
+import difflib
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from neural_similarity.lab.errors import UsageError
+
+Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
+"""By name: what takes the words after it and returns the exit code, and a line of help."""
+
+
+def dispatch(
+    args: Sequence[str], commands: Commands, *, prog: str, kind: str, about: str, examples: str
+) -> int:
+    """Run the command that the first word names and return its exit code.
+
+    Without a word, as with `--help`, the commands are listed.
+
+    Args:
+        args: the words after `prog`.
+        commands: what there is to run.
+        prog: the words before.
+        kind: what errors call the commands.
+        about: what they are for, a sentence.
+        examples: lines of the help.
+
+    Raises:
+        UsageError: no command has that name.
+    """
+    name, *rest = args or ["--help"]
+    if name in ("-h", "--help"):
+        lines = "\n".join(f"  {name:<10}{text}" for name, (_, text) in commands.items())
+        say(
+            f"usage: {prog} COMMAND ...\n\n{about}\n\ncommands:\n{lines}\n\n"
+            f"examples:\n{examples}\n\n`{prog} COMMAND --help` describes a command."
+        )
+        return 0
+    require(kind, name, commands)
+    return commands[name][0](rest)
+
+
+def require(kind: str, name: str, names: Collection[str]) -> None:
+    """Refuse a `name` that is none of `names`.
+
+    Raises:
+        UsageError: it tells the nearest name, or all where none is near.
+    """
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+        raise UsageError(f"no {kind} is named {name!r}; {hint}")
+
+
+def say(line: str) -> None:
+    """Print a line, or several."""
+    sys.stdout.write(line + "\n")

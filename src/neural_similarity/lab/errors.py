@@ -1,0 +1,28 @@
+"""Errors that end a command with one line. Importing them loads no torch."""
+
+import signal
+from pathlib import Path
+
+
+class UsageError(ValueError):
+    """The command line asks for what does not exist; `nsim` exits with 2."""
+
+
+class RunError(RuntimeError):
+    """A run folder cannot be used as asked; the message says what to do."""
+
+
+class Interrupted(Exception):
+    """Training stopped on a signal after saving a checkpoint."""
+
+    def __init__(self, number: int, step: int, run: Path, command: str = "nsim train") -> None:
+        name = signal.Signals(number).name
+        super().__init__(
+            f"stopped by {name} after step {step}, saved; continue with {command} --resume {run}"
+        )
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects: 130 after Ctrl-C, 143 after SIGTERM."""
+        return 128 + self.number

@@ -1,0 +1,108 @@
+"""What importing brings along, what the library needs, and what is said where the extra lacks."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import neural_similarity as ns
+from neural_similarity.choices import EXTRA
+from neural_similarity.lab.recipes.listing import LIST, listed
+
+BLOCKED = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in {EXTRA}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+USE = """
+import torch
+from torch import nn
+import neural_similarity as ns
+torch.manual_seed(0)
+network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+x = torch.randn(2, 3, 8, 8)
+for similarity in ("static-full", "dynamic-diagonal"):
+    converted = ns.convert(network, similarity)
+    assert ns.max_difference(network, converted, x) < 1e-5
+    optimizer = torch.optim.SGD(ns.parameter_groups(converted), lr=0.5)
+    converted(x).square().sum().backward()
+    optimizer.step()
+    assert ns.max_difference(network, converted, x) > 1e-3
+    plain = ns.fold(converted, dynamic="keep")
+    assert ns.max_difference(converted, plain, x) < 1e-4
+    kept = [type(m) is nn.Conv2d for m in plain.modules() if isinstance(m, nn.Conv2d)]
+    assert kept == [similarity == "static-full"]
+print("done")
+"""
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_library_needs_nothing_of_the_extra():
+    done = run(BLOCKED + USE)
+    assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("import neural_similarity as ns; ns.load", "ns.load"),
+        (
+            "import torch, neural_similarity as ns\n"
+            "layer = ns.Conv2d(3, 4, 3, similarity='static-full')\n"
+            "ns.visualize.draw(layer, torch.zeros(1, 3, 8, 8), '.')",
+            "ns.visualize",
+        ),
+        ("from neural_similarity.lab.cli import main; main(['train'])", "nsim"),
+        ("from neural_similarity.lab.cli import main; main(['recipes'])", "nsim"),
+    ],
+)
+def test_what_lacks_the_extra_says_what_to_install(code, what, tmp_path):
+    last = run(BLOCKED + code).stderr.splitlines()[-1]
+    assert f"{what} needs the extra `lab` (" in last
+    assert last.endswith("is missing): pip install 'neural-similarity[lab]'")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["recipes"], ["bench", "operators"]])
+def test_help_and_lists_load_no_torch(words):
+    code = (
+        f"import sys; from neural_similarity.lab.cli import main; main({words})\n"
+        "print('torch' in sys.modules, file=sys.stderr)"
+    )
+    assert run(code).stderr.splitlines()[-1] == "False"
+
+
+def test_importing_loads_nothing_heavy():
+    heavy = ["torchvision", "triton", "matplotlib", "PIL", "tyro", "rich", "scipy", "pandas"]
+    code = (
+        "import sys, torch; before = set(sys.modules); import neural_similarity as ns\n"
+        "ns.Conv2d, ns.convert, ns.parameter_groups\n"
+        f"print([m for m in {heavy} if m in sys.modules and m not in before])"
+    )
+    assert run(code).stdout == "[]\n"
+
+
+def test_the_face_shows_what_a_user_may_use_and_nothing_else():
+    assert dir(ns) == sorted([*ns.__all__, "__version__"])
+    assert all(getattr(ns, name) is not None for name in dir(ns))
+    assert callable(ns.convert)
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(ns.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = [name.asname for node in block.body for name in node.names]
+    assert sorted(seen) == sorted(set(ns.__all__) - {"nn"})
+
+
+def test_the_list_of_recipes_is_theirs():
+    assert LIST.read_text(encoding="utf-8") == listed(), (
+        "run python -m neural_similarity.lab.recipes"
+    )
