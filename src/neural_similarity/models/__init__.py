@@ -18,7 +18,13 @@ from neural_similarity.models.cnn9 import cnn9_plus as cnn9_plus
 from neural_similarity.models.cnn9 import cnn9_wide as cnn9_wide
 from neural_similarity.models.cnn10 import cnn10 as cnn10
 from neural_similarity.models.cnn10 import cnn10_plus as cnn10_plus
+from neural_similarity.models.conv_block import ConvBlock as ConvBlock
+from neural_similarity.models.conv_block import conv_block as conv_block
+from neural_similarity.models.conv_block import pools as pools
+from neural_similarity.models.conv_block import without_pool as without_pool
 from neural_similarity.models.convnet4 import convnet4 as convnet4
+from neural_similarity.models.counts import macs as macs
+from neural_similarity.models.counts import parameters as parameters
 from neural_similarity.models.resnet import resnet18 as resnet18
 from neural_similarity.models.resnet import resnet34 as resnet34
 from neural_similarity.models.resnet import resnet50 as resnet50

@@ -8,8 +8,11 @@ from neural_similarity.nn.geometry import Geometry as Geometry
 from neural_similarity.nn.global_similarity import GlobalSimilarity as GlobalSimilarity
 from neural_similarity.nn.global_similarity import SelfAttention as SelfAttention
 from neural_similarity.nn.layer import SimilarityLayer as SimilarityLayer
+from neural_similarity.nn.layer import is_dynamic as is_dynamic
 from neural_similarity.nn.linear import Linear as Linear
+from neural_similarity.nn.modes import evaluating as evaluating
 from neural_similarity.nn.predictor import CNN as CNN
+from neural_similarity.nn.predictor import Predictor as Predictor
 from neural_similarity.nn.predictor import SphereNet as SphereNet
 from neural_similarity.nn.recurrent import LSTM as LSTM
 from neural_similarity.nn.shared import Shared as Shared
@@ -31,9 +34,11 @@ from neural_similarity.nn.sphere import orthogonality as orthogonality
 from neural_similarity.nn.structure import Diagonal as Diagonal
 from neural_similarity.nn.structure import Full as Full
 from neural_similarity.nn.structure import PositiveSemidefinite as PositiveSemidefinite
+from neural_similarity.nn.structure import Structure as Structure
 from neural_similarity.nn.structure import StructureModule as StructureModule
 from neural_similarity.nn.structure import Symmetric as Symmetric
 from neural_similarity.nn.structure import Unshared as Unshared
 from neural_similarity.nn.structure import Unstructured as Unstructured
+from neural_similarity.nn.text import Similarity as Similarity
 from neural_similarity.nn.text import format_similarity as format_similarity
 from neural_similarity.nn.text import parse_similarity as parse_similarity

@@ -1,6 +1,7 @@
 """Functions on tensors: what the operators mean, and how they are computed. Imports torch only."""
 
 from neural_similarity.ops.backend import BACKENDS as BACKENDS
+from neural_similarity.ops.backend import Backend as Backend
 from neural_similarity.ops.backend import declines as declines
 from neural_similarity.ops.global_similarity import attention_matrix as attention_matrix
 from neural_similarity.ops.global_similarity import global_attention as global_attention
@@ -12,3 +13,5 @@ from neural_similarity.ops.similarity import similarity_conv2d as similarity_con
 from neural_similarity.ops.similarity import similarity_conv3d as similarity_conv3d
 from neural_similarity.ops.sphere import patch_norm as patch_norm
 from neural_similarity.ops.sphere import sphere_conv2d as sphere_conv2d
+from neural_similarity.ops.window import promoted as promoted
+from neural_similarity.ops.window import without_autocast as without_autocast

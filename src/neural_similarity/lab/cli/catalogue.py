@@ -18,7 +18,7 @@ from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.cli.table import print_table
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.models import counts
+from neural_similarity.models import macs, parameters
 from neural_similarity.nn import SIMILARITIES, parse_similarity
 
 MODELS_DESCRIPTION = """List the networks with every similarity at their usual image sizes.
@@ -82,9 +82,9 @@ def _model_row(name: str, similarity: str) -> tuple[str, ...]:
     # their numbers.
     with torch.device("meta" if similarity in SIMILARITIES else "cpu"):
         model = networks.build(name, classes, similarity=similarity)
-    macs = counts.macs(fold(model, dynamic="keep"), channels, size, size)
+    multiplications = macs(fold(model, dynamic="keep"), channels, size, size)
     image = f"{channels}x{size}x{size}"
-    return name, f"{classes}", image, similarity, f"{counts.parameters(model):,}", f"{macs:,}"
+    return name, f"{classes}", image, similarity, f"{parameters(model):,}", f"{multiplications:,}"
 
 
 def data(args: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from neural_similarity.lab.train import Run, RunError, Runtime, Scores
 from neural_similarity.lab.train.files import new_file
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import save_weights
-from neural_similarity.nn.layer import is_dynamic
+from neural_similarity.nn import is_dynamic
 
 TOP = 3
 

@@ -33,7 +33,7 @@ from neural_similarity.lab.train.recipe import (
     scaled,
 )
 from neural_similarity.lab.train.run import ENVIRONMENT, find_checkpoint
-from neural_similarity.models.counts import parameters
+from neural_similarity.models import parameters
 
 FOLDER, EVALUATIONS = "fewshot", "evaluations"
 FREE = ("seed", "start", *MACHINE)

@@ -18,7 +18,7 @@ from neural_similarity.lab.train import Recipe, Runtime, choose_runtime
 from neural_similarity.lab.train.environment import cpu_name, device_name
 from neural_similarity.lab.train.run import build_network
 from neural_similarity.lab.train.runtime import PrecisionChoice, threads
-from neural_similarity.models.counts import macs
+from neural_similarity.models import macs
 
 THREADS = 1
 """Of a run."""

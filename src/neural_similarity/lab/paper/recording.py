@@ -14,7 +14,7 @@ from neural_similarity.lab.train.files import read_json, write_text
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import MACHINE, recipe_to_json
 from neural_similarity.lab.train.run import ENVIRONMENT, require_finished
-from neural_similarity.models.counts import macs
+from neural_similarity.models import macs
 
 
 def write_record(run: Run, results: Path) -> Path:

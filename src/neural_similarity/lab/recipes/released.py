@@ -5,8 +5,7 @@ from dataclasses import replace
 from neural_similarity.lab.recipes.cifar import CIFAR, PREDICTOR
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.models import SPHERENETS
-from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn import Diagonal, Dynamic, Full, Similarity, SphereNet, Static
 
 SUFFIX = "@released"
 MODELS = ("cnn9", "cnn9_plus")

@@ -5,8 +5,7 @@ from dataclasses import replace
 from neural_similarity.lab.recipes.cifar import BASE, PREDICTOR
 from neural_similarity.lab.recipes.released import PATCHES
 from neural_similarity.lab.train.recipe import Recipe
-from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
-from neural_similarity.nn.predictor import Predictor
+from neural_similarity.nn import Diagonal, Dynamic, Full, Predictor, SphereNet, Static
 
 
 def _dns(predictor: Predictor) -> Recipe:

@@ -13,8 +13,7 @@ from neural_similarity.lab.data import NAMES, Inputs
 from neural_similarity.lab.train.runtime import PrecisionChoice
 from neural_similarity.lab.train.schedule import scaled_steps
 from neural_similarity.models import MODELS, SPHERENETS, WITHOUT_SIMILARITY, options
-from neural_similarity.nn import Static, format_similarity, parse_similarity
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn import Similarity, Static, format_similarity, parse_similarity
 from neural_similarity.regularize import MEASURES
 
 POSITIVE = (

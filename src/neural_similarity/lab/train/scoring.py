@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from neural_similarity.lab.data import ImageSet, Preprocess
 from neural_similarity.lab.train.runtime import Runtime
-from neural_similarity.nn.modes import evaluating
+from neural_similarity.nn import evaluating
 
 BATCH_SIZE = 100
 """Activations of larger batches exceed what malloc reuses: every layer would touch new pages."""

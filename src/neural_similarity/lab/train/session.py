@@ -41,7 +41,7 @@ from neural_similarity.lab.train.run import (
 from neural_similarity.lab.train.runtime import Runtime, choose_runtime, threads
 from neural_similarity.lab.train.scoring import Scores, evaluate, pack_correct
 from neural_similarity.lab.train.stopping import signals_noted
-from neural_similarity.models.counts import parameters
+from neural_similarity.models import parameters
 from neural_similarity.regularize import parameter_groups
 
 PICTURED = 2

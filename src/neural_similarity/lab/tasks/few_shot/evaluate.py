@@ -15,7 +15,7 @@ from neural_similarity.lab.tasks.few_shot.processes import spread
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime
 from neural_similarity.lab.train.scoring import BATCH_SIZE
-from neural_similarity.nn.modes import evaluating
+from neural_similarity.nn import evaluating
 
 
 def evaluate(

@@ -24,7 +24,7 @@ from neural_similarity.lab.tasks.few_shot.embedding import embed_queries, embedd
 from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
-from neural_similarity.ops.window import promoted
+from neural_similarity.ops import promoted
 
 Group = Literal["all", "head", "similarity", "predictor"]
 """Parameters by name: all; the classifier; static M and the gains of dynamic ones; predictors."""

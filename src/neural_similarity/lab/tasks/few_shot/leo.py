@@ -17,7 +17,7 @@ from neural_similarity.lab.tasks.few_shot.gradient import (
 )
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.lab.tasks.few_shot.metric import class_means
-from neural_similarity.ops.window import without_autocast
+from neural_similarity.ops import without_autocast
 
 _LEAST = 1e-10
 """Of standard deviations."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.lab.tasks.few_shot.episode import Episode
-from neural_similarity.ops.window import promoted
+from neural_similarity.ops import promoted
 
 Predict = Callable[[Tensor], Tensor]
 """Query images, or features where the embedding is fixed, to logits (q, ways)."""

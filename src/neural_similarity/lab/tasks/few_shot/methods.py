@@ -23,7 +23,7 @@ from neural_similarity.lab.tasks.few_shot.relation import RelationNet
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
 from neural_similarity.lab.tasks.few_shot.tadam import Tadam
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
-from neural_similarity.models.conv_block import ConvBlock, pools, without_pool
+from neural_similarity.models import ConvBlock, pools, without_pool
 
 POOLS = 2
 """How many 2×2 pools RelationNet keeps of CNN-4 or CNN-9."""

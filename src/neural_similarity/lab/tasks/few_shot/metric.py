@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
-from neural_similarity.ops.window import without_autocast
+from neural_similarity.ops import without_autocast
 
 MATCHING_SCALE = 100.0
 """Of cosines before the softmax; 1 in the paper, 100 in CloserLookFewShot, whose results it has."""

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Predict
 from neural_similarity.lab.tasks.few_shot.metric import Metric, class_members
-from neural_similarity.models.conv_block import conv_block
-from neural_similarity.ops.window import promoted
+from neural_similarity.models import conv_block
+from neural_similarity.ops import promoted
 
 HIDDEN, CELLS = 8, 3
 

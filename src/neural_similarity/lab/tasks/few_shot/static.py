@@ -9,9 +9,8 @@ from neural_similarity.conversion import convert
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend
-from neural_similarity.nn import StaticSimilarity
-from neural_similarity.nn.text import Similarity
-from neural_similarity.ops.window import promoted, without_autocast
+from neural_similarity.nn import Similarity, StaticSimilarity
+from neural_similarity.ops import promoted, without_autocast
 
 
 class StaticTuning(Method):

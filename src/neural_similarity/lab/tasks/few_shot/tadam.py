@@ -15,7 +15,7 @@ from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.lab.tasks.few_shot.metric import class_means, squared_distances
 from neural_similarity.nn import DynamicSimilarity
-from neural_similarity.ops.window import promoted, without_autocast
+from neural_similarity.ops import promoted, without_autocast
 
 
 class Tadam(Method):
