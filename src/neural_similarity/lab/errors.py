@@ -15,10 +15,10 @@ class RunError(RuntimeError):
 class Interrupted(Exception):
     """Training stopped on a signal after saving a checkpoint."""
 
-    def __init__(self, number: int, step: int, run: Path, command: str = "nsim train") -> None:
+    def __init__(self, number: int, step: int, run: Path) -> None:
         name = signal.Signals(number).name
         super().__init__(
-            f"stopped by {name} after step {step}, saved; continue with {command} --resume {run}"
+            f"stopped by {name} after step {step}, saved; continue with nsim train --resume {run}"
         )
         self.number = number
 

@@ -319,7 +319,9 @@ def test_bench_says_where_it_went(capsys):
     )
 
 
-@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "bench"])
+@pytest.mark.parametrize(
+    "command", [name for name in cli.COMMANDS if name not in ("bench", "fewshot")]
+)
 def test_help_has_examples(command, capsys):
     assert cli.main([command, "--help"]) == 0
     _, separator, examples = capsys.readouterr().out.partition("example")
@@ -370,3 +372,34 @@ def test_weights_are_those_of_the_run(static):
 def test_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith(f"neural-similarity {ns.__version__}, torch 2.")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "mini-cnn4", "--help"], "--retrain"),
+        (["train", "cifar10-cnn", "--help"], "--penalty"),
+        (["reproduce", "6", "--help"], "--shots"),
+        (["reproduce", "4", "--help"], "--variant"),
+    ],
+)
+def test_a_recipe_or_table_says_what_kind_of_run_it_is(words, said, capsys):
+    assert cli.main(words) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_a_run_folder_says_what_kind_it_is(tmp_path, capsys):
+    for name, command in (("plain", {}), ("few", {"command": "nsim fewshot train"})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(command))
+    assert cli.main(["evaluate", str(tmp_path / "plain"), "--help"]) == 0
+    assert "--checkpoint" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(tmp_path / "few"), "--help"]) == 0
+    assert "--shots" in capsys.readouterr().out
+
+
+def test_older_words_say_what_took_their_place(capsys):
+    assert cli.main(["fewshot", "recipes"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "nsim: `nsim fewshot recipes` is `nsim recipes` now\n"
+    assert "mini-cnn4" in told.out

@@ -307,7 +307,6 @@ def test_what_was_not_run_is_said(tmp_path, capsys):
     out = tmp_path / "new" / "table.md"
     assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
     assert out.read_text() == text
-    assert cli.main(["reproduce", "6"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -345,7 +344,7 @@ def test_overridden_runs_have_no_records(tmp_path):
     with pytest.raises(RunError, match="it overrides lr"):
         paper.record_few_shot(run, tmp_path)
     run = session.train(RECIPES["mini-cnn4"], name="mini-cnn4", out=tmp_path / "b", device="cpu")
-    with pytest.raises(RunError, match="has no evaluations; `nsim fewshot evaluate"):
+    with pytest.raises(RunError, match="has no evaluations; `nsim evaluate"):
         paper.record_few_shot(run, tmp_path)
 
 

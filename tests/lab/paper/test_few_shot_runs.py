@@ -329,7 +329,7 @@ def test_tasks_of_other_data_or_of_classes_that_are_known_are_refused(done, data
     ("method", "finished", "message"),
     [
         ("protonet", True, "`method` must be one of .*, got 'protonet'; nearest: proto"),
-        (None, False, "is not finished; nsim fewshot train --resume"),
+        (None, False, "is not finished; nsim train --resume"),
     ],
 )
 def test_nothing_is_tried_of_a_wrong_method_or_of_half_a_run(

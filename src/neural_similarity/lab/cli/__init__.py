@@ -12,11 +12,12 @@ from importlib.metadata import version
 
 from neural_similarity import __version__
 from neural_similarity.choices import extra_needed
-from neural_similarity.lab.cli.commands import Commands, dispatch, say
+from neural_similarity.lab.cli.commands import Command, Commands, dispatch, say
+from neural_similarity.lab.cli.kinds import is_few_shot
 from neural_similarity.lab.errors import Interrupted, RunError, UsageError
 
 
-def _late(module: str, name: str) -> Callable[[Sequence[str]], int]:
+def _late(module: str, name: str) -> Command:
     """A command whose module is imported when it runs: `nsim --help` needs no torch."""
 
     def run(args: Sequence[str]) -> int:
@@ -25,14 +26,29 @@ def _late(module: str, name: str) -> Callable[[Sequence[str]], int]:
     return run
 
 
+def _by_kind(name: str, others: str, few_shot: str = "few_shot") -> Command:
+    """A command that recipes and runs of both kinds share: `others`, or that of few-shot ones."""
+
+    def run(args: Sequence[str]) -> int:
+        return _late(few_shot if is_few_shot(args) else others, name)(args)
+
+    return run
+
+
 COMMANDS: Commands = {
-    "train": (_late("train", "train"), "train a network, or continue a run with --resume"),
-    "evaluate": (_late("runs", "evaluate"), "score a run's network on the test set again"),
+    "train": (_by_kind("train", "train"), "train a network, or continue a run with --resume"),
+    "evaluate": (_by_kind("evaluate", "runs"), "score a run on test images or tasks"),
     "predict": (_late("runs", "predict"), "name the classes of images"),
     "fold": (_late("runs", "fold"), "fold static similarities into plain convolutions"),
     "inspect": (_late("runs", "inspect"), "draw the similarities that a run learned"),
-    "fewshot": (_late("few_shot", "fewshot"), "few-shot learning: train, evaluate and record"),
-    "reproduce": (_late("paper", "reproduce"), "run what a table of the paper lacks"),
+    "fewshot": (
+        _late("few_shot", "fewshot"),
+        "older words for few-shot learning",
+    ),
+    "reproduce": (
+        _by_kind("reproduce", "paper", "few_shot_reproduce"),
+        "run what a table of the paper lacks",
+    ),
     "table": (_late("paper", "table"), "show a table of the paper beside our runs"),
     "record": (_late("paper", "record"), "write the records of finished runs"),
     "bench": (_late("recipes", "bench"), "moved to `python -m benchmarks` in a clone"),
@@ -45,7 +61,7 @@ EXAMPLES = """\
   nsim train cifar10-dynamic-dns --data data --seed 1
   nsim train --resume runs/cifar10-dynamic-dns-seed1
   nsim predict runs/quickstart-seed0 shoe.png
-  nsim fewshot train                                  few-shot learning in a minute"""
+  nsim train fewshot-quickstart                       few-shot learning in a minute"""
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from neural_similarity.lab.errors import UsageError
 
-Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
-"""By name: what takes the words after it and returns the exit code, and a line of help."""
+Command = Callable[[Sequence[str]], int]
+"""Takes the words after the command's name and returns the exit code."""
+Commands = Mapping[str, tuple[Command, str]]
+"""By name, with a line of help."""
 
 
 def dispatch(

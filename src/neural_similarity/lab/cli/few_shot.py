@@ -1,4 +1,4 @@
-"""`nsim fewshot`: training, evaluation and records of few-shot learning."""
+"""`nsim train` and `nsim evaluate` of few-shot recipes and runs."""
 
 import sys
 from collections.abc import Sequence
@@ -13,10 +13,12 @@ from neural_similarity.lab import paper
 from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
 from neural_similarity.lab.cli.counter import counter
 from neural_similarity.lab.cli.few_shot_reproduce import reproduce
-from neural_similarity.lab.cli.parsing import check_folders, named_recipe, parse, require_only
+from neural_similarity.lab.cli.paper import record
+from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
+from neural_similarity.lab.cli.recipes import recipes
 from neural_similarity.lab.data import ClassSplit
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.recipes import FEW_SHOT, FEW_SHOT_RECIPES
+from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
 from neural_similarity.lab.recipes.few_shot import STARTS
 from neural_similarity.lab.tasks.few_shot import session
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -43,24 +45,24 @@ USUAL = {"tasks": 2_000, "task_seed": 0}
 TASK_OPTIONS = ("ways", "shots", "queries", *USUAL)
 """Options that say what tasks are."""
 RESUMED_WITH = ("--resume", "--data", "--device")
-TRAIN_DESCRIPTION = """Train for few-shot learning: nsim fewshot train [RECIPE] [--field value ...]
+TRAIN_DESCRIPTION = """Train for few-shot learning: nsim train [RECIPE] [--field value ...]
 
 examples:
-  nsim fewshot train                                the quick start, about a minute
-  nsim fewshot train mini-cnn4 --data data --seed 1
-  nsim fewshot train --retrain runs/mini-cnn4-seed1 on validation classes too, see --retrain
-  nsim fewshot train mini-meta-static --start runs/mini-cnn4-seed1
-  nsim fewshot train --resume runs/mini-cnn4-seed1  continue exactly"""
+  nsim train fewshot-quickstart             about a minute
+  nsim train mini-cnn4 --data data --seed 1
+  nsim train --retrain runs/mini-cnn4-seed1 on validation classes too, see --retrain
+  nsim train mini-meta-static --start runs/mini-cnn4-seed1
+  nsim train --resume runs/mini-cnn4-seed1  continue exactly"""
 EVALUATE_DESCRIPTION = """Evaluate a run on tasks of test classes, the same for every method.
 
 examples:
-  nsim fewshot evaluate runs/fewshot-quickstart-seed0
-  nsim fewshot evaluate runs/mini-cnn4-seed1 --method static-nsn --ways 5 --shots 5 --tasks 600"""
+  nsim evaluate runs/fewshot-quickstart-seed0
+  nsim evaluate runs/mini-cnn4-seed1 --method static-nsn --ways 5 --shots 5 --tasks 600"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What `nsim fewshot train` takes."""
+    """What `nsim train` takes."""
 
     budget: float = 1.0
     """Factor on steps and drops, each rounded to the nearest step."""
@@ -86,7 +88,7 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """What `nsim fewshot evaluate` takes."""
+    """What `nsim evaluate` takes."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
@@ -128,43 +130,27 @@ class EvaluateOptions:
                 require_least(name, value, least)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordOptions:
-    """What `nsim fewshot record` takes."""
-
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
-    """Folders of runs that were evaluated."""
-    results: Path = Path("results")
-    """Folder of the records."""
-
-    def __post_init__(self) -> None:
-        check_folders(results=self.results)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipesOptions:
-    """What `nsim fewshot recipes` takes: nothing."""
-
-
 def fewshot(args: Sequence[str]) -> int:
-    """Run one of the commands."""
-    keep_freed_memory()
+    """Run one of the older commands, and say what it is called now."""
+    if args and args[0] in COMMANDS:
+        sys.stderr.write(f"nsim: `nsim fewshot {args[0]}` is `{COMMANDS[args[0]][1]}` now\n")
     return dispatch(
         args,
         COMMANDS,
         prog="nsim fewshot",
         kind="command of nsim fewshot",
-        about="Learn from a few images of every class: train, evaluate and record.",
-        examples="  nsim fewshot train && nsim fewshot evaluate runs/fewshot-quickstart-seed0",
+        about="Older words for few-shot learning, and those that took their place.",
+        examples="  nsim train fewshot-quickstart && nsim evaluate runs/fewshot-quickstart-seed0",
     )
 
 
 def train(args: Sequence[str]) -> int:
     """Train, resume or retrain, then say how to evaluate."""
+    keep_freed_memory()
     name, rest = named_recipe(args, FEW_SHOT_RECIPES, "few-shot recipe")
     default = TrainOptions(recipe=FEW_SHOT_RECIPES[name or DEFAULT])
     options = parse(
-        TrainOptions, rest, command="fewshot train", description=TRAIN_DESCRIPTION, default=default
+        TrainOptions, rest, command="train", description=TRAIN_DESCRIPTION, default=default
     )
     if options.resume is not None:
         require_only(RESUMED_WITH, name, rest)
@@ -191,9 +177,8 @@ def train(args: Sequence[str]) -> int:
 
 def evaluate(args: Sequence[str]) -> int:
     """Print the accuracy over tasks and where it is recorded; go on with what was interrupted."""
-    options = parse(
-        EvaluateOptions, args, command="fewshot evaluate", description=EVALUATE_DESCRIPTION
-    )
+    keep_freed_memory()
+    options = parse(EvaluateOptions, args, command="evaluate", description=EVALUATE_DESCRIPTION)
     run = read_run(options.run, FewShotRun)
     require_finished(run)
     with counter("images decoded") as decoded:
@@ -215,37 +200,14 @@ def evaluate(args: Sequence[str]) -> int:
     return 0
 
 
-def record(args: Sequence[str]) -> int:
-    """Copy the evaluations of runs to the records that tables are made of."""
-    description = (
-        "Write the evaluations of runs with nothing overridden to the records."
-        "\n\nexample:\n  nsim fewshot record runs/mini-cnn4-seed1"
-    )
-    options = parse(RecordOptions, args, command="fewshot record", description=description)
-    if not options.runs:
-        raise UsageError("nsim fewshot record needs at least one run folder")
-    for path in options.runs:
-        for written in paper.record_few_shot(read_run(path, FewShotRun), options.results):
-            say(str(written))
-    return 0
-
-
-def recipes(args: Sequence[str]) -> int:
-    """Print the recipes, a line each."""
-    parse(RecipesOptions, args, command="fewshot recipes", description="List the recipes.")
-    width = max(map(len, FEW_SHOT)) + 2
-    for name, (text, recipe) in FEW_SHOT.items():
-        say(f"{name:<{width}}{recipe.method:<18}{recipe.steps:>7,} steps  {text}")
-    return 0
-
-
 COMMANDS: Commands = {
-    "train": (train, "train a network or a method, continue or retrain a run"),
-    "evaluate": (evaluate, "evaluate a run on tasks of classes that it never saw"),
-    "record": (record, "write the records of evaluated runs"),
-    "reproduce": (reproduce, "train, evaluate and record what table 6 lacks"),
-    "recipes": (recipes, "list the recipes"),
+    "train": (train, "nsim train RECIPE"),
+    "evaluate": (evaluate, "nsim evaluate RUN"),
+    "record": (record, "nsim record RUN..."),
+    "reproduce": (reproduce, "nsim reproduce 6"),
+    "recipes": (recipes, "nsim recipes"),
 }
+"""The older words, and those that took their place."""
 
 
 def _train(name: str, options: TrainOptions) -> FewShotRun:
@@ -305,7 +267,7 @@ def _report(run: FewShotRun) -> None:
             f"; best on validation classes at step {best['step']:,}: {accuracy:.2f} %, "
             f"batch norm by {statistics} statistics"
         )
-    say(f"{text}\nrun folder {run.path}; nsim fewshot evaluate {run.path}")
+    say(f"{text}\nrun folder {run.path}; nsim evaluate {run.path}")
 
 
 def _describe(evaluation: paper.Evaluation) -> str:

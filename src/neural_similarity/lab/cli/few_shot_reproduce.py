@@ -1,10 +1,12 @@
-"""`nsim fewshot reproduce`: what Table 6 lacks."""
+"""`nsim reproduce 6`: what Table 6 lacks."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
+
+import tyro
 
 from neural_similarity.choices import require_least
 from neural_similarity.lab import paper
@@ -29,14 +31,16 @@ evaluations are used, what was interrupted goes on. Beside another call, name ot
 --only.
 
 examples:
-  nsim fewshot reproduce --budget 0.25 --seeds 1 --shots 5 --only mini-cnn4,mini-dynamic
-  nsim fewshot reproduce --dry-run"""
+  nsim reproduce 6 --budget 0.25 --seeds 1 --shots 5 --only mini-cnn4,mini-dynamic
+  nsim reproduce 6 --dry-run"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions:
-    """What `nsim fewshot reproduce` takes."""
+    """What `nsim reproduce 6` takes."""
 
+    table: Annotated[tyro.conf.Positional[Literal["6"]], tyro.conf.arg(metavar="TABLE")] = "6"
+    """6, few-shot learning."""
     budget: float = 1.0
     """Factor on steps and drops."""
     seeds: Annotated[tuple[int, ...], listed(integer, "S,S,...")] = (1, 2, 3)
@@ -77,7 +81,7 @@ class ReproduceOptions:
 def reproduce(args: Sequence[str]) -> int:
     """Do what the table lacks, after showing it."""
     options = parse(
-        ReproduceOptions, args, command="fewshot reproduce", description=DESCRIPTION, flags=True
+        ReproduceOptions, args, command="reproduce", description=DESCRIPTION, flags=True
     )
     work = paper.Reproduction(
         budget=options.budget,

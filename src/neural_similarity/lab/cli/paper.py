@@ -12,6 +12,7 @@ from neural_similarity.choices import require_least
 from neural_similarity.lab import paper
 from neural_similarity.lab import train as training
 from neural_similarity.lab.cli.commands import require, say
+from neural_similarity.lab.cli.kinds import is_few_shot_run
 from neural_similarity.lab.cli.parsing import (
     agreed,
     check_folders,
@@ -22,6 +23,7 @@ from neural_similarity.lab.cli.parsing import (
 )
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.paper import TABLES, Outcome, Plan, Table, Task
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train.files import write_text
 from neural_similarity.lab.train.progress import clock
 from neural_similarity.lab.train.recipe import Recipe, scaled
@@ -39,8 +41,7 @@ class TableOptions:
 
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
-    costs and rivals; 1-cifar100 and so on for rows on CIFAR-100; 6 can be shown,
-    and `nsim fewshot reproduce` runs it."""
+    costs and rivals; 1-cifar100 and so on for rows on CIFAR-100; 6 is few-shot learning."""
     variant: Literal["paper", "released"] = "paper"
     """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
     results: Path = RESULTS
@@ -88,8 +89,6 @@ class ReproduceOptions(TableOptions):
     """Show the plan only."""
 
     def __post_init__(self) -> None:
-        if self.table == FEW_SHOT:
-            raise UsageError("table 6 is that of `nsim fewshot reproduce`")
         super().__post_init__()
         # These raise here, where errors are those of usage.
         scaled(Recipe(), self.budget)
@@ -215,15 +214,24 @@ def _show_few_shot(options: ShowOptions) -> int:
 def record(args: Sequence[str]) -> int:
     """Write the records of finished runs."""
     description = (
-        "Write the records of finished runs. Runs with overridden fields have none."
+        "Write the records of finished runs, of few-shot runs those of their evaluations. Runs "
+        "with overridden fields have none."
         "\n\nexample:\n  nsim record runs/cifar10-cnn-seed1"
     )
     options = parse(RecordOptions, args, command="record", description=description)
     if not options.runs:
         raise UsageError("nsim record needs at least one run folder")
     for path in options.runs:
-        say(str(paper.write_record(training.read_run(path), options.results)))
+        for written in _recorded(path, options.results):
+            say(str(written))
     return 0
+
+
+def _recorded(path: Path, results: Path) -> list[Path]:
+    """The records of a run: one, or, of a few-shot run, one an evaluation."""
+    if is_few_shot_run(path):
+        return paper.record_few_shot(training.read_run(path, FewShotRun), results)
+    return [paper.write_record(training.read_run(path), results)]
 
 
 def _describe(plan: Plan, options: ReproduceOptions) -> str:

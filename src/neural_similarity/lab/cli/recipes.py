@@ -6,11 +6,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.table import print_table
 from neural_similarity.lab.errors import UsageError
 
+FEW_SHOT_GROUP = "Few-shot learning, table 6"
 LIST = Path(__file__).parents[1] / "recipes" / "list.json"
 HELP = """usage: nsim recipes
 
@@ -27,9 +29,14 @@ def recipes(args: Sequence[str]) -> int:
             raise UsageError(f"nsim recipes takes no options, got {args[0]!r}")
         say(HELP)
         return 0
-    for title, group in json.loads(LIST.read_text(encoding="utf-8")).items():
+    for title, group in groups().items():
         print_table(group["columns"], group["rows"], wraps="description", title=title)
     return 0
+
+
+def groups() -> dict[str, Any]:
+    """Columns and rows of every group of recipes."""
+    return json.loads(LIST.read_text(encoding="utf-8"))
 
 
 def bench(args: Sequence[str]) -> int:

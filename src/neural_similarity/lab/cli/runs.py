@@ -75,7 +75,8 @@ def evaluate(args: Sequence[str]) -> int:
     description = (
         "Score a run's network on the test set again.\n\nexamples:\n"
         "  nsim evaluate runs/quickstart-seed0\n"
-        "  nsim evaluate runs/cifar10-cnn-seed0 --checkpoint best --data data"
+        "  nsim evaluate runs/cifar10-cnn-seed0 --checkpoint best --data data\n"
+        "  nsim evaluate runs/mini-cnn4-seed1 --help     what a few-shot run takes"
     )
     options = parse(DataOptions, args, command="evaluate", description=description)
     run = training.read_run(options.run)

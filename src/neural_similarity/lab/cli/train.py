@@ -29,6 +29,7 @@ examples:
   nsim train cifar10-dynamic-dns --variant released --data data
   nsim train imagenet-resnet18-dynamic-dns --data ILSVRC2012
   nsim train --similarity "Static(Diagonal())" --out runs/diagonal
+  nsim train mini-cnn4 --help                    what few-shot recipes take
   nsim train --resume runs/quickstart-seed0      continue exactly"""
 
 

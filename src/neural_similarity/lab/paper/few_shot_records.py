@@ -210,7 +210,7 @@ def record_few_shot(run: FewShotRun, results: Path) -> list[Path]:
         )
     paths = sorted((run.path / EVALUATIONS).glob("*.json"))
     if not paths:
-        raise RunError(f"{run.path} has no evaluations; `nsim fewshot evaluate {run.path}` first")
+        raise RunError(f"{run.path} has no evaluations; `nsim evaluate {run.path}` first")
     folder = records_folder(results, run.name, run.budget)
     return [_record(folder, read_evaluation(path)) for path in paths]
 

@@ -9,6 +9,7 @@ from neural_similarity.lab.train.recipe import Recipe
 
 LIST = Path(__file__).with_name("list.json")
 COLUMNS = ("name", "data", "model", "similarity", "steps", "description")
+FEW_SHOT_GROUP = "Few-shot learning, table 6"
 FEW_SHOT_COLUMNS = ("name", "data", "model", "similarity", "method", "steps", "description")
 
 
@@ -22,7 +23,7 @@ def listed() -> str:
     for name, (text, recipe) in FEW_SHOT.items():
         row = _row(name, text, recipe)
         rows.append([*row[:4], recipe.method, *row[4:]])
-    groups["Few-shot learning, table 6"] = {"columns": FEW_SHOT_COLUMNS, "rows": rows}
+    groups[FEW_SHOT_GROUP] = {"columns": FEW_SHOT_COLUMNS, "rows": rows}
     return json.dumps(groups, indent=0, ensure_ascii=False) + "\n"
 
 

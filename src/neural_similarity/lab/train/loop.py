@@ -78,7 +78,7 @@ def fit(
         if saving:
             journal.save(state)
         if signal is not None:
-            raise Interrupted(signal, state.step, journal.run.path, journal.run.COMMAND)
+            raise Interrupted(signal, state.step, journal.run.path)
         mark = time.perf_counter()
 
 

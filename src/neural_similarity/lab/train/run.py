@@ -127,7 +127,7 @@ def require_new(path: Path, command: str = Run.COMMAND) -> None:
         return
     found = _command_of(path)
     if found == command:
-        hint = f"; continue it with `{command} --resume {path}` or"
+        hint = f"; continue it with `nsim train --resume {path}` or"
     else:
         hint = ", and is no run folder;" if found is None else f", a run of `{found}`;"
     raise RunError(f"{path} exists already{hint} name another folder with --out")
@@ -136,7 +136,7 @@ def require_new(path: Path, command: str = Run.COMMAND) -> None:
 def require_finished(run: Run) -> None:
     """Refuse a run that is not finished, and say how to go on with it."""
     if not run.summary.exists():
-        raise RunError(f"{run.path} is not finished; {run.COMMAND} --resume {run.path} goes on")
+        raise RunError(f"{run.path} is not finished; nsim train --resume {run.path} goes on")
 
 
 def require_same_data(run: Run, digest: str, root: str | Path) -> None:
