@@ -33,8 +33,8 @@ class Static(Spec):
             the kernel's own diagonal start at 1 and six start at 0, where I has nine ones.
 
     Raises:
-        ValueError: `structure` is none, or `init` is unknown, or "released" for another structure
-            than `Diagonal`.
+        ValueError: `structure` is not a `Structure`, or `init` is unknown, or "released" for a
+            structure other than `Diagonal`.
     """
 
     structure: Structure = field(default_factory=Diagonal)

@@ -20,7 +20,7 @@ def by_torch() -> bool:
 
 
 def unwatched(x: Tensor) -> bool:
-    """Whether nothing looks on, so that an operation may be an opaque one in C.
+    """True outside compile, export and functorch, so that an operation may be an opaque one in C.
 
     No compiler, tracer, transform of `torch.func` or subclass of tensors.
     """

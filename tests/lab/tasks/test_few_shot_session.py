@@ -449,7 +449,11 @@ def test_the_command_line_retrains(finished, tmp_path, capsys):
         (["evaluate", "RUN", "--ways", "9"], 1, "`ways` must be at most the number of classes"),
         (["evaluate", "RUN", "--queries", "99"], 1, "every class must have 2 + 99 images"),
         (["record", "RUN"], 1, "overrides"),
-        (["train", "mini-leo"], 1, "mini-leo is to start from a run of mini-wrn28, see --start"),
+        (
+            ["train", "mini-leo"],
+            1,
+            "mini-leo expects --start RUN from mini-wrn28; training from scratch",
+        ),
         (["record"], 2, "needs at least one run folder"),
     ],
 )

@@ -212,7 +212,8 @@ COMMANDS: Commands = {
 
 def _train(name: str, options: TrainOptions) -> FewShotRun:
     if options.recipe.start is None and name in STARTS:
-        sys.stderr.write(f"nsim: {name} is to start from a run of {STARTS[name]}, see --start\n")
+        expected = f"expects --start RUN from {STARTS[name]}"
+        sys.stderr.write(f"nsim: {name} {expected}; training from scratch\n")
     with counter("images decoded") as decoded:
         return session.train(
             options.recipe,

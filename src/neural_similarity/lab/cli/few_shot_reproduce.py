@@ -27,8 +27,8 @@ from neural_similarity.lab.train.recipe import scaled
 
 DESCRIPTION = """Train, evaluate and record what table 6 lacks, row by row: on training classes, and
 but for MAML, ANIL and meta-learned NSN anew on those of validation as well. Finished runs and
-evaluations are used, what was interrupted goes on. Beside another call, name other recipes with
---only.
+evaluations are used, what was interrupted goes on. To run two at once, give each its
+own --only.
 
 examples:
   nsim reproduce 6 --budget 0.25 --seeds 1 --shots 5 --only mini-cnn4,mini-dynamic

@@ -61,7 +61,7 @@ class Evaluation:
     tasks: dict[str, Any]
     """Number, seed, part and digest of the tasks."""
     checkpoint: dict[str, Any]
-    """Which one was evaluated, its step, and SHA-256 of its weights; older records have it not."""
+    """Which one was evaluated, its step, and SHA-256 of its weights, missing in older records."""
     start: dict[str, Any] | None
     """Recipe, seed, classes and budget of the run that training started from, and SHA-256 of its
     weights, by which its own evaluations are known."""

@@ -36,7 +36,7 @@ class Pace:
 
 
 def paces(names: Iterable[str], results: Path, precision: PrecisionChoice) -> dict[str, Pace]:
-    """What a step of each recipe takes, as a run that begins here.
+    """Seconds per step of each recipe on this machine.
 
     It is the median over the recipe's records, at any budget, on a machine like this one. Without
     any it is rough: multiplications, at the speed of the plain CNN-9, which is timed here.

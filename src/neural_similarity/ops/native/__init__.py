@@ -176,7 +176,7 @@ def declines(x: Tensor, taps: int) -> str | None:
 
 
 def available(x: Tensor) -> bool:
-    """Whether an opaque function of maps can take `x` here: nothing declines or looks on."""
+    """Whether an opaque function of maps can take `x` here: nothing declines or traces."""
     return unwatched(x) and declines(x, 1) is None
 
 

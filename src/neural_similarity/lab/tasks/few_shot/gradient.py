@@ -334,7 +334,7 @@ def _head_only(names: Iterable[str]) -> bool:
 
 
 def _forget_statistics(network: nn.Module) -> None:
-    """Count the running statistics as never made: parameters will move away from them."""
+    """Reset the running statistics: parameters will move away from them."""
     for module in network.modules():
         if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None:
             module.num_batches_tracked.zero_()
