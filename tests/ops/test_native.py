@@ -15,6 +15,7 @@ from neural_similarity.functional import (
     similarity_conv3d,
 )
 from neural_similarity.ops import declines
+from neural_similarity.ops.backend import NARROW, chosen
 from neural_similarity.ops.native import compiling
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
@@ -342,3 +343,17 @@ def test_a_library_that_cannot_be_finished_is_none(monkeypatch, tmp_path):
         compiling._compile("cc", path)
     assert seen[0] != path
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "backend"),
+    [
+        (NARROW - 1, 1, "compiled"),
+        (2 * NARROW, 2, "compiled"),
+        (2 * (NARROW - 1), 2, "eager"),
+        (8, 8, "eager"),
+    ],
+)
+def test_narrow_groups_run_eagerly(channels, groups, backend):
+    """Depthwise kernels are faster in the eager form; one group of few channels is not."""
+    assert chosen("auto", torch.zeros(1, channels, 4, 4), 9, groups) == backend
