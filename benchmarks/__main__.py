@@ -24,10 +24,10 @@ from benchmarks.options import (
     TrainingOptions,
 )
 from benchmarks.quiet import others_now
-from benchmarks.report import MOST_OTHERS
 from neural_similarity.lab.cli import exit_code
 from neural_similarity.lab.cli.commands import Commands, dispatch, say
 from neural_similarity.lab.cli.parsing import parse
+from neural_similarity.lab.paper.costs import MOST_OTHERS
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import Runtime, choose_runtime
 from neural_similarity.lab.train.environment import describe_environment

@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import QUIET, Timing
+from benchmarks.timing import Timing
+from neural_similarity.lab.paper.costs import doubt
 from neural_similarity.lab.train.files import read_json, write_json
 
-MOST_OTHERS = 0.1
-"""Cores busy with other work beyond which the machine was not quiet."""
 SIZES = ("channels", "size", "batch")
 """Keys of a group that are sizes; the others name what kind of thing is measured."""
 
@@ -60,13 +59,7 @@ class Report:
     @property
     def noise(self) -> str | None:
         """Why its times are not to be relied on, or None."""
-        if self.quick:
-            return "a quick run to try the command out, not a measurement"
-        if (self.others or 0.0) > MOST_OTHERS:
-            return f"not quiet: other processes kept {self.others:.2f} cores busy"
-        if self.spread > QUIET:
-            return f"not quiet: a baseline's times have quartiles {self.spread:.0%} apart"
-        return None
+        return doubt(self.quick, self.others, self.spread)
 
     @property
     def machine(self) -> str:

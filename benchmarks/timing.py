@@ -9,15 +9,13 @@ from statistics import median, quantiles
 import torch
 
 from neural_similarity.choices import require_least
+from neural_similarity.lab.paper.costs import QUIET
 
 LEAST_ROUNDS = 3
 """Fewest rounds in which a slow call is timed."""
 SHORTEST = 2e-2
 """Seconds; what is shorter is called several times in a row."""
 CONFIDENCE = 0.95
-QUIET = 0.1
-"""Quartiles of the baseline's times over their median; where they are wider apart, the machine was
-not quiet."""
 
 Call = Callable[[], object]
 Clock = Callable[[Call, int], float]

@@ -307,7 +307,7 @@ def test_command_writes_markdown_and_picture(tmp_path, capsys):
 
 
 def write_costs(folder, **ratios):
-    """A report of `nsim bench recipes` with these ratios, each plus and minus a tenth."""
+    """A report of `python -m benchmarks recipes` with these ratios, each plus and minus a tenth."""
     group = {"what": "updates by recipe", "dtype": "bf16", "batch": 128, "threads": 1}
     rows = [Row(group=group, name=PLAIN, baseline=True, times={"step": timing(1.0, 0.0)})]
     rows += [Row(group=group, name=n, times={"step": timing(r, 0.1)}) for n, r in ratios.items()]
@@ -379,6 +379,34 @@ def test_costs_of_another_benchmark_are_refused(tmp_path, capsys):
     path = write_costs(tmp_path)
     path.write_text(path.read_text().replace('"bench": "recipes"', '"bench": "training"'))
     assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) != 0
+    assert "`costs` must be what `python -m benchmarks recipes` saved" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "caveat"),
+    [
+        ({"others": 0.5}, "(not quiet: other processes kept 0.50 cores busy)"),
+        ({"quick": True}, "(a quick run to try the command out, not a measurement)"),
+        ({"spread": 0.3}, "(not quiet: a baseline's times have quartiles 30% apart)"),
+    ],
+)
+def test_doubtful_times_of_updates_say_so(change, caveat, tmp_path, capsys):
+    write_by_hand(tmp_path, PLAIN, 1, bits(64, 1, 0.5))
+    path = write_costs(tmp_path / "costs", **{STATIC: 1.5})
+    report = json.loads(path.read_text())
+    report["rows"][0]["times"]["step"] |= {k: v for k, v in change.items() if k == "spread"}
+    path.write_text(json.dumps(report | {k: v for k, v in change.items() if k != "spread"}))
+    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) == 0
+    assert caveat in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", ["device", "torch", "command"])
+def test_costs_that_lack_a_fact_are_refused(lost, tmp_path, capsys):
+    path = write_costs(tmp_path / "costs")
+    report = json.loads(path.read_text())
+    del report["environment"][lost]
+    path.write_text(json.dumps(report))
+    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) == 1
     assert "`costs` must be what `python -m benchmarks recipes` saved" in capsys.readouterr().err
 
 

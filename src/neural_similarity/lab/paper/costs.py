@@ -12,6 +12,10 @@ from neural_similarity.lab.train.recipe import recipe_to_json
 
 STEP = "step"
 """What the benchmark calls an update."""
+QUIET = 0.1
+"""Quartiles of a baseline's times over their median; wider apart, the machine was not quiet."""
+MOST_OTHERS = 0.1
+"""Cores busy with other work beyond which the machine was not quiet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +44,12 @@ def read_costs(path: Path) -> StepCosts | None:
         if report["bench"] != "recipes" or not rows:
             raise ValueError(f"it is of {report['bench']!r}")
         current = {n for n, c in environment["recipes"].items() if _is_current(n, c)}
+        spread = max(_step(row)["spread"] for row in rows if row["baseline"])
+        noise = doubt(report["quick"], report["others"], spread)
+        source = _source(environment, rows[0]["group"]) + (f" ({noise})" if noise else "")
         rows = [row for row in rows if row["group"] == rows[0]["group"]]
         baseline = next(row["name"] for row in rows if row["baseline"])
-        ratios = {row["name"]: _ratio(row) for row in rows if row["times"]}
+        ratios = {row["name"]: _ratio(_step(row)) for row in rows if row["times"]}
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise ValueError(
             f"`costs` must be what `python -m benchmarks recipes` saved, got {path}: {error!r}"
@@ -50,28 +57,45 @@ def read_costs(path: Path) -> StepCosts | None:
     if baseline not in current:
         return None
     kept = {name: ratio for name, ratio in ratios.items() if name in current}
-    return StepCosts(ratios=kept, baseline=baseline, source=_source(report))
+    return StepCosts(ratios=kept, baseline=baseline, source=source)
+
+
+def doubt(quick: bool, others: float | None, spread: float) -> str | None:
+    """Why times of a benchmark are not to be relied on, or None.
+
+    Args:
+        quick: whether it only tried out the command.
+        others: cores that other processes kept busy meanwhile, where that is known.
+        spread: the widest quartiles of a baseline's times, over their median.
+    """
+    if quick:
+        return "a quick run to try the command out, not a measurement"
+    if (others or 0.0) > MOST_OTHERS:
+        return f"not quiet: other processes kept {others:.2f} cores busy"
+    if spread > QUIET:
+        return f"not quiet: a baseline's times have quartiles {spread:.0%} apart"
+    return None
 
 
 def _is_current(name: str, config: dict[str, Any]) -> bool:
     return name in RECIPES and config == recipe_to_json(RECIPES[name])
 
 
-def _ratio(row: dict[str, Any]) -> Interval:
-    timing = row["times"][STEP]
+def _step(row: dict[str, Any]) -> dict[str, Any]:
+    return row["times"][STEP]
+
+
+def _ratio(timing: dict[str, Any]) -> Interval:
     return Interval(timing["ratio"], timing["low"], timing["high"])
 
 
-def _source(report: dict[str, Any]) -> str:
-    """Command, group and machine, and why the times are in doubt, if they are."""
-    environment, group = report["environment"], report["rows"][0]["group"]
+def _source(environment: dict[str, Any], group: dict[str, Any]) -> str:
+    """Command, group, machine and commit."""
     words = ", ".join(f"{name} {value}" for name, value in group.items() if name != "what")
-    place = environment["cpu"] if environment["device"] == "cpu" else environment["device"]
-    unit = {True: " with AMX", False: " without AMX"}.get(environment.get("amx"), "")
-    machine = (
-        f"{place}{unit if environment['device'] == 'cpu' else ''}, torch {environment['torch']}"
-    )
-    source = f"`{environment['command']}`, {words}, on {machine}"
-    if environment.get("commit"):
-        source += f", code {environment['commit'][:12]}"
-    return source
+    machine = environment["device"]
+    if machine == "cpu":
+        unit = {True: " with AMX", False: " without AMX", None: ""}[environment.get("amx")]
+        machine = f"{environment['cpu']}{unit}"
+    source = f"`{environment['command']}`, {words}, on {machine}, torch {environment['torch']}"
+    commit = environment.get("commit")
+    return f"{source}, code {commit[:12]}" if commit else source
