@@ -19,6 +19,8 @@ from benchmarks.subject import Placed
 from benchmarks.timing import Call, Effort, Timing, quietest, timing
 from benchmarks.training import STEP, update
 from neural_similarity.lab.data import Images, Preprocess
+from neural_similarity.lab.session import start
+from neural_similarity.lab.tasks.classification import batches_of
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.graph import WARM_UP
 from neural_similarity.lab.train.journal import Journal
@@ -27,7 +29,6 @@ from neural_similarity.lab.train.objective import Classification
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.run import Run
 from neural_similarity.lab.train.runtime import Runtime, threads
-from neural_similarity.lab.train.session import batches_of, start
 
 WHAT, BARE, OURS = "images through the loop", "bare loop", "nsim train"
 IMAGES = 4096

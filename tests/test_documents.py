@@ -8,8 +8,9 @@ import torch
 
 import neural_similarity as ns
 from neural_similarity import testing
+from neural_similarity.lab.session import load, train
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
-from neural_similarity.lab.train import Recipe, load, train
+from neural_similarity.lab.train import Recipe
 
 ROOT = Path(__file__).parents[1]
 

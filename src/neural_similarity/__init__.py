@@ -20,7 +20,7 @@ if _typing.TYPE_CHECKING:
     from neural_similarity.conversion import plan as plan
     from neural_similarity.conversion import unconvert as unconvert
     from neural_similarity.conversion import unfreeze_backbone as unfreeze_backbone
-    from neural_similarity.lab.train.run import load as load
+    from neural_similarity.lab.session import load as load
     from neural_similarity.nn import CNN as CNN
     from neural_similarity.nn import LSTM as LSTM
     from neural_similarity.nn import SIMILARITIES as SIMILARITIES
@@ -97,7 +97,7 @@ _HOMES = {
         "sharing",
     ),
     "neural_similarity.regularize": ("parameter_groups", "penalty"),
-    "neural_similarity.lab.train.run": ("load",),
+    "neural_similarity.lab.session": ("load",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [*_MODULES, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from neural_similarity.lab.paper.statistics import (
+from neural_similarity.lab.train.statistics import (
     Interval,
     by_image,
     by_seed,
