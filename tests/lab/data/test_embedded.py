@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from neural_similarity.lab.data import Images, load
-from neural_similarity.lab.data.embedded import FILE, unpack
-from neural_similarity.lab.data.fashion_mnist import CLASSES
+from neural_similarity.lab.data.fashion_mnist import CLASSES, FILE, unpack
 
 FOLDER = files("neural_similarity.lab.data").joinpath("embedded")
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_embedded.py"

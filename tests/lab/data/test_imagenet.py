@@ -16,17 +16,12 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from neural_similarity.lab import data
-from neural_similarity.lab.data import (
-    FileBatches,
-    Preprocess,
-    file_batches,
-    image_files,
-    imagenet,
-    layout,
-)
+from neural_similarity.lab.data import FileBatches, Preprocess, imagenet
+from neural_similarity.lab.data import batches as batches_module
+from neural_similarity.lab.data import images as images_module
+from neural_similarity.lab.data.augment import generator
 from neural_similarity.lab.data.decoding import random_window, read_centre, read_random_window
 from neural_similarity.lab.data.prefetch import in_order
-from neural_similarity.lab.data.seeding import generator
 
 SIZE = 24
 RAW = Preprocess.raw(3)
@@ -279,9 +274,9 @@ def test_work_is_done_in_order_by_other_processes():
 def test_what_goes_to_other_processes_can_be_pickled(root, monkeypatch):
     """Python 3.14 starts them anew, and so do other systems."""
     sent = []
-    monkeypatch.setattr(image_files, "in_order", lambda work, *_, **__: sent.append(work))
+    monkeypatch.setattr(images_module, "in_order", lambda work, *_, **__: sent.append(work))
     monkeypatch.setattr(
-        file_batches, "in_order", lambda work, steps, **_: sent.append(work) or map(work, steps)
+        batches_module, "in_order", lambda work, steps, **_: sent.append(work) or map(work, steps)
     )
     load(root).test.chunks(4)
     batches(root).at(3)
@@ -335,7 +330,7 @@ def test_lay_out_takes_a_file_of_two_lists_once_and_starts_anew(tmp_path):
     source.mkdir()
     lists(source, {"train": ("n1",), "trainval": ("n1", "n2")})
     before = {path.name: path.read_bytes() for path in (source / "images").iterdir()}
-    left = tmp_path / "made" / layout.PARTIAL / "train" / "n1"
+    left = tmp_path / "made" / imagenet.PARTIAL / "train" / "n1"
     left.mkdir(parents=True)
     (left / "n19.jpg").write_bytes(b"of an interrupted call")
     root = data.lay_out(source, tmp_path / "made", held_out=2)

@@ -9,18 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from neural_similarity.lab.data import (
-    ClassSplit,
-    Images,
-    class_images,
-    class_pickles,
-    load_split,
-    mapped,
-)
+from neural_similarity.lab.data import ClassSplit, Images, load_split, mapped
 from neural_similarity.lab.data.cifar import CIFAR100
-from neural_similarity.lab.data.cifar_splits import SPLITS, load_cifar_split
 from neural_similarity.lab.data.class_split import PARTS, random_split
 from neural_similarity.lab.data.images import digest_of
+from neural_similarity.lab.data.splits import SPLITS, load_cifar_split
 
 WANTED = {"train": ["ant", "bee"], "val": ["cat"], "test": ["dog"]}
 
@@ -260,7 +253,7 @@ def test_mini_imagenet_as_pickles(tmp_path, protocol):
 def test_pickles_are_read_once(tmp_path, monkeypatch):
     values = {part: arrays(names) for part, names in WANTED.items()}
     pickles(tmp_path, values)
-    monkeypatch.setattr(class_pickles, "CHUNK", 3)
+    monkeypatch.setattr(mapped, "CHUNK", 3)
     counts = []
 
     def load():
@@ -450,7 +443,7 @@ def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
     write_folders(tmp_path)
     first = load_split("classes", tmp_path, image_size=6)
     (tmp_path / "cache-6.json").unlink()
-    read, calls = class_images.read_pixels, []
+    read, calls = mapped.read_pixels, []
 
     def fails(*args):
         calls.append(args)
@@ -459,7 +452,7 @@ def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
         return read(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(class_images, "read_pixels", fails)
+        patch.setattr(mapped, "read_pixels", fails)
         with pytest.raises(OSError, match="the disk is gone"):
             load_split("classes", tmp_path, image_size=6)
     assert (tmp_path / "cache-6.pixels").stat().st_size == 864

@@ -1,8 +1,10 @@
-"""Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017) from its four IDX files."""
+"""Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): its four IDX files, and the packaged part."""
 
 import gzip
+import lzma
 import struct
 import zlib
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,9 @@ CLASSES = (
 )
 PREFIXES = ("train", "t10k")
 UNSIGNED_BYTE = 8
+FILE = "fashion-mnist-10k.xz"
+EACH = (800, 200)
+"""Images of every class in the training and the test part."""
 
 
 def load_fashion_mnist(root: Path, counts: tuple[int, int] = (60_000, 10_000)) -> Dataset:
@@ -98,3 +103,43 @@ def _decompress(path: Path) -> bytes:
         return gzip.decompress(read_bytes(path))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} must be a whole gzip file, got a damaged one: {error}") from error
+
+
+def load_embedded() -> Dataset:
+    """The first 800 training and 200 test images of every class of Fashion-MNIST.
+
+    Classes alternate, so that image i has the label i mod 10 and every prefix is balanced.
+    `scripts/make_embedded.py` made the file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    train, test = unpack(
+        files("neural_similarity.lab.data").joinpath("embedded", FILE).read_bytes()
+    )
+    return Dataset("embedded", _images(train), _images(test))
+
+
+def unpack(packed: bytes) -> list[np.ndarray]:
+    """Two uint8 arrays (10, images of a class, 28, 28) from the bytes of the file.
+
+    Raises:
+        ValueError: the bytes are not those of a whole file.
+    """
+    try:
+        values = np.frombuffer(lzma.decompress(packed), np.uint8)
+        parts = np.split(values.reshape(-1, 28, 28), [len(CLASSES) * EACH[0]])
+        return [
+            part.reshape(len(CLASSES), each, 28, 28) for part, each in zip(parts, EACH, strict=True)
+        ]
+    except (lzma.LZMAError, ValueError) as error:
+        raise ValueError(
+            f"the packaged file {FILE} must hold {len(CLASSES) * sum(EACH):,} images of 28x28, "
+            f"got a damaged one ({error}); install neural-similarity again"
+        ) from error
+
+
+def _images(by_class: np.ndarray) -> Images:
+    alternating = np.ascontiguousarray(by_class.swapaxes(0, 1)).reshape(-1, 1, 28, 28)
+    labels = torch.arange(len(alternating)) % len(CLASSES)
+    return Images(torch.from_numpy(alternating), labels, CLASSES)
