@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neural_similarity.lab.data.class_split import PARTS, check_disjoint, random_split
-from neural_similarity.lab.data.listing import is_part, list_images, listed_images
+from neural_similarity.lab.data.files import read_json
+from neural_similarity.lab.data.listing import list_images, listed_images, part_folders
 
 Files = dict[str, tuple[Path, ...]]
 """Image files by the name of their class."""
@@ -79,7 +80,7 @@ def find_class_files(folder: Path) -> ClassFiles:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder of images")
-    return find_parts(folder) or _shared_out(folder, _class_folders(folder))
+    return find_parts(folder) or _shared_out(folder, _class_folders(folder, part=False))
 
 
 def find_parts(folder: Path) -> ClassFiles | None:
@@ -91,8 +92,10 @@ def find_parts(folder: Path) -> ClassFiles | None:
     """
     if (folder / "train.csv").is_file():
         return ClassFiles(folder, {part: _read_csv(folder, part) for part in PARTS})
-    if is_part(folder / "train"):
-        return ClassFiles(folder, {part: _class_folders(folder / part) for part in PARTS})
+    found = part_folders(folder)
+    if "train" in found:
+        places = {part: found.get(part, folder / part) for part in PARTS}
+        return ClassFiles(folder, {part: _class_folders(path) for part, path in places.items()})
     return None
 
 
@@ -123,10 +126,10 @@ def _read_csv(folder: Path, part: str) -> Files:
     return {name: tuple(paths) for name, paths in found.items()}
 
 
-def _class_folders(folder: Path) -> Files:
+def _class_folders(folder: Path, *, part: bool = True) -> Files:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing: the split needs {', '.join(PARTS)}")
-    listing = list_images(folder)
+    listing = list_images(folder, part=part)
     return {
         name: tuple(folder / name / file for file in files)
         for name, files in zip(listing.classes, listing.names, strict=True)
@@ -145,7 +148,7 @@ def _shared_out(folder: Path, files: Files) -> ClassFiles:
 
 def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     try:
-        split = json.loads(path.read_text(encoding="utf-8"))
+        split = read_json(path)
         found = {part: _names(split[part]) for part in PARTS}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from neural_similarity.lab.data.files import first_folder, read_bytes, remedy
+from neural_similarity.lab.data.files import first_folder, remedy
 from neural_similarity.lab.data.images import Dataset, Images
 
 NAME, FOLDER = "fashion-mnist", "fashion-mnist"
@@ -84,23 +84,26 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
     An IDX file is a magic number (type and number of axes), the axes, and the values.
     """
-    compressed = path.with_name(f"{path.name}.gz")
-    path = path if path.is_file() else compressed
-    content = _decompress(path) if path == compressed else read_bytes(path)
+    path = path if path.is_file() else path.with_name(f"{path.name}.gz")
     header = struct.pack(f">{1 + len(shape)}I", UNSIGNED_BYTE << 8 | len(shape), *shape)
     size = len(header) + int(np.prod(shape))
+    content = _read_start(path, size + 1)
     if not content.startswith(header) or len(content) != size:
         raise ValueError(
             f"{path} must be an IDX file of uint8 {shape}: {size:,} bytes that begin with "
-            f"{header.hex()}, got {len(content):,} bytes that begin with "
-            f"{content[: len(header)].hex()}"
+            f"{header.hex()}, got {'more' if len(content) > size else f'{len(content):,}'} bytes "
+            f"that begin with {content[: len(header)].hex()}"
         )
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape).copy()
 
 
-def _decompress(path: Path) -> bytes:
+def _read_start(path: Path, count: int) -> bytes:
+    """The first bytes of a file, unpacked: what a few bytes unpack to may fill the memory."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing")
     try:
-        return gzip.decompress(read_bytes(path))
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(count)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} must be a whole gzip file, got a damaged one: {error}") from error
 

@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.choices import require_count, require_least
+from neural_similarity.lab.data.decoding import read_header
+from neural_similarity.lab.data.files import read_json
 from neural_similarity.lab.data.images import Dataset, ImageFiles
-from neural_similarity.lab.data.listing import Listing, check_classes, list_images, listed_images
+from neural_similarity.lab.data.listing import (
+    Listing,
+    check_classes,
+    list_images,
+    listed_images,
+    part_folders,
+)
 
 NAME = "imagenet"
 PARTS = ("train", "val")
@@ -24,6 +32,8 @@ CACHE = ".listing.json"
 """Kept beside the parts: listing 1.3 million files anew takes minutes on a network's disk."""
 SETTLED_NS = 2_000_000_000
 """How long ago a folder must have changed for its listing to be kept: disks round times."""
+MOST_LISTED = 512 << 20
+"""Bytes of a listing that is used again: of ImageNet-21k it has some 400 MiB."""
 PARTIAL = ".laying-out"
 """What is being made; the parts appear when they are whole."""
 
@@ -46,7 +56,8 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
     """
     size = IMAGE_SIZE if image_size is None else image_size
     require_least("image_size", size)
-    parts = [root / name for name in PARTS]
+    found = part_folders(root)
+    parts = [found.get(name, root / name) for name in PARTS]
     for part in parts:
         if not part.is_dir():
             raise FileNotFoundError(
@@ -60,9 +71,8 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
 
 def _listed(root: Path, parts: list[Path]) -> list[Listing]:
     """The parts' listings, from the cache where no folder of images has changed since."""
-    cached = _read(root / CACHE)
-    if cached and cached["stamps"] == _stamps(root, cached["stamps"]):
-        return [_listing(part, cached["files"][part.name]) for part in parts]
+    if cached := _cached(root, parts):
+        return cached
     began = time.time_ns()
     listings = [list_images(part) for part in parts]
     files = {listing.folder.name: _as_json(listing) for listing in listings}
@@ -73,6 +83,16 @@ def _listed(root: Path, parts: list[Path]) -> list[Listing]:
         with contextlib.suppress(OSError):  # A folder that cannot be written is listed every time.
             _write(root / CACHE, {"stamps": stamps, "files": files})
     return listings
+
+
+def _cached(root: Path, parts: list[Path]) -> list[Listing] | None:
+    try:
+        kept = read_json(root / CACHE, most=MOST_LISTED)
+        if kept["stamps"] == _stamps(root, kept["stamps"]):
+            return [_listing(part, kept["files"][part.name]) for part in parts]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # none there, or a damaged one
+    return None
 
 
 def _stamps(root: Path, folders: Iterable[str]) -> dict[str, int | None]:
@@ -91,14 +111,6 @@ def _listing(folder: Path, files: dict[str, dict[str, int]]) -> Listing:
     """`_as_json` undone."""
     sizes = tuple(tuple(members.values()) for members in files.values())
     return Listing(folder, tuple(files), tuple(tuple(members) for members in files.values()), sizes)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) and content.keys() >= {"stamps", "files"} else {}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -128,7 +140,7 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
         FileNotFoundError: there is no list, or an image that a list names is missing.
         FileExistsError: `root` holds one of the parts already.
         ValueError: a class has no more than `held_out` images, which must be one at least, or two
-            of one name; or a list has other columns.
+            of one name; or a list has other columns, or names what is no image below images/.
     """
     require_count("held_out", held_out)
     source, root = Path(source), Path(root)
@@ -139,7 +151,7 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
                 f"`held_out` must be below the images of every class, got {held_out} of "
                 f"{len(files)} of the class {name!r}"
             )
-        _check_names(name, files)
+        _check_files(source / "images", name, files)
     for part in PARTS:
         if (root / part).exists():
             raise FileExistsError(f"{root / part} is there already; name another folder")
@@ -157,8 +169,8 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
     return root
 
 
-def _check_names(label: str, files: list[str]) -> None:
-    """Refuse two files of a class that would get one name."""
+def _check_files(folder: Path, label: str, files: list[str]) -> None:
+    """Refuse what is no image, and two files of a class that would get one name."""
     taken: dict[str, str] = {}
     for file in files:
         other = taken.setdefault(Path(file).name, file)
@@ -167,6 +179,10 @@ def _check_names(label: str, files: list[str]) -> None:
                 f"files of a class must have names of their own, got {other} and {file} in the "
                 f"class {label!r}"
             )
+    for path in (folder / file for file in files):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing, which a list names")
+        read_header(path)
 
 
 def _read_lists(source: Path) -> dict[str, list[str]]:
@@ -182,9 +198,7 @@ def _read_lists(source: Path) -> dict[str, list[str]]:
 
 
 def _link(source: Path, target: Path) -> None:
-    if not source.is_file():
-        raise FileNotFoundError(f"{source} is missing, which a list names")
     try:
-        os.link(source, target)
+        os.link(source.resolve(), target)
     except OSError:
         shutil.copyfile(source, target)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,11 +19,11 @@ from torch import Tensor
 from neural_similarity.lab.data.class_files import ClassFiles
 from neural_similarity.lab.data.class_split import PARTS, ClassSplit
 from neural_similarity.lab.data.decoding import read_header, read_pixels
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.files import Progress, new_file, read_json, sync
 from neural_similarity.lab.data.images import Images, digest_of
 from neural_similarity.lab.data.unpickling import unpickle
 
-VERSION = 2
+VERSION = 3
 PICKLES = ("mini-imagenet-cache-{}.pkl", "miniImageNet_category_split_{}.pickle")
 """The names of the public files; of the second kind, "train" is "train_phase_train"."""
 CACHE = "cache-pickles.pixels"
@@ -38,11 +39,19 @@ class Content:
         shape: of all pixels, (n, c, h, w).
         counts: images of every class of each part, in the order of the pixels.
         digest: SHA-256 of the data set.
+
+    Raises:
+        ValueError: the counts are not those of n images.
     """
 
     shape: list[int]
     counts: list[dict[str, int]]
     digest: str
+
+    def __post_init__(self) -> None:
+        sizes = [size for part in self.counts for size in part.values()]
+        if len(self.shape) != 4 or min(sizes, default=-1) < 0 or sum(sizes) != self.shape[0]:
+            raise ValueError(f"`counts` must be those of {self.shape} images, got {sizes}")
 
 
 def load_mapped(
@@ -50,8 +59,10 @@ def load_mapped(
 ) -> ClassSplit:
     """The images of a cache, which is made where it is missing or of other files.
 
-    Beside `cache` lies its description in JSON. Of processes that begin at once, one makes the
-    cache and the others wait.
+    Beside `cache` lies its description in JSON, which goes before the pixels change and comes when
+    they are on the disk: whenever the machine stops, it tells of the pixels that are there. Their
+    digest is checked at every start, in about a second per GiB. Of processes that begin at once,
+    one makes the cache and the others wait.
 
     Args:
         name: of the data set.
@@ -63,10 +74,8 @@ def load_mapped(
         ValueError: the cache is damaged; the error names it.
     """
     with _locked(cache.parent):
-        content = _read_description(cache, signature)
-        if content is None:
-            content = _make(cache, signature, write)
-        return _split(name, cache, content)
+        kept = _read_description(cache, signature) or _make(cache, signature, write)
+        return _split(name, cache, *kept)
 
 
 @contextmanager
@@ -80,38 +89,53 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _read_description(cache: Path, signature: str) -> Content | None:
-    """What a cache holds; None if it is missing, or damaged, of other files or another version."""
+def _read_description(cache: Path, signature: str) -> tuple[Content, str] | None:
+    """What a cache holds, and the digest of its pixels; None where they have to be made."""
     try:
-        found = json.loads(_description(cache).read_text(encoding="utf-8"))
+        found = read_json(_description(cache))
         if found["version"] == VERSION and found["signature"] == signature and cache.is_file():
-            return Content(**found["content"])
-    except (OSError, ValueError, KeyError, TypeError):
+            return Content(**found["content"]), found["pixels"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return None
 
 
-def _make(cache: Path, signature: str, write: Callable[[BinaryIO], Content]) -> Content:
+def _make(cache: Path, signature: str, write: Callable[[BinaryIO], Content]) -> tuple[Content, str]:
     """Write all pixels, and then what they are."""
-    partial = cache.with_name(f".{cache.name}.partial")
-    with partial.open("wb") as file:
-        content = write(file)
-    partial.replace(cache)
-    description = {"version": VERSION, "signature": signature, "content": asdict(content)}
-    _description(cache).write_text(json.dumps(description, indent=2) + "\n", "utf-8")
-    return content
+    description = _description(cache)
+    with new_file(cache) as fresh:
+        with fresh.open("wb") as file:
+            content = write(file)
+        checksum = _checksum(_map(fresh, content))
+        description.unlink(missing_ok=True)
+        sync(cache.parent)
+    kept = {"version": VERSION, "signature": signature, "content": asdict(content)}
+    with new_file(description) as fresh:
+        fresh.write_text(json.dumps(kept | {"pixels": checksum}, indent=2) + "\n", "utf-8")
+    return content, checksum
 
 
 def _description(cache: Path) -> Path:
     return cache.with_suffix(".json")
 
 
-def _split(name: str, cache: Path, content: Content) -> ClassSplit:
-    size = int(np.prod(content.shape))
-    if cache.stat().st_size != size:
-        raise ValueError(f"{cache} must hold {size:,} bytes, got a damaged file; delete it")
-    pixels = torch.from_file(str(cache), shared=False, size=size, dtype=torch.uint8)
-    parts = pixels.view(content.shape).split([sum(sizes.values()) for sizes in content.counts])
+def _map(path: Path, content: Content) -> Tensor:
+    size = prod(content.shape)
+    if path.stat().st_size != size:
+        raise ValueError(f"{path} must hold {size:,} bytes, got a damaged file; delete it")
+    pixels = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    return pixels.view(content.shape)
+
+
+def _checksum(pixels: Tensor) -> str:
+    return hashlib.sha256(pixels.numpy().data).hexdigest()
+
+
+def _split(name: str, cache: Path, content: Content, checksum: str) -> ClassSplit:
+    pixels = _map(cache, content)
+    if _checksum(pixels) != checksum:
+        raise ValueError(f"{cache} must hold the pixels it was made with, got others; delete it")
+    parts = pixels.split([sum(sizes.values()) for sizes in content.counts])
     images = [_images(*part) for part in zip(parts, content.counts, strict=True)]
     return ClassSplit(name, *images, digest=content.digest)
 
@@ -149,7 +173,7 @@ def _decode(
 ) -> Content:
     """Write the pixels of all files; the digest is over them and the files of every class."""
     paths = list(files.paths)
-    mode = mode or ("L" if all(read_header(p).mode in ("1", "L") for p in paths) else "RGB")
+    mode = mode or ("L" if all(read_header(p).mode == "L" for p in paths) else "RGB")
     digest = hashlib.sha256()
     for done, source in enumerate(paths, start=1):
         pixels = np.ascontiguousarray(read_pixels(source, mode, (size, size)))

@@ -12,7 +12,7 @@ from neural_similarity.choices import require_known
 from neural_similarity.lab.data import cifar, fashion_mnist, imagenet
 from neural_similarity.lab.data.decoding import Header, read_header, read_pixels
 from neural_similarity.lab.data.images import Dataset, Images, ImageSet, split_off
-from neural_similarity.lab.data.listing import Listing, check_classes, is_part, list_images
+from neural_similarity.lab.data.listing import Listing, check_classes, list_images, part_folders
 
 FOLDER = "folder"
 EMBEDDED = Path(__file__).with_name("embedded")
@@ -28,7 +28,6 @@ _SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
 IN_PLACE = (FOLDER, imagenet.NAME)
 """Those whose `root` is the data set itself, a folder of the user's."""
 NAMES = (*_SETS, *IN_PLACE)
-TEST_PARTS = ("test", "val", "valid", "validation")
 SHARE = 5
 """One image in this many becomes a test image where there is no folder of test images."""
 
@@ -70,10 +69,11 @@ def find(name: str, root: Path) -> Path:
 
 
 def load_folder(root: Path, image_size: int | None = None) -> Dataset:
-    """Read `root`/train and `root`/test (val, valid, validation), or class folders in `root`.
+    """Read the parts `root`/train and `root`/test, or class folders in `root`.
 
-    Where there is no folder of test images, a fifth of every class, always the same, becomes the
-    test part. Images are grey, one channel, if all of them are, and RGB otherwise.
+    Parts may have other names, see `part_folders`; where test is missing, val stands for it, and
+    without either, a fifth of every class, always the same, becomes the test part. Images are
+    grey, one channel, if all of them are, and RGB otherwise.
 
     Args:
         root: the folder; it holds one folder for every class, or the parts that do.
@@ -87,7 +87,9 @@ def load_folder(root: Path, image_size: int | None = None) -> Dataset:
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"`image_size` must be at least 1, got {image_size}")
-    parts = [list_images(folder) for folder in _part_folders(root)]
+    if not root.is_dir():
+        raise FileNotFoundError(f"`root` must be a folder of class folders, got {root}")
+    parts = _listed(root)
     if len(parts) == 2:
         check_classes(*parts)
     headers = [read_header(path) for part in parts for path in part.paths]
@@ -99,16 +101,15 @@ def load_folder(root: Path, image_size: int | None = None) -> Dataset:
     return Dataset(FOLDER, *_hold_out(images[0]))
 
 
-def _part_folders(root: Path) -> list[Path]:
-    """Training and test folder, or the one that has to give both."""
-    if not root.is_dir():
-        raise FileNotFoundError(f"`root` must be a folder of class folders, got {root}")
-    parts = {folder.name.lower(): folder for folder in sorted(root.iterdir()) if is_part(folder)}
-    train = parts.get("train")
-    tests = [parts[name] for name in TEST_PARTS if name in parts]
-    if tests and not train:
-        raise ValueError(f"`root` must hold train/ beside {tests[0].name}/, got {root} without it")
-    return [train, *tests[:1]] if train else [root]
+def _listed(root: Path) -> list[Listing]:
+    """Training and test part, or the whole that has to give both."""
+    found = part_folders(root)
+    train, test = found.get("train"), found.get("test", found.get("val"))
+    if test and not train:
+        raise ValueError(f"`root` must hold train/ beside {test.name}/, got {root} without it")
+    if not train:
+        return [list_images(root, part=False)]
+    return [list_images(folder) for folder in (train, test) if folder]
 
 
 def _common_size(headers: list[Header]) -> tuple[int, int]:
