@@ -14,8 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from tiny_imagenet import write_jpeg
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
 
 from neural_similarity.lab.data.decoding import (
+    random_window,
     read_centre,
     read_header,
     read_pixels,
@@ -148,14 +152,15 @@ def test_colours_of_16_bits_lose_their_low_byte(tmp_path):
 
 
 def png(width, height, data, depth=8):
-    def chunk(name, content):
-        body = name + content
-        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
-
     header = struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    )
+    parts = part(b"IHDR", header), part(b"IDAT", data), part(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def part(name, content):
+    """A chunk of a PNG file."""
+    body = name + content
+    return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 @pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tif"])
@@ -244,6 +249,28 @@ def test_images_that_would_fill_the_memory(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
 
 
+@pytest.mark.parametrize("chunk", [b"zTXt", b"iCCP", b"iTXt", b"IDAT"])
+def test_two_gibibytes_in_a_chunk(tmp_path, chunk):
+    squeeze = zlib.compressobj()
+    start = squeeze.compress(bytes(1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    again = squeeze.compress(bytes(1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    bomb = start + again * 2047
+    head = {b"zTXt": b"a\0\0", b"iCCP": b"a\0\0", b"iTXt": b"a\0\1\0\0\0", b"IDAT": b""}[chunk]
+    path = tmp_path / "small.png"
+    whole = png(4, 4, bomb if chunk == b"IDAT" else zlib.compress(bytes(52)))
+    path.write_bytes(
+        whole if chunk == b"IDAT" else whole[:33] + part(chunk, head + bomb) + whole[33:]
+    )
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    try:
+        assert not pixels_of(path).any()
+    except ValueError as error:
+        message = str(error)
+        assert message.startswith(f"{path} must be an image, but cannot be read: ")
+    assert time.monotonic() - began < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
+
+
 def test_damaged_metadata_is_no_matter(tmp_path):
     path = tmp_path / "odd.jpg"
     scene().save(path, **EXACTLY["jpg"], exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x09\x01")
@@ -255,3 +282,40 @@ def test_transposes_above_are_undone_by_pillow():
         image = scene().transpose(method)
         image.getexif()[0x0112] = orientation
         assert np.array_equal(as_array(ImageOps.exif_transpose(image)), as_array(scene()))
+
+
+def test_random_windows_are_torchvisions(tmp_path):
+    """The same numbers drawn from the same generator, and the same pixels."""
+    path = tmp_path / "image.JPEG"
+    for seed, size in enumerate(((50, 40), (31, 67), (8, 90), (90, 7)) * 3):
+        write_jpeg(path, seed, size)
+        image = Image.open(path).convert("RGB")
+        torch.manual_seed(seed)
+        drawn = v2.RandomResizedCrop(24, antialias=True).make_params([image])
+        top, left, height, width = (drawn[key] for key in ("top", "left", "height", "width"))
+        box = random_window(*size, torch.Generator().manual_seed(seed))
+        assert box == (left, top, left + width, top + height)
+        expected = np.asarray(F.resized_crop(image, top, left, height, width, [24, 24]))
+        pixels = read_random_window(path, 24, torch.Generator().manual_seed(seed))
+        assert np.array_equal(pixels, expected)
+
+
+@pytest.mark.parametrize("size", [(50, 40), (31, 67), (256, 256), (500, 375), (23, 23)])
+@pytest.mark.parametrize("side", [24, 84, 224])
+def test_centres_are_torchvisions(tmp_path, size, side):
+    path = tmp_path / "image.JPEG"
+    write_jpeg(path, 0, size)
+    image = Image.open(path).convert("RGB")
+    resized = F.resize(image, [round(side * 256 / 224)])
+    expected = np.asarray(F.center_crop(resized, [side, side]))
+    assert np.array_equal(read_centre(path, side), expected)
+
+
+def test_images_of_more_than_8_bits_are_refused(tmp_path):
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.linspace(0, 60_000, 900).astype(np.uint16).reshape(30, 30)).save(path)
+    message = r"deep\.png must have 8 bits per channel, got the mode I;16"
+    with pytest.raises(ValueError, match=message):
+        read_centre(path, 24)
+    with pytest.raises(ValueError, match=message):
+        read_random_window(path, 24, torch.Generator())
