@@ -82,8 +82,8 @@ HOSTILE = {
     "set": {"a": {1, 2}},
 }
 BYTES = {
-    "deep key": b"()" + b"\x85" * 1_000_000 + b"K\x01d.",
-    "deep list": b"]" * 1_000_000 + b"a" * 999_999 + b".",
+    "deep key": b"()" + b"\x85" * 200_000 + b"K\x01d.",
+    "deep list": b"]" * 200_000 + b"a" * 199_999 + b".",
     "length of bytes": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
     "length of an integer": b"\x80\x02\x8b\xff\xff\xff\x7f.",
     "digits": b"I" + b"9" * 100_000 + b"\n.",
@@ -92,6 +92,7 @@ BYTES = {
     "persistent": b"Pid\n.",
     "class": b"(icollections\nOrderedDict\n.",
     "extension": b"\x82\x01.",
+    "instructions": b"}" + b"N0" * 500_001 + b".",
     "no stop": b"}",
     "nothing": b"",
     "mark": b"(.",

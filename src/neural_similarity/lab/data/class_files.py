@@ -109,11 +109,9 @@ def find_omniglot(folder: Path) -> ClassFiles:
         FileNotFoundError: there is no such folder.
     """
     background, evaluation = (_alphabets(folder / name) for name in (BACKGROUND, EVALUATION))
-    names = sorted(background)
-    kept = len(names) - max(1, len(names) // 5)
-    chosen = {"train": names[:kept], "val": names[kept:]}
-    parts = {part: _characters(background, chosen[part]) for part in chosen}
-    return ClassFiles(folder, parts | {"test": _characters(evaluation, sorted(evaluation))})
+    kept = len(background) - max(1, len(background) // 5)
+    chosen = {"train": background[:kept], "val": background[kept:], "test": evaluation}
+    return ClassFiles(folder, {part: _characters(paths) for part, paths in chosen.items()})
 
 
 def _read_csv(folder: Path, part: str) -> Files:
@@ -129,11 +127,8 @@ def _read_csv(folder: Path, part: str) -> Files:
 def _class_folders(folder: Path, *, part: bool = True) -> Files:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing: the split needs {', '.join(PARTS)}")
-    listing = list_images(folder, part=part)
-    return {
-        name: tuple(folder / name / file for file in files)
-        for name, files in zip(listing.classes, listing.names, strict=True)
-    }
+    members = list_images(folder, part=part).members
+    return {name: tuple(folder / name / file for file in files) for name, files in members.items()}
 
 
 def _shared_out(folder: Path, files: Files) -> ClassFiles:
@@ -172,16 +167,12 @@ def _check_unique(names: Sequence[object], text: str) -> None:
             raise ValueError(f"{text}, got {str(name)!r} {count} times")
 
 
-def _alphabets(folder: Path) -> dict[str, Files]:
+def _alphabets(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing: Omniglot has it beside its other half")
-    found = (path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    return {path.name: _class_folders(path) for path in found}
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
-def _characters(alphabets: dict[str, Files], names: list[str]) -> Files:
-    return {
-        f"{name}/{character}": paths
-        for name in names
-        for character, paths in alphabets[name].items()
-    }
+def _characters(alphabets: list[Path]) -> Files:
+    found = ((path.name, _class_folders(path)) for path in alphabets)
+    return {f"{name}/{one}": paths for name, files in found for one, paths in files.items()}

@@ -75,7 +75,7 @@ def _listed(root: Path, parts: list[Path]) -> list[Listing]:
         return cached
     began = time.time_ns()
     listings = [list_images(part) for part in parts]
-    files = {listing.folder.name: _as_json(listing) for listing in listings}
+    files = {listing.folder.name: listing.members for listing in listings}
     folders = [f"{one.folder.name}/{folder}" for one in listings for folder in (".", *one.folders)]
     stamps = _stamps(root, folders)
     quiet = began - SETTLED_NS  # Else files may still arrive, unseen in folders that are listed.
@@ -89,7 +89,8 @@ def _cached(root: Path, parts: list[Path]) -> list[Listing] | None:
     try:
         kept = read_json(root / CACHE, most=MOST_LISTED)
         if kept["stamps"] == _stamps(root, kept["stamps"]):
-            return [_listing(part, kept["files"][part.name]) for part in parts]
+            files = [kept["files"][part.name] for part in parts]
+            return [Listing(*both) for both in zip(parts, files, strict=True) if both[1].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # none there, or a damaged one
     return None
@@ -99,18 +100,6 @@ def _stamps(root: Path, folders: Iterable[str]) -> dict[str, int | None]:
     """When each of the folders below `root` last changed; None: it is gone."""
     found = {folder: root / folder for folder in folders}
     return {n: path.stat().st_mtime_ns if path.is_dir() else None for n, path in found.items()}
-
-
-def _as_json(listing: Listing) -> dict[str, dict[str, int]]:
-    """Bytes by file by class."""
-    members = zip(listing.classes, listing.names, listing.sizes, strict=True)
-    return {name: dict(zip(files, sizes, strict=True)) for name, files, sizes in members}
-
-
-def _listing(folder: Path, files: dict[str, dict[str, int]]) -> Listing:
-    """`_as_json` undone."""
-    sizes = tuple(tuple(members.values()) for members in files.values())
-    return Listing(folder, tuple(files), tuple(tuple(members) for members in files.values()), sizes)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

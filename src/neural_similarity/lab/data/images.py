@@ -96,7 +96,7 @@ class ImageFiles:
         return cls(
             listing.folder,
             np.array([os.fsencode(name) for name in listing.files]),
-            np.array([size for sizes in listing.sizes for size in sizes]),
+            np.array([size for files in listing.members.values() for size in files.values()]),
             torch.tensor(listing.labels),
             listing.classes,
             image_size,

@@ -30,28 +30,29 @@ class Listing:
 
     Args:
         folder: the folder of the class folders.
-        classes: names of the class folders, sorted.
-        names: of every class, the files below its folder, sorted, with / between folders.
-        sizes: their bytes.
+        members: of every class, the bytes of the files below its folder by their names; both are
+            sorted, with / between folders.
         folders: every folder below `folder` that was looked into.
     """
 
     folder: Path
-    classes: tuple[str, ...]
-    names: tuple[tuple[str, ...], ...]
-    sizes: tuple[tuple[int, ...], ...]
+    members: dict[str, dict[str, int]]
     folders: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the class folders."""
+        return tuple(self.members)
 
     @property
     def labels(self) -> list[int]:
         """The class of every file."""
-        return [label for label, names in enumerate(self.names) for _ in names]
+        return [label for label, files in enumerate(self.members.values()) for _ in files]
 
     @property
     def files(self) -> list[str]:
         """Every file below `folder`."""
-        by_class = zip(self.classes, self.names, strict=True)
-        return [f"{name}/{file}" for name, files in by_class for file in files]
+        return [f"{name}/{file}" for name, files in self.members.items() for file in files]
 
     @property
     def paths(self) -> list[Path]:
@@ -78,19 +79,13 @@ def list_images(folder: Path, *, part: bool = True) -> Listing:
         names = ", ".join(path.name for path in classes)
         raise ValueError(f"{folder} must hold class folders inside of its parts {names}, got none")
     inner = list[str]()
-    members = [_images_in(path, inner) for path in classes]
-    for name in (*(path.name for path in classes), *(file for files in members for file in files)):
+    members = {path.name: _images_in(path, inner) for path in classes}
+    for name in (*members, *(file for files in members.values() for file in files)):
         try:
             name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"names in {folder} must be valid UTF-8, got {name!r}") from error
-    return Listing(
-        folder,
-        tuple(path.name for path in classes),
-        tuple(tuple(files) for files in members),
-        tuple(tuple(files.values()) for files in members),
-        tuple(os.path.relpath(path, folder) for path in inner),
-    )
+    return Listing(folder, members, tuple(os.path.relpath(path, folder) for path in inner))
 
 
 def listed_images(path: Path) -> list[tuple[str, str]]:

@@ -4,13 +4,13 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,42 +32,90 @@ CHUNK = 600
 
 
 @dataclass(frozen=True)
-class Content:
-    """What a cache holds.
+class Source:
+    """What a cache is made of.
 
     Args:
         shape: of all pixels, (n, c, h, w).
         counts: images of every class of each part, in the order of the pixels.
-        digest: SHA-256 of the data set.
+        chunks: the pixels, uint8 (m, c, h, w).
     """
 
     shape: list[int]
     counts: list[dict[str, int]]
-    digest: str
+    chunks: Iterable[np.ndarray]
 
 
-def load_mapped(
-    name: str, cache: Path, signature: str, write: Callable[[BinaryIO], Content]
-) -> ClassSplit:
-    """The images of a cache, which is made where it is missing or of other files.
+@dataclass(frozen=True)
+class Cache:
+    """Pixels in a file, and beside it their description in JSON.
 
-    Beside `cache` lies its description in JSON, which goes before the pixels change and comes when
-    they are on the disk: whenever the machine stops, it tells of the pixels that are there. Their
-    digest is checked at every start, in about a second per GiB. Of processes that begin at once,
-    one makes the cache and the others wait.
+    The description goes before the pixels change and comes when they are on the disk: whenever the
+    machine stops, it tells of the pixels that are there.
 
     Args:
-        name: of the data set.
-        cache: file of the pixels; its folder, which is the data set's, must be writable.
+        path: file of the pixels; its folder, which is the data set's, must be writable.
         signature: tells the files that the cache is made of from others.
-        write: writes all pixels, uint8 (n, c, h, w), and says what they are.
-
-    Raises:
-        ValueError: the cache is damaged; the error names it.
+        source: what it is made of.
+        identify: the SHA-256 of a data set's parts. It is checked at every start, in about a second
+            per GiB.
     """
-    with _locked(cache.parent):
-        kept = _read_description(cache, signature) or _make(cache, signature, write)
-        return _split(name, cache, *kept)
+
+    path: Path
+    signature: str
+    source: Callable[[], Source]
+    identify: Callable[[list[Images]], str]
+
+    def load(self, name: str, progress: Progress | None) -> ClassSplit:
+        """The images; they are read into the cache where it is missing or of other files.
+
+        Of processes that begin at once, one makes the cache and the others wait.
+
+        Raises:
+            ValueError: the cache is damaged; the error names it.
+        """
+        with _locked(self.path.parent):
+            found = self._described() or self._make(progress)
+            try:
+                parts = _map(self.path, found["shape"], found["counts"])
+                if self.identify(parts) == found["digest"]:
+                    return ClassSplit(name, *parts, digest=found["digest"])
+            except (KeyError, TypeError, AttributeError, RuntimeError):
+                pass  # the description is damaged
+        raise ValueError(f"{self.path} must hold the pixels it was made with; delete it")
+
+    @property
+    def _description(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    def _described(self) -> dict[str, Any] | None:
+        """What the cache holds; None where it has to be made."""
+        try:
+            found = read_json(self._description)
+            known = (found["version"], found["signature"]) == (VERSION, self.signature)
+            known = known and len(found["shape"]) == 4 and self.path.is_file()
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if known else None
+
+    def _make(self, progress: Progress | None) -> dict[str, Any]:
+        """Write all pixels, and then what they are."""
+        source, done = self.source(), 0
+        with new_file(self.path) as fresh:
+            with fresh.open("wb") as file:
+                for chunk in source.chunks:
+                    file.write(np.ascontiguousarray(chunk).data)
+                    done += len(chunk)
+                    if progress:
+                        progress(done, source.shape[0])
+            digest = self.identify(_map(fresh, source.shape, source.counts))
+            self._description.unlink(missing_ok=True)
+            sync(self.path.parent)
+        found = {"version": VERSION, "signature": self.signature, "digest": digest}
+        found |= {"shape": source.shape, "counts": source.counts}
+        with new_file(self._description) as fresh:
+            fresh.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        return found
 
 
 @contextmanager
@@ -81,61 +129,13 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _read_description(cache: Path, signature: str) -> tuple[Content, str] | None:
-    """What a cache holds, and the digest of its pixels; None where they have to be made."""
-    try:
-        found = read_json(_description(cache))
-        whole = found.pop("digest") == _digest(found)
-        if whole and (found["version"], found["signature"]) == (VERSION, signature):
-            return (Content(**found["content"]), found["pixels"]) if cache.is_file() else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
-    return None
-
-
-def _make(cache: Path, signature: str, write: Callable[[BinaryIO], Content]) -> tuple[Content, str]:
-    """Write all pixels, and then what they are."""
-    description = _description(cache)
-    with new_file(cache) as fresh:
-        with fresh.open("wb") as file:
-            content = write(file)
-        checksum = _checksum(_map(fresh, content))
-        description.unlink(missing_ok=True)
-        sync(cache.parent)
-    kept = {"version": VERSION, "signature": signature, "content": asdict(content)}
-    kept["pixels"] = checksum
-    with new_file(description) as fresh:
-        fresh.write_text(json.dumps(kept | {"digest": _digest(kept)}, indent=2) + "\n", "utf-8")
-    return content, checksum
-
-
-def _description(cache: Path) -> Path:
-    return cache.with_suffix(".json")
-
-
-def _map(path: Path, content: Content) -> Tensor:
-    size = prod(content.shape)
+def _map(path: Path, shape: list[int], counts: list[dict[str, int]]) -> list[Images]:
+    size = prod(shape)
     if path.stat().st_size != size:
         raise ValueError(f"{path} must hold {size:,} bytes, got a damaged file; delete it")
-    pixels = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    return pixels.view(content.shape)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-def _checksum(pixels: Tensor) -> str:
-    return hashlib.sha256(pixels.numpy().data).hexdigest()
-
-
-def _split(name: str, cache: Path, content: Content, checksum: str) -> ClassSplit:
-    pixels = _map(cache, content)
-    if _checksum(pixels) != checksum:
-        raise ValueError(f"{cache} must hold the pixels it was made with, got others; delete it")
-    parts = pixels.split([sum(sizes.values()) for sizes in content.counts])
-    images = [_images(*part) for part in zip(parts, content.counts, strict=True)]
-    return ClassSplit(name, *images, digest=content.digest)
+    pixels = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).view(shape)
+    parts = pixels.split([sum(sizes.values()) for sizes in counts])
+    return [_images(*part) for part in zip(parts, counts, strict=True)]
 
 
 def _images(pixels: Tensor, counts: dict[str, int]) -> Images:
@@ -143,13 +143,21 @@ def _images(pixels: Tensor, counts: dict[str, int]) -> Images:
     return Images(pixels, torch.arange(len(sizes)).repeat_interleave(sizes), tuple(counts))
 
 
+def _counts(images: Images) -> dict[str, int]:
+    counts = images.labels.bincount(minlength=len(images.classes))
+    return dict(zip(images.classes, counts.tolist(), strict=True))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
 def load_class_images(
     name: str, files: ClassFiles, size: int, *, mode: str | None, progress: Progress | None = None
 ) -> ClassSplit:
     """The images of `files`, resized and cropped to `size` pixels, from a cache beside them.
 
-    The cache, `cache-<size>.pixels`, tells files by their names, sizes and times of change; see
-    `load_mapped`.
+    The cache, `cache-<size>.pixels`, tells files by their names, sizes and times of change.
 
     Args:
         name: of the data set.
@@ -161,28 +169,27 @@ def load_class_images(
     Raises:
         ValueError: a file is no image or damaged; the error names it.
     """
-    cache = files.folder / f"cache-{size}.pixels"
-    write = partial(_decode, files, size, mode, progress)
-    return load_mapped(name, cache, files.signature(), write)
+    path = files.folder / f"cache-{size}.pixels"
+    source = partial(_decoded, files, size, mode)
+    return Cache(path, files.signature(), source, _digest_of_files).load(name, progress)
 
 
-def _decode(
-    files: ClassFiles, size: int, mode: str | None, progress: Progress | None, file: BinaryIO
-) -> Content:
-    """Write the pixels of all files; the digest is over them and the files of every class."""
+def _decoded(files: ClassFiles, size: int, mode: str | None) -> Source:
     paths = list(files.paths)
-    mode = mode or ("L" if all(read_header(p).mode == "L" for p in paths) else "RGB")
-    digest = hashlib.sha256()
-    for done, source in enumerate(paths, start=1):
-        pixels = np.ascontiguousarray(read_pixels(source, mode, (size, size)))
-        digest.update(pixels.data)
-        file.write(pixels.data)
-        if progress:
-            progress(done, len(paths))
-    shape = [len(paths), 1 if mode == "L" else 3, size, size]
+    mode = mode or ("L" if all(read_header(path).mode == "L" for path in paths) else "RGB")
     counts = [{name: len(paths) for name, paths in files.parts[part].items()} for part in PARTS]
-    described = [counts, {"shape": shape, "digest": digest.hexdigest()}]
-    return Content(shape, counts, _digest(described))
+    chunks = (read_pixels(path, mode, (size, size))[None] for path in paths)
+    return Source([len(paths), 1 if mode == "L" else 3, size, size], counts, chunks)
+
+
+def _digest_of_files(parts: list[Images]) -> str:
+    """SHA-256 over the pixels and the number of files of every class."""
+    pixels = hashlib.sha256()
+    for part in parts:
+        pixels.update(part.pixels.numpy().data)
+    shape = [sum(map(len, parts)), *parts[0].shape]
+    counts = [_counts(part) for part in parts]
+    return _digest([counts, {"shape": shape, "digest": pixels.hexdigest()}])
 
 
 def find_pickles(folder: Path) -> dict[str, Path] | None:
@@ -203,7 +210,7 @@ def load_pickles(name: str, paths: dict[str, Path], progress: Progress | None = 
     """The images of three pickles, of which nothing but arrays and plain values is accepted.
 
     They are read once, into a cache beside them, `cache-pickles.pixels`, which tells them by
-    names, sizes and times of change; see `load_mapped`.
+    names, sizes and times of change.
 
     Args:
         name: of the data set.
@@ -214,31 +221,20 @@ def load_pickles(name: str, paths: dict[str, Path], progress: Progress | None = 
         ValueError: a file is damaged, holds something else, or names anything to be run.
     """
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths.values()]
-    cache = paths["train"].with_name(CACHE)
-    return load_mapped(name, cache, _digest(files), partial(_write, paths, progress))
+    path = paths["train"].with_name(CACHE)
+    return Cache(path, _digest(files), partial(_unpickled, paths), digest_of).load(name, progress)
 
 
-def _write(paths: dict[str, Path], progress: Progress | None, file: BinaryIO) -> Content:
-    """Write the pixels of all three, class by class."""
+def _unpickled(paths: dict[str, Path]) -> Source:
     parts = [_read(paths[part]) for part in PARTS]
     shapes = {part.shape for part in parts}
     if len(shapes) > 1:
         raise ValueError(
             f"{paths['train'].parent} must hold images of one shape, got {sorted(shapes)}"
         )
-    total, done = sum(map(len, parts)), 0
-    for part in parts:
-        for chunk in part.chunks(CHUNK):
-            file.write(chunk.numpy().data)
-            done += len(chunk)
-            if progress:
-                progress(done, total)
-    return Content([total, *parts[0].shape], [_counts(part) for part in parts], digest_of(parts))
-
-
-def _counts(images: Images) -> dict[str, int]:
-    counts = images.labels.bincount(minlength=len(images.classes))
-    return dict(zip(images.classes, counts.tolist(), strict=True))
+    chunks = (chunk.numpy() for part in parts for chunk in part.chunks(CHUNK))
+    counts = [_counts(part) for part in parts]
+    return Source([sum(map(len, parts)), *parts[0].shape], counts, chunks)
 
 
 def _read(path: Path) -> Images:

@@ -19,6 +19,8 @@ ENCODE, DTYPE, NDARRAY = "_codecs.encode", "numpy.dtype", "numpy.ndarray"
 RECONSTRUCT, FROM_BUFFER = "numpy._core.multiarray._reconstruct", "numpy._core.numeric._frombuffer"
 GLOBALS = {ENCODE, DTYPE, NDARRAY, RECONSTRUCT, FROM_BUFFER}
 NUMBERS = {"b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8"}
+MOST = 1_000_000
+"""Instructions of a pickle, some seconds; Mini-ImageNet's have some 100,000."""
 CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 LITERALS = set(
     "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING "
@@ -73,7 +75,9 @@ class _Machine:
 
     def run(self, content: bytes) -> Any:
         """The value of a pickle."""
-        for code, argument, _ in pickletools.genops(content):
+        for count, (code, argument, _) in enumerate(pickletools.genops(content)):
+            if count > MOST:
+                raise ValueError(f"more than {MOST:,} instructions are refused")
             if code.name == "STOP":
                 break
             if code.name in LITERALS:
