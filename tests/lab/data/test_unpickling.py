@@ -92,7 +92,15 @@ BYTES = {
     "persistent": b"Pid\n.",
     "class": b"(icollections\nOrderedDict\n.",
     "extension": b"\x82\x01.",
-    "instructions": b"}" + b"N0" * 500_001 + b".",
+    "instructions": b"]" + b"Na" * 500_001 + b".",
+    "text again": b"c_codecs\nencode\nq\0V"
+    + b"A" * 9_999
+    + b"\nq\1"
+    + b"h\0(h\1Vlatin1\ntR" * 99
+    + b"d.",
+    "shape without end": b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\ntR(K\1("
+    + b"J\xff\xff\xff\x7f" * 200_000
+    + b"tcnumpy\ndtype\n(Vu1\ntRI00\nVA\ntb.",
     "no stop": b"}",
     "nothing": b"",
     "mark": b"(.",

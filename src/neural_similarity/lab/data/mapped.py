@@ -247,7 +247,7 @@ def _read(path: Path) -> Images:
         raise ValueError(
             f"{path} must hold images, uint8 (n, h, w, c), got {pixels.dtype} {pixels.shape}"
         )
-    names = _positions(content)
+    names = _positions(content, len(pixels))
     order = [i for positions in names.values() for i in positions]
     if not order or sorted(order) != [*range(len(pixels))]:
         raise ValueError(f"{path} must tell the class of each of its {len(pixels):,} images")
@@ -257,10 +257,13 @@ def _read(path: Path) -> Images:
     return Images(chosen, labels, tuple(names))
 
 
-def _positions(content: dict[str, Any]) -> dict[str, list[int]]:
+def _positions(content: dict[str, Any], count: int) -> dict[str, list[int]]:
     """Where the images of each class are, by `class_dict` or by a list of `labels`."""
     named = content.get("class_dict")
     if isinstance(named, dict) and named:
+        sizes = (p.size if isinstance(p, np.ndarray) else len(p) for p in named.values())
+        if any(not isinstance(p, list | np.ndarray) for p in named.values()) or sum(sizes) != count:
+            return {}
         return {name: _items(positions, int) for name, positions in named.items()}
     found: dict[str, list[int]] = {}
     for i, label in enumerate(_items(content.get("labels"), (int, str))):

@@ -15,12 +15,17 @@ import numpy as np
 
 from neural_similarity.lab.data.files import read_bytes
 
-ENCODE, DTYPE, NDARRAY = "_codecs.encode", "numpy.dtype", "numpy.ndarray"
-RECONSTRUCT, FROM_BUFFER = "numpy._core.multiarray._reconstruct", "numpy._core.numeric._frombuffer"
-GLOBALS = {ENCODE, DTYPE, NDARRAY, RECONSTRUCT, FROM_BUFFER}
+GLOBALS = {
+    "_codecs.encode",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy._core.multiarray._reconstruct",
+    "numpy._core.numeric._frombuffer",
+}
 NUMBERS = {"b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8"}
 MOST = 1_000_000
 """Instructions of a pickle, some seconds; Mini-ImageNet's have some 100,000."""
+MOST_AXES = 32
 CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 LITERALS = set(
     "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING "
@@ -39,7 +44,8 @@ def unpickle(path: Path) -> dict[str, Any]:
     try:
         value = _Machine().run(content)
     except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
-        raise ValueError(f"{path} must be a pickle of arrays and lists: {error}") from error
+        reason = str(error)[:200]
+        raise ValueError(f"{path} must be a pickle of arrays and lists: {reason}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a dictionary, got {type(value)}")
     return value
@@ -72,9 +78,11 @@ class _Machine:
         self._stack: list[Any] = []
         self._below: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        self._left = 0
 
     def run(self, content: bytes) -> Any:
         """The value of a pickle."""
+        self._left = len(content)
         for count, (code, argument, _) in enumerate(pickletools.genops(content)):
             if count > MOST:
                 raise ValueError(f"more than {MOST:,} instructions are refused")
@@ -119,7 +127,7 @@ class _Machine:
                 stack.append(_allowed(".".join(words)))
             case "REDUCE":
                 arguments = stack.pop()
-                stack.append(_called(stack.pop(), arguments))
+                stack.append(self._called(stack.pop(), arguments))
             case "BUILD":
                 state = stack.pop()
                 self._build(stack.pop(), state)
@@ -140,11 +148,36 @@ class _Machine:
             case _DType(), (int(), str(order), None, None, None, *_):
                 target.order = order
             case _Unbuilt(), (int(), tuple(shape), _DType() as kind, int(by_column), data):
-                target, places = _array(data, kind, shape, "F" if by_column else "C"), target.places
+                places, order = target.places, "F" if by_column else "C"
+                target = _array(self._bytes(data), kind, shape, order)
                 self._memo |= dict.fromkeys(places, target)
             case _:
                 raise ValueError(f"a state of {type(target).__name__} is refused")
         self._stack.append(target)
+
+    def _called(self, function: Any, arguments: Any) -> Any:
+        """What a call of one of `GLOBALS` stands for."""
+        match function.name if isinstance(function, _Global) else None, arguments:
+            case "_codecs.encode", (str(text), "latin1"):
+                return self._bytes(text)
+            case "_codecs.encode", (_, encoding):  # other codecs could inflate or import
+                raise ValueError(f"the encoding {encoding!r} is refused")
+            case "numpy.dtype", (str(name), *_):
+                return _DType(name)
+            case "numpy._core.multiarray._reconstruct", (_Global(), *_):
+                return _Unbuilt()
+            case "numpy._core.numeric._frombuffer", (data, _DType() as kind, tuple(shape), order):
+                return _array(data, kind, shape, order)
+        raise ValueError(f"a call of {type(function).__name__} with such arguments is refused")
+
+    def _bytes(self, data: Any) -> Any:
+        """Python 2 wrote bytes as text; once each, so they are no more than the file holds."""
+        if not isinstance(data, str):
+            return data
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError("text that is encoded again and again is refused")
+        return data.encode("latin1")
 
 
 def _extended(target: Any, items: list[Any]) -> Any:
@@ -154,7 +187,9 @@ def _extended(target: Any, items: list[Any]) -> Any:
     elif isinstance(target, dict) and all(isinstance(key, str) for key in items[::2]):
         target.update(zip(items[::2], items[1::2], strict=True))
     else:
-        raise ValueError(f"items for {type(target).__name__} that are no plain ones are refused")
+        raise ValueError(
+            f"items for {type(target).__name__}, or keys that are no text, are refused"
+        )
     return target
 
 
@@ -165,35 +200,14 @@ def _allowed(name: str) -> _Global:
     return _Global(name)
 
 
-def _called(function: Any, arguments: Any) -> Any:
-    """What a call of one of `GLOBALS` stands for."""
-    match function, arguments:
-        case _Global(name="_codecs.encode"), (str(text), str(encoding)):
-            if encoding != "latin1":  # other codecs could inflate or import
-                raise ValueError(f"the encoding {encoding!r} is refused")
-            return text.encode("latin1")
-        case _Global(name="numpy.dtype"), (str(name), *_):
-            return _DType(name)
-        case _Global(name="numpy._core.multiarray._reconstruct"), (_Global(), *_):
-            return _Unbuilt()
-        case (
-            _Global(name="numpy._core.numeric._frombuffer"),
-            (data, _DType() as kind, tuple(shape), str(order)),
-        ):
-            return _array(data, kind, shape, order)
-    raise ValueError(f"a call of {function} with such arguments is refused")
-
-
-def _array(data: Any, kind: _DType, shape: tuple[Any, ...], order: str) -> np.ndarray:
-    """An array of plain numbers; Python 2 wrote its bytes as text."""
-    data = data.encode("latin1") if isinstance(data, str) else data
+def _array(data: Any, kind: _DType, shape: tuple[Any, ...], order: Any) -> np.ndarray:
+    """An array of plain numbers."""
     if kind.name not in NUMBERS or kind.order not in ("<", ">", "|", "="):
         raise ValueError(f"arrays of {kind.order}{kind.name} are refused")
     dtype = np.dtype(kind.order + kind.name)
-    if not isinstance(data, bytes | bytearray) or not all(isinstance(n, int) for n in shape):
-        raise ValueError("an array must be bytes of a shape")
-    if order not in ("C", "F") or min(shape, default=0) < 0:
-        raise ValueError(f"an array must have a shape and an order, got {shape} and {order!r}")
+    sizes = all(isinstance(size, int) and size >= 0 for size in shape) and len(shape) <= MOST_AXES
+    if not sizes or not isinstance(data, bytes | bytearray) or order not in ("C", "F"):
+        raise ValueError("an array must be bytes in a shape and an order")
     if prod(shape) * dtype.itemsize != len(data):
         raise ValueError(f"an array of {len(data):,} bytes must not have the shape {shape}")
-    return np.ndarray(shape, dtype, data, order=order)  # pyright: ignore
+    return np.ndarray(shape, dtype, data, order=order)
