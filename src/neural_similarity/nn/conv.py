@@ -9,10 +9,9 @@ from torch.nn import functional as F
 from neural_similarity.nn.compact import compacted
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import SimilarityLayer, leaf
-from neural_similarity.nn.linear import Kernel
+from neural_similarity.nn.linear import Kernel, check_type
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity
-from neural_similarity.ops.window import autocast_dtype
 
 Sizes = int | tuple[int, ...]
 
@@ -62,10 +61,17 @@ class _Convolution(SimilarityLayer):
         """The convolution with a predicted M."""
         layer = cast(nn.Conv2d, self)
         _check_unchanged(layer, similarity.geometry)
-        _check_input(x, layer.weight, similarity.geometry.in_channels)
+        weight, dims = layer.weight, layer.weight.dim() - 2
+        channels = similarity.geometry.in_channels
+        if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
+            raise ValueError(
+                f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, "
+                f"got {tuple(x.shape)}"
+            )
+        check_type(x, weight)
         if x.dim() == layer.weight.dim() - 1:
-            return similarity.convolve(x[None], layer.weight, layer.bias)[0]
-        return similarity.convolve(x, layer.weight, layer.bias)
+            return similarity.convolve(x[None], weight, layer.bias)[0]
+        return similarity.convolve(x, weight, layer.bias)
 
     def fold(self) -> nn.Module:
         """The layer made torch's in place, or a smaller equal of it, see `compacted`."""
@@ -84,18 +90,6 @@ def _check_unchanged(layer: nn.Conv2d, built: Geometry) -> None:
                 f"`{name}` must stay {before!r}, which the layer's predictor was built for, got "
                 f"{now!r}; change it before the layer is converted"
             )
-
-
-def _check_input(x: Tensor, weight: Tensor, channels: int) -> None:
-    """Refuse what torch's convolution would, before the predictor does in its own terms."""
-    dims = weight.dim() - 2
-    if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
-        raise ValueError(
-            f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, got "
-            f"{tuple(x.shape)}"
-        )
-    if not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight):
-        raise ValueError(f"`input` must be of the kernel's {weight.dtype}, got {x.dtype}")
 
 
 class Conv2d(_Convolution, nn.Conv2d):

@@ -8,7 +8,7 @@ from typing import Literal, cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.ops.window import Window, same_padding
+from neural_similarity.ops.window import Window
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
@@ -33,17 +33,16 @@ class Geometry:
         """Number of kernel taps, K."""
         return prod(self.kernel_size)
 
-    def pad(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """`x` padded as far as a convolution cannot do it, and the zero padding left to it."""
-        none = (0,) * len(self.kernel_size)
+    def pad(self, x: Tensor) -> tuple[Tensor, Window]:
+        """`x` padded as far as a convolution cannot do it, and the window that is left to it."""
+        if self.padding_mode == "zeros" and isinstance(self.padding, tuple):
+            return x, Window(self.kernel_size, self.stride, self.padding, self.dilation)
+        window = Window(self.kernel_size, self.stride, (0,) * len(self.kernel_size), self.dilation)
         if self.padding == "valid":
-            return x, none
-        if self.padding_mode == "zeros":
-            if isinstance(self.padding, tuple):
-                return x, self.padding
-            return same_padding(x, self.kernel_size, self.dilation), none
+            return x, window
         sides = [amount for pair in reversed(self.both_sides()) for amount in pair]
-        return F.pad(x, sides, mode=self.padding_mode), none
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        return F.pad(x, sides, mode=mode), window
 
     def output_size(self, input_size: Sequence[int]) -> tuple[int, ...]:
         """Output positions along every dimension."""

@@ -22,19 +22,22 @@ def leaf(forward: Forward) -> Forward:
 
     @wraps(forward)
     def recorded(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        proxies = [value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)]
-        if not proxies:
-            return forward(layer, *args, **kwargs)
-        tracer = cast(fx.Tracer, proxies[0].tracer)
-        path = tracer.path_of_module(layer)
-        if not path:
-            raise ValueError(
-                "a layer with a similarity must be in a network to be traced by torch.fx, as one "
-                "call of the layer, got the layer alone; trace torch.nn.Sequential(layer)"
-            )
-        return tracer.create_proxy("call_module", path, args, kwargs)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, fx.Proxy):
+                return _record(cast(fx.Tracer, value.tracer), layer, args, kwargs)
+        return forward(layer, *args, **kwargs)
 
     return cast(Forward, recorded)
+
+
+def _record(tracer: fx.Tracer, layer: nn.Module, args: Any, kwargs: Any) -> fx.Proxy:
+    path = tracer.path_of_module(layer)
+    if not path:
+        raise ValueError(
+            "a layer with a similarity must be in a network to be traced by torch.fx, as one "
+            "call of the layer, got the layer alone; trace torch.nn.Sequential(layer)"
+        )
+    return tracer.create_proxy("call_module", path, args, kwargs)
 
 
 class SimilarityLayer(nn.Module):

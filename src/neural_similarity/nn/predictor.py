@@ -266,9 +266,9 @@ class PatchConv(nn.Module):
 
     def forward(self, x: Tensor, finish: Finish = scaled) -> Tensor:
         """(n, c, *size) to (n, out_channels, *out), with what follows."""
-        x, padding = self.geometry.pad(x)
-        window = self.stride, padding, self.geometry.dilation
-        return self.spec.first(x, self.weight, *window, finish=finish)
+        x, window = self.geometry.pad(x)
+        place = self.stride, window.padding, window.dilation
+        return self.spec.first(x, self.weight, *place, finish=finish)
 
     def extra_repr(self) -> str:
         """Shape of the kernel."""

@@ -281,10 +281,10 @@ class DynamicSimilarity(nn.Module):
         """The convolution of x (n, c, *size) with M between `weight` and the patches."""
         m = self.matrix(x)
         frame = self.geometry
-        x, padding = frame.pad(x)
+        x, window = frame.pad(x)
         return similarity_conv(
-            len(frame.kernel_size), x, weight, m, bias, frame.stride, padding, frame.dilation,
-            frame.groups, blocks=self.structure.blocks,
+            len(frame.kernel_size), x, weight, m, bias, window.stride, window.padding,
+            window.dilation, frame.groups, blocks=self.structure.blocks,
         )  # fmt: skip
 
     def forward(self, layer: "Layer", x: Tensor) -> Tensor:
