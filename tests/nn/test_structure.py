@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from against_float64 import error
 from torch.autograd import gradcheck
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -52,6 +53,17 @@ def test_every_position_is_mapped_alike(spec):
     raw = torch.randn(2, module.scalars, 3, 4, dtype=torch.float64)
     m = module(raw)
     assert_close(m[1, ..., 2, 1], module(raw[1:, :, 2, 1])[0])
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_predicted_numbers_times_gains_are_mapped_in_float32_at_least(spec, dtype):
+    module = spec.build(GEOMETRY)
+    raw, gain = torch.randn(2, module.scalars, 3, 4).to(dtype), torch.randn(module.scalars)
+    m = module.predicted(raw, gain)
+    assert m.dtype == torch.promote_types(dtype, torch.float32)
+    right = module(raw.double() * gain.double().view(-1, 1, 1))
+    assert error(m, right) < (1e-14 if dtype == torch.float64 else 1e-6)
 
 
 @every

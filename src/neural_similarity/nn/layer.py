@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from torch import fx, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from neural_similarity.nn.geometry import Geometry
@@ -199,3 +200,9 @@ def has_similarity(module: nn.Module) -> bool:
 def is_dynamic(module: nn.Module) -> bool:
     """Whether a module is a layer that no plain one equals."""
     return isinstance(module, SimilarityLayer) and not module.foldable()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a hook sees the module's calls, one of its own or one of all modules."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+    return any((*hooks, module._backward_pre_hooks)) or bool(_has_any_global_hook())

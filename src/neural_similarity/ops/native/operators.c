@@ -1,4 +1,4 @@
-/* The dynamic operators, those of maps with a number per position, and their gradients. See native/__init__.py.
+/* The dynamic operators and their gradients, and pooled batch normalisation. See native/__init__.py.
 
    Maps are channels-last; M is float (image, position, block, *taps). */
 #include <omp.h>
@@ -91,8 +91,7 @@ INLINE void scatter(const struct frame *f, float *image, const float *m, int64_t
 #define PAIRED 0
 #define NAME(name) name##_float32
 #include "element.h"
-#include "positionwise.h"
-#include "pooled.h"
+#include "batch_norm.h"
 #undef T
 #undef PAIRED
 #undef NAME
@@ -100,5 +99,4 @@ INLINE void scatter(const struct frame *f, float *image, const float *m, int64_t
 #define PAIRED 1
 #define NAME(name) name##_bfloat16
 #include "element.h"
-#include "positionwise.h"
-#include "pooled.h"
+#include "batch_norm.h"

@@ -86,21 +86,9 @@ INLINE void times_bfloat16(bfloat16 *to, const bfloat16 *from, float m) {
     *(words *)to = low >> 16 | (high & 0xffff0000);
 }
 
-/* v where the gate is above 0, or not a number. */
-INLINE vector above_zero(vector v, vector gate) {
-    return (vector)((words)v & ~(words)(gate <= 0));
-}
-
-INLINE float total(vector v) { /* of the lanes */
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)v);
-#else
-    float sum[LANES];
-    memcpy(sum, &v, sizeof sum);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) sum[lane] += sum[lane + half];
-    return sum[0];
-#endif
+/* v where it is above 0, or not a number. */
+INLINE vector relu(vector v) {
+    return (vector)((words)v & ~(words)(v <= 0));
 }
 
 INLINE void add(float *to, vector v, int64_t lanes) {
