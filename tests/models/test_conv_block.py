@@ -136,6 +136,7 @@ def test_transforms_and_tracing_take_torchs_layers(calls, statistics):
     for name, gradient in found.items():
         assert_close(gradient, other.get_parameter(name).grad, rtol=1e-4, atol=1e-4)
     assert {node.op for node in torch.fx.symbolic_trace(made()).graph.nodes} >= {"call_module"}
+    set_statistics(block, "running")
     traced = torch.jit.trace(block, x, check_trace=False)
     assert not calls
     assert_close(traced(x), by_torch(block)(x))
