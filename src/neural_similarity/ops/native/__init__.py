@@ -137,13 +137,18 @@ class _Group:
             tap[:] = _three([i * d - p for i, d, p in geometry], 0)
 
     def call(self, name: str, *operands: Tensor | None) -> None:
-        """Run the C function `name` on this group's part of maps, M, kernel, y and gradients."""
+        """Run the C function `name` on this group's part of maps, M, kernel, y and gradients.
+
+        Raises:
+            MemoryError: there is none left for it to work with.
+        """
         function = getattr(library(), f"{name}_{self._suffix}")
         pointers = [
             None if tensor is None else _address(tensor, offset)
             for tensor, offset in zip(operands, cycle(self._offsets), strict=False)
         ]
-        function(ctypes.byref(self.frame), *pointers)
+        if function(ctypes.byref(self.frame), *pointers):
+            raise MemoryError(f"the compiled operators had no memory left for {name}")
 
 
 _cached_group = lru_cache(maxsize=512)(_Group)
