@@ -138,7 +138,10 @@ class Diagonal(_Residual):
 class Full(_Residual):
     """M any K×K matrix: K² scalars. UNS in the paper, §3.1.
 
-    M = I + raw, or with `residual=False` M = raw: a dynamic filter network.
+    M = I + raw, or with `residual=False` M = raw. The kernels W M of a kernel W of c channels and o
+    filters span at most K² of its o·c·K dimensions: 81 of 216 for 4 to 6 channels and 3×3 taps. A
+    dynamic filter network, which predicts any kernel (§6), takes an M over channels as well, as
+    `Unstructured` is.
     """
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -160,7 +163,7 @@ class Symmetric(_Residual):
 
 @dataclass(frozen=True, repr=False)
 class PositiveSemidefinite(_Residual):
-    """M = L Lᵀ with L lower triangular: K(K + 1)/2 scalars, row by row. Paper, §3.1.
+    """M = L Lᵀ with L lower triangular: K(K + 1)/2 scalars, row by row. Paper, §3.4.
 
     L = I + raw, or with `residual=False` L = raw. Every such M is symmetric with no negative
     eigenvalue, and every symmetric positive semi-definite matrix is such an M.
@@ -175,7 +178,8 @@ class PositiveSemidefinite(_Residual):
 class Unstructured(Structure):
     """M any matrix over channels and taps: (C·K)² scalars for C = c/groups. Static only.
 
-    M = I + raw. The paper's full CHV×CHV matrix, §3.1.
+    M = I + raw. The paper's full CHV×CHV matrix, §3.1: with one, W M may be every kernel where the
+    filters are no more than C·K and W has no dependent ones.
     """
 
     dynamic: ClassVar[bool] = False
