@@ -48,9 +48,10 @@ class _Convolution(SimilarityLayer):
     @leaf
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of `input`, batched or not, with M between kernel and patch."""
-        if self.similarity is None:
+        similarity = self.similarity
+        if similarity is None:
             return super().forward(input)
-        return self.similarity(self, input)
+        return similarity(self, input)
 
     def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         """torch's convolution with `kernel`."""
@@ -59,17 +60,17 @@ class _Convolution(SimilarityLayer):
 
     def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
         """The convolution with a predicted M."""
-        layer = cast(nn.Conv2d, self)
-        _check_unchanged(layer, similarity.geometry)
-        weight, dims = layer.weight, layer.weight.dim() - 2
-        channels = similarity.geometry.in_channels
+        layer, built = cast(nn.Conv2d, self), similarity.geometry
+        weight = layer.weight
+        _check_unchanged(layer, weight, built)
+        dims, channels = weight.dim() - 2, built.in_channels
         if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
             raise ValueError(
                 f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, "
                 f"got {tuple(x.shape)}"
             )
         check_type(x, weight)
-        if x.dim() == layer.weight.dim() - 1:
+        if x.dim() == dims + 1:
             return similarity.convolve(x[None], weight, layer.bias)[0]
         return similarity.convolve(x, weight, layer.bias)
 
@@ -80,16 +81,24 @@ class _Convolution(SimilarityLayer):
         return plain if structure is None else compacted(plain, geometry, structure)
 
 
-def _check_unchanged(layer: nn.Conv2d, built: Geometry) -> None:
-    """Refuse a predictor whose window is no longer the layer's."""
+def _check_unchanged(layer: nn.Conv2d, weight: Tensor, built: Geometry) -> None:
+    """Refuse a predictor whose window or channels are no longer the layer's."""
+    inner = built.in_channels // built.groups
+    if weight.shape[1:] == (inner, *built.kernel_size) and _window(layer) == _window(built):
+        return
     present = convolution_geometry(layer)
-    for name in ("stride", "padding", "dilation", "padding_mode", "groups"):
+    names = "in_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode", "groups"
+    for name in names:
         now, before = getattr(present, name), getattr(built, name)
         if now != before:
             raise ValueError(
                 f"`{name}` must stay {before!r}, which the layer's predictor was built for, got "
                 f"{now!r}; change it before the layer is converted"
             )
+
+
+def _window(of: Any) -> tuple[Any, ...]:
+    return of.stride, of.padding, of.dilation, of.padding_mode, of.groups
 
 
 class Conv2d(_Convolution, nn.Conv2d):

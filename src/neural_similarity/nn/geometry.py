@@ -33,16 +33,20 @@ class Geometry:
         """Number of kernel taps, K."""
         return prod(self.kernel_size)
 
-    def pad(self, x: Tensor) -> tuple[Tensor, Window]:
-        """`x` padded as far as a convolution cannot do it, and the window that is left to it."""
-        if self.padding_mode == "zeros" and isinstance(self.padding, tuple):
-            return x, Window(self.kernel_size, self.stride, self.padding, self.dilation)
-        window = Window(self.kernel_size, self.stride, (0,) * len(self.kernel_size), self.dilation)
-        if self.padding == "valid":
-            return x, window
+    @property
+    def window(self) -> Window:
+        """What goes over an input that `pad` returns; zeros, where it can add them, are its own."""
+        own = self.padding if self.padding_mode == "zeros" else None
+        padding = own if isinstance(own, tuple) else (0,) * len(self.kernel_size)
+        return Window(self.kernel_size, self.stride, padding, self.dilation)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """`x` padded as far as a convolution cannot do it."""
+        zeros = self.padding_mode == "zeros"
+        if self.padding == "valid" or (zeros and isinstance(self.padding, tuple)):
+            return x
         sides = [amount for pair in reversed(self.both_sides()) for amount in pair]
-        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        return F.pad(x, sides, mode=mode), window
+        return F.pad(x, sides, mode="constant" if zeros else self.padding_mode)
 
     def output_size(self, input_size: Sequence[int]) -> tuple[int, ...]:
         """Output positions along every dimension."""

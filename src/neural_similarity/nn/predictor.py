@@ -243,7 +243,8 @@ class PatchConv(nn.Module):
         super().__init__()
         self.spec = spec
         self.geometry = geometry
-        self.stride = tuple(spec.resolution * step for step in geometry.stride)
+        stride = tuple(spec.resolution * step for step in geometry.stride)
+        self.window = stride, geometry.window.padding, geometry.dilation
         size = (out_channels, geometry.in_channels, *geometry.kernel_size)
         self.weight = nn.Parameter(torch.empty(size))
 
@@ -258,8 +259,7 @@ class PatchConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, out_channels, *out)."""
-        x, window = self.geometry.pad(x)
-        return self.spec.first(x, self.weight, self.stride, window.padding, window.dilation)
+        return self.spec.first(self.geometry.pad(x), self.weight, *self.window)
 
     def extra_repr(self) -> str:
         """Shape of the kernel."""

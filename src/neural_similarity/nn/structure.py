@@ -31,7 +31,7 @@ class StructureModule(nn.Module):
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
         """M of predicted numbers (n, scalars, *positions) times gains (scalars,)."""
-        return self(promoted(raw) * _by_channel(gain, raw))
+        return self(_affine(raw, gain, torch.zeros_like(gain)))
 
     def initial(self, block: int = 0) -> Float[Tensor, " scalars"]:
         """The raw numbers to start from: those of the identity, where M can be that.
@@ -341,10 +341,5 @@ def _affine(raw: Tensor, gain: Tensor, start: Tensor) -> Tensor:
 
     In float32 at least: a prediction in bfloat16 would lose what is small beside the identity.
     """
-    return torch.addcmul(_by_channel(start, raw), promoted(raw), _by_channel(gain, raw))
-
-
-def _by_channel(numbers: Tensor, raw: Tensor) -> Tensor:
-    """Numbers of raw's channels, to be broadcast with it, in the precision of M."""
-    shape = -1, *[1] * (raw.dim() - 2)
-    return numbers.to(torch.promote_types(raw.dtype, torch.float32)).view(shape)
+    raw, shape = promoted(raw), (-1, *[1] * (raw.dim() - 2))
+    return torch.addcmul(start.to(raw.dtype).view(shape), raw, gain.to(raw.dtype).view(shape))

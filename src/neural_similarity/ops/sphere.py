@@ -11,7 +11,13 @@ from torch.autograd import Function
 
 from neural_similarity.choices import require_known, require_positive
 from neural_similarity.ops.tracing import by_torch
-from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promoted, without_autocast
+from neural_similarity.ops.window import (
+    CONVOLUTIONS,
+    autocast_dtype,
+    autocasts,
+    promoted,
+    without_autocast,
+)
 
 Angle = Literal["cosine", "linear", "sigmoid"]
 Normalize = Literal["both", "input"]
@@ -60,14 +66,16 @@ def _check_maps(x: Tensor, dims: int, groups: int) -> None:
 
 def _patch_norm(x: Tensor, kernel_size: Sequence[int], geometry: tuple, eps: float) -> Tensor:
     """`patch_norm` of arguments that are checked."""
+    if autocasts(x):
+        with without_autocast(x):
+            return _patch_norm(x, kernel_size, geometry, eps)
     dims, groups = len(kernel_size), geometry[-1]
-    with without_autocast(x):
-        energy = _energy(x, groups, -dims - 1)
-        box = energy.new_ones(groups, 1, *kernel_size)
-        energy = CONVOLUTIONS[dims](energy, box, None, *geometry)
-        if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
-            energy = energy.clamp_min(0)
-        return (energy + eps).sqrt()
+    energy = _energy(x, groups, -dims - 1)
+    box = energy.new_ones(groups, 1, *kernel_size)
+    energy = CONVOLUTIONS[dims](energy, box, None, *geometry)
+    if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
+        energy = energy.clamp_min(0)
+    return (energy + eps).sqrt()
 
 
 def sphere_conv2d(

@@ -115,7 +115,7 @@ def promoted(raw: Tensor) -> Tensor:
 def autocasts(tensor: Tensor) -> bool:
     """Whether autocast is on for `tensor`'s device; some, as meta, have none."""
     device = tensor.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch._C._is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
