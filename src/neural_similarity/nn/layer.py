@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from torch import fx, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from neural_similarity.nn.geometry import Geometry
@@ -22,19 +23,22 @@ def leaf(forward: Forward) -> Forward:
 
     @wraps(forward)
     def recorded(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        proxies = [value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)]
-        if not proxies:
-            return forward(layer, *args, **kwargs)
-        tracer = cast(fx.Tracer, proxies[0].tracer)
-        path = tracer.path_of_module(layer)
-        if not path:
-            raise ValueError(
-                "a layer with a similarity must be in a network to be traced by torch.fx, as one "
-                "call of the layer, got the layer alone; trace torch.nn.Sequential(layer)"
-            )
-        return tracer.create_proxy("call_module", path, args, kwargs)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, fx.Proxy):
+                return _record(cast(fx.Tracer, value.tracer), layer, args, kwargs)
+        return forward(layer, *args, **kwargs)
 
     return cast(Forward, recorded)
+
+
+def _record(tracer: fx.Tracer, layer: nn.Module, args: Any, kwargs: Any) -> fx.Proxy:
+    path = tracer.path_of_module(layer)
+    if not path:
+        raise ValueError(
+            "a layer with a similarity must be in a network to be traced by torch.fx, as one "
+            "call of the layer, got the layer alone; trace torch.nn.Sequential(layer)"
+        )
+    return tracer.create_proxy("call_module", path, args, kwargs)
 
 
 class SimilarityLayer(nn.Module):
@@ -196,3 +200,9 @@ def has_similarity(module: nn.Module) -> bool:
 def is_dynamic(module: nn.Module) -> bool:
     """Whether a module is a layer that no plain one equals."""
     return isinstance(module, SimilarityLayer) and not module.foldable()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a hook sees the module's calls, one of its own or one of all modules."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+    return any((*hooks, module._backward_pre_hooks)) or bool(_has_any_global_hook())

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from neural_similarity.choices import require_count, require_flag, require_positive
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.normalization import norm, rectifier
-from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, reset_kernel
+from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, norm, reset_kernel
 from neural_similarity.nn.spec import Spec
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -123,8 +123,8 @@ class _Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out)."""
         first, second = self.head
-        adapted = self.adaptation(x, rectifier(self.norm1))
-        return self.norm3(second(rectifier(self.norm2)(None, first(adapted))))
+        adapted = F.relu(self.norm1(self.adaptation(x)))
+        return self.norm3(second(F.relu(self.norm2(first(adapted)))))
 
 
 def _pooled(key: Hashable, make: Callable[[], Module]) -> Module:
