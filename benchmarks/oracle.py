@@ -5,13 +5,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.case import KERNEL, PADDING, TAPS
-from benchmarks.odconv import ODConv2d
+from benchmarks.formulations import ODConv2d
 from neural_similarity.nn import Conv2d, DynamicSimilarity, StaticSimilarity
 from neural_similarity.ops import reference
 
 KINDS = (StaticSimilarity, DynamicSimilarity)
+CHUNK = 1 << 15
+"""Positions that the definition takes at a time: what it keeps of each is a hundred times x."""
 
 
 def bilinear(module: nn.Module, x: Tensor, m: Tensor) -> Tensor:
@@ -78,5 +81,13 @@ def _everywhere(m: Tensor, x: Tensor) -> Tensor:
 
 
 def _reference(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
-    pairs = (1, 1), (PADDING, PADDING), (1, 1)
-    return reference.similarity_conv(x, weight, m.unsqueeze(1), *pairs, 1)
+    """The definition, some images at a time, which the backward pass computes again."""
+    images = max(1, CHUNK // x[0, 0].numel())
+    parts = zip(x.split(images), m.split(images), strict=True)
+    return torch.cat([_definition(x, weight, m) for x, m in parts])
+
+
+def _definition(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
+    geometry = (1, 1), (PADDING, PADDING), (1, 1), 1
+    function = reference.similarity_conv
+    return checkpoint(function, x, weight, m.unsqueeze(1), *geometry, use_reentrant=False)

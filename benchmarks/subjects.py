@@ -1,6 +1,6 @@
 """The operators that are compared: ours, other formulations of the same, and other operators."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 
@@ -8,16 +8,30 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import formulations, oracle
-from benchmarks.case import KERNEL, PADDING, TAPS, Case, Operands, seeded
-from benchmarks.odconv import ODConv2d
-from benchmarks.subject import Absent, Operator, Placed, Subject, learn
+from benchmarks.case import (
+    KERNEL,
+    PADDING,
+    TAPS,
+    Absent,
+    Case,
+    Operands,
+    Operator,
+    Placed,
+    Subject,
+    learn,
+    operands,
+    seeded,
+)
+from benchmarks.compare import Checker, Entrant, compare, forward, outcome, trained
+from benchmarks.measure import Effort, Timing, macs, peak_bytes, saved_bytes
+from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
-from neural_similarity.lab.train import Runtime
 from neural_similarity.nn import Conv2d
 from neural_similarity.ops import declines
 from neural_similarity.ops.backend import Backend
 
 BASELINE = "nn.Conv2d"
+FORWARD, BOTH = "forward", "forward + backward"
 EXPERTS = 4
 FORMULATIONS: dict[str, dict[str, Callable[..., Tensor]]] = {
     "diagonal": {
@@ -38,9 +52,58 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
 """Our ways, by the kind of device."""
 
 
+def operators(case: Case, effort: Effort) -> list[Row]:
+    """All operators at a case."""
+    given = operands(case)
+    return _compared({"similarity": case.kind}, case, list(subjects(case, given)), given, effort)
+
+
+def scaling(sweep: str, diagonal: Case, full: Case, effort: Effort) -> list[Row]:
+    """The baseline and our two operators, each as fast as it is, at one size of a sweep."""
+    given = operands(diagonal)
+    chosen = [
+        plain(given),
+        dynamic("ours, diagonal", diagonal, given),
+        dynamic("ours, full", full, operands(full)),
+    ]
+    return _compared({"sweep": sweep}, diagonal, chosen, given, effort)
+
+
+def _compared(
+    words: dict[str, str],
+    case: Case,
+    chosen: Sequence[Subject | Absent],
+    given: Operands,
+    effort: Effort,
+) -> list[Row]:
+    checker = Checker(given.grad, case.dtype)
+
+    def entrant(subject: Subject) -> Entrant:
+        module, inputs, parameters = subject.module, subject.inputs, trained(subject.module)
+        both = partial(outcome, module, inputs, parameters, given.grad)
+
+        def costs(_: Mapping[str, Timing]) -> dict[str, float | None]:
+            return {
+                "saved_bytes": saved_bytes(module, inputs) / (case.batch * case.size**2),
+                "peak_bytes": peak_bytes(both, case.runtime.device),
+                "macs": macs(module, inputs) / case.batch,
+            }
+
+        return Entrant(
+            name=subject.name,
+            errors=partial(checker.errors, subject),
+            calls={FORWARD: forward(module, inputs), BOTH: both},
+            costs=costs,
+        )
+
+    sizes = {"channels": case.channels, "size": case.size, "batch": case.batch}
+    entrants = [one if isinstance(one, Absent) else entrant(one) for one in chosen]
+    return compare(words | {"dtype": case.runtime.precision} | sizes, entrants, effort)
+
+
 def subjects(case: Case, given: Operands) -> Iterator[Subject | Absent]:
     """What is compared at a case, the baseline first."""
-    yield plain(case, given)
+    yield plain(given)
     for backend in BACKENDS[given.x.device.type]:
         reason = declines(backend, given.x, TAPS)
         name = f"ours, {backend}"
@@ -54,10 +117,11 @@ def subjects(case: Case, given: Operands) -> Iterator[Subject | Absent]:
     yield odconv(case, given)
 
 
-def plain(case: Case, given: Operands) -> Subject:
+def plain(given: Operands) -> Subject:
     """torch's convolution with the same kernel."""
-    module = nn.Conv2d(case.channels, case.channels, KERNEL, padding=PADDING, bias=False)
-    module.weight = nn.Parameter(given.weight.clone())
+    channels = len(given.weight)
+    module = nn.Conv2d(channels, channels, KERNEL, padding=PADDING, bias=False)
+    module.weight = given.weight
     return Subject(name=BASELINE, module=module, inputs=(given.x,), oracle=oracle.plain)
 
 
@@ -73,8 +137,7 @@ def dynamic(name: str, case: Case, given: Operands, backend: Backend = "auto") -
 
 def static(case: Case, given: Operands) -> Subject:
     """Our operator with one M, which it folds into the kernel at every call."""
-    function = partial(similarity_conv2d, padding=PADDING)
-    module = Operator(function, given.weight.clone(), given.static.clone())
+    module = Operator(partial(similarity_conv2d, padding=PADDING), given.weight, given.static)
     name = f"ours, static {case.kind}"
     return Subject(name=name, module=module, inputs=(given.x,), oracle=oracle.static)
 
@@ -87,10 +150,9 @@ def layer(case: Case, given: Operands) -> Subject:
         learn(module)
     return Subject(
         name="ours, layer with predictor",
-        module=Placed(module, Runtime(case.device, case.dtype, channels_last=True)),
+        module=Placed(module, case.runtime),
         inputs=(given.x,),
         oracle=oracle.network,
-        separable=False,
         smooth=False,
     )
 
@@ -104,9 +166,8 @@ def condconv(case: Case, given: Operands) -> Subject | Absent:
 
     width = case.channels
     with seeded():
-        module = CondConv2d(width, width, KERNEL, padding=PADDING, num_experts=EXPERTS)
+        module = CondConv2d(width, width, KERNEL, padding=PADDING, num_experts=EXPERTS).to(given.x)
         routing = torch.rand(case.batch, EXPERTS).to(given.x).requires_grad_()
-    module = module.to(case.device, case.torch_dtype)
     return Subject(name=name, module=module, inputs=(given.x, routing), oracle=oracle.condconv)
 
 
@@ -116,21 +177,15 @@ def odconv(case: Case, given: Operands) -> Subject:
     In evaluation mode: over few images, batch normalisation would say little but their signs.
     """
     with seeded():
-        module = ODConv2d(case.channels, EXPERTS).eval()
+        module = formulations.ODConv2d(case.channels, EXPERTS).to(given.x).eval()
     return Subject(
-        name="ODConv2d",
-        module=module.to(case.device, case.torch_dtype),
-        inputs=(given.x,),
-        oracle=oracle.odconv,
-        smooth=False,
+        name="ODConv2d", module=module, inputs=(given.x,), oracle=oracle.odconv, smooth=False
     )
 
 
 def _of_positions(name: str, function: Callable[..., Tensor], given: Operands) -> Subject:
-    module = Operator(function, given.weight.clone())
-    return Subject(
-        name=name, module=module, inputs=(given.x, given.dynamic), oracle=oracle.bilinear
-    )
+    module, inputs = Operator(function, given.weight), (given.x, given.dynamic)
+    return Subject(name=name, module=module, inputs=inputs, oracle=oracle.bilinear)
 
 
 def _fails(function: Callable[..., Tensor], given: Operands) -> str | None:
