@@ -1,21 +1,21 @@
 """`python -m benchmarks`: time and memory beside other implementations, and the page of it."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 from benchmarks import few_shot, loops, networks, performance, subjects
-from benchmarks.case import Case
+from benchmarks.case import KINDS, Case
 from benchmarks.measure import Watch
-from benchmarks.networks import PREDICTORS, Setting, texts
+from benchmarks.networks import KNOWN, PREDICTORS, Setting, texts
 from benchmarks.options import COMPARED, Options, PageOptions
 from benchmarks.plots import draw
 from benchmarks.report import Report, Row, to_markdown, write
 from neural_similarity.lab.cli import exit_code
-from neural_similarity.lab.cli.commands import Commands, dispatch, say
+from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.recipes import RECIPES
@@ -57,7 +57,7 @@ def _operators(options: Options) -> Iterator[Row]:
     extent = QUICK_EXTENT if options.quick else EXTENT
     cases = product(options.runtimes, options.similarity, options.size, options.batch)
     for runtime, kind, size, batch in cases:
-        case = _case(runtime, kind, batch, extent // size, size)
+        case = Case(kind=kind, runtime=runtime, batch=batch, channels=extent // size, size=size)
         yield from subjects.operators(case, options.effort)
 
 
@@ -67,12 +67,10 @@ def _scaling(options: Options) -> Iterator[Row]:
     sweeps = [("by batch", batch, sizes[0]) for batch in batches]
     sweeps += [("by size", fixed, size) for size in sizes]
     for runtime, (sweep, batch, size) in product(options.runtimes, sweeps):
-        diagonal = _case(runtime, "diagonal", batch, SCALED_CHANNELS, size)
-        yield from subjects.scaling(sweep, diagonal, replace(diagonal, kind="full"), options.effort)
-
-
-def _case(runtime, kind, batch, channels, size) -> Case:
-    return Case(kind=kind, runtime=runtime, batch=batch, channels=channels, size=size)
+        case = Case(
+            kind="diagonal", runtime=runtime, batch=batch, channels=SCALED_CHANNELS, size=size
+        )
+        yield from subjects.scaling(sweep, case, options.effort)
 
 
 def _training(options: Options) -> Iterator[Row]:
@@ -116,14 +114,17 @@ class Bench(NamedTuple):
     """Options that are not given."""
     quick: dict[str, Any]
     """Options of a quick run."""
+    similarities: Collection[str] = KNOWN
+    """What `similarity` may name."""
 
 
 BENCHES = {
     "operators": Bench(
         _operators,
         "our operators beside other formulations and operators",
-        Options(rounds=9, batch=(32, 128), size=(32, 16, 8), similarity=("diagonal", "full")),
+        Options(rounds=9, batch=(32, 128), size=(32, 16, 8), similarity=KINDS),
         {"batch": (2,), "size": (8,)},
+        similarities=KINDS,
     ),
     "scaling": Bench(
         _scaling,
@@ -169,7 +170,7 @@ def _run(name: str, args: Sequence[str]) -> int:
     options = _options(name, args)
     environment = describe_environment(choose_runtime(options.device, "fp32")) | {
         "precision": options.dtype,
-        "similarities": texts(name for name in options.similarity if name in networks.KNOWN),
+        "similarities": texts(name for name in options.similarity if name in KNOWN),
         "recipes": {name: recipe_to_json(RECIPES[name]) for name in options.recipes},
         "keeps_memory": keep_freed_memory(),
     }
@@ -194,12 +195,14 @@ def _run(name: str, args: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def _options(name: str, args: Sequence[str]) -> Options:
-    bench = BENCHES[name]
-    options = _parse(Options, args, name, bench.about, bench.default)
+def _options(command: str, args: Sequence[str]) -> Options:
+    bench = BENCHES[command]
+    options = _parse(Options, args, command, bench.about, bench.default)
     for option in ("batch", "size", "similarity", "recipes"):
         if getattr(options, option) and not getattr(bench.default, option):
-            raise UsageError(f"`{option}` is no option of {name}")
+            raise UsageError(f"`{option}` is no option of {command}")
+    for name in options.similarity:
+        require("similarity", name, bench.similarities)
     return replace(options, rounds=3, **bench.quick) if options.quick else options
 
 

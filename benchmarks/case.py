@@ -4,16 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.choices import require_least
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
 
-Kind = Literal["diagonal", "full"]
+KINDS = ("diagonal", "full")
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KERNEL, PADDING, TAPS = 3, 1, 9
 SEED = 0
@@ -23,8 +22,8 @@ SEED = 0
 class Case:
     """A 3×3 convolution of stride 1 that keeps the size of its map."""
 
-    kind: Kind
-    """Of M."""
+    kind: str
+    """Of M, one of `KINDS`."""
     runtime: Runtime
     """Device, and precision of input and kernel; a predicted M is float32, as in the layers."""
     batch: int
@@ -33,10 +32,6 @@ class Case:
     """Of input and output."""
     size: int
     """Height and width."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "channels", "size"):
-            require_least(name, getattr(self, name))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,8 +53,8 @@ class Operands(NamedTuple):
     """Kernel (c, c, 3, 3), of the case's dtype."""
     dynamic: Tensor
     """M as a predictor puts it out, float32 (n, 9, h, w) or (n, 81, h, w); requires a gradient."""
-    static: nn.Parameter
-    """One M, float32 (9,) or (9, 9)."""
+    static: Tensor
+    """One M, float32 (9,) or (9, 9); requires a gradient."""
     grad: Tensor
     """Gradient of the output, of the case's dtype."""
 
@@ -99,7 +94,7 @@ class Subject:
     module: nn.Module
     """What is called."""
     inputs: tuple[Tensor, ...]
-    """With what; the first dimension of each is that of the images."""
+    """With what."""
     oracle: Callable[..., Tensor]
     """What it must equal: a function of its float64 copy and of its inputs in float64."""
     smooth: bool = True
@@ -116,23 +111,15 @@ class Absent(NamedTuple):
 
 
 class Operator(nn.Module):
-    """A function of input, kernel and M, whose kernel is a parameter.
+    """A function of input, kernel and M, whose kernel is a parameter."""
 
-    M is an input, one per position, or given at once and a parameter too.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Tensor],
-        weight: nn.Parameter,
-        m: nn.Parameter | None = None,
-    ):
+    def __init__(self, function: Callable[..., Tensor], weight: nn.Parameter):
         super().__init__()
-        self.function, self.weight, self.m = function, weight, m
+        self.function, self.weight = function, weight
 
-    def forward(self, x: Tensor, m: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, m: Tensor) -> Tensor:
         """The output for an input and M."""
-        return self.function(x, self.weight, self.m if m is None else m)
+        return self.function(x, self.weight, m)
 
 
 class Placed(nn.Module):

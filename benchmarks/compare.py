@@ -3,20 +3,21 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf, isnan, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.case import Absent, Subject
 from benchmarks.measure import Call, Effort, Timing, measure
+from benchmarks.oracle import Checker, Errors
 from benchmarks.report import Group, Row, title
 from neural_similarity.lab.train.runtime import threads
 
-Errors = Mapping[torch.dtype, float]
+Costs = Callable[[Mapping[str, Timing]], Mapping[str, float | None]]
+"""What else is told, given the times; None is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +30,16 @@ class Entrant:
     """How far it is from what is right, by the dtype computed in; the first is shown."""
     calls: Mapping[str, Call]
     """What is timed, by name."""
-    costs: Callable[[Mapping[str, Timing]], Mapping[str, float | None]]
-    """What else is told, given its times; None is unknown."""
+    costs: Costs
+    """What is told besides times."""
     steps: int = 1
     """How often a call does what is timed."""
+
+
+def entrant(subject: Subject, checker: Checker, calls: Mapping[str, Call], costs: Costs) -> Entrant:
+    """A module, compared with its oracle."""
+    errors = partial(checker.errors, subject)
+    return Entrant(name=subject.name, errors=errors, calls=calls, costs=costs)
 
 
 def compare(group: Group, entrants: Sequence[Entrant | Absent], effort: Effort) -> list[Row]:
@@ -84,40 +91,6 @@ def _weighed(row: Row, one: Entrant, times: Mapping[str, dict[str, Timing]]) -> 
     return replace(row, times=own, costs=costs)
 
 
-class Checker:
-    """Compares subjects with their oracles in float64, gradients included.
-
-    Args:
-        grad: Gradient of every subject's output.
-        dtype: In which the subjects compute.
-    """
-
-    def __init__(self, grad: Tensor, dtype: torch.dtype):
-        self.grad, self.dtype = grad, dtype
-        self.known: dict[tuple, list[Tensor]] = {}
-
-    def errors(self, subject: Subject) -> Errors:
-        """The largest error of the output or of a gradient, by the dtype that it was computed in.
-
-        Gradients that rounding may change at will are compared in float64.
-        """
-        if subject.smooth:
-            found = outcome(subject.module, subject.inputs, trained(subject.module), self.grad)
-            return {self.dtype: _largest(found, self._expected(subject))}
-        twin = deepcopy(subject.module).double()
-        exact = outcome(twin, _in_float64(subject.inputs), trained(twin), self.grad)
-        expected = _by_oracle(subject, self.grad)
-        return {self.dtype: _output_error(subject), torch.float64: _largest(exact, expected)}
-
-    def _expected(self, subject: Subject) -> list[Tensor]:
-        """What formulations of the same operator, kernel and inputs must compute, computed once."""
-        operands = *subject.inputs, *subject.module.parameters()
-        key = subject.oracle, *map(id, operands)
-        if key not in self.known:
-            self.known[key] = _by_oracle(subject, self.grad)
-        return self.known[key]
-
-
 @contextmanager
 def without_tf32():
     """A GPU multiplies float32 as float32 within; by default torch's convolutions round it to TF32.
@@ -136,13 +109,6 @@ def without_tf32():
             kind.fp32_precision = precision
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of what is expected, float64; NaN counts as infinite."""
-    difference, length = (found.double() - expected).norm().item(), expected.norm().item()
-    value = difference / length if length else difference
-    return inf if isnan(value) else value
-
-
 def tolerance(dtype: torch.dtype) -> float:
     """The largest error that is rounding: half of the digits of `dtype` must be right."""
     return sqrt(torch.finfo(dtype).eps)
@@ -157,46 +123,6 @@ def problem(errors: Errors) -> str | None:
     return None
 
 
-def trained(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a module whose gradients count."""
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
 def forward(module: nn.Module, inputs: Sequence[Tensor]) -> Call:
     """The forward pass alone, without autograd."""
     return torch.no_grad()(partial(module, *inputs))
-
-
-def outcome(
-    function: Callable[..., Tensor],
-    inputs: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    grad: Tensor,
-) -> list[Tensor]:
-    """The output, then the gradients of the inputs that require one and of the parameters."""
-    y = function(*inputs)
-    wanted = [tensor for tensor in inputs if tensor.requires_grad] + list(parameters)
-    gradients = torch.autograd.grad(y, wanted, grad.to(y.dtype)) if wanted else ()
-    return [y.detach(), *gradients]
-
-
-def _by_oracle(subject: Subject, grad: Tensor) -> list[Tensor]:
-    twin = deepcopy(subject.module).double()
-    function = partial(subject.oracle, twin)
-    return outcome(function, _in_float64(subject.inputs), trained(twin), grad)
-
-
-def _output_error(subject: Subject) -> float:
-    """Error of the output alone, in the subject's own precision and in evaluation mode."""
-    module = deepcopy(subject.module).eval()
-    with torch.no_grad():
-        found = module(*subject.inputs)
-        return relative(found, subject.oracle(module.double(), *_in_float64(subject.inputs)))
-
-
-def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    return max(relative(*pair) for pair in zip(found, expected, strict=True))
-
-
-def _in_float64(inputs: Sequence[Tensor]) -> list[Tensor]:
-    return [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]

@@ -15,8 +15,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from benchmarks.case import SEED, seeded
-from benchmarks.compare import Entrant, Errors, compare, relative, trained
+from benchmarks.compare import Entrant, compare
 from benchmarks.measure import Call, Effort, peak_bytes
+from benchmarks.oracle import Errors, relative, trained
 from benchmarks.report import Row
 from neural_similarity import models
 from neural_similarity.lab.data import Images, Preprocess
@@ -108,10 +109,7 @@ def kept_features(case: FewShotCase, effort: Effort) -> list[Row]:
         return _entrant(name, case, len(tasks), errors, call)
 
     ours = partial(evaluate, method, images, tasks, preprocess=preprocess, runtime=runtime)
-    entrants = [
-        entrant(BY_TASK, partial(_prototypes, features, tasks)),
-        entrant(OURS, ours),
-    ]
+    entrants = [entrant(BY_TASK, partial(_prototypes, features, tasks)), entrant(OURS, ours)]
     return compare({"what": KEPT, "dtype": runtime.precision}, entrants, effort)
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.case import DTYPES, Placed, seeded
-from benchmarks.compare import Entrant, Errors, compare, relative
+from benchmarks.compare import Entrant, compare
 from benchmarks.measure import Effort
 from benchmarks.networks import CHANNELS, CLASSES, SIZE, STEP, Setting, update
+from benchmarks.oracle import Errors, relative
 from benchmarks.report import Row
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.train.checkpoint import State

@@ -227,13 +227,10 @@ def peak_bytes(call: Call, device: torch.device) -> int | None:
 
 def _give_back_memory() -> bool:
     """Return freed memory to the system and forget earlier peaks; False where that is not known."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None:
-        return False
-    trim(0)
     try:
+        ctypes.CDLL(None).malloc_trim(0)
         (PROCESS / "clear_refs").write_text("5", encoding="ascii")
-    except OSError:
+    except (AttributeError, OSError):
         return False
     return True
 

@@ -1,21 +1,22 @@
 """CNN-9 with every similarity, and the networks of recipes, while they are trained or used."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import SGD, Optimizer
 
 from benchmarks import oracle
 from benchmarks.case import DTYPES, Placed, Subject, learn, seeded
-from benchmarks.compare import Checker, Entrant, compare, forward
-from benchmarks.measure import Call, Effort, macs, peak_bytes
+from benchmarks.compare import Entrant, compare, entrant, forward
+from benchmarks.measure import Call, Effort, Timing, macs, peak_bytes
+from benchmarks.oracle import Checker
 from benchmarks.report import Group, Row
 from neural_similarity import models
-from neural_similarity.choices import require_least
 from neural_similarity.conversion import fold
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.studies import CHEAPER
@@ -37,8 +38,6 @@ PLAIN, STEP, FORWARD = "plain", "step", "forward"
 CHECKED = 16
 """Images that networks are checked on: enough for the statistics of batch normalisation."""
 
-Batch = tuple[Tensor, Tensor]
-
 
 def texts(names: Iterable[str]) -> dict[str, str]:
     """The similarities of these names as they are now, every field named."""
@@ -55,9 +54,6 @@ class Setting:
     """Images."""
     width: float = 1.0
     """Factor on the number of filters."""
-
-    def __post_init__(self) -> None:
-        require_least("batch", self.batch)
 
     @property
     def group(self) -> Group:
@@ -77,8 +73,9 @@ class Setting:
 
     def network(self, name: str) -> nn.Module:
         """CNN-9 of the similarity called `name`, learned, or the plain one."""
+        similarity = None if name == PLAIN else KNOWN[name]
         with seeded():
-            return learn(models.cnn9(CLASSES, width=self.width, similarity=KNOWN.get(name)))
+            return learn(models.cnn9(CLASSES, width=self.width, similarity=similarity))
 
     def of_recipe(self, name: str) -> nn.Module:
         """The network of the recipe called `name`, one of CIFAR-10, learned."""
@@ -86,48 +83,38 @@ class Setting:
         with seeded():
             return learn(build_network(recipe, CLASSES, width=self.width * recipe.width))
 
-    def trained(self, name: str, network: nn.Module) -> Subject:
-        """A network as it is trained."""
+    def subject(self, name: str, network: nn.Module) -> Subject:
+        """A network, checked on a few images."""
         return Subject(
             name=name,
             module=Placed(network, self.runtime),
             inputs=(self.images(CHECKED),),
             oracle=oracle.network,
-            smooth=False,
-        )
-
-    def used(self, name: str, network: nn.Module, original: nn.Module) -> Subject:
-        """A network in evaluation mode, whose scores must be those of `original`."""
-        twin = deepcopy(original).to(self.runtime.device).double().eval()
-        return Subject(
-            name=name,
-            module=Placed(network, self.runtime).eval().requires_grad_(False),
-            inputs=(self.images(CHECKED),),
-            oracle=lambda _, x: oracle.network(twin.requires_grad_(False), x),
+            smooth=not network.training,
         )
 
 
 def training(setting: Setting, similarities: Sequence[str], effort: Effort) -> list[Row]:
     """Updates of CNN-9, plain and with similarities."""
-    names = (PLAIN, *similarities)
-    subjects = [setting.trained(name, setting.network(name)) for name in names]
-    return _updates("updates of CNN-9", setting, subjects, effort)
+    found = {name: setting.network(name) for name in (PLAIN, *similarities)}
+    return _updates("updates of CNN-9", setting, found, effort)
 
 
 def recipes(setting: Setting, names: Sequence[str], effort: Effort) -> list[Row]:
     """Updates of the networks of recipes, the baseline first."""
-    subjects = [setting.trained(name, setting.of_recipe(name)) for name in names]
-    return _updates("updates by recipe", setting, subjects, effort)
+    found = {name: setting.of_recipe(name) for name in names}
+    return _updates("updates by recipe", setting, found, effort)
 
 
 def inference(setting: Setting, similarities: Sequence[str], effort: Effort) -> list[Row]:
     """CNN-9's forward pass in evaluation mode: plain, with similarities, static ones folded too."""
     subjects, images = [], setting.images(setting.batch)
     for name in (PLAIN, *similarities):
-        network = setting.network(name)
-        subjects.append(setting.used(name, network, network))
+        network = setting.network(name).eval().requires_grad_(False)
+        subjects.append(setting.subject(name, network))
         if name.startswith("static"):
-            subjects.append(setting.used(f"{name}, folded", fold(network), network))
+            folded = setting.subject(f"{name}, folded", fold(network).requires_grad_(False))
+            subjects.append(replace(folded, oracle=_scores(subjects[-1].module)))
 
     def call(subject: Subject) -> Call:
         return forward(subject.module, [images])
@@ -135,21 +122,30 @@ def inference(setting: Setting, similarities: Sequence[str], effort: Effort) -> 
     return _compared(setting, setting.group, {FORWARD: call}, subjects, effort)
 
 
-def _updates(what: str, setting: Setting, subjects: Sequence[Subject], effort: Effort) -> list[Row]:
+def _scores(original: nn.Module) -> Callable[..., Tensor]:
+    """What a network must compute in the original's place."""
+    twin = deepcopy(original).double()
+    return lambda _, x: oracle.network(twin, x)
+
+
+def _updates(
+    what: str, setting: Setting, found: Mapping[str, nn.Module], effort: Effort
+) -> list[Row]:
     """Updates on one batch: no data, no log."""
+    subjects = [setting.subject(name, network) for name, network in found.items()]
     images = setting.images(setting.batch)
     labels = torch.arange(setting.batch, device=images.device) % CLASSES
 
     def call(subject: Subject) -> Call:
         recipe = Recipe()
         groups = parameter_groups(subject.module, weight_decay=recipe.weight_decay)
-        optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+        optimizer = SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
         return partial(update, subject.module, optimizer, (images, labels))
 
     return _compared(setting, {"what": what} | setting.group, {STEP: call}, subjects, effort)
 
 
-def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> None:
     """One step of gradient descent, and nothing else."""
     images, labels = batch
     loss = F.cross_entropy(model(images).float(), labels)
@@ -168,17 +164,16 @@ def _compared(
     checker, images = setting.checker(), setting.images(setting.batch)
     ((what, make),) = timed.items()
 
-    def entrant(subject: Subject) -> Entrant:
+    def enter(subject: Subject) -> Entrant:
         call = make(subject)
-        return Entrant(
-            name=subject.name,
-            errors=partial(checker.errors, subject),
-            calls={what: call},
-            costs=lambda times: {
+
+        def costs(times: Mapping[str, Timing]) -> dict[str, float | None]:
+            return {
                 "images_per_second": setting.batch / times[what].seconds,
                 "peak_bytes": peak_bytes(call, images.device),
                 "macs": macs(subject.module, [images]) / setting.batch,
-            },
-        )
+            }
 
-    return compare(group, [entrant(subject) for subject in subjects], effort)
+        return entrant(subject, checker, {what: call}, costs)
+
+    return compare(group, [enter(subject) for subject in subjects], effort)

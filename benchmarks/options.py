@@ -6,9 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import torch
 
-from benchmarks.case import Kind
 from benchmarks.measure import Effort
-from benchmarks.networks import KNOWN
 from neural_similarity.lab.cli.commands import require
 from neural_similarity.lab.cli.parsing import integer, listed
 from neural_similarity.lab.paper import TABLES
@@ -67,8 +65,6 @@ class Options:
         for name, least in (("threads", 0), ("batch", 1), ("size", 1)):
             if min(getattr(self, name), default=least) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
-        for name in self.similarity:
-            require("similarity", name, (*KNOWN, *get_args(Kind)))
         for name in self.recipes:
             require("recipe of CIFAR-10 by gradient descent", name, CIFAR10)
 

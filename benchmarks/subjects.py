@@ -1,15 +1,15 @@
 """The operators that are compared: ours, other formulations of the same, and other operators."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
-import torch
 from torch import Tensor, nn
 
 from benchmarks import formulations, oracle
 from benchmarks.case import (
     KERNEL,
+    KINDS,
     PADDING,
     TAPS,
     Absent,
@@ -22,8 +22,9 @@ from benchmarks.case import (
     operands,
     seeded,
 )
-from benchmarks.compare import Checker, Entrant, compare, forward, outcome, trained
+from benchmarks.compare import Entrant, compare, entrant, forward
 from benchmarks.measure import Effort, Timing, macs, peak_bytes, saved_bytes
+from benchmarks.oracle import Checker, outcome, trained
 from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import Conv2d
@@ -32,19 +33,6 @@ from neural_similarity.ops.backend import Backend
 
 BASELINE = "nn.Conv2d"
 FORWARD, BOTH = "forward", "forward + backward"
-EXPERTS = 4
-FORMULATIONS: dict[str, dict[str, Callable[..., Tensor]]] = {
-    "diagonal": {
-        "TensorFlow form": formulations.tensorflow_diagonal,
-        "unfold + matmul": formulations.unfold_diagonal,
-        "deform_conv2d": formulations.deformable,
-    },
-    "full": {
-        "TensorFlow form": formulations.tensorflow_full,
-        "unfold + matmul": formulations.unfold_full,
-    },
-}
-"""Other ways to compute the same, by the kind of M."""
 BACKENDS: dict[str, tuple[Backend, ...]] = {
     "cpu": ("compiled", "eager"),
     "cuda": ("triton", "eager"),
@@ -58,15 +46,14 @@ def operators(case: Case, effort: Effort) -> list[Row]:
     return _compared({"similarity": case.kind}, case, list(subjects(case, given)), given, effort)
 
 
-def scaling(sweep: str, diagonal: Case, full: Case, effort: Effort) -> list[Row]:
+def scaling(sweep: str, case: Case, effort: Effort) -> list[Row]:
     """The baseline and our two operators, each as fast as it is, at one size of a sweep."""
-    given = operands(diagonal)
-    chosen = [
-        plain(given),
-        dynamic("ours, diagonal", diagonal, given),
-        dynamic("ours, full", full, operands(full)),
-    ]
-    return _compared({"sweep": sweep}, diagonal, chosen, given, effort)
+    given = operands(case)
+    chosen = [plain(given)]
+    for kind in KINDS:
+        of_kind = replace(case, kind=kind)
+        chosen.append(dynamic(f"ours, {kind}", of_kind, operands(of_kind)))
+    return _compared({"sweep": sweep}, case, chosen, given, effort)
 
 
 def _compared(
@@ -78,7 +65,7 @@ def _compared(
 ) -> list[Row]:
     checker = Checker(given.grad, case.dtype)
 
-    def entrant(subject: Subject) -> Entrant:
+    def enter(subject: Subject) -> Entrant:
         module, inputs, parameters = subject.module, subject.inputs, trained(subject.module)
         both = partial(outcome, module, inputs, parameters, given.grad)
 
@@ -89,15 +76,11 @@ def _compared(
                 "macs": macs(module, inputs) / case.batch,
             }
 
-        return Entrant(
-            name=subject.name,
-            errors=partial(checker.errors, subject),
-            calls={FORWARD: forward(module, inputs), BOTH: both},
-            costs=costs,
-        )
+        calls = {FORWARD: forward(module, inputs), BOTH: both}
+        return entrant(subject, checker, calls, costs)
 
     sizes = {"channels": case.channels, "size": case.size, "batch": case.batch}
-    entrants = [one if isinstance(one, Absent) else entrant(one) for one in chosen]
+    entrants = [one if isinstance(one, Absent) else enter(one) for one in chosen]
     return compare(words | {"dtype": case.runtime.precision} | sizes, entrants, effort)
 
 
@@ -108,13 +91,12 @@ def subjects(case: Case, given: Operands) -> Iterator[Subject | Absent]:
         reason = declines(backend, given.x, TAPS)
         name = f"ours, {backend}"
         yield Absent(name, reason) if reason else dynamic(name, case, given, backend)
-    yield static(case, given)
-    for name, function in FORMULATIONS[case.kind].items():
+    static = partial(similarity_conv2d, padding=PADDING)
+    yield _operator(f"ours, static {case.kind}", static, given, given.static)
+    for name, function in formulations.BY_KIND[case.kind].items():
         reason = _fails(function, given)
-        yield Absent(name, reason) if reason else _of_positions(name, function, given)
+        yield Absent(name, reason) if reason else _operator(name, function, given, given.dynamic)
     yield layer(case, given)
-    yield condconv(case, given)
-    yield odconv(case, given)
 
 
 def plain(given: Operands) -> Subject:
@@ -122,7 +104,7 @@ def plain(given: Operands) -> Subject:
     channels = len(given.weight)
     module = nn.Conv2d(channels, channels, KERNEL, padding=PADDING, bias=False)
     module.weight = given.weight
-    return Subject(name=BASELINE, module=module, inputs=(given.x,), oracle=oracle.plain)
+    return Subject(name=BASELINE, module=module, inputs=(given.x,), oracle=oracle.network)
 
 
 def dynamic(name: str, case: Case, given: Operands, backend: Backend = "auto") -> Subject:
@@ -132,14 +114,7 @@ def dynamic(name: str, case: Case, given: Operands, backend: Backend = "auto") -
         m = m.unflatten(1, case.taps)
         return similarity_conv2d(x, weight, m, padding=PADDING, backend=backend)
 
-    return _of_positions(name, function, given)
-
-
-def static(case: Case, given: Operands) -> Subject:
-    """Our operator with one M, which it folds into the kernel at every call."""
-    module = Operator(partial(similarity_conv2d, padding=PADDING), given.weight, given.static)
-    name = f"ours, static {case.kind}"
-    return Subject(name=name, module=module, inputs=(given.x,), oracle=oracle.static)
+    return _operator(name, function, given, given.dynamic)
 
 
 def layer(case: Case, given: Operands) -> Subject:
@@ -157,35 +132,9 @@ def layer(case: Case, given: Operands) -> Subject:
     )
 
 
-def condconv(case: Case, given: Operands) -> Subject | Absent:
-    """timm's CondConv2d at given routing weights: a kernel for every image, not the same."""
-    name = "CondConv2d (timm)"
-    if find_spec("timm") is None:
-        return Absent(name, "timm is not installed")
-    from timm.layers.cond_conv2d import CondConv2d
-
-    width = case.channels
-    with seeded():
-        module = CondConv2d(width, width, KERNEL, padding=PADDING, num_experts=EXPERTS).to(given.x)
-        routing = torch.rand(case.batch, EXPERTS).to(given.x).requires_grad_()
-    return Subject(name=name, module=module, inputs=(given.x, routing), oracle=oracle.condconv)
-
-
-def odconv(case: Case, given: Operands) -> Subject:
-    """ODConv with its attentions: a kernel for every image, not the same.
-
-    In evaluation mode: over few images, batch normalisation would say little but their signs.
-    """
-    with seeded():
-        module = formulations.ODConv2d(case.channels, EXPERTS).to(given.x).eval()
-    return Subject(
-        name="ODConv2d", module=module, inputs=(given.x,), oracle=oracle.odconv, smooth=False
-    )
-
-
-def _of_positions(name: str, function: Callable[..., Tensor], given: Operands) -> Subject:
-    module, inputs = Operator(function, given.weight), (given.x, given.dynamic)
-    return Subject(name=name, module=module, inputs=inputs, oracle=oracle.bilinear)
+def _operator(name: str, function: Callable[..., Tensor], given: Operands, m: Tensor) -> Subject:
+    module = Operator(function, given.weight)
+    return Subject(name=name, module=module, inputs=(given.x, m), oracle=oracle.operator)
 
 
 def _fails(function: Callable[..., Tensor], given: Operands) -> str | None:

@@ -11,8 +11,8 @@ from torch import nn
 from benchmarks import measure as measuring
 from benchmarks import subjects as catalogue
 from benchmarks.case import Case, operands
-from benchmarks.compare import outcome
 from benchmarks.measure import Effort, Watch, interval, macs, measure, peak_bytes, saved_bytes
+from benchmarks.oracle import outcome
 from neural_similarity.lab.train import choose_runtime
 
 CPU = choose_runtime("cpu", "fp32")

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import compare, few_shot, loops, performance
-from benchmarks import subjects as catalogue
+from benchmarks import compare, few_shot, formulations, loops, performance
 from benchmarks.__main__ import BENCHES, main
 from benchmarks.measure import Effort, Timing
 from benchmarks.networks import texts
@@ -343,7 +342,7 @@ def test_commands_print_save_and_draw(name, tmp_path, capsys):
 
 def test_a_wrong_result_has_no_time_and_the_command_fails(tmp_path, capsys, monkeypatch):
     planted = {"planted": lambda x, weight, m: (x + 0 * m.sum()) * weight.sum()}
-    monkeypatch.setitem(catalogue.FORMULATIONS, "diagonal", planted)
+    monkeypatch.setitem(formulations.BY_KIND, "diagonal", planted)
     args = ["--quick", "--dtype", "fp32", "--similarity", "diagonal", "--out", str(tmp_path)]
     assert main(["operators", *args, "--device", "cpu"]) == 1
     told = capsys.readouterr()
@@ -371,6 +370,8 @@ def test_rows_are_measured_with_their_threads(monkeypatch):
         (["operators", "--batch", "0"], "`batch` must be at least 1, got (0,)"),
         (["operators", "--recipes", "cifar10-cnn"], "`recipes` is no option of operators"),
         (["training", "--similarity", "static"], "no similarity is named 'static'; did you mean"),
+        (["training", "--similarity", "full"], "no similarity is named 'full'; did you mean"),
+        (["operators", "--similarity", "static-full"], "no similarity is named 'static-full'"),
         (["training", "--roundz", "3"], "--rounds"),
         (["recipes", "--recipes", "cifar10-cn"], "no recipe of CIFAR-10 by gradient descent is na"),
         (["recipes", "--recipes", "cifar100-cnn"], "no recipe of CIFAR-10 by gradient descent is"),
