@@ -11,9 +11,8 @@ from scipy import stats
 from tiny_results import PLAIN, STATIC, TINY_TABLE, write_by_hand
 from tiny_results import tiny_table as tiny_table
 
-import benchmarks
-from benchmarks import Row
-from benchmarks.timing import Timing
+from benchmarks.measure import Timing
+from benchmarks.report import Report, Row, write
 from neural_similarity.lab import cli
 from neural_similarity.lab.paper import TABLES, draw, make_report, read_records, to_markdown
 from neural_similarity.lab.paper.records import budget_name
@@ -315,10 +314,10 @@ def write_costs(folder, **ratios):
     environment = {"device": "cpu", "cpu": "A CPU", "torch": "2.15", "command": "nsim bench"}
     environment["commit"] = "0123456789abcdef"
     environment["recipes"] = {name: recipe_to_json(RECIPES[name]) for name in (PLAIN, STATIC)}
-    report = benchmarks.Report(
+    report = Report(
         bench="recipes", environment=environment, quick=False, others=0.0, rows=tuple(rows)
     )
-    return benchmarks.write(report, folder)
+    return write(report, folder)
 
 
 def timing(ratio, reach):
