@@ -21,9 +21,11 @@ if _typing.TYPE_CHECKING:
     from neural_similarity.conversion import unconvert as unconvert
     from neural_similarity.conversion import unfreeze_backbone as unfreeze_backbone
     from neural_similarity.lab.train.run import load as load
+    from neural_similarity.models import macs as macs
     from neural_similarity.nn import CNN as CNN
     from neural_similarity.nn import LSTM as LSTM
     from neural_similarity.nn import SIMILARITIES as SIMILARITIES
+    from neural_similarity.nn import Affine as Affine
     from neural_similarity.nn import Conv1d as Conv1d
     from neural_similarity.nn import Conv2d as Conv2d
     from neural_similarity.nn import Conv3d as Conv3d
@@ -65,10 +67,12 @@ _HOMES = {
         "unconvert",
         "unfreeze_backbone",
     ),
+    "neural_similarity.models": ("macs",),
     "neural_similarity.nn": (
         "CNN",
         "LSTM",
         "SIMILARITIES",
+        "Affine",
         "Conv1d",
         "Conv2d",
         "Conv3d",

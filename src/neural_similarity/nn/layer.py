@@ -15,6 +15,10 @@ from neural_similarity.nn.text import Similarity, parse_similarity
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 LAYERS: dict[type[nn.Module], type["SimilarityLayer"]] = {}
 """Ours by torch's."""
+_OF_EVERY_CLASS = {
+    "__init__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
+    "__static_attributes__",
+}  # fmt: skip
 
 
 def leaf(forward: Forward) -> Forward:
@@ -128,13 +132,26 @@ def resolve(similarity: Any) -> Similarity | nn.Module | None:
 def equip(layer: nn.Module, similarity: Similarity | str) -> SimilarityLayer:
     """A torch layer made ours in place; parameters, hooks and references to it stay."""
     if not isinstance(layer, SimilarityLayer):
-        layer.__class__ = LAYERS[type(layer)]
+        layer.__class__ = LAYERS[torchs_class(type(layer)) or type(layer)]
     return cast(SimilarityLayer, layer).with_similarity(similarity)
+
+
+def torchs_class(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """The class of torch's that a class is, or computes the same as: it overrides only `__init__`.
+
+    None where there is no such class: a `forward` or another method of torch's is overridden.
+    """
+    plain = next((base for base in kind.__mro__ if base in LAYERS), None)
+    if plain is None or issubclass(kind, SimilarityLayer):
+        return None
+    above = kind.__mro__[: kind.__mro__.index(plain)]
+    overridden = {name for base in above for name in vars(base) if hasattr(plain, name)}
+    return None if overridden - _OF_EVERY_CLASS else plain
 
 
 def geometry_of(layer: nn.Module) -> Geometry:
     """What a similarity would know of a torch layer, or of ours."""
-    kind = LAYERS.get(type(layer), type(layer))
+    kind = LAYERS.get(torchs_class(type(layer)) or type(layer), type(layer))
     return cast(type[SimilarityLayer], kind).geometry(cast(SimilarityLayer, layer))
 
 
