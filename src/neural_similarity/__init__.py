@@ -13,11 +13,14 @@ if _typing.TYPE_CHECKING:
     from neural_similarity import models as models
     from neural_similarity import testing as testing
     from neural_similarity import visualize as visualize
+    from neural_similarity.conversion import adapters as adapters
     from neural_similarity.conversion import convert as convert
     from neural_similarity.conversion import fold as fold
     from neural_similarity.conversion import freeze_backbone as freeze_backbone
+    from neural_similarity.conversion import load_adapter as load_adapter
     from neural_similarity.conversion import max_difference as max_difference
     from neural_similarity.conversion import plan as plan
+    from neural_similarity.conversion import save_adapter as save_adapter
     from neural_similarity.conversion import unconvert as unconvert
     from neural_similarity.conversion import unfreeze_backbone as unfreeze_backbone
     from neural_similarity.lab.train.run import load as load
@@ -59,11 +62,14 @@ __version__ = "0.1.0"
 _MODULES = ("functional", "models", "nn", "testing", "visualize")
 _HOMES = {
     "neural_similarity.conversion": (
+        "adapters",
         "convert",
         "fold",
         "freeze_backbone",
+        "load_adapter",
         "max_difference",
         "plan",
+        "save_adapter",
         "unconvert",
         "unfreeze_backbone",
     ),

@@ -56,7 +56,7 @@ def convert(
     spec, where = identity_start(similarity), choice_of(where)
     reasons = make_plan(model, spec, where)
     check_plan(model, reasons, spec, where)
-    model = model if inplace else _copy(model)
+    model = model if inplace else copied(model)
     layers = dict(model.named_modules(remove_duplicate=False))
     _equip_all({layers[name]: name for name, why in reasons.items() if why is None}, spec)
     return model
@@ -71,7 +71,7 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
         ValueError: a layer is of another class than ours, as with a parametrization.
     """
     check_module(model)
-    model = model if inplace else _copy(model)
+    model = model if inplace else copied(model)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, SimilarityLayer)}
     for name, layer in layers.items():
         with _naming(name):
@@ -109,7 +109,7 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
             f"dynamic similarities cannot be folded, and these layers have one: {names}; "
             f"dynamic='keep' leaves them as they are"
         )
-    model = _copy(model)
+    model = copied(model)
     folded: dict[nn.Module, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(layer, SimilarityLayer) or is_dynamic(layer):
@@ -126,7 +126,7 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     return model
 
 
-def _copy(model: Network) -> Network:
+def copied(model: Network) -> Network:
     """A deep copy in the same modes: torchvision's feature extractors copy into training mode."""
     try:
         copied = deepcopy(model)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from importlib import import_module
 
 import torch
 from torch import nn
@@ -28,7 +27,6 @@ def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
         size: Of the input without its batch dimension, (channels, height, width) or the three.
     """
     # Here, because torch's counter imports triton, which takes longer than all of the library.
-    import_module("neural_similarity.ops.flops")
     from torch.utils.flop_counter import FlopCounterMode
 
     sizes = [n for part in size for n in (part if isinstance(part, Sequence) else [part])]

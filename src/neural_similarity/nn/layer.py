@@ -131,9 +131,21 @@ def resolve(similarity: Any) -> Similarity | nn.Module | None:
 
 def equip(layer: nn.Module, similarity: Similarity | str) -> SimilarityLayer:
     """A torch layer made ours in place; parameters, hooks and references to it stay."""
+    return become(layer).with_similarity(similarity)
+
+
+def become(layer: nn.Module) -> SimilarityLayer:
+    """A torch layer made of our class in place, which needs a `similarity` yet.
+
+    Raises:
+        ValueError: there is none of ours for its class.
+    """
     if not isinstance(layer, SimilarityLayer):
-        layer.__class__ = LAYERS[torchs_class(type(layer)) or type(layer)]
-    return cast(SimilarityLayer, layer).with_similarity(similarity)
+        plain = torchs_class(type(layer))
+        if plain is None:
+            raise ValueError(f"a {type(layer).__name__} cannot have a similarity")
+        layer.__class__ = LAYERS[plain]
+    return cast(SimilarityLayer, layer)
 
 
 def torchs_class(kind: type[nn.Module]) -> type[nn.Module] | None:

@@ -190,7 +190,9 @@ class StaticSimilarity(nn.Module):
         """M: (K,) diagonal or (K, K), with an axis of blocks first where there are; float32."""
         # Between forward passes FSDP has a part of it, a DTensor, whose import takes half a second.
         whole = getattr(self.raw, "full_tensor", None)
-        return self.structure(promoted(whole() if whole else self.raw)[None])[0]
+        # `stack`, as a view of a parameter requires gradients under no_grad too, at which torch's
+        # FlopCounterMode fails.
+        return self.structure(promoted(torch.stack([whole() if whole else self.raw])))[0]
 
     def full_matrix(self) -> Tensor:
         """M with diagonal ones written out: (K, K), after an axis of blocks where there are."""
