@@ -10,6 +10,7 @@ from neural_similarity.choices import extra_needed as _extra_needed
 
 if _typing.TYPE_CHECKING:
     from neural_similarity import functional as functional
+    from neural_similarity import hub as hub
     from neural_similarity import models as models
     from neural_similarity import testing as testing
     from neural_similarity import visualize as visualize
@@ -59,7 +60,7 @@ if _typing.TYPE_CHECKING:
     from neural_similarity.regularize import penalty as penalty
 
 __version__ = "0.1.0"
-_MODULES = ("functional", "models", "nn", "testing", "visualize")
+_MODULES = ("functional", "hub", "models", "nn", "testing", "visualize")
 _HOMES = {
     "neural_similarity.conversion": (
         "adapters",

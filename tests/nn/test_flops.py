@@ -32,8 +32,9 @@ def test_the_counter_may_be_imported_after_the_layers():
     ran = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
     positions = 2 * 5 * 7
     layer = ns.Conv2d(4, 6, 3, padding=1, similarity="dynamic-diagonal")
+    norm = 9  # the predictor's sums of squares
     first, last = (p.numel() for p in layer.similarity.predictor.parameters() if p.dim() == 4)
-    assert int(ran.stdout) == 2 * positions * (6 * 4 * 9 + 4 * 9 + first + last)
+    assert int(ran.stdout) == 2 * positions * (6 * 4 * 9 + 4 * 9 + first + norm + last)
     assert count(layer, torch.randn(2, 4, 5, 7)) == int(ran.stdout)
 
 

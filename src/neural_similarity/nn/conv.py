@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from neural_similarity.nn.compact import compacted
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import SimilarityLayer, leaf
+from neural_similarity.nn.linear import Kernel
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.ops.window import autocast_dtype
@@ -201,7 +202,7 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
         """The transposed convolution of `input` with M in the kernel."""
         if self.similarity is None:
             return super().forward(input, output_size)
-        kernel = cast(StaticSimilarity, self.similarity).fold(self.weight)
+        kernel = self.similarity(Kernel(self.weight), input)
         now = self.geometry()
         padding = cast(Any, now.padding)
         extra = self._output_padding(

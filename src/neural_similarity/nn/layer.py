@@ -1,11 +1,13 @@
 """What the layers with a similarity have in common, and their exchange for torch's own."""
 
+import warnings
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import wraps
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from torch import fx, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from neural_similarity.nn.geometry import Geometry
@@ -19,6 +21,8 @@ _OF_EVERY_CLASS = {
     "__init__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
     "__static_attributes__",
 }  # fmt: skip
+
+_AFTER_FOLDING = "has a similarity and can only be {} after ns.fold(model)"
 
 
 def leaf(forward: Forward) -> Forward:
@@ -36,6 +40,8 @@ def leaf(forward: Forward) -> Forward:
                 "a layer with a similarity must be in a network to be traced by torch.fx, as one "
                 "call of the layer, got the layer alone; trace torch.nn.Sequential(layer)"
             )
+        if "quantization" in type(tracer).__module__ and has_similarity(layer):
+            warnings.warn(f"{path!r} {_AFTER_FOLDING.format('quantised')}", stacklevel=2)
         return tracer.create_proxy("call_module", path, args, kwargs)
 
     return cast(Forward, recorded)
@@ -225,3 +231,15 @@ def has_similarity(module: nn.Module) -> bool:
 def is_dynamic(module: nn.Module) -> bool:
     """Whether a module is a layer that no plain one equals."""
     return isinstance(module, SimilarityLayer) and not module.foldable()
+
+
+def _refuse_wrappers(_: nn.Module, name: str, layer: nn.Module | None) -> None:
+    """Raise a `ValueError` where PEFT wraps a layer with a similarity.
+
+    Its branch would run without M, and merge into the kernel, which M multiplies.
+    """
+    if name == "base_layer" and layer is not None and has_similarity(layer):
+        raise ValueError(f"a {type(layer).__name__} {_AFTER_FOLDING.format('wrapped')}")
+
+
+register_module_module_registration_hook(_refuse_wrappers)

@@ -1,5 +1,7 @@
 """torch's linear layer with a similarity."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -72,6 +74,27 @@ class Linear(SimilarityLayer, nn.Linear):
 def linear_geometry(in_features: int, out_features: int) -> Geometry:
     """A linear function as a convolution: one channel, one window over all of it."""
     return Geometry(1, out_features, (in_features,), (1,), (0,), (1,), spatial=False)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a similarity is called with where its layer needs more than one, or more than it gives.
+
+    A static one returns the kernel with M in it, a dynamic one the linear function of x. No tuple,
+    in which torch's counter of FLOPs would look for tensors.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        """The kernel alone."""
+        del x
+        return kernel
+
+    def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
+        """The linear function with a predicted M."""
+        return dynamic_linear(x, self.weight, self.bias, similarity)
 
 
 def dynamic_linear(

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import SimilarityLayer, leaf
-from neural_similarity.nn.linear import dynamic_linear, linear_geometry
-from neural_similarity.nn.similarity import Dynamic, DynamicSimilarity, StaticSimilarity
+from neural_similarity.nn.linear import Kernel, linear_geometry
+from neural_similarity.nn.similarity import Dynamic
 from neural_similarity.nn.text import Similarity
 
 State = tuple[Tensor, Tensor]
@@ -132,8 +132,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
     def _torchs(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """torch's LSTM with M in its kernels; x (time, n, features)."""
         kernels = {
-            name: cast(StaticSimilarity, part).fold(getattr(self, name))
-            for name, part in self.similarities().items()
+            name: part(Kernel(getattr(self, name)), x) for name, part in self.similarities().items()
         }
         weights = [kernels.get(name, getattr(self, name)) for name in self._flat_weights_names]
         return torch.lstm(
@@ -161,8 +160,8 @@ class LSTM(SimilarityLayer, nn.LSTM):
         """W M(x) x + b."""
         name = f"{kind}_l{layer}"
         bias = getattr(self, f"bias_{name}") if self.bias else None
-        part = cast(DynamicSimilarity, cast(nn.ModuleDict, self.similarity)[name])
-        return dynamic_linear(x, getattr(self, f"weight_{name}"), bias, part)
+        part = cast(nn.ModuleDict, self.similarity)[name]
+        return part(Kernel(getattr(self, f"weight_{name}"), bias), x)
 
 
 def lstm_geometries(layer: nn.LSTM) -> dict[str, Geometry]:
