@@ -66,6 +66,18 @@ def test_a_network_of_ones_own(tmp_path, monkeypatch):
     assert network(torch.randn(2, 1, 28, 28)).shape == (2, 10)
 
 
+def test_adapting_a_network(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program = "\n".join(blocks("docs/adapting.md"))
+    names: dict = {}
+    exec(compile(program, "adapting.md", "exec"), names)
+    text, printed = (ROOT / "docs/adapting.md").read_text("utf-8"), capsys.readouterr().out
+    shown = re.findall(r"# prints: (.*)", text)
+    assert len(shown) == 2
+    for line in shown:
+        assert line in printed
+
+
 def test_a_method_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(METHODS, "cosine-prototypes", None)

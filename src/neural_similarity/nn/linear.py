@@ -1,6 +1,6 @@
 """torch's linear layer with a similarity."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +76,12 @@ def linear_geometry(in_features: int, out_features: int) -> Geometry:
     return Geometry(1, out_features, (in_features,), (1,), (0,), (1,), spatial=False)
 
 
-class Kernel(NamedTuple):
+@dataclass(frozen=True)
+class Kernel:
     """What a similarity is called with where its layer needs more than one, or more than it gives.
 
-    A static one returns the kernel with M in it, a dynamic one the linear function of x.
+    A static one returns the kernel with M in it, a dynamic one the linear function of x. No tuple,
+    in which torch's counter of FLOPs would look for tensors.
     """
 
     weight: Tensor

@@ -1,6 +1,7 @@
 """The two kinds of similarity: static, learned with the kernel, and dynamic, predicted from x."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.modes import evaluating
 from neural_similarity.nn.predictor import Predictor, SphereNet
+from neural_similarity.nn.shared import pooled
 from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.structure import Diagonal, Full, Structure, StructureModule
 from neural_similarity.ops import fold_kernel
@@ -81,7 +83,7 @@ class Dynamic(Spec):
         _check_structure(self.structure)
         _check_predictor(self.predictor)
         _check_init(self.init)
-        if not self.structure.dynamic:
+        if not self.structure.dynamic or self.structure.shared:
             raise ValueError(f"`structure` must not be static only, got {self.structure!r}")
         if self.init == "identity" and not self.structure.zero_is_identity:
             raise ValueError(
@@ -172,7 +174,10 @@ class StaticSimilarity(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
-        self.raw = nn.Parameter(self._start())
+        start = partial(nn.Parameter, self._start())
+        self.raw = (
+            pooled((spec, self.structure.scalars), start) if spec.structure.shared else start()
+        )
 
     def _start(self) -> Tensor:
         raw = self.structure.initial()
@@ -187,7 +192,9 @@ class StaticSimilarity(nn.Module):
         """M: (K,) diagonal or (K, K), with an axis of blocks first where there are; float32."""
         # Between forward passes FSDP has a part of it, a DTensor, whose import takes half a second.
         whole = getattr(self.raw, "full_tensor", None)
-        return self.structure(promoted(whole() if whole else self.raw)[None])[0]
+        # `stack`, as a view of a parameter requires gradients under no_grad too, at which torch's
+        # FlopCounterMode fails.
+        return self.structure(promoted(torch.stack([whole() if whole else self.raw])))[0]
 
     def full_matrix(self) -> Tensor:
         """M with diagonal ones written out: (K, K), after an axis of blocks where there are."""
@@ -205,8 +212,8 @@ class StaticSimilarity(nn.Module):
         return layer.static_forward(x, self.fold(layer.weight))
 
     def extra_repr(self) -> str:
-        """The spec."""
-        return repr(self.spec)
+        """The spec, and how many numbers are learned."""
+        return f"{self.spec!r}, {self.raw.numel()} scalars"
 
 
 def _released_start(geometry: Geometry) -> Tensor:
@@ -296,8 +303,8 @@ class DynamicSimilarity(nn.Module):
         return layer.dynamic_forward(x, self)
 
     def extra_repr(self) -> str:
-        """The spec."""
-        return repr(self.spec)
+        """The spec, and how many numbers are predicted."""
+        return f"{self.spec!r}, {self.structure.scalars} scalars a position"
 
 
 def _predictor_of(make: Predictor | nn.Module, geometry: Geometry, scalars: int) -> nn.Module:

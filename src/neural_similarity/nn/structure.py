@@ -69,6 +69,11 @@ class Structure(Spec, ABC):
         """Whether raw numbers of zero mean I where M can be that, as a gated prediction needs."""
         return True
 
+    @property
+    def shared(self) -> bool:
+        """Whether the layers of one `ns.sharing()` learn the same numbers."""
+        return False
+
     @abstractmethod
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry.
@@ -97,6 +102,11 @@ class Wrapper(Structure):
     def zero_is_identity(self) -> bool:
         """As the inner structure."""
         return self.structure.zero_is_identity
+
+    @property
+    def shared(self) -> bool:
+        """As the inner structure."""
+        return self.structure.shared
 
     def require(self, *kinds: type[Structure]) -> None:
         """Raise a `ValueError` unless the inner structure is of these kinds."""
