@@ -12,7 +12,7 @@ from neural_similarity.conversion.adapter_file import AdapterFile, digests, read
 from neural_similarity.conversion.freezing import Network, similarities_of
 from neural_similarity.conversion.names import Parts, chosen
 from neural_similarity.conversion.surgery import copied
-from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, format_similarity
+from neural_similarity.nn import DynamicSimilarity, Similarity, SimilarityLayer, format_similarity
 from neural_similarity.nn.layer import become, has_similarity, strip
 from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.text import required_similarity
@@ -74,7 +74,7 @@ def _text(name: str, layer: SimilarityLayer) -> str:
     return text
 
 
-def _spec(layer: SimilarityLayer) -> object:
+def _spec(layer: SimilarityLayer) -> Similarity:
     part = next(iter(layer.similarities().values()))
     spec = getattr(part, "spec", None)
     if spec is None:
