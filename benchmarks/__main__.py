@@ -104,12 +104,8 @@ def _few_shot(options: Options) -> Iterator[Row]:
 
 
 class Bench(NamedTuple):
-    """One of the benchmarks."""
-
     rows: Callable[[Options], Iterator[Row]]
-    """What it measures."""
     about: str
-    """A line of help."""
     default: Options
     """Options that are not given."""
     quick: dict[str, Any]

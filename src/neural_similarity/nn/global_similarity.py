@@ -86,7 +86,6 @@ class GlobalSimilarity(nn.Module):
         return global_similarity(input, self.matrix(input), blocks=blocks)
 
     def extra_repr(self) -> str:
-        """Channels and size."""
         return f"{self.geometry.in_channels}, {self.geometry.kernel_size}"
 
 
@@ -182,5 +181,4 @@ class SelfAttention(nn.Module):
         return input + self.gain * self.output(attended)
 
     def extra_repr(self) -> str:
-        """How M_G is normalised."""
         return f"normalize={self.normalize}" + ("" if self.fused else ", fused=False")

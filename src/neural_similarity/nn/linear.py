@@ -88,7 +88,6 @@ class Kernel:
     bias: Tensor | None = None
 
     def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
-        """The kernel alone."""
         del x
         return kernel
 

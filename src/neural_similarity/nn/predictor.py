@@ -188,11 +188,9 @@ class CNN(TwoLayers):
             raise ValueError(f'`bound` must be "tanh", "normalize" or None, got {self.bound!r}')
 
     def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
-        """The plain convolution."""
         return CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
 
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
-        """The plain convolution."""
         return last(hidden)
 
     def bound_all(self, raw: Tensor) -> Tensor:

@@ -132,7 +132,6 @@ class Sparse(Wrapper):
 
     @property
     def exact_gradient(self) -> bool:
-        """Never."""
         return False
 
     def contains_identity(self, geometry: Geometry) -> bool:
@@ -161,7 +160,6 @@ class Select(Structure):
 
     @property
     def exact_gradient(self) -> bool:
-        """Never."""
         return False
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -182,12 +180,10 @@ class Shift(Structure):
 
     @property
     def exact_gradient(self) -> bool:
-        """Never."""
         return False
 
     @property
     def zero_is_identity(self) -> bool:
-        """Never."""
         return False
 
     def contains_identity(self, geometry: Geometry) -> bool:

@@ -56,7 +56,6 @@ class Listing:
 
     @property
     def paths(self) -> list[Path]:
-        """Every file."""
         return [self.folder / file for file in self.files]
 
 

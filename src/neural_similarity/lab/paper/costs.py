@@ -27,7 +27,6 @@ class StepCosts:
     baseline: str
     """Recipe of the baseline."""
     source: str
-    """Command and machine."""
 
 
 def read_costs(path: Path) -> StepCosts | None:

@@ -50,7 +50,6 @@ class ClassificationTask:
 
     @property
     def images(self) -> ImageSet:
-        """The training set."""
         return self.dataset.train
 
     def check(self) -> dict[str, Any]:

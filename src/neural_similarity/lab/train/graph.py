@@ -45,8 +45,6 @@ def refuses(optimizer: Optimizer, device: torch.device) -> str | None:
 
 
 class Plain:
-    """Updates as they stand."""
-
     def __init__(self, update: Update, optimizer: Optimizer) -> None:
         self._update = update
         self._groups = optimizer.param_groups

@@ -57,7 +57,6 @@ class Bar:
         self.task = bars.add_task(title, total=steps, completed=start, text="")
 
     def stepped(self, step: int) -> None:
-        """Move the bar."""
         self.bars.update(self.task, completed=step)
 
     def measured(self, record: dict[str, Any]) -> None:

@@ -37,18 +37,14 @@ class Run:
     """A run folder and its configuration."""
 
     RECIPE: ClassVar[type[Recipe]] = Recipe
-    """What `recipe` is."""
     COMMAND: ClassVar[str] = "nsim train"
     """The command that trains such runs, by which their folders tell what they are."""
 
     path: Path
-    """The folder."""
     name: str
-    """Name of the recipe."""
     budget: float
     """Share of the recipe's steps; `recipe` has them scaled already."""
     recipe: Recipe
-    """Every setting."""
     data_root: str
     """Folder of the data sets."""
     digest: str
@@ -56,7 +52,6 @@ class Run:
     classes: tuple[str, ...]
     """Names of the classes, in the order of the logits."""
     channels: int
-    """Channels of an image."""
     image_size: int
     """Height and width of an image."""
     preprocess: Preprocess
@@ -84,7 +79,6 @@ class Run:
 
     @property
     def plots(self) -> Path:
-        """Folder of pictures."""
         return self.path / "plots"
 
     @property

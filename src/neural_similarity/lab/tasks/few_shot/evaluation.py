@@ -41,11 +41,9 @@ class Evaluation:
     """A method, of one run, on a list of tasks."""
 
     method: str
-    """What was evaluated."""
     statistics: str
     """What normalised queries."""
     sizes: TaskSizes
-    """Of the tasks."""
     tasks: dict[str, Any]
     """Number, seed, part and digest of the tasks."""
     checkpoint: dict[str, Any]
@@ -113,7 +111,6 @@ class Evaluator:
     statistics: Statistics | None = None
     """What normalises queries; None is the method's own."""
     device: str = "auto"
-    """auto, cpu or cuda."""
     processes: int = 1
     """How many compute and share the threads, see `evaluate`."""
 

@@ -40,7 +40,6 @@ class TaskSizes:
     """
 
     ways: int = 5
-    """Classes of a task."""
     shots: int = 5
     """Labelled images of each class."""
     queries: int = 15
