@@ -196,7 +196,7 @@ def _options(command: str, args: Sequence[str]) -> Options:
     options = _parse(Options, args, command, bench.about, bench.default)
     for option in ("batch", "size", "similarity", "recipes"):
         if getattr(options, option) and not getattr(bench.default, option):
-            raise UsageError(f"`{option}` is no option of {command}")
+            raise UsageError(f"`{option}` is not an option of {command}")
     for name in options.similarity:
         require("similarity", name, bench.similarities)
     return replace(options, rounds=3, **bench.quick) if options.quick else options

@@ -89,7 +89,7 @@ def read(path: Path) -> Report:
     """The report that `write` wrote.
 
     Raises:
-        ValueError: the file is none.
+        ValueError: the file is not a report.
     """
     try:
         content = read_json(path)

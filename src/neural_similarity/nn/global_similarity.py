@@ -161,7 +161,7 @@ class SelfAttention(nn.Module):
         """M_G, M[position, position that it attends to].
 
         Raises:
-            ValueError: `x` is no batch of maps.
+            ValueError: `x` is not a batch of maps.
         """
         if x.dim() != 4:
             raise ValueError(f"`x` must be (n, c, height, width), got {tuple(x.shape)}")

@@ -39,7 +39,7 @@ class TwoLayers(Spec, ABC):
         scales: Factors on He's standard deviation for the two kernels.
 
     Raises:
-        ValueError: a value is none of these.
+        ValueError: a value is not one of these.
     """
 
     hidden: int | None = None

@@ -36,7 +36,7 @@ class Masked(Wrapper):
         continuous: D = D_r, a spatial mask without a threshold.
 
     Raises:
-        ValueError: `structure` is none that can be masked, or `threshold` is no finite number.
+        ValueError: `structure` cannot be masked, or `threshold` is not a finite number.
     """
 
     threshold: float = 0.5
@@ -67,7 +67,7 @@ class Dilation(Wrapper):
     as R has.
 
     Raises:
-        ValueError: `structure` is none that can be masked, or `rate` is not positive or (when
+        ValueError: `structure` cannot be masked, or `rate` is not positive or (when
             built) does not divide k - 1.
     """
 

@@ -264,7 +264,7 @@ def sizes(shots: int) -> TaskSizes:
 
 
 def require_same(run: Run, key: Key, budget: float) -> None:
-    """Refuse a folder that holds another run than the one it is named after."""
+    """Check that a folder holds the run that it is named after."""
     changed = overridden(run)
     if getattr(run.recipe, "train_on", "train") != key.train_on:
         changed += ["train_on"]

@@ -157,7 +157,7 @@ def read_record(path: Path) -> Record:
     """The record in a file.
 
     Raises:
-        ValueError: it is none, or damaged.
+        ValueError: it cannot be read as one.
     """
     try:
         content = read_json(path)

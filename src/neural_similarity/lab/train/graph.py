@@ -112,7 +112,7 @@ def capture(update: Update, device: torch.device) -> Update:
     """The replay of `update`, which itself does not run now.
 
     Raises:
-        RuntimeError: something in it waits for the device, or is no work of the device.
+        RuntimeError: something in it waits for the device, or does not run on the device.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream(device)  # Torch's default is one of the GPU that captured first.

@@ -67,7 +67,7 @@ class Bar:
 
 
 def make_bars() -> "RichProgress":
-    """Bars on stderr, to be entered; disabled where that is no terminal."""
+    """Bars on stderr, to be entered; disabled where that is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
