@@ -107,19 +107,3 @@ def test_fx_says_that_a_layer_alone_is_no_network():
     layer = ns.Conv2d(3, 4, 3, similarity="static-diagonal")
     with pytest.raises(ValueError, match=r"must be in a network .* got the layer alone"):
         fx.symbolic_trace(layer)
-
-
-def test_differences_of_masks_and_of_what_is_missing():
-    class Masked(nn.Module):
-        def __init__(self, shift):
-            super().__init__()
-            self.shift = shift
-
-        def forward(self, x):
-            scores = x.masked_fill(x < 0, -torch.inf)
-            spectrum = torch.complex(torch.zeros(3), x)
-            return {"scores": scores, "mask": scores > self.shift, "cache": None, "s": spectrum}
-
-    x = torch.tensor([-1.0, 0.25, 2.0])
-    assert ns.max_difference(Masked(0), Masked(0), x) == 0
-    assert ns.max_difference(Masked(0), Masked(1), x) == 1
