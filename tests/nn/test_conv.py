@@ -1,9 +1,5 @@
 """The layer: torch's Conv2d with a similarity in it."""
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 from problems import PROBLEMS, ids
@@ -14,6 +10,7 @@ from torch.testing import assert_close
 import neural_similarity as ns
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import StructureModule
+from neural_similarity.testing import LAYERS
 
 NAMES = ["static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"]
 STATIC, DYNAMIC = NAMES[:2], NAMES[2:]
@@ -113,46 +110,6 @@ def test_dynamic_with_a_constant_predictor_is_static(options, kind):
     assert_close(dynamic(x), static(x))
 
 
-@named
-def test_a_plain_checkpoint_loads_with_only_the_similarity_missing(similarity):
-    layer = ns.Conv2d(4, 6, 3, similarity=similarity)
-    report = layer.load_state_dict(nn.Conv2d(4, 6, 3).state_dict(), strict=False)
-    assert not report.unexpected_keys
-    assert report.missing_keys
-    assert all(key.startswith("similarity.") for key in report.missing_keys)
-
-
-@named
-def test_the_state_does_not_depend_on_the_mode(similarity):
-    layer = ns.Conv2d(4, 6, 3, similarity=similarity)
-    layer(torch.randn(2, 4, 5, 5))
-    train, evaluation = layer.train().state_dict(), layer.eval().state_dict()
-    assert train.keys() == evaluation.keys()
-    assert all(torch.equal(train[key], evaluation[key]) for key in train)
-
-
-@named
-def test_copies_compute_the_same(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, similarity=similarity))
-    buffer = io.BytesIO()
-    torch.save(layer, buffer)
-    buffer.seek(0)
-    x = torch.randn(2, 4, 5, 6)
-    for clone in (
-        copy.deepcopy(layer),
-        pickle.loads(pickle.dumps(layer)),
-        torch.load(buffer, weights_only=False),
-    ):
-        assert torch.equal(clone(x), layer(x))
-
-
-@named
-def test_unbatched_input(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity).double())
-    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    assert_close(layer(x[0]), layer(x)[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @named
 def test_dtype_and_device_reach_every_parameter(dtype, similarity):
@@ -163,16 +120,15 @@ def test_dtype_and_device_reach_every_parameter(dtype, similarity):
     assert {p.device.type for p in on_meta.parameters()} == {"meta"}
 
 
+@pytest.mark.parametrize(
+    ("ours", "plain", "sizes"), [(ns.Conv2d, nn.Conv2d, (4, 6, 3)), (ns.Linear, nn.Linear, (7, 5))]
+)
 @named
-def test_same_seed_same_weights_and_the_plain_layers_own(similarity):
-    layers = []
-    for make in (ns.Conv2d, ns.Conv2d, nn.Conv2d):
-        torch.manual_seed(3)
-        options = {} if make is nn.Conv2d else {"similarity": similarity}
-        layers.append(make(4, 6, 3, **options))
-    first, second = (layer.state_dict() for layer in layers[:2])
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert torch.equal(layers[0].weight, layers[2].weight)
+def test_same_seed_same_weights_as_torchs(similarity, ours, plain, sizes):
+    torch.manual_seed(3)
+    layer = ours(*sizes, similarity=similarity)
+    torch.manual_seed(3)
+    assert all(torch.equal(v, layer.state_dict()[k]) for k, v in plain(*sizes).state_dict().items())
 
 
 @pytest.mark.parametrize("similarity", DYNAMIC)
@@ -217,26 +173,6 @@ def test_the_similarity_learns(similarity):
     assert all(p.grad.abs().sum() > 0 for p in similarity_parameters)
 
 
-def test_predictors_have_the_papers_widths():
-    diagonal = ns.Conv2d(32, 8, 3, similarity="dynamic-diagonal").similarity.predictor
-    full = ns.Conv2d(32, 8, 3, similarity="dynamic-full").similarity.predictor
-    assert diagonal.patch.weight.shape == (64, 32, 3, 3)
-    assert diagonal.last.weight.shape == (9, 64, 3, 3)
-    assert full.patch.weight.shape == (128, 32, 3, 3)
-    assert full.last.weight.shape == (81, 128, 3, 3)
-
-
-def test_the_predictor_is_patch_normalised_convolution_relu_convolution():
-    layer = ns.Conv2d(3, 4, 3, padding=1, stride=2, similarity="dynamic-diagonal").double()
-    predictor = layer.similarity.predictor
-    x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
-    energy = F.conv2d(x.square(), torch.ones(1, 3, 3, 3).double(), None, 2, 1) + 1e-4
-    hidden = F.conv2d(x, predictor.patch.weight, None, 2, 1) / (energy / 27).sqrt()
-    hidden = hidden.relu()
-    last = predictor.last
-    assert_close(predictor(x), F.conv2d(hidden, last.weight, last.bias, padding=1))
-
-
 def test_released_options_of_the_predictor():
     """Batch norm with its eps behind both convolutions, initial scales, no gain."""
     released = ns.SphereNet(normalize="input", batch_norm=True, scales=(0.1, 0.001))
@@ -259,18 +195,6 @@ def test_predictions_start_at_the_scale_of_the_identity():
         layer = ns.Conv2d(channels, 8, 3, padding=1, similarity="dynamic-diagonal")
         raw = layer.similarity.predictor(torch.randn(4, channels, 8, 8))
         assert 0.5 < raw.square().mean().sqrt().item() < 2
-
-
-def test_without_a_residual_m_is_what_is_predicted():
-    spec = ns.Dynamic(ns.Full(residual=False), ns.SphereNet(), init="released")
-    layer = ns.Conv2d(4, 6, 3, similarity=spec)
-    x = torch.randn(2, 4, 5, 5)
-    raw = layer.similarity.predictor(x)
-    assert_close(layer.similarity.matrix(x), raw.unflatten(1, (9, 9)))
-    assert_close(
-        ns.Conv2d(4, 6, 3, similarity=ns.Static(ns.Full(residual=False))).similarity.raw,
-        torch.eye(9).flatten(),
-    )
 
 
 def test_a_ready_module_serves_as_similarity():
@@ -315,13 +239,6 @@ def test_a_structure_module_starts_at_the_identity_from_zero():
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_a_predictor_of_the_wrong_width_is_named():
-    spec = ns.Dynamic(ns.Diagonal(), lambda _, scalars: nn.Conv2d(4, scalars - 1, 3))
-    layer = ns.Conv2d(4, 6, 3, similarity=spec)
-    with pytest.raises(ValueError, match=r"must output \(2, 9, 3, 3\), .* got \(2, 8, 3, 3\)"):
-        layer(torch.randn(2, 4, 5, 5))
 
 
 def test_the_default_predictor_is_traced_as_one_graph():
@@ -445,3 +362,9 @@ def test_parameters_are_reset_as_torchs_are(similarity):
             assert torch.equal(new, old), name
         else:  # drawn: the deviation of few numbers
             assert 0.5 < old.std() / new.std() < 2, name
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "ConvTranspose2d"])
+def test_dynamic_layers_do_not_fold(kind):
+    with pytest.raises(ValueError, match="`similarity` must be static for the layer to be folded"):
+        LAYERS[kind][0]("dynamic-diagonal").fold()

@@ -238,6 +238,9 @@ def test_attention_starts_as_the_identity_and_learns():
     assert torch.equal(layer(x), x)
     layer(x).square().sum().backward()
     assert layer.gain.grad != 0
+    assert not torch.equal(trained(layer)(x), x)
+    layer.reset_parameters()
+    assert torch.equal(layer(x), x)
 
 
 def test_channels_of_the_attention_by_default():
@@ -333,26 +336,34 @@ def test_attention_of_hyperspherical_convolutions(x):
     assert {p.device.type for p in on_meta.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("make", ["static-full", "dynamic-diagonal", "softmax", "none"])
+anything = pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ns.GlobalSimilarity(4, SIZE, "static-full"),
+        lambda: ns.GlobalSimilarity(4, SIZE, "dynamic-diagonal"),
+        lambda: ns.SelfAttention(4, normalize="softmax"),
+        lambda: ns.SelfAttention(4, normalize="none"),
+    ],
+    ids=["static-full", "dynamic-diagonal", "softmax", "none"],
+)
+
+
+@anything
 def test_exports(make):
-    maker = {"softmax": ns.SelfAttention, "none": ns.SelfAttention}.get(make)
-    layer = maker(4, normalize=make) if maker else ns.GlobalSimilarity(4, SIZE, make)
-    layer = trained(layer).eval()
+    layer = trained(make()).eval()
     x = torch.randn(5, 4, *SIZE)
     dim = torch.export.Dim
     sizes = {0: dim("n", min=2)}
-    if make == "softmax":
+    if getattr(layer, "normalize", None) == "softmax":
         sizes |= {2: dim("height", min=2), 3: dim("width", min=2)}
     program = torch.export.export(layer, (torch.randn(3, 4, *SIZE),), dynamic_shapes=(sizes,))
     assert_close(program.module()(x), layer(x))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", ["static-full", "dynamic-diagonal", "softmax", "none"])
+@anything
 def test_compiles_without_a_graph_break(make):
-    maker = {"softmax": ns.SelfAttention, "none": ns.SelfAttention}.get(make)
-    layer = maker(4, normalize=make) if maker else ns.GlobalSimilarity(4, SIZE, make)
-    layer = trained(layer)
+    layer = trained(make())
     x = torch.randn(5, 4, *SIZE)
     assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
 
@@ -439,6 +450,14 @@ MAP = (2, 5, 3, 4)
             r"`similarity` must be one of \(5, 12\), \(2, 5, 12, 1, 1\), .* got \(2, 12\)",
         ),
         (
+            lambda: global_similarity(torch.zeros(MAP, dtype=torch.uint8), torch.ones(12)),
+            r"`x` must be of floating point numbers, got",
+        ),
+        (
+            lambda: ns.SelfAttention(4).matrix(torch.zeros(4, *SIZE)),
+            r"`x` must be \(n, c, height, width\), got",
+        ),
+        (
             lambda: global_similarity(torch.zeros(3, 4), torch.zeros(12)),
             r"`x` must be \(n, c, h, w\) or \(c, h, w\), got \(3, 4\)",
         ),
@@ -447,20 +466,3 @@ MAP = (2, 5, 3, 4)
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_attention_that_is_reset_starts_as_the_identity_again(x):
-    layer = attention()
-    assert not torch.equal(layer(x), x)
-    layer.reset_parameters()
-    assert torch.equal(layer(x), x)
-
-
-def test_the_matrix_of_attention_is_of_a_batch(x):
-    with pytest.raises(ValueError, match=r"`x` must be \(n, c, height, width\), got"):
-        attention().matrix(x[0])
-
-
-def test_integers_are_no_map():
-    with pytest.raises(ValueError, match=r"`x` must be of floating point numbers, got"):
-        global_similarity(torch.zeros(1, 2, 3, 4, dtype=torch.uint8), torch.ones(12))

@@ -50,11 +50,6 @@ def test_measures_sum_over_blocks_and_layers(structure, measure):
     assert ns.penalty(model, measure).item() == pytest.approx(expected)
 
 
-def test_l1_is_the_default():
-    model = network(ns.Full())
-    assert torch.equal(ns.penalty(model), ns.penalty(model, "l1"))
-
-
 def test_a_function_of_the_matrices():
     model = network(ns.Unshared(ns.Full(), channels=2))
     shapes = []
@@ -94,7 +89,7 @@ def test_l1_descent_makes_a_similarity_sparse():
 
 def test_a_layer_in_two_places_counts_once_and_the_identity_deviates_by_nothing():
     layer = ns.Conv2d(2, 2, 3, similarity="static-full")
-    assert ns.penalty(nn.ModuleList([layer, layer])).item() == 9
+    assert ns.penalty(nn.ModuleList([layer, layer])).item() == 9  # by l1
     assert ns.penalty(layer, "deviation").item() == 0
     assert ns.penalty(ns.LSTM(3, 2, similarity="static-diagonal")).item() == 3 + 2
 

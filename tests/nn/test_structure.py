@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity.functional import fold_kernel
-from neural_similarity.nn import Geometry, format_similarity, parse_similarity
+from neural_similarity.nn import Geometry
 
 GEOMETRY = Geometry(4, 6, (2, 3), (1, 1), (1, 1), (1, 1))
 TAPS = GEOMETRY.taps
@@ -113,26 +113,6 @@ def test_positive_semidefinite_matrices():
     module = ns.PositiveSemidefinite(residual=False).build(GEOMETRY)
     raw = factor[tuple(torch.tril_indices(TAPS, TAPS))]
     assert_close(module(raw[None])[0], target)
-
-
-@every
-def test_layers_of_every_structure(spec):
-    """Static: equals the operator with its matrix, and folds. Dynamic: starts as the plain one."""
-    static = ns.Conv2d(4, 6, (2, 3), padding=1, similarity=ns.Static(spec), dtype=torch.float64)
-    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    assert_close(static(x), ns.unconvert(static)(x))
-    torch.nn.init.normal_(static.similarity.raw)
-    m = static.similarity.matrix()
-    assert_close(static(x), ns.functional.similarity_conv2d(x, static.weight, m, static.bias, 1, 1))
-    assert_close(static.fuse()(x), static(x))
-    if spec.residual:
-        dynamic = ns.Conv2d(4, 6, (2, 3), padding=1, similarity=ns.Dynamic(spec)).double()
-        assert_close(dynamic(x), ns.unconvert(dynamic)(x))
-
-
-@every
-def test_text_round_trip(spec):
-    assert parse_similarity(format_similarity(ns.Static(spec))) == ns.Static(spec)
 
 
 def channels_and_blocks(layer, axis, count):
@@ -275,12 +255,3 @@ def test_unstructured_is_any_matrix_between_kernel_and_patch(groups):
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_text_of_structures_of_blocks():
-    for spec in (
-        ns.Static(ns.Unstructured()),
-        ns.Static(ns.Unshared(ns.PositiveSemidefinite(), filters=2)),
-        ns.Dynamic(ns.Unshared(ns.Masked(ns.Diagonal()), channels="each")),
-    ):
-        assert parse_similarity(format_similarity(spec)) == spec

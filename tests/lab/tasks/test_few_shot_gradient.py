@@ -22,7 +22,8 @@ from neural_similarity.lab.tasks.few_shot.gradient import (
     meta_learned,
 )
 from neural_similarity.lab.tasks.few_shot.leo import Latent
-from neural_similarity.lab.tasks.few_shot.metric import MatchingNet
+from neural_similarity.lab.tasks.few_shot.metric import FullContext, MatchingNet
+from neural_similarity.lab.tasks.few_shot.tuning import Tuning
 
 with warnings.catch_warnings():  # its docstrings have invalid escape sequences
     warnings.simplefilter("ignore")
@@ -269,6 +270,10 @@ def step(**changes):
         (lambda: step(steps=0), "`steps` must be at least 1, got 0"),
         (lambda: step(rate=0.0), "`rate` must be positive, got 0.0"),
         (lambda: step(fast=("body",)), "`fast` must name groups among all, head, .*, got 'body'"),
+        (lambda: step(fast=()), "`fast` must name a group at least, got none"),
+        (lambda: Tuning(batch_size=0), "`batch_size` must be an integer of at least 1, got 0"),
+        (lambda: Tuning(epochs=-1), "`epochs` must be an integer of at least 1, got -1"),
+        (lambda: Tuning(lr=0), "`lr` must be positive, got 0"),
         (lambda: GradientBased(network(), 3, []), "`phases` must have at least one phase"),
         (lambda: maml(network()[:-1]), "ends in a torch.nn.Linear, got a Sequential that ends in"),
         (lambda: maml(nn.Linear(3, 3)), "must be a torch.nn.Sequential .*, got a Linear"),
@@ -297,6 +302,7 @@ def test_defaults_are_those_of_the_released_codes():
     """Rates are on means, where the released ones are on sums over five classes."""
     assert (Latent().rate, Latent().tuning_rate) == (5 * 1.0, 5 * 1e-3)
     assert MatchingNet(nn.Identity()).scale == 100
+    assert FullContext(7).steps == 5
     for make in (maml, anil):
         method = make(models.convnet4(5, image_size=16, width=0.1))
         phases = [(p.steps, p.rate) for p in (*method.phases, *method.test_phases)]
