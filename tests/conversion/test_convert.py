@@ -10,7 +10,6 @@ from torch import nn
 from torch.testing import assert_close
 
 import neural_similarity as ns
-from neural_similarity.nn import SimilarityLayer
 from neural_similarity.nn.modes import evaluating
 
 STATIC = ["static-diagonal", "static-full"]
@@ -109,14 +108,6 @@ def test_kernels_above_25_taps_are_full_only_by_name():
     for similarity in ("dynamic-diagonal", "static-full"):
         assert not any(ns.plan(network, similarity).values())
     assert isinstance(ns.convert(network, "dynamic-full", where=["0"])[0], ns.Conv2d)
-
-
-@pytest.mark.parametrize("name", ["stem", "transposed"])
-def test_where_may_be_one_name(network, name):
-    converted = ns.convert(network, "static-full", where=name)
-    changed = [n for n, module in converted.named_modules() if isinstance(module, SimilarityLayer)]
-    assert changed == [name]
-    assert ns.plan(network, "static-full", name)[name] is None
 
 
 @pytest.mark.parametrize(
@@ -232,13 +223,6 @@ def test_layers_of_two_types_share_a_predictor_each():
     assert heads[1] is heads[3]
     for layer in network:
         layer(torch.randn(1, 3, 5, 5, dtype=layer.weight.dtype))
-
-
-@pytest.mark.parametrize("mode", ["reflect", "circular"])
-def test_padding_wider_than_the_kernel_converts(mode):
-    layer = nn.Conv2d(3, 4, 3, padding=6, padding_mode=mode).double()
-    x = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    assert_close(ns.convert(layer, "dynamic-diagonal")(x), layer(x))
 
 
 @pytest.mark.parametrize("similarity", ["static-full", "dynamic-full"])

@@ -48,12 +48,6 @@ def test_a_folded_frozen_network_is_torchs_alone(network):
     assert_close(fuse_modules(folded, [["0", "1", "2"]])(x), frozen(x))
 
 
-def test_a_frozen_network_of_which_something_dynamic_is_kept_stays_frozen(network):
-    network = nn.Sequential(network, nn.Conv2d(8, 4, 3))
-    frozen = ns.freeze_backbone(ns.convert(network, "dynamic-diagonal", where="1"))
-    assert ns.fold(frozen, dynamic="keep")[0][1]._forward_hooks
-
-
 @pytest.fixture
 def ranks(tmp_path):
     """One rank of one."""

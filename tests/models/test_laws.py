@@ -108,17 +108,6 @@ def test_few_shot_embedding_is_of_the_usual_size():
     assert counts.parameters(network[:-1]) == 9 * 32 * (3 + 3 * 32) + 2 * 4 * 32 + 4 * 9
 
 
-@pytest.mark.parametrize("name", ["cnn10", "cnn10_plus"])
-@pytest.mark.parametrize("size", [20, 32, 70])
-def test_images_are_padded_to_a_multiple_of_thirty_two(name, size):
-    network = small(name, image_size=size, in_channels=1)
-    assert network(images(size=size, channels=1)).shape == (3, 7)
-    if size % 32:
-        padded = network.pad(torch.ones(1, 1, size, size))
-        assert padded.shape[-1] % 32 == 0
-        assert padded.sum() == size**2
-
-
 def by_hand(network, x, stages, *, root=False):
     """Table 7 with the network's numbers, in their order."""
     weights = list(network.parameters())

@@ -67,15 +67,6 @@ def test_dynamic_starts_as_the_identity(similarity, mode, x):
     assert torch.equal(layer(x), x)
 
 
-def test_diagonal_and_a_convolution_are_a_spatial_mask_and_a_convolution(x):
-    """App. B: a Hadamard product with the mask that M_G induces, then the plain convolution."""
-    conv = nn.Conv2d(4, 3, 3, padding=1).double()
-    layer = trained(ns.GlobalSimilarity(4, SIZE)).double()
-    assert layer.similarity.raw.shape == (POSITIONS,)
-    mask = 1 + layer.similarity.raw.view(1, 1, *SIZE)
-    assert_close(conv(layer(x)), F.conv2d(x * mask, conv.weight, conv.bias, padding=1))
-
-
 @structures
 def test_static_is_its_matrix_on_the_flattened_map(structure, x):
     layer = trained(ns.GlobalSimilarity(4, SIZE, ns.Static(structure))).double()
@@ -207,20 +198,6 @@ def test_attention_is_the_softmax_of_two_convolutions(normalize, fused, x):
     expected = x + layer.gain * torch.einsum("npq,ncq->ncp", m, values).view(x.shape)
     assert_close(layer(x), expected)
     assert_close(layer(x[1]), layer(x)[1])
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_attention_is_torchs_multihead_attention_of_one_head(fused, x):
-    """Which divides by the root of the channels, so that its query is larger by as much."""
-    layer = attention(inner_channels=4, fused=fused)
-    theirs = nn.MultiheadAttention(4, 1, bias=False, batch_first=True).double()
-    kernels = [m.weight.detach()[..., 0, 0] for m in (layer.query, layer.key, layer.value)]
-    theirs.in_proj_weight.data.copy_(torch.cat([kernels[0] * 4**0.5, *kernels[1:]]))
-    theirs.out_proj.weight.data.copy_(torch.eye(4))
-    tokens = x.flatten(2).mT
-    attended, weights = theirs(tokens, tokens, tokens)
-    assert_close(layer(x), x + layer.gain * attended.mT.reshape(x.shape))
-    assert_close(layer.matrix(x), weights)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -408,6 +385,10 @@ def attend(query, key, value, **options):
     return global_attention(torch.zeros(query), torch.zeros(key), torch.zeros(value), **options)
 
 
+def similar(x, similarity, dtype=torch.float32, **options):
+    return global_similarity(torch.zeros(x, dtype=dtype), torch.zeros(similarity), **options)
+
+
 MAP = (2, 5, 3, 4)
 
 
@@ -430,11 +411,11 @@ MAP = (2, 5, 3, 4)
         (lambda: attend(MAP, MAP, (1, 5, 3, 4)), r"got \(2, 5, 3, 4\), .*, \(1, 5, 3, 4\)"),
         (lambda: attend(*[MAP[1:]] * 3), r"must be .* got \(5, 3, 4\), \(5, 3, 4\)"),
         (
-            lambda: global_similarity(torch.zeros(MAP), torch.zeros(11)),
+            lambda: similar(MAP, 11),
             r"`similarity` must be one of \(12,\), \(2, 12, 1, 1\), .*, \(60, 60\) .* got \(11,\)",
         ),
         (
-            lambda: global_similarity(torch.zeros(MAP), torch.zeros(2, 12)),
+            lambda: similar(MAP, (2, 12)),
             r"`similarity` must be one of .*, \(2, 12, 12, 1, 1\), .* for a map .* got \(2, 12\)",
         ),
         (
@@ -442,24 +423,18 @@ MAP = (2, 5, 3, 4)
             '`blocks` of a global similarity must be of "channels", got "filters"',
         ),
         (
-            lambda: global_similarity(torch.zeros(MAP), torch.zeros(2, 12), blocks=("channels", 2)),
+            lambda: similar(MAP, (2, 12), blocks=("channels", 2)),
             "`blocks` must divide the 5 channels, got 2",
         ),
         (
-            lambda: global_similarity(torch.zeros(MAP), torch.zeros(2, 12), blocks=("channels", 5)),
+            lambda: similar(MAP, (2, 12), blocks=("channels", 5)),
             r"`similarity` must be one of \(5, 12\), \(2, 5, 12, 1, 1\), .* got \(2, 12\)",
         ),
-        (
-            lambda: global_similarity(torch.zeros(MAP, dtype=torch.uint8), torch.ones(12)),
-            r"`x` must be of floating point numbers, got",
-        ),
+        (lambda: similar(MAP, 12, torch.uint8), "`x` must be of floating point numbers, got"),
+        (lambda: similar((3, 4), 12), r"`x` must be \(n, c, h, w\) or \(c, h, w\), got \(3, 4\)"),
         (
             lambda: ns.SelfAttention(4).matrix(torch.zeros(4, *SIZE)),
             r"`x` must be \(n, c, height, width\), got",
-        ),
-        (
-            lambda: global_similarity(torch.zeros(3, 4), torch.zeros(12)),
-            r"`x` must be \(n, c, h, w\) or \(c, h, w\), got \(3, 4\)",
         ),
     ],
 )

@@ -212,12 +212,6 @@ def test_optimisers_get_a_shared_parameter_once():
     torch.optim.SGD(groups, lr=0.1)
 
 
-@pytest.mark.parametrize("name", ["channels", "hidden"])
-def test_errors(name):
-    with pytest.raises(ValueError, match=f"`{name}` must be an integer of at least 1, got 0"):
-        ns.Shared(**{name: 0})
-
-
 def test_every_layer_normalises_by_statistics_of_its_own():
     """The three convolutions are shared, as without; behind each stands the layer's own norm."""
     spec = ns.Dynamic(predictor=ns.Shared(channels=3, hidden=5, batch_norm=True))

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -105,16 +106,6 @@ def test_traces_are_of_torchs_own_operations_and_run_at_other_sizes(similarity):
     assert_close(loaded(other), layer(other), rtol=1e-4, atol=1e-5)
 
 
-@every
-def test_fx_records_a_layer_as_one_call(similarity):
-    network = nn.Sequential(layer_of(similarity, torch.float32), nn.ReLU(), nn.Conv2d(3, 1, 1))
-    traced = fx.symbolic_trace(network)
-    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    assert calls == ["0", "1", "2"]
-    x = torch.randn(2, 2, 6, 6)
-    assert torch.equal(pickle.loads(pickle.dumps(traced))(x), network(x))
-
-
 class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -125,25 +116,6 @@ class Mixed(nn.Module):
     def forward(self, x):
         y, (h, _) = self.memory(input=self.head(self.up(x, output_size=[7, 5]).mean(1)))
         return y + h.mean()
-
-
-def test_fx_records_the_other_layers_with_all_their_arguments():
-    network = away(Mixed().eval())
-    traced = fx.symbolic_trace(network)
-    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    assert calls == ["up", "head", "memory"]
-    x = torch.randn(2, 2, 5, 3)
-    assert torch.equal(traced(x), network(x))
-
-
-def test_fx_records_layers_of_whole_maps_and_of_angles():
-    layers = [ns.SphereConv2d(3, 4, 3), ns.GlobalSimilarity(4, (3, 3)), ns.SelfAttention(4)]
-    network = nn.Sequential(*layers, nn.Flatten(), ns.SphereLinear(36, 2))
-    traced = fx.symbolic_trace(network)
-    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    assert calls == ["0", "1", "2", "3", "4"]
-    x = torch.randn(2, 3, 5, 5)
-    assert torch.equal(traced(x), network(x))
 
 
 @every
@@ -165,3 +137,29 @@ def test_the_operator_itself_forward():
         assert_close(
             jacfwd(similarity_conv2d, **args)(x, w, m), jacrev(similarity_conv2d, **args)(x, w, m)
         )
+
+
+def of_maps_and_angles():
+    layers = [ns.SphereConv2d(2, 4, 3), ns.GlobalSimilarity(4, (3, 1)), ns.SelfAttention(4)]
+    return nn.Sequential(*layers, nn.Flatten(), ns.SphereLinear(12, 2))
+
+
+def before_others(similarity):
+    return nn.Sequential(layer_of(similarity, torch.float32), nn.ReLU(), nn.Conv2d(3, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        *((partial(before_others, one), ["0", "1", "2"]) for one in SIMILARITIES),
+        (Mixed, ["up", "head", "memory"]),
+        (of_maps_and_angles, ["0", "1", "2", "3", "4"]),
+    ],
+)
+def test_fx_records_a_layer_as_one_call_with_all_its_arguments(make, layers):
+    network = away(make().eval())
+    traced = fx.symbolic_trace(network)
+    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert calls == layers
+    x = torch.randn(2, 2, 5, 3)
+    assert torch.equal(pickle.loads(pickle.dumps(traced))(x), network(x))

@@ -79,6 +79,8 @@ def test_names_of_variants():
     assert named("cifar10-cnn@released", "paper") == "cifar10-cnn"
     with pytest.raises(ValueError, match="`variant` must be paper or released, got 'tf'"):
         named("cifar10-cnn", "tf")
+    with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'x'"):
+        in_variant(TABLES["4"], "x")
 
 
 @pytest.mark.parametrize("residual", [True, False])

@@ -15,7 +15,6 @@ from neural_similarity import visualize
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import runs
 from neural_similarity.lab.data.decoding import read_centre
-from neural_similarity.lab.paper import write_records
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import load, resume, train
 from neural_similarity.lab.train import read_run
@@ -180,8 +179,3 @@ def test_data_prints_the_sizes_and_makes_a_layout(root, tmp_path, capsys):
     assert "--source makes an imagenet, got cifar10" in capsys.readouterr().err
     assert cli.main(["data", "imagenet", "--source", str(root), "--data", str(tmp_path)]) == 1
     assert "must hold images/ and lists *.csv" in capsys.readouterr().err
-
-
-def test_changed_fields_make_no_record(reference, tmp_path):
-    with pytest.raises(Exception, match=r"overrides .*image_size, .*width.*; only runs with"):
-        write_records(reference, tmp_path)[0]
