@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.utils.prune
+from moved import moved
 from torch import nn
 from torch.testing import assert_close
 
@@ -45,13 +46,6 @@ def network():
 @pytest.fixture
 def x():
     return torch.randn(2, 3, 9, 10, dtype=torch.float64)
-
-
-def perturb(model):
-    for name, parameter in model.named_parameters():
-        if name.endswith((".raw", ".gain")):
-            nn.init.normal_(parameter, std=0.3)
-    return model
 
 
 def test_conversion_keeps_parameters_hooks_dtype_mode_and_identity(network):
@@ -131,7 +125,7 @@ def test_conversion_errors(network, similarity, where, message):
 
 @pytest.mark.parametrize("similarity", STATIC)
 def test_folding_preserves_the_function(network, x, similarity):
-    converted = perturb(ns.convert(network, similarity)).eval()
+    converted = moved(ns.convert(network, similarity)).eval()
     converted.norm.running_mean.normal_()
     folded = ns.fold(converted)
     assert not [m for m in folded.modules() if isinstance(m, ns.Conv2d)]
@@ -146,7 +140,7 @@ def test_folding_preserves_the_function(network, x, similarity):
 @pytest.mark.parametrize("similarity", [*STATIC, "dynamic-diagonal", "dynamic-full"])
 def test_batch_norm_fusion_keeps_the_similarity(network, x, similarity):
     """It scales whole kernels, which M commutes with; a fold fuses as any layer of torch's."""
-    converted = perturb(ns.convert(network, similarity)).eval()
+    converted = moved(ns.convert(network, similarity)).eval()
     converted.norm.running_mean.normal_()
     converted.norm.running_var.uniform_(0.5, 2)
     for stem in (converted.stem, converted.stem.fuse().eval()):
@@ -188,7 +182,7 @@ def test_what_hooks_compute_is_not_copied_and_does_not_fold():
     with pytest.raises(ValueError, match="layer '1': `raw` must be a parameter to be folded"):
         ns.fold(network)
     torch.nn.utils.prune.remove(layer, "weight")
-    assert_close(ns.fold(perturb(layer))(x), layer(x))
+    assert_close(ns.fold(moved(layer))(x), layer(x))
 
 
 def test_unconverting_stops_before_the_first_layer_or_does_all():
@@ -239,7 +233,7 @@ def test_layers_that_were_changed_by_hand_convert_as_they_are_now(similarity):
     where = ["0", "1", "2"] if similarity == "static-full" else ["0", "1"]
     network, x = ns.convert(plain, similarity, where), torch.randn(2, 1, 9, 9, dtype=torch.float64)
     assert_close(network(x), plain(x))
-    perturb(network)
+    moved(network)
     assert network(x).shape == plain(x).shape
     if similarity == "static-full":
         assert_close(ns.fold(network)(x), network(x))
@@ -265,7 +259,7 @@ def test_dynamic_layers_do_not_fold(network, x):
         ns.fold(converted, dynamic="drop")
     with pytest.raises(ValueError, match="these layers have one: the model itself; dynamic="):
         ns.fold(converted.twice)
-    folded = ns.fold(perturb(converted), dynamic="keep")
+    folded = ns.fold(moved(converted), dynamic="keep")
     assert type(folded.stem) is nn.Conv2d
     assert isinstance(folded.twice, ns.Conv2d)
     assert converted.twice.fuse() is converted.twice
@@ -273,7 +267,7 @@ def test_dynamic_layers_do_not_fold(network, x):
 
 
 def test_unconverting_gives_the_plain_network_back(network, x):
-    converted = perturb(ns.convert(network, "dynamic-full"))
+    converted = moved(ns.convert(network, "dynamic-full"))
     plain = ns.unconvert(converted)
     assert [type(m) for m in plain.modules()] == [type(m) for m in network.modules()]
     assert torch.equal(plain(x), network(x))

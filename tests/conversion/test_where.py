@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from moved import moved
 from torch import nn
 from torch.testing import assert_close
 
@@ -58,9 +59,7 @@ def test_where_names_layers_of_every_kind(mixed, similarity):
         kind = getattr(ns, type(mixed.get_submodule(name)).__name__)
         assert type(converted.get_submodule(name)) is kind
     assert (converted(x) - mixed(x)).abs().max() <= 1e-10 * mixed(x).abs().max()
-    for name, parameter in converted.named_parameters():
-        if name.endswith((".raw", ".gain")):
-            nn.init.normal_(parameter, std=0.3)
+    moved(converted, std=0.3)
     assert (converted(x) - mixed(x)).abs().max() > 1e-6
     if similarity.startswith("static"):
         folded = ns.fold(converted)

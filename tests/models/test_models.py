@@ -42,14 +42,6 @@ def test_parameters_of_the_paper_variant():
     assert count(models.cnn9(10, similarity="dynamic-full")) == plain + full
 
 
-def test_the_plus_network_is_deeper_and_wider_than_every_similarity_network():
-    plus = models.cnn9_plus(10)
-    largest = max(count(models.cnn9(10, similarity=s)) for s in SIMILARITIES)
-    assert largest < count(plus) < 1.1 * largest
-    assert len(convolutions(plus)) > 9
-    assert plus(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-
-
 def test_the_released_variant_has_a_plain_root_and_a_convolution_to_the_classes():
     model = models.cnn9(7, similarity="static-full", variant="released")
     assert type(model.root[0]) is nn.Conv2d

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from moved import moved
 from problems import PROBLEMS, ids
 from torch import nn
 from torch.nn import functional as F
@@ -39,14 +40,6 @@ def plain_of(layer):
     return ns.unconvert(layer)
 
 
-def trained(layer):
-    """The layer with its similarity moved well away from the identity."""
-    for name, parameter in layer.named_parameters():
-        if name.endswith(("raw", "gain")):
-            nn.init.normal_(parameter, std=0.5)
-    return layer
-
-
 @everywhere
 @named
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -67,7 +60,7 @@ def test_padding_modes_start_as_the_plain_layer(options, similarity):
 @everywhere
 @pytest.mark.parametrize("similarity", STATIC)
 def test_static_is_the_operator_with_one_matrix_everywhere(problem, similarity):
-    layer = trained(layer_for(problem, similarity))
+    layer = moved(layer_for(problem, similarity))
     x, _ = problem.operands()
     y = layer(x)
     m = layer.similarity.matrix()
@@ -135,7 +128,7 @@ def test_same_seed_same_weights_as_torchs(similarity, ours, plain, sizes):
 
 @pytest.mark.parametrize("similarity", DYNAMIC)
 def test_m_stays_in_float32_under_autocast(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
     x = torch.randn(2, 4, 5, 6)
     with torch.autocast("cpu", torch.bfloat16):
         m = layer.similarity.matrix(x)
@@ -148,7 +141,7 @@ def test_m_stays_in_float32_under_autocast(similarity):
 
 @pytest.mark.parametrize("similarity", ["none", *NAMES])
 def test_autocast_leaves_float64_as_it_is(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity, dtype=torch.float64))
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity, dtype=torch.float64))
     x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x)
@@ -222,7 +215,7 @@ def test_errors(make, message):
 
 
 def test_the_default_predictor_is_traced_as_one_graph():
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity="dynamic-diagonal"))
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity="dynamic-diagonal"))
     x = torch.randn(2, 4, 6, 5)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert_close(compiled(x), layer(x))
@@ -234,7 +227,7 @@ def test_the_default_predictor_is_traced_as_one_graph():
 @pytest.mark.slow
 @named
 def test_compiles_without_a_graph_break(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
     x = torch.randn(2, 4, 8, 8, requires_grad=True)
     compiled = torch.compile(layer, fullgraph=True)
     assert_close(compiled(x), layer(x))
@@ -245,7 +238,7 @@ def test_compiles_without_a_graph_break(similarity):
 
 @named
 def test_exports_in_plain_operators_for_any_size(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, stride=2, similarity=similarity)).eval()
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, stride=2, similarity=similarity)).eval()
     dim = torch.export.Dim
     sizes = ({0: dim("n"), 2: dim("height", min=4), 3: dim("width", min=4)},)
     program = torch.export.export(layer, (torch.randn(2, 4, 9, 9),), dynamic_shapes=sizes)
@@ -260,7 +253,7 @@ def test_windows_of_one_number_in_a_tuple(similarity):
     plain = nn.Conv2d(3, 4, 3, stride=(2,), padding=(1,), dilation=(2,))
     x = torch.randn(2, 3, 9, 8)
     assert_close(ns.convert(plain, similarity, "")(x), plain(x))
-    layer = trained(ns.Conv2d(3, 4, 3, (2,), (1,), (2,), similarity=similarity))
+    layer = moved(ns.Conv2d(3, 4, 3, (2,), (1,), (2,), similarity=similarity))
     same = ns.Conv2d(3, 4, 3, 2, 1, 2, similarity=similarity)
     same.load_state_dict(layer.state_dict())
     assert_close(layer(x), same(x))
@@ -278,7 +271,7 @@ def test_windows_of_one_number_in_a_tuple(similarity):
 def test_a_window_that_has_changed(name, value):
     """Static layers follow, as torch's do; predictors were built for the window of before."""
     layers = {
-        similarity: trained(ns.Conv2d(3, 4, 3, padding=2, dilation=2, similarity=similarity))
+        similarity: moved(ns.Conv2d(3, 4, 3, padding=2, dilation=2, similarity=similarity))
         for similarity in ("static-diagonal", "dynamic-diagonal")
     }
     for layer in layers.values():

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from moved import moved
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
@@ -40,16 +41,8 @@ def x():
     return torch.randn(3, 4, *SIZE, dtype=torch.float64)
 
 
-def trained(layer):
-    """The layer moved well away from the identity."""
-    for name, parameter in layer.named_parameters():
-        if name.endswith(("raw", "gain")):
-            nn.init.normal_(parameter, std=0.5)
-    return layer
-
-
 def attention(channels=4, *arguments, **options):
-    return trained(ns.SelfAttention(channels, *arguments, **options).double())
+    return moved(ns.SelfAttention(channels, *arguments, **options).double())
 
 
 @structures
@@ -69,7 +62,7 @@ def test_dynamic_starts_as_the_identity(similarity, mode, x):
 
 @structures
 def test_static_is_its_matrix_on_the_flattened_map(structure, x):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, ns.Static(structure))).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, ns.Static(structure))).double()
     m = layer.similarity.full_matrix()
     if not isinstance(structure, ns.Unstructured):
         blocks = m if m.dim() == 3 else m[None]
@@ -91,7 +84,7 @@ def test_full_is_indexed_by_output_then_input_position(x):
 @pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
 def test_predicted_blocks_of_channels(structure, x):
     spec = ns.Dynamic(ns.Unshared(structure, channels=2))
-    layer = trained(ns.GlobalSimilarity(4, SIZE, spec)).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, spec)).double()
     m = layer.matrix(x)
     halves = zip(x.split(2, 1), m.unbind(1), strict=True)
     expected = torch.cat([global_similarity(half, each) for half, each in halves], 1)
@@ -101,7 +94,7 @@ def test_predicted_blocks_of_channels(structure, x):
 
 @pytest.mark.parametrize("similarity", NAMES[2:])
 def test_dynamic_is_one_matrix_an_image(similarity, x):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity)).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, similarity)).double()
     matrices = layer.matrix(x)
     for image, m, y in zip(x, matrices, layer(x), strict=True):
         m = m[..., 0, 0]
@@ -112,7 +105,7 @@ def test_dynamic_is_one_matrix_an_image(similarity, x):
 
 def test_a_window_as_large_as_the_map(x):
     """One output position: W M_G X is the convolution with a similarity of the same M."""
-    layer = trained(ns.GlobalSimilarity(4, SIZE, "static-full")).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, "static-full")).double()
     weight = torch.randn(7, 4, *SIZE, dtype=torch.float64)
     expected = ns.functional.similarity_conv2d(x, weight, layer.matrix(x))
     assert_close(F.conv2d(layer(x), weight), expected)
@@ -120,7 +113,7 @@ def test_a_window_as_large_as_the_map(x):
 
 def test_on_a_single_position_global_and_local_agree():
     """App. B: they are the same where the map has one position only."""
-    layer = trained(ns.GlobalSimilarity(4, (1, 1), "static-full")).double()
+    layer = moved(ns.GlobalSimilarity(4, (1, 1), "static-full")).double()
     local = ns.Conv2d(4, 3, 1, similarity="static-full").double()
     local.similarity.raw.data.copy_(layer.similarity.raw)
     x = torch.randn(2, 4, 1, 1, dtype=torch.float64)
@@ -129,7 +122,7 @@ def test_on_a_single_position_global_and_local_agree():
 
 @named
 def test_unbatched_empty_and_channels_last(similarity, x):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity)).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, similarity)).double()
     assert_close(layer(x[0]), layer(x)[0])
     assert layer(x[:0]).shape == (0, 4, *SIZE)
     assert_close(layer(x.to(memory_format=torch.channels_last)), layer(x))
@@ -140,7 +133,7 @@ def test_unbatched_empty_and_channels_last(similarity, x):
 
 @named
 def test_m_stays_in_float32_under_autocast(similarity):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity))
+    layer = moved(ns.GlobalSimilarity(4, SIZE, similarity))
     x = torch.randn(3, 4, *SIZE)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer.matrix(x).dtype == torch.float32
@@ -176,7 +169,7 @@ def test_gradients(x):
 
 @named
 def test_copies_of_global_similarity(similarity):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity))
+    layer = moved(ns.GlobalSimilarity(4, SIZE, similarity))
     x = torch.randn(3, 4, *SIZE)
     for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(clone(x), layer(x))
@@ -215,7 +208,7 @@ def test_attention_starts_as_the_identity_and_learns():
     assert torch.equal(layer(x), x)
     layer(x).square().sum().backward()
     assert layer.gain.grad != 0
-    assert not torch.equal(trained(layer)(x), x)
+    assert not torch.equal(moved(layer)(x), x)
     layer.reset_parameters()
     assert torch.equal(layer(x), x)
 
@@ -295,7 +288,7 @@ def test_fused_and_unfused_have_the_same_gradients():
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_under_autocast(fused):
-    layer = trained(ns.SelfAttention(16, fused=fused))
+    layer = moved(ns.SelfAttention(16, fused=fused))
     x = torch.randn(2, 16, *SIZE)
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x.bfloat16())
@@ -327,7 +320,7 @@ anything = pytest.mark.parametrize(
 
 @anything
 def test_exports(make):
-    layer = trained(make()).eval()
+    layer = moved(make()).eval()
     x = torch.randn(5, 4, *SIZE)
     dim = torch.export.Dim
     sizes = {0: dim("n", min=2)}
@@ -340,7 +333,7 @@ def test_exports(make):
 @pytest.mark.slow
 @anything
 def test_compiles_without_a_graph_break(make):
-    layer = trained(make())
+    layer = moved(make())
     x = torch.randn(5, 4, *SIZE)
     assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.utils.prune
+from moved import moved
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
@@ -39,13 +40,6 @@ def state(layers, *batch):
     return tuple(torch.randn(layers, *batch, 4, dtype=torch.float64) for _ in range(2))
 
 
-def perturbed(layer):
-    for name, parameter in layer.named_parameters():
-        if name.endswith((".raw", ".gain")):
-            nn.init.normal_(parameter, std=0.5)
-    return layer
-
-
 @everywhere
 @pytest.mark.parametrize("similarity", ["none", *NAMES])
 def test_starts_as_torchs_lstm(options, similarity):
@@ -65,7 +59,7 @@ def flat(result):
 @pytest.mark.parametrize("similarity", NAMES)
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_unbatched_sequences(similarity, batch_first):
-    layer = perturbed(lstm(similarity, num_layers=2, batch_first=batch_first))
+    layer = moved(lstm(similarity, num_layers=2, batch_first=batch_first))
     x, (h, c) = sequence()[:, 0], state(2)
     batch = 0 if batch_first else 1
     assert_close(
@@ -102,7 +96,7 @@ def by_hand(layer, x, hx, matrices):
 @everywhere
 @pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
 def test_static_products_have_one_matrix_each(structure, options):
-    layer = perturbed(lstm(ns.Static(structure), **options))
+    layer = moved(lstm(ns.Static(structure), **options))
     x, hx = batch_sequence(options), state(layer.num_layers, 2)
     expected = by_hand(layer, x, hx, lambda name, _: layer.similarity[name].full_matrix())
     assert_close(layer(x, hx), expected)
@@ -118,7 +112,7 @@ def test_static_products_have_one_matrix_each(structure, options):
 @everywhere
 @pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
 def test_dynamic_products_have_a_matrix_for_every_input(structure, options):
-    layer = perturbed(lstm(ns.Dynamic(structure, ns.SphereNet(hidden=3)), **options))
+    layer = moved(lstm(ns.Dynamic(structure, ns.SphereNet(hidden=3)), **options))
     x, hx = batch_sequence(options), state(layer.num_layers, 2)
 
     def matrix(name, row):
@@ -153,7 +147,7 @@ def test_dropout_between_layers_as_in_torchs():
 @pytest.mark.parametrize("similarity", ["static-full", "dynamic-full"])
 def test_dropout_of_everything_leaves_the_biases(similarity):
     """At a share of 1 the second layer sees zeros only."""
-    layer = perturbed(lstm(similarity, num_layers=2, dropout=1.0))
+    layer = moved(lstm(similarity, num_layers=2, dropout=1.0))
     assert torch.equal(layer(sequence())[0], layer(torch.randn(5, 2, 3).double())[0])
 
 

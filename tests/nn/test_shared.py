@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from moved import moved
 from safetensors import safe_open
 from torch import nn
 from torch.nn import functional as F
@@ -37,13 +38,6 @@ def plain_network():
         nn.Conv2d(6, 4, 3),
         nn.Conv2d(4, 4, 3, stride=2),
     )
-
-
-def perturbed(model):
-    for name, parameter in model.named_parameters():
-        if name.endswith(".gain"):
-            nn.init.normal_(parameter)
-    return model
 
 
 def test_the_formula():
@@ -145,7 +139,7 @@ def test_half_of_the_predictor_parameters_on_cnn9():
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_keep_the_ties(clone):
-    network = perturbed(ns.convert(plain_network(), SHARED))
+    network = moved(ns.convert(plain_network(), SHARED))
     other = clone(network)
     heads = [predictor.head for predictor in predictors(other)]
     assert heads[0] is heads[1] is heads[3]
@@ -166,7 +160,7 @@ def test_ties_survive_dtypes_devices_and_modes():
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_checkpoints_store_each_storage_once(tmp_path, layout):
-    network = perturbed(ns.convert(plain_network(), SHARED)).to(memory_format=layout)
+    network = moved(ns.convert(plain_network(), SHARED)).to(memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
     path = save(tmp_path, State(network, optimizer, torch.zeros(3)), {"b": "c"}, keep=1)
     with safe_open(path / WEIGHTS, "pt") as file:
@@ -186,7 +180,7 @@ def test_checkpoints_store_each_storage_once(tmp_path, layout):
 
 def test_gradients_of_a_shared_predictor_sum_over_its_layers():
     """Equals the sum of the gradients of separate copies that start with the same numbers."""
-    shared = perturbed(ns.convert(plain_network().double(), SHARED))
+    shared = moved(ns.convert(plain_network().double(), SHARED))
     separate = copy.deepcopy(shared)
     for layer in separate:
         layer.similarity.predictor.head = copy.deepcopy(layer.similarity.predictor.head)

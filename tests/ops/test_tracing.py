@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from moved import moved
 from torch import fx, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp
@@ -30,17 +31,9 @@ SIMILARITIES = [
 every = pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
 
 
-def away(model):
-    """The model with its similarities well away from the identity."""
-    for name, parameter in model.named_parameters():
-        if name.endswith(("raw", "gain")):
-            nn.init.normal_(parameter, std=0.5)
-    return model
-
-
 def layer_of(similarity, dtype=torch.float64):
     torch.manual_seed(0)
-    return away(ns.Conv2d(2, 3, 3, padding=1, similarity=similarity, dtype=dtype)).eval()
+    return moved(ns.Conv2d(2, 3, 3, padding=1, similarity=similarity, dtype=dtype)).eval()
 
 
 @every
@@ -85,7 +78,7 @@ def test_second_derivatives_by_forward_over_reverse():
 def test_a_whole_network_forward():
     """float32 and channels-last, where normalisation and ReLU are one operator otherwise."""
     torch.manual_seed(0)
-    network = away(ns.models.cnn9(4, width=0.1, similarity="dynamic-diagonal")).eval()
+    network = moved(ns.models.cnn9(4, width=0.1, similarity="dynamic-diagonal")).eval()
     network = network.to(memory_format=torch.channels_last)
     x, v = torch.randn(2, 1, 3, 32, 32).unbind()
     _, tangent = jvp(network, (x,), (v,))
@@ -122,7 +115,7 @@ class Mixed(nn.Module):
 def test_features_of_a_converted_network(similarity):
     extraction = pytest.importorskip("torchvision.models.feature_extraction")
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU()))
-    converted = away(ns.convert(network, similarity)).eval()
+    converted = moved(ns.convert(network, similarity)).eval()
     extractor = extraction.create_feature_extractor(converted, {"1.0": "inner"})
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(extractor(x)["inner"], converted[1][0](converted[0](x)))
@@ -157,7 +150,7 @@ def before_others(similarity):
     ],
 )
 def test_fx_records_a_layer_as_one_call_with_all_its_arguments(make, layers):
-    network = away(make().eval())
+    network = moved(make().eval())
     traced = fx.symbolic_trace(network)
     calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
     assert calls == layers

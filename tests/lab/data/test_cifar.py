@@ -151,25 +151,6 @@ def test_full_size_is_the_default(tmp_path):
         load("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "refused"),
-    [
-        (b"cos\nsystem\n(S'touch never'\ntR.", r"the global os\.system is refused"),
-        (b"cnumpy\nload\n(S'x'\ntR.", r"the global numpy\.load is refused"),
-        (b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", r"numpy\.ndarray\.dumps is refused"),
-        (b"c_codecs\nencode\n(S'x'\nS'rot13'\ntR.", "the encoding 'rot13' is refused"),
-    ],
-    ids=["os.system", "numpy.load", "attribute", "codec"],
-)
-def test_pickles_name_nothing_but_arrays(tmp_path, monkeypatch, content, refused):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, "cifar10", "python 3")
-    (tmp_path / "data_batch_2").write_bytes(content)
-    with pytest.raises(ValueError, match=f"data_batch_2 must be a pickle of .*{refused}"):
-        load_cifar(CIFAR10, tmp_path, COUNTS)
-    assert not Path("never").exists()
-
-
 GOOD = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 3]}
 
 

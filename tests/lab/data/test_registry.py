@@ -4,24 +4,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_folders import picture
 
 from neural_similarity.lab.data import NAMES, listing, load
 
 
-def picture(path, seed=0, *, grey=False, size=(6, 5), mode=None):
-    """Save a random image of (width, height) `size` and return its pixels (c, h, w)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shape = (size[1], size[0]) if grey else (size[1], size[0], 3)
-    values = np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
-    image = Image.fromarray(values)
-    (image.convert(mode) if mode else image).save(path)
-    return values[None] if grey else values.transpose(2, 0, 1)
-
-
 def classes(folder, names=("cat", "ant"), each=2, **options):
     """Write `each` images of every class and return the pixels in the order of sorted names."""
+    options = {"size": (6, 5)} | options
     pixels = [
-        picture(folder / name / f"{i}.png", seed=100 * len(name) + ord(name[0]) + i, **options)
+        picture(folder / name / f"{i}.png", 100 * len(name) + ord(name[0]) + i, **options)
         for name in sorted(names)
         for i in range(each)
     ]
@@ -79,7 +71,7 @@ def test_small_classes_give_one_image_and_single_images_nothing(tmp_path):
 
 def test_one_colour_image_makes_all_rgb(tmp_path):
     grey = classes(tmp_path / "train", ("a",), grey=True)
-    colour = picture(tmp_path / "test" / "a" / "0.png", seed=9)
+    colour = picture(tmp_path / "test" / "a" / "0.png", 9, (6, 5))
     dataset = load("folder", tmp_path)
     assert np.array_equal(dataset.train.pixels.numpy(), np.repeat(grey, 3, axis=1))
     assert np.array_equal(dataset.test.pixels[0].numpy(), colour)

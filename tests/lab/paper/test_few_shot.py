@@ -11,11 +11,8 @@ from neural_similarity.lab import cli, paper, session
 from neural_similarity.lab.paper import few_shot_table, recording, records
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, few_shot
 from neural_similarity.lab.tasks.few_shot.evaluation import (
-    EVALUATIONS,
     Evaluation,
     Evaluator,
-    read_evaluation,
-    write_evaluation,
 )
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.train import RunError
@@ -118,23 +115,6 @@ def test_records_in_anothers_place_or_of_other_settings_are_refused(
     path.write_text(json.dumps(content | changes | {"config": config}))
     with pytest.raises(ValueError, match=message):
         records.read_records(tmp_path, "mini-cnn4", 1.0)
-
-
-@pytest.mark.usefixtures("world")
-def test_a_record_is_never_replaced_by_another_outcome(tmp_path):
-    run = evaluated(tmp_path, "mini-proto", "proto")
-    (path,) = paper.write_records(run, tmp_path / "results")
-    before = path.read_bytes()
-    assert paper.write_records(run, tmp_path / "results") == [path]
-    (ours,) = (run.path / EVALUATIONS).glob("*.json")
-    one = read_evaluation(ours)
-    correct = (one.correct + 1) % 2
-    right = by_task(correct.double() / len(one.sizes.query_labels))
-    summary = one.summary | {"accuracy": right.mean, "reach": right.reach}
-    write_evaluation(ours, replace(one, correct=correct, summary=summary))
-    with pytest.raises(RunError, match="exists already with another outcome; delete it"):
-        paper.write_records(run, tmp_path / "results")
-    assert path.read_bytes() == before
 
 
 def test_records_tell_every_task(results):
@@ -344,10 +324,7 @@ def test_the_papers_numbers():
 
 
 @pytest.mark.usefixtures("world")
-def test_overridden_runs_have_no_records(tmp_path):
-    run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", lr=0.5)
-    with pytest.raises(RunError, match="it overrides lr"):
-        paper.write_records(run, tmp_path)
+def test_a_run_without_evaluations_has_no_records(tmp_path):
     run = session.train(RECIPES["mini-cnn4"], name="mini-cnn4", out=tmp_path / "b", device="cpu")
     with pytest.raises(RunError, match="has no evaluations; `nsim evaluate"):
         paper.write_records(run, tmp_path)

@@ -214,13 +214,6 @@ def test_records_of_other_data_are_not_compared(tmp_path):
         markdown_of(tmp_path)
 
 
-def test_misplaced_record_is_named(tmp_path):
-    path = write_by_hand(tmp_path, PLAIN, 1, [1, 0])
-    path.rename(path.with_name("2.json"))
-    with pytest.raises(ValueError, match=r"2.json holds 1 of tiny-plain, budget 1; move it"):
-        markdown_of(tmp_path)
-
-
 def test_record_of_other_settings_is_named(tmp_path, monkeypatch):
     write_by_hand(tmp_path, PLAIN, 1, [1, 0])
     monkeypatch.setitem(RECIPES, PLAIN, replace(RECIPES[PLAIN], lr=0.2, threads=3))

@@ -68,23 +68,6 @@ def test_proto_net():
     torch.testing.assert_close(found, each(by_hand, query))
 
 
-@pytest.mark.parametrize("similarity", [None, "dynamic-diagonal"])
-def test_proto_net_starts_with_small_distances_in_the_same_order(similarity):
-    query = images(5, seed=1)
-    start, usual = (
-        build(network(similarity=similarity)).eval()
-        for build in (
-            lambda net: METHODS["proto"].build(net, SIZES),
-            lambda net: ProtoNet(net[:-1]),
-        )
-    )
-    scores, expected = (
-        method.adapt(method.embed(images(6)), LABELS, WAYS)(method.embed(query))
-        for method in (start, usual)
-    )
-    torch.testing.assert_close(scores, 0.01 * expected)
-
-
 @pytest.mark.parametrize("model", ["resnet12", "resnet18", "cnn9", "convnet4", "wrn28_10"])
 def test_proto_net_shrinks_what_comes_out_of_one_normalisation(model):
     """Anything else, such as one branch of a residual block, would be another embedding."""

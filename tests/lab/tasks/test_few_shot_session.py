@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kills import Killed, killed_after
+from kills import Killed, assert_same, killed_after, outcome
 from tiny_classes import (
     BY_NAMES,
     BY_TASKS,
@@ -44,15 +44,6 @@ from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
 pytestmark = pytest.mark.usefixtures("tiny_classes")
 
 
-def outcome(run):
-    weights = [load(run, which).state_dict() for which in ("last", "best")]
-    lines = [
-        {k: v for k, v in line.items() if k not in ("seconds", "images_per_second")}
-        for line in read_lines(run.metrics)
-    ]
-    return weights, lines
-
-
 @pytest.mark.parametrize("method", ["proto", "fine-tuning", "leo"])
 def test_resumed_runs_end_bit_identical(tmp_path, monkeypatch, method):
     """Killed at the steps 4 and 5, both behind the checkpoint of step 3; LEO draws every time."""
@@ -63,14 +54,12 @@ def test_resumed_runs_end_bit_identical(tmp_path, monkeypatch, method):
         monkeypatch.setitem(METHODS, "leo", leo)
         start = str(train(tmp_path / "start").path)
         recipe = replace(BY_TASKS, method=method, start=start)
-    expected = outcome(train(tmp_path / "whole", recipe))
+    expected = outcome(train(tmp_path / "whole", recipe), "last", "best")
     killed_after(4, lambda: train(tmp_path, recipe))
     torch.rand(5)
     killed_after(5, lambda: session.resume(tmp_path / "run", device="cpu"))
-    found = outcome(session.resume(tmp_path / "run", device="cpu"))
-    assert found[1] == expected[1]
-    for ours, theirs in zip(found[0], expected[0], strict=True):
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    found = session.resume(tmp_path / "run", device="cpu")
+    assert_same(outcome(found, "last", "best"), expected)
 
 
 def test_the_best_step_on_validation_classes_is_kept(tmp_path):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kills import assert_same, outcome
 from tiny_images import DRAW_CURVES, TINY, make_dataset, make_images, train_tiny
 from tiny_images import tiny as tiny
 from torch import nn
@@ -205,18 +206,14 @@ def test_validation_keeps_the_best_and_is_held_out(tmp_path):
 
 
 def test_test_images_reach_nothing_but_the_summary(tmp_path, monkeypatch):
-    def outcome(name):
+    def trained(name):
         run = train_tiny(tmp_path / name, validation=16, evaluate_every=2)
-        keys = ("step", "loss", "accuracy", "validation_accuracy", "validation_loss")
-        lines = [{key: line.get(key) for key in keys} for line in read_lines(run.metrics)]
-        return lines, load(run).state_dict(), load(run, "best").state_dict()
+        return outcome(run, "last", "best")
 
-    lines, last, best = outcome("one")
+    *first, _ = trained("one")
     monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset(test_seed=9))
-    other_lines, other_last, other_best = outcome("other")
-    assert lines == other_lines
-    assert all(torch.equal(last[name], other_last[name]) for name in last)
-    assert all(torch.equal(best[name], other_best[name]) for name in best)
+    *second, _ = trained("other")
+    assert_same(second, first)
 
 
 def test_test_set_is_scored_once_at_the_end(tmp_path, monkeypatch):
