@@ -81,9 +81,11 @@ def test_every_output_may_have_a_similarity_of_its_own():
 
 @pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])
 @pytest.mark.parametrize("shape", [(), (6,), (2, 8), (0, 8), (7, 1)], ids=str)
-def test_input_of_another_width_is_refused(similarity, shape):
+def test_input_of_another_width_or_type_is_refused(similarity, shape):
     with pytest.raises(ValueError, match=r"`input` must be \(\*n, 7\), .* got \("):
         layer_of(similarity)(input_of(*shape))
+    with pytest.raises(ValueError, match=r"`input` must be of the kernel's torch.float64, got"):
+        layer_of(similarity)(input_of(2, 7).float())
 
 
 @pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])
@@ -93,9 +95,3 @@ def test_an_empty_batch_is_as_torchs(similarity):
     assert not layer.weight.grad.any()
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == nn.Linear(5, 4)(x).dtype
-
-
-def test_inputs_of_another_type_are_refused():
-    layer = ns.Linear(5, 4, similarity="dynamic-full")
-    with pytest.raises(ValueError, match=r"`input` must be of the kernel's torch.float32, got"):
-        layer(torch.randn(2, 5).double())

@@ -150,14 +150,6 @@ def test_copies_keep_the_ties(clone):
     assert torch.equal(predictors(other)[3].head[1].bias, heads[0][1].bias)
 
 
-def test_ties_survive_dtypes_devices_and_modes():
-    network = ns.convert(plain_network().eval(), SHARED).double()
-    first, *_, last = (predictor.head for predictor in predictors(network))
-    assert first is last
-    assert {p.dtype for p in network.parameters()} == {torch.float64}
-    assert not any(module.training for module in network.modules())
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_checkpoints_store_each_storage_once(tmp_path, layout):
     network = moved(ns.convert(plain_network(), SHARED)).to(memory_format=layout)
@@ -176,23 +168,6 @@ def test_checkpoints_store_each_storage_once(tmp_path, layout):
     x = torch.randn(2, 2, 15, 16)
     assert torch.equal(other(x), network(x))
     assert predictors(other)[0].head is predictors(other)[3].head
-
-
-def test_gradients_of_a_shared_predictor_sum_over_its_layers():
-    """Equals the sum of the gradients of separate copies that start with the same numbers."""
-    shared = moved(ns.convert(plain_network().double(), SHARED))
-    separate = copy.deepcopy(shared)
-    for layer in separate:
-        layer.similarity.predictor.head = copy.deepcopy(layer.similarity.predictor.head)
-    x = torch.randn(2, 2, 15, 16, dtype=torch.float64)
-    assert torch.equal(shared(x), separate(x))
-    for network in (shared, separate):
-        network(x).square().sum().backward()
-    heads = [predictor.head for predictor in predictors(separate)]
-    assert len(set(heads)) == 5
-    for index, parameter in enumerate(predictors(shared)[0].head.parameters()):
-        parts = [list(heads[i].parameters())[index].grad for i in (0, 1, 3, 4)]
-        assert_close(parameter.grad, sum(parts))
 
 
 def test_optimisers_get_a_shared_parameter_once():

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -57,15 +58,34 @@ def each(predict, query):
     return torch.stack([predict(q) for q in query])
 
 
-def test_proto_net():
+def by_means(support, q):
+    means = [support[LABELS == c].mean(0) for c in range(WAYS)]
+    return torch.stack([-(torch.dist(q, mean) ** 2) for mean in means])
+
+
+def by_the_nearest(support, q):
+    near = [F.cosine_similarity(q, s, dim=0) for s in support]
+    return torch.stack([max(near[2 * c], near[2 * c + 1]) for c in range(WAYS)])
+
+
+def by_votes(support, q, scale):
+    votes = torch.stack([scale * F.cosine_similarity(q, s, dim=0) for s in support]).exp()
+    return torch.stack([votes[LABELS == c].sum() / votes.sum() for c in range(WAYS)]).log()
+
+
+@pytest.mark.parametrize(
+    ("method", "definition"),
+    [
+        (ProtoNet(nn.Identity()), by_means),
+        (NearestNeighbour(nn.Identity()), by_the_nearest),
+        (MatchingNet(nn.Identity(), scale=1.0), partial(by_votes, scale=1.0)),
+        (MatchingNet(nn.Identity()), partial(by_votes, scale=100.0)),
+    ],
+)
+def test_metrics_are_their_definitions(method, definition):
     support, query = features(6), features(4, seed=1)
-
-    def by_hand(q):
-        means = [support[LABELS == c].mean(0) for c in range(WAYS)]
-        return torch.stack([-(torch.dist(q, mean) ** 2) for mean in means])
-
-    found = ProtoNet(nn.Identity()).adapt(support, LABELS, WAYS)(query)
-    torch.testing.assert_close(found, each(by_hand, query))
+    found = method.adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, each(partial(definition, support), query))
 
 
 @pytest.mark.parametrize("model", ["resnet12", "resnet18", "cnn9", "convnet4", "wrn28_10"])
@@ -78,29 +98,6 @@ def test_proto_net_shrinks_what_comes_out_of_one_normalisation(model):
     before, after = plain.embed(x), METHODS["proto"].build(net, SIZES).eval().embed(x)
     scale = 0.1 if model in ("cnn9", "convnet4", "wrn28_10") else 1.0
     torch.testing.assert_close(after, scale * before)
-
-
-def test_nearest_neighbour():
-    support, query = features(6), features(4, seed=1)
-
-    def by_hand(q):
-        near = [F.cosine_similarity(q, s, dim=0) for s in support]
-        return torch.stack([max(near[2 * c], near[2 * c + 1]) for c in range(WAYS)])
-
-    found = NearestNeighbour(nn.Identity()).adapt(support, LABELS, WAYS)(query)
-    torch.testing.assert_close(found, each(by_hand, query))
-
-
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_matching_net(scale):
-    support, query = features(6), features(4, seed=1)
-
-    def by_hand(q):
-        votes = torch.stack([scale * F.cosine_similarity(q, s, dim=0) for s in support]).exp()
-        return torch.stack([votes[LABELS == c].sum() / votes.sum() for c in range(WAYS)])
-
-    found = MatchingNet(nn.Identity(), scale=scale).adapt(support, LABELS, WAYS)(query)
-    torch.testing.assert_close(found.exp(), each(by_hand, query))
 
 
 def test_full_context():
