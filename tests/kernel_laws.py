@@ -1,4 +1,4 @@
-"""What the Triton kernels must obey, on a GPU or under Triton's interpreter."""
+"""What the kernels in C and Triton must obey: on a CPU, on a GPU or under Triton's interpreter."""
 
 from dataclasses import dataclass
 
@@ -41,6 +41,8 @@ class Case:
             x = x.repeat_interleave(2, 3)[..., ::2]
             weight = weight.transpose(2, 3).contiguous().transpose(2, 3)
             m = m.movedim(1, -1).contiguous().movedim(-1, 1)
+        if self.layout == "expanded":
+            x, m = x[:1].expand_as(x), m[:1].expand_as(m)
         return x, weight, m
 
     def __call__(self, *operands: Tensor, backend: str) -> Tensor:
@@ -61,14 +63,16 @@ class Case:
         return [y, *torch.autograd.grad(y, copies, outgoing.to(device, dtype))]
 
 
-def check(case: Case, kind: str, dtype: torch.dtype, device: str = "cpu") -> None:
+def check(
+    case: Case, kind: str, dtype: torch.dtype, device: str = "cpu", backend: str = "triton"
+) -> None:
     """Errors are at most twice those of the eager form, or float32's rounding."""
     x, weight, m = (t.float() for t in case.operands(kind))
     operands = [x.to(dtype).double(), weight.to(dtype).double(), m.double()]
     outgoing = torch.randn_like(case(*operands, backend="reference")).to(dtype)
     truth = case.results(operands, outgoing, torch.float64, "reference")
     eager = case.results(operands, outgoing, dtype, "eager")
-    ours = case.results(operands, outgoing, dtype, "triton", device)
+    ours = case.results(operands, outgoing, dtype, backend, device)
     for name, a, e, t in zip(("y", "x", "weight", "m"), ours, eager, truth, strict=True):
         assert a.dtype == e.dtype, name
         assert not t.numel() or a.stride() == e.stride(), name

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from moved import moved
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -17,18 +18,11 @@ def x():
     return torch.randn(2, 3, 32, 32)
 
 
-def moved(network):
-    for name, parameter in network.named_parameters():
-        if name.endswith((".raw", ".gain")):
-            nn.init.normal_(parameter, std=0.2)
-    return network.eval()
-
-
 @pytest.mark.parametrize(
     "similarity", [None, "static-full", ns.Dynamic(ns.Full(), ns.Shared(channels=4, hidden=5))]
 )
 def test_a_network_is_read_back_from_its_folder(similarity, x, tmp_path):
-    network = moved(ns.hub.Network("resnet20", 7, similarity, width=0.5))
+    network = moved(ns.hub.Network("resnet20", 7, similarity, width=0.5), std=0.2).eval()
     network.save_pretrained(tmp_path)
     again = ns.hub.Network.from_pretrained(tmp_path, local_files_only=True)
     assert ns.max_difference(again, network, x) == 0
@@ -47,7 +41,7 @@ def test_a_network_is_read_back_from_its_folder(similarity, x, tmp_path):
 
 def test_a_converted_network_is_read_back_by_its_adapter(x, tmp_path):
     backbone = ns.models.resnet20(width=0.5).eval()
-    network = moved(ns.convert(backbone, "static-full"))
+    network = moved(ns.convert(backbone, "static-full"), std=0.2).eval()
     nn.init.normal_(network.linear.weight)
     ns.hub.Adapted(network, extra="linear").save_pretrained(tmp_path)
     assert (tmp_path / "adapter.safetensors").stat().st_size < 20_000

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from moved import moved
 from PIL import Image
 from torch import nn
 from torch.testing import assert_close
@@ -13,11 +14,7 @@ from neural_similarity import visualize
 def network(similarity):
     layers = [ns.Conv2d(3, 4, 3, padding=1, similarity=similarity), nn.ReLU()]
     layers.append(ns.Conv2d(4, 4, (3, 1), stride=2, similarity=similarity))
-    model = nn.Sequential(*layers)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("raw", "gain")):
-            nn.init.normal_(parameter)
-    return model
+    return moved(nn.Sequential(*layers), std=1)
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])

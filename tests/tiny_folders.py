@@ -8,11 +8,15 @@ from PIL import Image
 WANTED = {"train": ["ant", "bee"], "val": ["cat"], "test": ["dog"]}
 
 
-def picture(path, seed, size=6):
+def picture(path, seed=0, size=6, *, grey=False, mode=None):
+    """Save a random image, of one size or of (width, height), and return its pixels (c, h, w)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = np.random.default_rng(seed).integers(256, size=(size, size, 3), dtype=np.uint8)
-    Image.fromarray(values).save(path)
-    return values.transpose(2, 0, 1)
+    width, height = (size, size) if isinstance(size, int) else size
+    shape = (height, width) if grey else (height, width, 3)
+    values = np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
+    image = Image.fromarray(values)
+    (image.convert(mode) if mode else image).save(path)
+    return values[None] if grey else values.transpose(2, 0, 1)
 
 
 def write_folders(folder, split=WANTED, each=2):

@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from moved import moved
 from torch import Tensor, nn
 
 SIZE = 64
@@ -100,8 +101,4 @@ def difference(y: Tensor, expected: Tensor) -> float:
 
 def perturbed(model: nn.Module, std: float = 0.1) -> nn.Module:
     """A copy whose similarities are away from the identity."""
-    model = deepcopy(model)
-    for name, parameter in model.named_parameters():
-        if name.endswith((".raw", ".gain")):
-            nn.init.normal_(parameter, std=std)
-    return model
+    return moved(deepcopy(model), std)

@@ -186,9 +186,6 @@ def test_ratios_of_operators_against_their_targets():
     }
 
 
-LOOPS = (("bare loop", 1.0), ("nsim train", 1.25))
-
-
 def test_eager_operators_beside_compiled_ones():
     rows = [timed("nn.Conv2d", 1.0, 1.0, baseline=True), timed("ours, compiled", 2.0, 2.0)]
     rows += [timed("ours, eager", 3.0, 3.5)]
@@ -197,43 +194,38 @@ def test_eager_operators_beside_compiled_ones():
     assert lines["diagonal, fp32, forward + backward, eager ÷ compiled"] == ("1.75", NOT)
 
 
-def test_training_against_its_targets():
-    rows = [
-        network("updates", name, ratio)
-        for name, ratio in (("plain", 1.0), ("static-full", 1.06), ("dynamic-diagonal", 4.1))
-    ]
-    rows += [network(loops.WHAT, name, ratio) for name, ratio in LOOPS]
-    lines = found("training", *rows)
-    assert [line[2:] for line in lines] == [("4.1", "reached"), ("1.06", NOT), ("80 %", NOT)]
-    rows = [network(loops.WHAT, name, ratio) for name, ratio in (LOOPS[0], ("nsim train", 1.02))]
-    (line,) = found("training", *rows)
-    assert line[1:] == ("≥ 95 %", "98 %", "reached")
+def several(what, **ratios):
+    return [network(what, name, ratio) for name, ratio in ratios.items()]
 
 
-def test_few_shot_learning_against_its_targets():
-    rows = [network(few_shot.META, "ours", 1.25), network(few_shot.KEPT, "ours", 9.0)]
-    rows[1] = replace(rows[1], costs={few_shot.SPEED: 499.0})
-    maml, kept = found("fewshot", network(few_shot.META, "higher", 1.0, baseline=True), *rows)
-    assert maml[1:] == ("≥ 95 %", "80 %", NOT)
-    assert kept[1:] == ("≥ 500", "499", NOT)
+UPDATES = several("updates", plain=1.0, **{"static-full": 1.06, "dynamic-diagonal": 4.1})
+LOOPS = several(loops.WHAT, **{"bare loop": 1.0, "nsim train": 1.25})
+FOLDED = several("", plain=1.0, **{"static-full": 1.5, "static-full, folded": 1.01})
+FEW_SHOT = [
+    *several(few_shot.META, ours=1.25),
+    *(replace(row, costs={few_shot.SPEED: 499.0}) for row in several(few_shot.KEPT, ours=9.0)),
+    network(few_shot.META, "higher", 1.0, baseline=True),
+]
+# 4 times the batch in 4 and 8 times the time, 4 times the positions in 2 times.
+GROWTH = [growing("ours", batch, "batch", ms) for batch, ms in ((16, 32), (1, 1), (4, 4))]
+GROWTH += [growing("ours", size, "size", ms) for size, ms in ((32, 2), (64, 4))]
 
 
-INFERENCE = (("plain", 1.0), ("static-full", 1.5), ("static-full, folded", 1.01))
-
-
-def test_inference_against_its_target():
-    rows = [network("", name, ratio) for name, ratio in INFERENCE]
-    (line,) = found("inference", *rows)
-    assert line[2:] == ("1.01", "reached")
-
-
-def test_growth_is_from_one_size_to_the_next():
-    """4 times the batch in 4 and 8 times the time, 4 times the positions in 2 times."""
-    rows = [growing("ours", batch, "batch", ms) for batch, ms in ((16, 32), (1, 1), (4, 4))]
-    rows += [growing("ours", size, "size", ms) for size, ms in ((32, 2), (64, 4))]
-    time, memory = found("scaling", *rows)
-    assert time[2:] == ("0.5 to 2", NOT)
-    assert memory[3] == "reached"
+@pytest.mark.parametrize(
+    ("bench", "rows", "expected"),
+    [
+        ("training", UPDATES, ["4.1 reached", f"1.06 {NOT}"]),
+        ("training", LOOPS, [f"≥ 95 % 80 % {NOT}"]),
+        ("training", [LOOPS[0], *several(loops.WHAT, **{"nsim train": 1.02})], ["98 % reached"]),
+        ("fewshot", FEW_SHOT, [f"≥ 95 % 80 % {NOT}", f"≥ 500 499 {NOT}"]),
+        ("inference", FOLDED, ["1.01 reached"]),
+        ("scaling", GROWTH, [f"0.5 to 2 {NOT}", "reached"]),
+    ],
+)
+def test_reports_against_their_targets(bench, rows, expected):
+    lines = [" ".join(line) for line in found(bench, *rows)]
+    assert len(lines) == len(expected)
+    assert all(line.endswith(end) for line, end in zip(lines, expected, strict=True))
 
 
 def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):

@@ -48,12 +48,6 @@ def test_a_folded_frozen_network_is_torchs_alone(network):
     assert_close(fuse_modules(folded, [["0", "1", "2"]])(x), frozen(x))
 
 
-def test_a_frozen_network_of_which_something_dynamic_is_kept_stays_frozen(network):
-    network = nn.Sequential(network, nn.Conv2d(8, 4, 3))
-    frozen = ns.freeze_backbone(ns.convert(network, "dynamic-diagonal", where="1"))
-    assert ns.fold(frozen, dynamic="keep")[0][1]._forward_hooks
-
-
 @pytest.fixture
 def ranks(tmp_path):
     """One rank of one."""
@@ -107,19 +101,3 @@ def test_fx_says_that_a_layer_alone_is_no_network():
     layer = ns.Conv2d(3, 4, 3, similarity="static-diagonal")
     with pytest.raises(ValueError, match=r"must be in a network .* got the layer alone"):
         fx.symbolic_trace(layer)
-
-
-def test_differences_of_masks_and_of_what_is_missing():
-    class Masked(nn.Module):
-        def __init__(self, shift):
-            super().__init__()
-            self.shift = shift
-
-        def forward(self, x):
-            scores = x.masked_fill(x < 0, -torch.inf)
-            spectrum = torch.complex(torch.zeros(3), x)
-            return {"scores": scores, "mask": scores > self.shift, "cache": None, "s": spectrum}
-
-    x = torch.tensor([-1.0, 0.25, 2.0])
-    assert ns.max_difference(Masked(0), Masked(0), x) == 0
-    assert ns.max_difference(Masked(0), Masked(1), x) == 1

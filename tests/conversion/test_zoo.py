@@ -105,16 +105,6 @@ def check_folding(model, x):
         assert difference(answer(ns.unconvert(model), x), expected) > 10 * tolerance
 
 
-def test_a_feature_extractor_converts_in_its_mode():
-    """torchvision's are graph modules, and a copy of one is in training mode."""
-    extraction = pytest.importorskip("torchvision.models.feature_extraction")
-    extractor = extraction.create_feature_extractor(build(SMALL), ["stage2"])
-    x = images()
-    for model in (ns.convert(extractor, "static-full"), ns.unconvert(extractor)):
-        assert not any(module.training for module in model.modules())
-        assert torch.equal(model(x)["stage2"], extractor(x)["stage2"])
-
-
 @slow
 @pytest.mark.parametrize(
     ("architecture", "subclass", "count"),

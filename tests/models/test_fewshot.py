@@ -62,17 +62,3 @@ def test_networks_compute_their_definitions(define):
     network = models.build(define.__name__, 7, image_size=20, width=0.1).double()
     x = torch.randn(3, 3, 20, 20, **DOUBLE)
     assert_close(network(x), define(network, x))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"name": "resnet12", "image_size": 15}, "`image_size` must be at least 16, got 15"),
-        ({"name": "resnet12", "width": 0}, "`width` must be positive, got 0"),
-        ({"name": "wrn28_10", "in_channels": 0}, "`in_channels` must be at least 1, got 0"),
-        ({"name": "wrn28_10", "width": -1}, "`width` must be positive, got -1"),
-    ],
-)
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        models.build(**{"num_classes": 5, **options})

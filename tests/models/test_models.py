@@ -42,14 +42,6 @@ def test_parameters_of_the_paper_variant():
     assert count(models.cnn9(10, similarity="dynamic-full")) == plain + full
 
 
-def test_the_plus_network_is_deeper_and_wider_than_every_similarity_network():
-    plus = models.cnn9_plus(10)
-    largest = max(count(models.cnn9(10, similarity=s)) for s in SIMILARITIES)
-    assert largest < count(plus) < 1.1 * largest
-    assert len(convolutions(plus)) > 9
-    assert plus(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-
-
 def test_the_released_variant_has_a_plain_root_and_a_convolution_to_the_classes():
     model = models.cnn9(7, similarity="static-full", variant="released")
     assert type(model.root[0]) is nn.Conv2d
@@ -63,13 +55,23 @@ def test_a_ready_predictor_serves_no_network():
         models.cnn9(5, similarity=ns.Dynamic(ns.Diagonal(), predictor=ready))
 
 
-@pytest.mark.parametrize("size", [28, 30, 32, 84])
-@pytest.mark.parametrize("variant", ["paper", "released"])
-def test_image_sizes_are_padded_to_a_multiple_of_eight(size, variant):
-    model = models.cnn9(5, in_channels=1, image_size=size, width=0.1, variant=variant).eval()
-    assert model(torch.randn(2, 1, size, size)).shape == (2, 5)
-    padded = model[0](torch.ones(1, 1, size, size)) if size % 8 else torch.ones(1, 1, size, size)
-    assert padded.shape[-1] % 8 == 0
+@pytest.mark.parametrize(
+    ("name", "options", "multiple"),
+    [
+        ("cnn9", {"variant": "paper"}, 8),
+        ("cnn9", {"variant": "released"}, 8),
+        ("cnn10", {}, 32),
+        ("cnn10_plus", {}, 32),
+    ],
+)
+@pytest.mark.parametrize("size", [20, 28, 30, 32, 70, 84])
+def test_image_sizes_are_padded_to_a_multiple(size, name, options, multiple):
+    options = {"in_channels": 1, "image_size": size, "width": 0.1} | options
+    model = models.build(name, 5, **options).eval()
+    x = torch.ones(1, 1, size, size)
+    assert model(x).shape == (1, 5)
+    padded = model.pad(x) if size % multiple else x
+    assert padded.shape[-1] % multiple == 0
     assert padded.sum() == size**2
 
 
@@ -91,6 +93,15 @@ def test_image_sizes_are_padded_to_a_multiple_of_eight(size, variant):
         ({"name": "resnet18", "image_size": 0}, "`image_size` must be at least 1, got 0"),
         ({"name": "resnet50", "num_classes": -1}, "`num_classes` must be at least 1, got -1"),
         ({"name": "resnet50", "width": 0}, "`width` must be positive, got 0"),
+        ({"name": "resnet12", "image_size": 15}, "`image_size` must be at least 16, got 15"),
+        ({"name": "resnet12", "width": 0}, "`width` must be positive, got 0"),
+        ({"name": "wrn28_10", "in_channels": 0}, "`in_channels` must be at least 1, got 0"),
+        ({"name": "wrn28_10", "width": -1}, "`width` must be positive, got -1"),
+        ({"name": "spherenet9", "similarity": "static-full"}, "`similarity` must be None in a Sph"),
+        ({"name": "spherenet9", "angle": "sine"}, "`angle` must be one of cosine, linear, sigmoid"),
+        ({"name": "spherenet9", "variant": "tf"}, "`variant` must be one of paper, released, got"),
+        ({"name": "spherenet9", "num_classes": 0}, "`num_classes` must be at least 1, got 0"),
+        ({"name": "spherenet9", "width": -1}, "`width` must be positive, got -1"),
     ],
 )
 def test_errors(options, message):

@@ -53,13 +53,6 @@ def test_similarities_stand_where_convert_puts_them(name, similarity):
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("similarity", list(ns.SIMILARITIES))
-def test_the_stem_is_plain_where_too_many_numbers_would_be_predicted(similarity):
-    with torch.device("meta"):
-        stem = models.resnet18(similarity=similarity).conv1
-    assert (stem.similarity is None) == (similarity in ("none", "dynamic-full"))
-
-
 def definition(state, x, depth):
     """He et al., §4.2: blocks of two convolutions, shortcuts of every second position and zeros."""
 

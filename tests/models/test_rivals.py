@@ -52,22 +52,6 @@ def test_condconv_is_timms():
     torch.testing.assert_close(layer(x), timms(x, routes))
 
 
-@pytest.mark.parametrize("expert", range(3))
-def test_condconv_of_one_route_is_that_kernels_convolution(expert):
-    layer, x = make(CondConv2d, experts=3), images()
-    nn.init.zeros_(layer.routing.weight)
-    with torch.no_grad():
-        layer.routing.bias.copy_(torch.where(torch.arange(3) == expert, 50.0, -50.0))
-    torch.testing.assert_close(layer(x), F.conv2d(x, layer.weight[expert], layer.bias, 1, 1))
-
-
-def test_dynamic_filter_without_units_is_the_plain_convolution():
-    layer, x = make(DynamicFilter2d), images()
-    nn.init.zeros_(layer.generate.weight)
-    kernel = layer.generate.bias.view(5, 4, 3, 3)
-    torch.testing.assert_close(layer(x), F.conv2d(x, kernel, layer.bias, 1, 1))
-
-
 def test_dynamic_filters_are_a_bounded_mixture_of_kernels():
     layer, averages = make(DynamicFilter2d), 3 * images(6, 4)
     units = torch.tanh(F.linear(averages, layer.hide.weight, layer.hide.bias))
@@ -112,14 +96,6 @@ def test_gradients_are_finite_differences(kind):
         return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
 
     assert torch.autograd.gradcheck(output, (images(2, 2, 3, 3).requires_grad_(), *values))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_image_is_on_its_own(kind):
-    layer, x = make(kind), images()
-    together = layer(x)
-    alone = torch.cat([layer(one[None]) for one in x])
-    torch.testing.assert_close(together, alone)
 
 
 @pytest.mark.parametrize("name", sorted(models.RIVALS))

@@ -100,18 +100,6 @@ def test_numbers_move_from_the_identity_by_the_mean_of_both_sides():
     assert gradient.abs().min() > 1e-3
 
 
-def test_descent_finds_a_small_turn():
-    torch.manual_seed(1)
-    true, learned = layer((5, 5), angle=0.2), layer((5, 5))
-    learned.load_state_dict({n: p for n, p in true.state_dict().items() if "raw" not in n}, False)
-    optimizer = torch.optim.Adam([learned.similarity.raw], lr=0.01)
-    for _ in range(200):
-        optimizer.zero_grad()
-        (moved(learned) - moved(true).detach()).square().mean().backward()
-        optimizer.step()
-    assert_close(learned.similarity.raw[0], true.similarity.raw[0], atol=0.02, rtol=0)
-
-
 def test_tied_layers_have_one_parameter_whatever_their_kernels():
     network = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 5), nn.Linear(2, 2))
     spec = ns.Static(ns.Affine("angle", tied=True))

@@ -1,11 +1,8 @@
 """The layer: torch's Conv2d with a similarity in it."""
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
+from moved import moved
 from problems import PROBLEMS, ids
 from torch import nn
 from torch.nn import functional as F
@@ -14,6 +11,7 @@ from torch.testing import assert_close
 import neural_similarity as ns
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import StructureModule
+from neural_similarity.testing import LAYERS
 
 NAMES = ["static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"]
 STATIC, DYNAMIC = NAMES[:2], NAMES[2:]
@@ -25,6 +23,8 @@ GEOMETRIES = [
     {"padding": (1, 2), "padding_mode": "reflect", "stride": (2, 1)},
     {"padding": 1, "padding_mode": "replicate", "dilation": (1, 2)},
     {"padding": "same", "padding_mode": "circular", "dilation": 2},
+    {"padding": 6, "padding_mode": "reflect"},
+    {"padding": 6, "padding_mode": "circular"},
 ]
 
 
@@ -38,14 +38,6 @@ def layer_for(problem, similarity, **options):
 
 def plain_of(layer):
     return ns.unconvert(layer)
-
-
-def trained(layer):
-    """The layer with its similarity moved well away from the identity."""
-    for name, parameter in layer.named_parameters():
-        if name.endswith(("raw", "gain")):
-            nn.init.normal_(parameter, std=0.5)
-    return layer
 
 
 @everywhere
@@ -68,7 +60,7 @@ def test_padding_modes_start_as_the_plain_layer(options, similarity):
 @everywhere
 @pytest.mark.parametrize("similarity", STATIC)
 def test_static_is_the_operator_with_one_matrix_everywhere(problem, similarity):
-    layer = trained(layer_for(problem, similarity))
+    layer = moved(layer_for(problem, similarity))
     x, _ = problem.operands()
     y = layer(x)
     m = layer.similarity.matrix()
@@ -113,46 +105,6 @@ def test_dynamic_with_a_constant_predictor_is_static(options, kind):
     assert_close(dynamic(x), static(x))
 
 
-@named
-def test_a_plain_checkpoint_loads_with_only_the_similarity_missing(similarity):
-    layer = ns.Conv2d(4, 6, 3, similarity=similarity)
-    report = layer.load_state_dict(nn.Conv2d(4, 6, 3).state_dict(), strict=False)
-    assert not report.unexpected_keys
-    assert report.missing_keys
-    assert all(key.startswith("similarity.") for key in report.missing_keys)
-
-
-@named
-def test_the_state_does_not_depend_on_the_mode(similarity):
-    layer = ns.Conv2d(4, 6, 3, similarity=similarity)
-    layer(torch.randn(2, 4, 5, 5))
-    train, evaluation = layer.train().state_dict(), layer.eval().state_dict()
-    assert train.keys() == evaluation.keys()
-    assert all(torch.equal(train[key], evaluation[key]) for key in train)
-
-
-@named
-def test_copies_compute_the_same(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, similarity=similarity))
-    buffer = io.BytesIO()
-    torch.save(layer, buffer)
-    buffer.seek(0)
-    x = torch.randn(2, 4, 5, 6)
-    for clone in (
-        copy.deepcopy(layer),
-        pickle.loads(pickle.dumps(layer)),
-        torch.load(buffer, weights_only=False),
-    ):
-        assert torch.equal(clone(x), layer(x))
-
-
-@named
-def test_unbatched_input(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity).double())
-    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    assert_close(layer(x[0]), layer(x)[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @named
 def test_dtype_and_device_reach_every_parameter(dtype, similarity):
@@ -163,21 +115,20 @@ def test_dtype_and_device_reach_every_parameter(dtype, similarity):
     assert {p.device.type for p in on_meta.parameters()} == {"meta"}
 
 
+@pytest.mark.parametrize(
+    ("ours", "plain", "sizes"), [(ns.Conv2d, nn.Conv2d, (4, 6, 3)), (ns.Linear, nn.Linear, (7, 5))]
+)
 @named
-def test_same_seed_same_weights_and_the_plain_layers_own(similarity):
-    layers = []
-    for make in (ns.Conv2d, ns.Conv2d, nn.Conv2d):
-        torch.manual_seed(3)
-        options = {} if make is nn.Conv2d else {"similarity": similarity}
-        layers.append(make(4, 6, 3, **options))
-    first, second = (layer.state_dict() for layer in layers[:2])
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert torch.equal(layers[0].weight, layers[2].weight)
+def test_same_seed_same_weights_as_torchs(similarity, ours, plain, sizes):
+    torch.manual_seed(3)
+    layer = ours(*sizes, similarity=similarity)
+    torch.manual_seed(3)
+    assert all(torch.equal(v, layer.state_dict()[k]) for k, v in plain(*sizes).state_dict().items())
 
 
 @pytest.mark.parametrize("similarity", DYNAMIC)
 def test_m_stays_in_float32_under_autocast(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
     x = torch.randn(2, 4, 5, 6)
     with torch.autocast("cpu", torch.bfloat16):
         m = layer.similarity.matrix(x)
@@ -190,51 +141,12 @@ def test_m_stays_in_float32_under_autocast(similarity):
 
 @pytest.mark.parametrize("similarity", ["none", *NAMES])
 def test_autocast_leaves_float64_as_it_is(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity, dtype=torch.float64))
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity, dtype=torch.float64))
     x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x)
     assert y.dtype == torch.float64
     assert torch.equal(y, layer(x))
-
-
-@named
-def test_the_similarity_learns(similarity):
-    """One step moves M although its gain, or its raw numbers, start at zero."""
-    layer = ns.Conv2d(4, 6, 3, padding=1, similarity=similarity)
-    x = torch.randn(8, 4, 6, 6)
-    target = torch.randn(8, 6, 6, 6)
-    similarity_parameters = list(layer.similarity.parameters())
-    optimizer = torch.optim.SGD(similarity_parameters, 0.5)
-    losses = []
-    for _ in range(20):
-        loss = F.mse_loss(layer(x), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    assert all(p.grad.abs().sum() > 0 for p in similarity_parameters)
-
-
-def test_predictors_have_the_papers_widths():
-    diagonal = ns.Conv2d(32, 8, 3, similarity="dynamic-diagonal").similarity.predictor
-    full = ns.Conv2d(32, 8, 3, similarity="dynamic-full").similarity.predictor
-    assert diagonal.patch.weight.shape == (64, 32, 3, 3)
-    assert diagonal.last.weight.shape == (9, 64, 3, 3)
-    assert full.patch.weight.shape == (128, 32, 3, 3)
-    assert full.last.weight.shape == (81, 128, 3, 3)
-
-
-def test_the_predictor_is_patch_normalised_convolution_relu_convolution():
-    layer = ns.Conv2d(3, 4, 3, padding=1, stride=2, similarity="dynamic-diagonal").double()
-    predictor = layer.similarity.predictor
-    x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
-    energy = F.conv2d(x.square(), torch.ones(1, 3, 3, 3).double(), None, 2, 1) + 1e-4
-    hidden = F.conv2d(x, predictor.patch.weight, None, 2, 1) / (energy / 27).sqrt()
-    hidden = hidden.relu()
-    last = predictor.last
-    assert_close(predictor(x), F.conv2d(hidden, last.weight, last.bias, padding=1))
 
 
 def test_released_options_of_the_predictor():
@@ -261,18 +173,6 @@ def test_predictions_start_at_the_scale_of_the_identity():
         assert 0.5 < raw.square().mean().sqrt().item() < 2
 
 
-def test_without_a_residual_m_is_what_is_predicted():
-    spec = ns.Dynamic(ns.Full(residual=False), ns.SphereNet(), init="released")
-    layer = ns.Conv2d(4, 6, 3, similarity=spec)
-    x = torch.randn(2, 4, 5, 5)
-    raw = layer.similarity.predictor(x)
-    assert_close(layer.similarity.matrix(x), raw.unflatten(1, (9, 9)))
-    assert_close(
-        ns.Conv2d(4, 6, 3, similarity=ns.Static(ns.Full(residual=False))).similarity.raw,
-        torch.eye(9).flatten(),
-    )
-
-
 def test_a_ready_module_serves_as_similarity():
     class Negate(nn.Module):
         def forward(self, layer, x):
@@ -297,7 +197,6 @@ def test_a_structure_module_starts_at_the_identity_from_zero():
         (lambda: ns.Conv2d(4, 6, 3, similarity=3), "`similarity` must be None, a name, .* got 3"),
         (lambda: ns.Dynamic(init="zero"), "`init` must be one of identity, released, got 'zero'"),
         (lambda: ns.Dynamic(ns.Full(residual=False)), '`init` "identity" needs a structure'),
-        (lambda: ns.SphereNet(hidden=0), "`hidden` must be an integer of at least 1, got 0"),
         (lambda: ns.Static("full"), r"`structure` must be a structure, .* got 'full'"),
         (lambda: ns.Static(ns.Full), "`structure` must be a structure, .* got <class .*Full'>"),
         (lambda: ns.Dynamic("full"), r"`structure` must be a structure, .* got 'full'"),
@@ -308,8 +207,6 @@ def test_a_structure_module_starts_at_the_identity_from_zero():
             lambda: ns.Conv2d(4, 6, 3, similarity=ns.Dynamic(predictor=lambda *_: torch.relu)),
             "`predictor` must make an nn.Module, got <.*relu",
         ),
-        (lambda: ns.SphereNet(eps=0), "`eps` must be positive, got 0"),
-        (lambda: ns.SphereNet(batch_norm_eps=0), "`batch_norm_eps` must be positive, got 0"),
     ],
 )
 def test_errors(make, message):
@@ -317,15 +214,8 @@ def test_errors(make, message):
         make()
 
 
-def test_a_predictor_of_the_wrong_width_is_named():
-    spec = ns.Dynamic(ns.Diagonal(), lambda _, scalars: nn.Conv2d(4, scalars - 1, 3))
-    layer = ns.Conv2d(4, 6, 3, similarity=spec)
-    with pytest.raises(ValueError, match=r"must output \(2, 9, 3, 3\), .* got \(2, 8, 3, 3\)"):
-        layer(torch.randn(2, 4, 5, 5))
-
-
 def test_the_default_predictor_is_traced_as_one_graph():
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity="dynamic-diagonal"))
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity="dynamic-diagonal"))
     x = torch.randn(2, 4, 6, 5)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert_close(compiled(x), layer(x))
@@ -337,7 +227,7 @@ def test_the_default_predictor_is_traced_as_one_graph():
 @pytest.mark.slow
 @named
 def test_compiles_without_a_graph_break(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
     x = torch.randn(2, 4, 8, 8, requires_grad=True)
     compiled = torch.compile(layer, fullgraph=True)
     assert_close(compiled(x), layer(x))
@@ -348,7 +238,7 @@ def test_compiles_without_a_graph_break(similarity):
 
 @named
 def test_exports_in_plain_operators_for_any_size(similarity):
-    layer = trained(ns.Conv2d(4, 6, 3, padding=1, stride=2, similarity=similarity)).eval()
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, stride=2, similarity=similarity)).eval()
     dim = torch.export.Dim
     sizes = ({0: dim("n"), 2: dim("height", min=4), 3: dim("width", min=4)},)
     program = torch.export.export(layer, (torch.randn(2, 4, 9, 9),), dynamic_shapes=sizes)
@@ -363,7 +253,7 @@ def test_windows_of_one_number_in_a_tuple(similarity):
     plain = nn.Conv2d(3, 4, 3, stride=(2,), padding=(1,), dilation=(2,))
     x = torch.randn(2, 3, 9, 8)
     assert_close(ns.convert(plain, similarity, "")(x), plain(x))
-    layer = trained(ns.Conv2d(3, 4, 3, (2,), (1,), (2,), similarity=similarity))
+    layer = moved(ns.Conv2d(3, 4, 3, (2,), (1,), (2,), similarity=similarity))
     same = ns.Conv2d(3, 4, 3, 2, 1, 2, similarity=similarity)
     same.load_state_dict(layer.state_dict())
     assert_close(layer(x), same(x))
@@ -381,7 +271,7 @@ def test_windows_of_one_number_in_a_tuple(similarity):
 def test_a_window_that_has_changed(name, value):
     """Static layers follow, as torch's do; predictors were built for the window of before."""
     layers = {
-        similarity: trained(ns.Conv2d(3, 4, 3, padding=2, dilation=2, similarity=similarity))
+        similarity: moved(ns.Conv2d(3, 4, 3, padding=2, dilation=2, similarity=similarity))
         for similarity in ("static-diagonal", "dynamic-diagonal")
     }
     for layer in layers.values():
@@ -445,3 +335,9 @@ def test_parameters_are_reset_as_torchs_are(similarity):
             assert torch.equal(new, old), name
         else:  # drawn: the deviation of few numbers
             assert 0.5 < old.std() / new.std() < 2, name
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "ConvTranspose2d"])
+def test_dynamic_layers_do_not_fold(kind):
+    with pytest.raises(ValueError, match="`similarity` must be static for the layer to be folded"):
+        LAYERS[kind][0]("dynamic-diagonal").fold()

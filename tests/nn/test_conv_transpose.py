@@ -86,24 +86,20 @@ def test_output_size(size):
 
 
 @pytest.mark.parametrize(
-    "similarity",
-    ["dynamic-diagonal", ns.Static(ns.Unshared(ns.Diagonal(), channels=2)), nn.Identity()],
+    ("similarity", "channels", "size"),
+    [
+        ("dynamic-diagonal", (4, 6), SIZE),
+        (ns.Static(ns.Unshared(ns.Diagonal(), channels=2)), (4, 6), SIZE),
+        (nn.Identity(), (4, 6), SIZE),
+        (ns.Static(ns.Unstructured()), (4, 6), SIZE),
+        (ns.Static(ns.Unshared(ns.Diagonal(), channels=9)), (9, 9), 3),
+        (ns.Static(ns.Unshared(ns.Diagonal(), channels=9)), (9, 18), 3),
+    ],
     ids=str,
 )
-def test_what_is_not_one_static_matrix_is_refused(similarity):
+def test_what_is_not_one_static_matrix_is_refused(similarity, channels, size):
+    """Nor as many blocks as there are taps."""
     with pytest.raises(
-        ValueError, match=r"`similarity` of a transposed convolution must be static,"
+        ValueError, match=r"`similarity` of a transposed convolution must be static,.* for all chan"
     ):
-        layer_of(similarity)
-
-
-@pytest.mark.parametrize("filters", [9, 18])
-def test_as_many_blocks_as_taps_are_no_matrix(filters):
-    spec = ns.Static(ns.Unshared(ns.Diagonal(), channels=9))
-    with pytest.raises(ValueError, match="with one matrix for all channels, got Static"):
-        ns.ConvTranspose2d(9, filters, 3, similarity=spec)
-
-
-def test_a_matrix_over_channels_is_refused():
-    with pytest.raises(ValueError, match="with one matrix for all channels, got Static"):
-        layer_of(ns.Static(ns.Unstructured()))
+        ns.ConvTranspose2d(*channels, size, similarity=similarity)

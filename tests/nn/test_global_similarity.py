@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from moved import moved
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
@@ -40,16 +41,8 @@ def x():
     return torch.randn(3, 4, *SIZE, dtype=torch.float64)
 
 
-def trained(layer):
-    """The layer moved well away from the identity."""
-    for name, parameter in layer.named_parameters():
-        if name.endswith(("raw", "gain")):
-            nn.init.normal_(parameter, std=0.5)
-    return layer
-
-
 def attention(channels=4, *arguments, **options):
-    return trained(ns.SelfAttention(channels, *arguments, **options).double())
+    return moved(ns.SelfAttention(channels, *arguments, **options).double())
 
 
 @structures
@@ -67,18 +60,9 @@ def test_dynamic_starts_as_the_identity(similarity, mode, x):
     assert torch.equal(layer(x), x)
 
 
-def test_diagonal_and_a_convolution_are_a_spatial_mask_and_a_convolution(x):
-    """App. B: a Hadamard product with the mask that M_G induces, then the plain convolution."""
-    conv = nn.Conv2d(4, 3, 3, padding=1).double()
-    layer = trained(ns.GlobalSimilarity(4, SIZE)).double()
-    assert layer.similarity.raw.shape == (POSITIONS,)
-    mask = 1 + layer.similarity.raw.view(1, 1, *SIZE)
-    assert_close(conv(layer(x)), F.conv2d(x * mask, conv.weight, conv.bias, padding=1))
-
-
 @structures
 def test_static_is_its_matrix_on_the_flattened_map(structure, x):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, ns.Static(structure))).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, ns.Static(structure))).double()
     m = layer.similarity.full_matrix()
     if not isinstance(structure, ns.Unstructured):
         blocks = m if m.dim() == 3 else m[None]
@@ -100,7 +84,7 @@ def test_full_is_indexed_by_output_then_input_position(x):
 @pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
 def test_predicted_blocks_of_channels(structure, x):
     spec = ns.Dynamic(ns.Unshared(structure, channels=2))
-    layer = trained(ns.GlobalSimilarity(4, SIZE, spec)).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, spec)).double()
     m = layer.matrix(x)
     halves = zip(x.split(2, 1), m.unbind(1), strict=True)
     expected = torch.cat([global_similarity(half, each) for half, each in halves], 1)
@@ -110,7 +94,7 @@ def test_predicted_blocks_of_channels(structure, x):
 
 @pytest.mark.parametrize("similarity", NAMES[2:])
 def test_dynamic_is_one_matrix_an_image(similarity, x):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity)).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, similarity)).double()
     matrices = layer.matrix(x)
     for image, m, y in zip(x, matrices, layer(x), strict=True):
         m = m[..., 0, 0]
@@ -121,7 +105,7 @@ def test_dynamic_is_one_matrix_an_image(similarity, x):
 
 def test_a_window_as_large_as_the_map(x):
     """One output position: W M_G X is the convolution with a similarity of the same M."""
-    layer = trained(ns.GlobalSimilarity(4, SIZE, "static-full")).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, "static-full")).double()
     weight = torch.randn(7, 4, *SIZE, dtype=torch.float64)
     expected = ns.functional.similarity_conv2d(x, weight, layer.matrix(x))
     assert_close(F.conv2d(layer(x), weight), expected)
@@ -129,7 +113,7 @@ def test_a_window_as_large_as_the_map(x):
 
 def test_on_a_single_position_global_and_local_agree():
     """App. B: they are the same where the map has one position only."""
-    layer = trained(ns.GlobalSimilarity(4, (1, 1), "static-full")).double()
+    layer = moved(ns.GlobalSimilarity(4, (1, 1), "static-full")).double()
     local = ns.Conv2d(4, 3, 1, similarity="static-full").double()
     local.similarity.raw.data.copy_(layer.similarity.raw)
     x = torch.randn(2, 4, 1, 1, dtype=torch.float64)
@@ -138,7 +122,7 @@ def test_on_a_single_position_global_and_local_agree():
 
 @named
 def test_unbatched_empty_and_channels_last(similarity, x):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity)).double()
+    layer = moved(ns.GlobalSimilarity(4, SIZE, similarity)).double()
     assert_close(layer(x[0]), layer(x)[0])
     assert layer(x[:0]).shape == (0, 4, *SIZE)
     assert_close(layer(x.to(memory_format=torch.channels_last)), layer(x))
@@ -149,7 +133,7 @@ def test_unbatched_empty_and_channels_last(similarity, x):
 
 @named
 def test_m_stays_in_float32_under_autocast(similarity):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity))
+    layer = moved(ns.GlobalSimilarity(4, SIZE, similarity))
     x = torch.randn(3, 4, *SIZE)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer.matrix(x).dtype == torch.float32
@@ -185,7 +169,7 @@ def test_gradients(x):
 
 @named
 def test_copies_of_global_similarity(similarity):
-    layer = trained(ns.GlobalSimilarity(4, SIZE, similarity))
+    layer = moved(ns.GlobalSimilarity(4, SIZE, similarity))
     x = torch.randn(3, 4, *SIZE)
     for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(clone(x), layer(x))
@@ -210,20 +194,6 @@ def test_attention_is_the_softmax_of_two_convolutions(normalize, fused, x):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_attention_is_torchs_multihead_attention_of_one_head(fused, x):
-    """Which divides by the root of the channels, so that its query is larger by as much."""
-    layer = attention(inner_channels=4, fused=fused)
-    theirs = nn.MultiheadAttention(4, 1, bias=False, batch_first=True).double()
-    kernels = [m.weight.detach()[..., 0, 0] for m in (layer.query, layer.key, layer.value)]
-    theirs.in_proj_weight.data.copy_(torch.cat([kernels[0] * 4**0.5, *kernels[1:]]))
-    theirs.out_proj.weight.data.copy_(torch.eye(4))
-    tokens = x.flatten(2).mT
-    attended, weights = theirs(tokens, tokens, tokens)
-    assert_close(layer(x), x + layer.gain * attended.mT.reshape(x.shape))
-    assert_close(layer.matrix(x), weights)
-
-
-@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("normalize", ["softmax", "none"])
 def test_narrow_values_have_an_output_convolution(fused, normalize, x):
     layer = attention(4, 2, 3, fused=fused, normalize=normalize)
@@ -238,6 +208,9 @@ def test_attention_starts_as_the_identity_and_learns():
     assert torch.equal(layer(x), x)
     layer(x).square().sum().backward()
     assert layer.gain.grad != 0
+    assert not torch.equal(moved(layer)(x), x)
+    layer.reset_parameters()
+    assert torch.equal(layer(x), x)
 
 
 def test_channels_of_the_attention_by_default():
@@ -315,7 +288,7 @@ def test_fused_and_unfused_have_the_same_gradients():
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_under_autocast(fused):
-    layer = trained(ns.SelfAttention(16, fused=fused))
+    layer = moved(ns.SelfAttention(16, fused=fused))
     x = torch.randn(2, 16, *SIZE)
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x.bfloat16())
@@ -333,26 +306,34 @@ def test_attention_of_hyperspherical_convolutions(x):
     assert {p.device.type for p in on_meta.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("make", ["static-full", "dynamic-diagonal", "softmax", "none"])
+anything = pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ns.GlobalSimilarity(4, SIZE, "static-full"),
+        lambda: ns.GlobalSimilarity(4, SIZE, "dynamic-diagonal"),
+        lambda: ns.SelfAttention(4, normalize="softmax"),
+        lambda: ns.SelfAttention(4, normalize="none"),
+    ],
+    ids=["static-full", "dynamic-diagonal", "softmax", "none"],
+)
+
+
+@anything
 def test_exports(make):
-    maker = {"softmax": ns.SelfAttention, "none": ns.SelfAttention}.get(make)
-    layer = maker(4, normalize=make) if maker else ns.GlobalSimilarity(4, SIZE, make)
-    layer = trained(layer).eval()
+    layer = moved(make()).eval()
     x = torch.randn(5, 4, *SIZE)
     dim = torch.export.Dim
     sizes = {0: dim("n", min=2)}
-    if make == "softmax":
+    if getattr(layer, "normalize", None) == "softmax":
         sizes |= {2: dim("height", min=2), 3: dim("width", min=2)}
     program = torch.export.export(layer, (torch.randn(3, 4, *SIZE),), dynamic_shapes=(sizes,))
     assert_close(program.module()(x), layer(x))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", ["static-full", "dynamic-diagonal", "softmax", "none"])
+@anything
 def test_compiles_without_a_graph_break(make):
-    maker = {"softmax": ns.SelfAttention, "none": ns.SelfAttention}.get(make)
-    layer = maker(4, normalize=make) if maker else ns.GlobalSimilarity(4, SIZE, make)
-    layer = trained(layer)
+    layer = moved(make())
     x = torch.randn(5, 4, *SIZE)
     assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
 
@@ -397,6 +378,10 @@ def attend(query, key, value, **options):
     return global_attention(torch.zeros(query), torch.zeros(key), torch.zeros(value), **options)
 
 
+def similar(x, similarity, dtype=torch.float32, **options):
+    return global_similarity(torch.zeros(x, dtype=dtype), torch.zeros(similarity), **options)
+
+
 MAP = (2, 5, 3, 4)
 
 
@@ -419,11 +404,11 @@ MAP = (2, 5, 3, 4)
         (lambda: attend(MAP, MAP, (1, 5, 3, 4)), r"got \(2, 5, 3, 4\), .*, \(1, 5, 3, 4\)"),
         (lambda: attend(*[MAP[1:]] * 3), r"must be .* got \(5, 3, 4\), \(5, 3, 4\)"),
         (
-            lambda: global_similarity(torch.zeros(MAP), torch.zeros(11)),
+            lambda: similar(MAP, 11),
             r"`similarity` must be one of \(12,\), \(2, 12, 1, 1\), .*, \(60, 60\) .* got \(11,\)",
         ),
         (
-            lambda: global_similarity(torch.zeros(MAP), torch.zeros(2, 12)),
+            lambda: similar(MAP, (2, 12)),
             r"`similarity` must be one of .*, \(2, 12, 12, 1, 1\), .* for a map .* got \(2, 12\)",
         ),
         (
@@ -431,36 +416,21 @@ MAP = (2, 5, 3, 4)
             '`blocks` of a global similarity must be of "channels", got "filters"',
         ),
         (
-            lambda: global_similarity(torch.zeros(MAP), torch.zeros(2, 12), blocks=("channels", 2)),
+            lambda: similar(MAP, (2, 12), blocks=("channels", 2)),
             "`blocks` must divide the 5 channels, got 2",
         ),
         (
-            lambda: global_similarity(torch.zeros(MAP), torch.zeros(2, 12), blocks=("channels", 5)),
+            lambda: similar(MAP, (2, 12), blocks=("channels", 5)),
             r"`similarity` must be one of \(5, 12\), \(2, 5, 12, 1, 1\), .* got \(2, 12\)",
         ),
+        (lambda: similar(MAP, 12, torch.uint8), "`x` must be of floating point numbers, got"),
+        (lambda: similar((3, 4), 12), r"`x` must be \(n, c, h, w\) or \(c, h, w\), got \(3, 4\)"),
         (
-            lambda: global_similarity(torch.zeros(3, 4), torch.zeros(12)),
-            r"`x` must be \(n, c, h, w\) or \(c, h, w\), got \(3, 4\)",
+            lambda: ns.SelfAttention(4).matrix(torch.zeros(4, *SIZE)),
+            r"`x` must be \(n, c, height, width\), got",
         ),
     ],
 )
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_attention_that_is_reset_starts_as_the_identity_again(x):
-    layer = attention()
-    assert not torch.equal(layer(x), x)
-    layer.reset_parameters()
-    assert torch.equal(layer(x), x)
-
-
-def test_the_matrix_of_attention_is_of_a_batch(x):
-    with pytest.raises(ValueError, match=r"`x` must be \(n, c, height, width\), got"):
-        attention().matrix(x[0])
-
-
-def test_integers_are_no_map():
-    with pytest.raises(ValueError, match=r"`x` must be of floating point numbers, got"):
-        global_similarity(torch.zeros(1, 2, 3, 4, dtype=torch.uint8), torch.ones(12))

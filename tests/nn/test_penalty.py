@@ -50,11 +50,6 @@ def test_measures_sum_over_blocks_and_layers(structure, measure):
     assert ns.penalty(model, measure).item() == pytest.approx(expected)
 
 
-def test_l1_is_the_default():
-    model = network(ns.Full())
-    assert torch.equal(ns.penalty(model), ns.penalty(model, "l1"))
-
-
 def test_a_function_of_the_matrices():
     model = network(ns.Unshared(ns.Full(), channels=2))
     shapes = []
@@ -81,20 +76,9 @@ def test_gradients(measure):
     assert all(p.grad is None for n, p in model.named_parameters() if not n.endswith(".raw"))
 
 
-def test_l1_descent_makes_a_similarity_sparse():
-    layer = ns.Conv2d(2, 2, 3, similarity=ns.Static(ns.Full(residual=False)))
-    layer.similarity.raw.data.normal_(std=0.1)
-    optimizer = torch.optim.SGD([layer.similarity.raw], 0.01)
-    for _ in range(40):
-        optimizer.zero_grad()
-        ns.penalty(layer).backward()
-        optimizer.step()
-    assert layer.similarity.matrix().abs().max() < 0.02
-
-
 def test_a_layer_in_two_places_counts_once_and_the_identity_deviates_by_nothing():
     layer = ns.Conv2d(2, 2, 3, similarity="static-full")
-    assert ns.penalty(nn.ModuleList([layer, layer])).item() == 9
+    assert ns.penalty(nn.ModuleList([layer, layer])).item() == 9  # by l1
     assert ns.penalty(layer, "deviation").item() == 0
     assert ns.penalty(ns.LSTM(3, 2, similarity="static-diagonal")).item() == 3 + 2
 

@@ -1,6 +1,6 @@
 """Predictors against their formulas, written out with torch's functions."""
 
-from math import pi, tanh
+from math import nan, pi, tanh
 
 import numpy as np
 import pytest
@@ -155,13 +155,6 @@ def test_resolution_predicts_every_so_many_positions_and_interpolates(every, str
     assert_close(raw, torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
 
 
-def test_resolution_keeps_a_constant_constant():
-    net = predictor_of(ns.SphereNet(hidden=5, resolution=4))
-    net.last.weight.data.zero_()
-    net.last.bias.data.copy_(torch.arange(6))
-    assert torch.equal(net(input_of())[1, :, 2, 3], torch.arange(6).double())
-
-
 FRAMES = [
     {"kernel_size": 3, "padding": 1},
     {"kernel_size": 3, "padding": 1, "stride": 2},
@@ -245,32 +238,23 @@ def test_predictors_of_linear_layers_see_all_features(kind):
     assert_close(net(x[:, None])[..., 0], raw.tanh() if kind is ns.CNN else raw)
 
 
-def test_a_users_callable_is_given_the_geometry_and_the_scalars():
-    asked = []
+def test_a_users_callable_is_given_the_geometry_and_the_scalars_and_a_module_serves_as_it_is():
+    asked, ready = [], nn.Conv2d(4, 36, SIZE, **FRAME)
 
     def mine(geometry, scalars):
         asked.append((geometry, scalars))
         return nn.Conv2d(4, scalars, SIZE, **FRAME)
 
-    layer = ns.Conv2d(4, 6, SIZE, **FRAME, similarity=ns.Dynamic(ns.Full(), mine)).double()
+    x = input_of()
+    for predictor in (mine, ready):
+        similarity = ns.Dynamic(ns.Full(), predictor)
+        layer = ns.Conv2d(4, 6, SIZE, **FRAME, similarity=similarity, dtype=torch.float64)
+        layer.similarity.gain.data.fill_(0.5)
+        raw = layer.similarity.predictor(x).unflatten(1, (6, 6))
+        m = torch.eye(6, dtype=x.dtype).view(6, 6, 1, 1) + raw / 2
+        assert_close(layer.similarity.matrix(x), m)
     assert asked == [(GEOMETRY, 36)]
-    layer.similarity.gain.data.fill_(0.5)
-    x = input_of()
-    raw = layer.similarity.predictor(x).unflatten(1, (6, 6))
-    m = torch.eye(6, dtype=x.dtype).view(6, 6, 1, 1) + raw / 2
-    assert_close(layer.similarity.matrix(x), m)
-
-
-def test_a_ready_module_serves_as_predictor():
-    ready = nn.Conv2d(4, 6, SIZE, **FRAME)
-    layer = ns.Conv2d(
-        4, 6, SIZE, **FRAME, similarity=ns.Dynamic(predictor=ready), dtype=torch.float64
-    )
     assert layer.similarity.predictor is ready
-    assert ready.weight.dtype == torch.float64
-    layer.similarity.gain.data.fill_(1.0)
-    x = input_of()
-    assert_close(layer.similarity.matrix(x), 1 + ready(x))
 
 
 @pytest.mark.parametrize(
@@ -288,44 +272,44 @@ def test_what_a_predictor_must_output(outputs, stride, message):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("kind", "options", "message"),
     [
+        (ns.SphereNet, {"resolution": 0}, "`resolution` must be an integer of at least 1, got 0"),
+        (ns.SphereNet, {"hidden": 0}, "`hidden` must be an integer of at least 1, got 0"),
+        (ns.SphereNet, {"hidden": 3.5}, "`hidden` must be an integer of at least 1, got 3.5"),
+        (ns.SphereNet, {"scales": (1,)}, r"`scales` must be a tuple of two .* got \(1,\)"),
+        (ns.SphereNet, {"scales": ("1", 2)}, "`scales` must be a tuple of two numbers"),
+        (ns.SphereNet, {"scales": (nan, 1)}, "`scales` must be a tuple of two numbers"),
+        (ns.SphereNet, {"scales": 0.1}, "`scales` must be a tuple of two numbers, got 0.1"),
+        (ns.SphereNet, {"eps": 0}, "`eps` must be positive, got 0"),
+        (ns.SphereNet, {"batch_norm_eps": 0}, "`batch_norm_eps` must be positive, got 0"),
+        (ns.CNN, {"hidden": 0}, "`hidden` must be an integer of at least 1, got 0"),
+        (ns.CNN, {"last_kernel_size": 2}, "`last_kernel_size` must be 1 or 3, got 2"),
+        (ns.CNN, {"bound": "relu"}, '`bound` must be "tanh", "normalize" or None, got \'relu\''),
+        (ns.SphereNet, {"angle": "sine"}, "`angle` must be one of .*, got 'sine'"),
+        (ns.SphereNet, {"normalize": "none"}, "`normalize` must be one of .*, got 'none'"),
         (
-            lambda: ns.SphereNet(resolution=0),
-            "`resolution` must be an integer of at least 1, got 0",
+            ns.SphereNet,
+            {"angle": "linear"},
+            "`normalize` must be \"both\" for .* 'linear', got 'rms'",
         ),
-        (lambda: ns.SphereNet(hidden=3.5), "`hidden` must be an integer of at least 1, got 3.5"),
-        (lambda: ns.SphereNet(scales=(1,)), r"`scales` must be a tuple of two .* got \(1,\)"),
-        (lambda: ns.SphereNet(scales=("1", 2)), "`scales` must be a tuple of two numbers"),
-        (lambda: ns.SphereNet(scales=(float("nan"), 1)), "`scales` must be a tuple of two numbers"),
-        (lambda: ns.SphereNet(scales=0.1), "`scales` must be a tuple of two numbers, got 0.1"),
-        (lambda: ns.CNN(hidden=0), "`hidden` must be an integer of at least 1, got 0"),
-        (lambda: ns.CNN(last_kernel_size=2), "`last_kernel_size` must be 1 or 3, got 2"),
-        (lambda: ns.CNN(bound="relu"), '`bound` must be "tanh", "normalize" or None, got \'relu\''),
-        (lambda: ns.SphereNet(angle="sine"), "`angle` must be one of .*, got 'sine'"),
-        (lambda: ns.SphereNet(normalize="none"), "`normalize` must be one of .*, got 'none'"),
+        (ns.SphereNet, {"k": 0}, "`k` must be positive, got 0"),
+        (ns.SphereNet, {"batch_norm": "no"}, "`batch_norm` must be True or False, got 'no'"),
+        (ns.SphereNet, {"per_image": 1}, "`per_image` must be True or False, got 1"),
+        (ns.Shared, {"batch_norm": 0}, "`batch_norm` must be True or False, got 0"),
+        (ns.Shared, {"share_adaptation": 1}, "`share_adaptation` must be True or False, got 1"),
+        (ns.Shared, {"channels": 0}, "`channels` must be an integer of at least 1, got 0"),
+        (ns.Shared, {"hidden": 0}, "`hidden` must be an integer of at least 1, got 0"),
         (
-            lambda: ns.SphereNet(angle="linear"),
-            "`normalize` must be \"both\" for `angle` 'linear', got 'rms'",
-        ),
-        (lambda: ns.SphereNet(k=0), "`k` must be positive, got 0"),
-        (lambda: ns.SphereNet(batch_norm="no"), "`batch_norm` must be True or False, got 'no'"),
-        (lambda: ns.SphereNet(per_image=1), "`per_image` must be True or False, got 1"),
-        (lambda: ns.Shared(batch_norm=0), "`batch_norm` must be True or False, got 0"),
-        (lambda: ns.Shared(share_adaptation=1), "`share_adaptation` must be True or False, got 1"),
-        (
-            lambda: ns.Masked(ns.Full(), continuous="no"),
-            "`continuous` must be True or False, got 'no'",
-        ),
-        (
-            lambda: ns.SphereNet(bounded=True, batch_norm=True),
-            "`bounded` must be False with `batch_norm`, which undoes it, got True",
+            ns.SphereNet,
+            {"bounded": True, "batch_norm": True},
+            "`bounded` must be False with `batch",
         ),
     ],
 )
-def test_errors(make, message):
+def test_errors(kind, options, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        kind(**options)
 
 
 def test_large_inputs_in_half_precision_do_not_overflow():

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from moved import moved
 from safetensors import safe_open
 from torch import nn
 from torch.nn import functional as F
@@ -37,13 +38,6 @@ def plain_network():
         nn.Conv2d(6, 4, 3),
         nn.Conv2d(4, 4, 3, stride=2),
     )
-
-
-def perturbed(model):
-    for name, parameter in model.named_parameters():
-        if name.endswith(".gain"):
-            nn.init.normal_(parameter)
-    return model
 
 
 def test_the_formula():
@@ -145,7 +139,7 @@ def test_half_of_the_predictor_parameters_on_cnn9():
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_keep_the_ties(clone):
-    network = perturbed(ns.convert(plain_network(), SHARED))
+    network = moved(ns.convert(plain_network(), SHARED))
     other = clone(network)
     heads = [predictor.head for predictor in predictors(other)]
     assert heads[0] is heads[1] is heads[3]
@@ -156,17 +150,9 @@ def test_copies_keep_the_ties(clone):
     assert torch.equal(predictors(other)[3].head[1].bias, heads[0][1].bias)
 
 
-def test_ties_survive_dtypes_devices_and_modes():
-    network = ns.convert(plain_network().eval(), SHARED).double()
-    first, *_, last = (predictor.head for predictor in predictors(network))
-    assert first is last
-    assert {p.dtype for p in network.parameters()} == {torch.float64}
-    assert not any(module.training for module in network.modules())
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_checkpoints_store_each_storage_once(tmp_path, layout):
-    network = perturbed(ns.convert(plain_network(), SHARED)).to(memory_format=layout)
+    network = moved(ns.convert(plain_network(), SHARED)).to(memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
     path = save(tmp_path, State(network, optimizer, torch.zeros(3)), {"b": "c"}, keep=1)
     with safe_open(path / WEIGHTS, "pt") as file:
@@ -184,23 +170,6 @@ def test_checkpoints_store_each_storage_once(tmp_path, layout):
     assert predictors(other)[0].head is predictors(other)[3].head
 
 
-def test_gradients_of_a_shared_predictor_sum_over_its_layers():
-    """Equals the sum of the gradients of separate copies that start with the same numbers."""
-    shared = perturbed(ns.convert(plain_network().double(), SHARED))
-    separate = copy.deepcopy(shared)
-    for layer in separate:
-        layer.similarity.predictor.head = copy.deepcopy(layer.similarity.predictor.head)
-    x = torch.randn(2, 2, 15, 16, dtype=torch.float64)
-    assert torch.equal(shared(x), separate(x))
-    for network in (shared, separate):
-        network(x).square().sum().backward()
-    heads = [predictor.head for predictor in predictors(separate)]
-    assert len(set(heads)) == 5
-    for index, parameter in enumerate(predictors(shared)[0].head.parameters()):
-        parts = [list(heads[i].parameters())[index].grad for i in (0, 1, 3, 4)]
-        assert_close(parameter.grad, sum(parts))
-
-
 def test_optimisers_get_a_shared_parameter_once():
     network = ns.convert(plain_network(), SHARED)
     groups = ns.parameter_groups(network, weight_decay=0.1, predictor_decay=0.02)
@@ -210,12 +179,6 @@ def test_optimisers_get_a_shared_parameter_once():
     held = [p for group in groups for p in group["params"]]
     assert len(held) == len(set(held)) == len(list(network.parameters()))
     torch.optim.SGD(groups, lr=0.1)
-
-
-@pytest.mark.parametrize("name", ["channels", "hidden"])
-def test_errors(name):
-    with pytest.raises(ValueError, match=f"`{name}` must be an integer of at least 1, got 0"):
-        ns.Shared(**{name: 0})
 
 
 def test_every_layer_normalises_by_statistics_of_its_own():

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from math import pi, tanh
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
-from neural_similarity.functional import patch_norm, similarity_conv2d, sphere_conv2d
+from neural_similarity.functional import sphere_conv2d
 
 ANGLES = ["cosine", "linear", "sigmoid"]
 everywhere = pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)
@@ -27,79 +26,17 @@ GEOMETRIES = [
 ]
 
 
-def layer_for(problem, **options):
-    c, o = problem.channels
-    return ns.SphereConv2d(c, o, problem.kernel_size, *problem.geometry, **options).double()
-
-
-def cosines(layer, x, eps=1e-4):
-    """torch's cosine similarity of padded, unfolded patches and kernels, (n, o, h, w).
-
-    One more coordinate of √eps in either vector, where the other has 0, puts eps in the norms.
-    """
-    mode = {"zeros": "constant"}.get(layer.padding_mode, layer.padding_mode)
-    x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-    shape = F.conv2d(x, layer.weight, None, layer.stride, 0, layer.dilation, layer.groups).shape
-    patches = F.unfold(x, layer.kernel_size, layer.dilation, 0, layer.stride)
-    patches = patches.unflatten(1, (layer.groups, 1, -1))
-    kernels = layer.weight.detach().flatten(1).unflatten(0, (layer.groups, -1))[None, ..., None]
-    patches, kernels = F.pad(patches, (0, 0, 0, 2)), F.pad(kernels, (0, 0, 0, 2))
-    patches[..., -1, :], kernels[..., -2, :] = eps**0.5, eps**0.5
-    return F.cosine_similarity(patches, kernels, dim=3, eps=1e-30).reshape(shape)
-
-
-@everywhere
-def test_the_cosine_is_torchs_cosine_similarity_of_patches_and_kernels(problem):
-    layer = layer_for(problem)
-    x, _ = problem.operands()
-    assert_close(layer(x), cosines(layer, x) + layer.bias.view(-1, 1, 1))
-
-
 @pytest.mark.parametrize("options", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("angle", ["cosine", "linear"])
-def test_padding_modes(options, angle):
-    layer = ns.SphereConv2d(4, 6, (3, 5), angle=angle, bias=False, **options).double()
+def test_padding_modes_are_the_function_of_the_padded_image(options, angle):
+    layer = ns.SphereConv2d(4, 6, (3, 5), angle=angle, **options).double()
     x = torch.randn(2, 4, 9, 11, dtype=torch.float64)
-    expected = cosines(layer, x)
-    if angle == "linear":
-        expected = 1 - 2 * expected.acos() / pi
+    mode = {"zeros": "constant"}.get(layer.padding_mode, layer.padding_mode)
+    padded = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    window = layer.stride, 0, layer.dilation, layer.groups
+    expected = sphere_conv2d(padded, layer.weight, layer.bias, *window, angle=angle)
     assert_close(layer(x), expected)
     assert_close(layer(x[0]), layer(x)[0])
-
-
-@pytest.mark.parametrize("k", [0.1, 0.3, 2.0])
-@pytest.mark.parametrize("learn_k", [True, False])
-def test_functions_of_the_angle(k, learn_k):
-    x, weight = PROBLEMS[-4].operands()
-    layers = [
-        layer_for(PROBLEMS[-4], bias=False, angle="linear"),
-        layer_for(PROBLEMS[-4], bias=False, angle="sigmoid", k=k, learn_k=learn_k),
-    ]
-    for layer in layers:
-        layer.weight.data.copy_(weight)
-    theta = torch.acos(cosines(layers[0], x))
-    assert_close(layers[0](x), -2 / pi * theta + 1)
-    # The form of Deep Hyperspherical Learning, Eq. 4.
-    sigmoid = (1 - (theta / k - pi / (2 * k)).exp()) / (1 + (theta / k - pi / (2 * k)).exp())
-    expected = sigmoid / tanh(pi / (4 * k))
-    # k is made in float32, as every parameter.
-    assert_close(layers[1](x), expected, rtol=1e-6 if learn_k else 1e-7, atol=1e-7)
-
-
-def test_a_dynamic_diagonal_similarity_of_one_over_the_patch_norm_is_the_cosine():
-    """m = 1/‖X‖ on the kernels W/‖W‖, at every position of a strided, grouped convolution."""
-    layer = ns.SphereConv2d(4, 6, (3, 2), (2, 1), 1, bias=False).double()
-    x = torch.randn(2, 4, 7, 9, dtype=torch.float64)
-    kernels = layer.weight / (layer.weight.square().sum((1, 2, 3), keepdim=True) + 1e-4).sqrt()
-    m = patch_norm(x, (3, 2), (2, 1), 1).reciprocal().expand(-1, 6, -1, -1)
-    assert_close(layer(x), similarity_conv2d(x, kernels, m, None, (2, 1), 1))
-
-
-def test_only_the_input_normalised_keeps_the_lengths_of_kernels():
-    layer = ns.SphereConv2d(4, 6, 3, padding=1, normalize="input").double()
-    x = torch.randn(2, 4, 5, 7, dtype=torch.float64)
-    plain = F.conv2d(x, layer.weight, padding=1)
-    assert_close(layer(x), plain / patch_norm(x, (3, 3), padding=1) + layer.bias.view(-1, 1, 1))
 
 
 def test_k_learns_and_stays_positive():
@@ -118,23 +55,6 @@ def test_k_learns_and_stays_positive():
     assert layer(x).isfinite().all()
 
 
-@every_angle
-def test_zero_patches_and_aligned_vectors_have_finite_gradients(angle):
-    layer = ns.SphereConv2d(3, 4, 3, angle=angle, learn_k=angle == "sigmoid", bias=False)
-    nn.init.normal_(layer.weight, std=10.0)  # long enough for a cosine of exactly 1
-    x = torch.zeros(3, 3, 3, 3)
-    x[1], x[2] = 100 * layer.weight[0].detach(), -100 * layer.weight[1].detach()
-    x.requires_grad_()
-    y = layer(x)
-    y.square().sum().backward()
-    assert_close(y[0], torch.zeros_like(y[0]))
-    assert y[1, 0] > 0.99
-    assert y[2, 1] < -0.99
-    assert y.abs().max() <= 1
-    assert x.grad.isfinite().all()
-    assert all(p.grad.isfinite().all() for p in layer.parameters())
-
-
 @pytest.mark.parametrize("angle", ["linear", "sigmoid"])
 def test_under_autocast_angles_are_those_of_float32_cosines(angle):
     """Also next to an aligned patch, where the angle of a bf16 cosine is far off."""
@@ -149,16 +69,6 @@ def test_under_autocast_angles_are_those_of_float32_cosines(angle):
     assert truth.max() > 0.95
     assert_close(y.double(), truth, rtol=2**-8, atol=1e-5)
     assert layer.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
-
-
-@every_angle
-def test_autocast_reaches_the_output_and_leaves_the_parameters(angle):
-    layer = ns.SphereConv2d(4, 6, 3, angle=angle)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = layer(torch.randn(2, 4, 5, 5))
-        double = layer.double()(torch.randn(2, 4, 5, 5).double())
-    assert y.dtype == torch.bfloat16
-    assert double.dtype == torch.float64
 
 
 @pytest.mark.parametrize("learn_k", [True, False])
@@ -241,25 +151,6 @@ def test_orthogonality_of_a_network_counts_every_layer_once():
     assert_close(ns.orthogonality(first), torch.tensor(0.0), atol=1e-9, rtol=0)
 
 
-def test_gradient_descent_on_the_penalty_makes_kernels_orthogonal():
-    layer = ns.SphereConv2d(2, 4, 2).double()
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    for _ in range(100):
-        optimizer.zero_grad()
-        ns.orthogonality(layer, unit=False).backward()
-        optimizer.step()
-    kernels = layer.weight.detach().flatten(1)
-    assert_close(kernels @ kernels.T, torch.eye(4, dtype=torch.float64), atol=1e-3, rtol=0)
-
-
-def test_the_learned_k_does_not_decay():
-    layer = ns.SphereConv2d(4, 6, 3, angle="sigmoid", learn_k=True)
-    groups = {g["name"]: g["params"] for g in ns.parameter_groups(layer, weight_decay=0.1)}
-    assert groups["undecayed"] == [layer.log_k]
-    plain = ns.SphereConv2d(4, 6, 3)
-    assert [g["name"] for g in ns.parameter_groups(plain, weight_decay=0.1)] == ["weights"]
-
-
 def test_convert_leaves_hyperspherical_convolutions_alone():
     plan = ns.plan(nn.Sequential(ns.SphereConv2d(3, 4, 3)), "static-full")
     assert plan == {"0": "is a SphereConv2d, not exactly a torch.nn.Conv2d"}
@@ -294,11 +185,30 @@ def test_errors(make, message):
         make()
 
 
-def test_the_layer_is_the_function():
-    layer = ns.SphereConv2d(4, 6, 3, 2, 1, angle="sigmoid", k=0.2, eps=0.5)
-    x = torch.randn(2, 4, 7, 7)
-    expected = sphere_conv2d(x, layer.weight, layer.bias, 2, 1, angle="sigmoid", k=0.2, eps=0.5)
-    assert torch.equal(layer(x), expected)
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalize": "input", "eps": 0.5},
+        {"angle": "linear", "bias": False},
+        {"angle": "sigmoid", "k": 0.2},
+        {"angle": "sigmoid", "k": 0.2, "learn_k": True},
+    ],
+    ids=str,
+)
+def test_the_layer_is_the_function(problem, options):
+    (c, o), (x, _) = problem.channels, problem.operands()
+    layer = ns.SphereConv2d(c, o, problem.kernel_size, *problem.geometry, **options).double()
+    facts = {name: value for name, value in options.items() if name not in ("bias", "learn_k")}
+    expected = sphere_conv2d(x, layer.weight, layer.bias, *problem.geometry, **facts)
+    # k is made in float32, as every parameter.
+    assert_close(layer(x), expected, rtol=1e-6 if "learn_k" in options else 1e-7, atol=1e-7)
+    y = layer(x)
+    y.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.float64
 
 
 def test_a_learned_k_is_reset_to_its_start_and_options_are_the_papers():

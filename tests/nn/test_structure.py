@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity.functional import fold_kernel
-from neural_similarity.nn import Geometry, format_similarity, parse_similarity
+from neural_similarity.nn import Geometry
 
 GEOMETRY = Geometry(4, 6, (2, 3), (1, 1), (1, 1), (1, 1))
 TAPS = GEOMETRY.taps
@@ -115,26 +115,6 @@ def test_positive_semidefinite_matrices():
     assert_close(module(raw[None])[0], target)
 
 
-@every
-def test_layers_of_every_structure(spec):
-    """Static: equals the operator with its matrix, and folds. Dynamic: starts as the plain one."""
-    static = ns.Conv2d(4, 6, (2, 3), padding=1, similarity=ns.Static(spec), dtype=torch.float64)
-    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    assert_close(static(x), ns.unconvert(static)(x))
-    torch.nn.init.normal_(static.similarity.raw)
-    m = static.similarity.matrix()
-    assert_close(static(x), ns.functional.similarity_conv2d(x, static.weight, m, static.bias, 1, 1))
-    assert_close(static.fuse()(x), static(x))
-    if spec.residual:
-        dynamic = ns.Conv2d(4, 6, (2, 3), padding=1, similarity=ns.Dynamic(spec)).double()
-        assert_close(dynamic(x), ns.unconvert(dynamic)(x))
-
-
-@every
-def test_text_round_trip(spec):
-    assert parse_similarity(format_similarity(ns.Static(spec))) == ns.Static(spec)
-
-
 def channels_and_blocks(layer, axis, count):
     """(kernel, index of its channel, channel, block) of every pair that the layer joins."""
     per_group = layer.in_channels // layer.groups
@@ -223,64 +203,26 @@ def test_unstructured_is_any_matrix_between_kernel_and_patch(groups):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("structure", "options", "message"),
     [
-        (lambda: ns.Unshared(ns.Full()), "exactly one of `channels` and `filters` .*None and None"),
-        (
-            lambda: ns.Unshared(ns.Full(), channels=2, filters="each"),
-            "exactly one of `channels` and `filters` must be given, got 2 and 'each'",
-        ),
-        (
-            lambda: ns.Unshared(ns.Unshared(ns.Full(), channels=2), filters=2),
-            "`structure` must be that of one block, got Unshared",
-        ),
-        (
-            lambda: ns.Unshared(ns.Unstructured(), filters=2),
-            r"`structure` must be that of one block, got Unstructured\(\)",
-        ),
-        (
-            lambda: ns.Unshared(ns.Full(), channels=3).build(GEOMETRY),
-            "`channels` must divide the 4 channels, got 3",
-        ),
-        (
-            lambda: ns.Unshared(ns.Full(), filters=4).build(GEOMETRY),
-            "`filters` must divide the 6 filters, got 4",
-        ),
-        (
-            lambda: ns.Unshared(ns.Full(), filters=0),
-            "`filters` must be an integer of at least 1, got 0",
-        ),
-        (
-            lambda: ns.Unshared(ns.Full(), channels=-1),
-            "`channels` must be an integer of at least 1, got -1",
-        ),
-        (
-            lambda: ns.Unshared(ns.Full, channels=2),
-            "`structure` of Unshared must be one of Structure, got <class",
-        ),
-        (
-            lambda: ns.Unshared(ns.Full(), filters=3).build(replace(GEOMETRY, groups=2)),
-            "`filters` must divide `groups` 2 or be a multiple of it for filters, got 3",
-        ),
-        (
-            lambda: ns.Unshared(ns.Full(), channels="all"),
-            "`channels` must be an integer of at least 1, got 'all'",
-        ),
-        (
-            lambda: ns.Dynamic(ns.Unstructured()),
-            r"`structure` must not be static only, got Unstructured\(\)",
-        ),
+        (ns.Full(), {}, "exactly one of `channels` and `filters` .*None and None"),
+        (ns.Full(), {"channels": 2, "filters": "each"}, "`channels` and `filters` .* 2 and 'each'"),
+        (ns.Unshared(ns.Full(), channels=2), {"filters": 2}, "must be that of one block, got Unsh"),
+        (ns.Unstructured(), {"filters": 2}, r"must be that of one block, got Unstructured\(\)"),
+        (ns.Full(), {"channels": 3}, "`channels` must divide the 4 channels, got 3"),
+        (ns.Full(), {"filters": 4}, "`filters` must divide the 6 filters, got 4"),
+        (ns.Full(), {"filters": 0}, "`filters` must be an integer of at least 1, got 0"),
+        (ns.Full(), {"channels": -1}, "`channels` must be an integer of at least 1, got -1"),
+        (ns.Full(), {"channels": "all"}, "`channels` must be an integer of at least 1, got 'all'"),
+        (ns.Full, {"channels": 2}, "`structure` of Unshared must be one of Structure, got <class"),
+        (ns.Full(), {"filters": 3}, "`filters` must divide `groups` 2 or be a multiple of it for"),
     ],
-)  # fmt: skip
-def test_errors(make, message):
+)
+def test_blocks_that_do_not_fit_are_refused(structure, options, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        ns.Unshared(structure, **options).build(replace(GEOMETRY, groups=2))
 
 
-def test_text_of_structures_of_blocks():
-    for spec in (
-        ns.Static(ns.Unstructured()),
-        ns.Static(ns.Unshared(ns.PositiveSemidefinite(), filters=2)),
-        ns.Dynamic(ns.Unshared(ns.Masked(ns.Diagonal()), channels="each")),
-    ):
-        assert parse_similarity(format_similarity(spec)) == spec
+def test_an_unstructured_similarity_is_static():
+    with pytest.raises(ValueError, match=r"`structure` must not be static only, got Unstructured"):
+        ns.Dynamic(ns.Unstructured())

@@ -6,11 +6,21 @@ import pytest
 from torch import nn
 
 import neural_similarity as ns
+from neural_similarity import testing
 from neural_similarity.nn import format_similarity, parse_similarity
 
+STRUCTURES = [
+    *(make(residual=False) for make in (ns.Diagonal, ns.Full, ns.Symmetric)),
+    ns.PositiveSemidefinite(residual=False),
+    ns.Unshared(ns.PositiveSemidefinite(), filters=2),
+    ns.Sparse(ns.Diagonal(residual=False), keep=2),
+    ns.Dilation(ns.Symmetric(), rate=(1, 2)),
+    ns.Masked(ns.Select(), threshold=0.25, continuous=True),
+]
 SPECS = [
     *ns.SIMILARITIES.values(),
-    ns.Static(ns.Full(residual=False)),
+    *map(ns.Static, (*STRUCTURES, *testing.STRUCTURES.values())),
+    ns.Dynamic(ns.Unshared(ns.Masked(ns.Diagonal()), channels="each")),
     ns.Dynamic(ns.Full(), ns.SphereNet(hidden=32)),
     ns.Dynamic(
         ns.Diagonal(residual=False),

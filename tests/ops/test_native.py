@@ -6,14 +6,11 @@ import platform
 import pytest
 import torch
 from against_float64 import error
-from problems import KINDS, PROBLEMS, Problem, ids
+from kernel_laws import Case, check
+from problems import KINDS, PROBLEMS, Problem
 from torch.testing import assert_close
 
-from neural_similarity.functional import (
-    similarity_conv1d,
-    similarity_conv2d,
-    similarity_conv3d,
-)
+from neural_similarity.functional import similarity_conv2d, similarity_conv3d
 from neural_similarity.ops import declines
 from neural_similarity.ops.backend import NARROW, chosen
 from neural_similarity.ops.native import compiling
@@ -29,125 +26,69 @@ def _compiled(request):
         pytest.skip(reason)
 
 
-def gradients(f, operands, outgoing, dtype, backend):
-    """Output and gradients of `f` with x and weight in `dtype`."""
-    x, weight, m = operands
-    copies = [x.to(dtype), weight.to(dtype), m.float() if dtype != torch.float64 else m]
-    copies = [t.detach().clone().requires_grad_() for t in copies]
-    y = f(*copies, backend=backend)
-    return [y, *torch.autograd.grad(y, copies, outgoing.to(dtype))]
-
-
-def compare(f, operands, dtype=torch.float32):
-    """Errors at most twice those of the eager form, or of float32's rounding."""
-    y = f(*operands)
-    outgoing = torch.randn_like(y)
-    truth = gradients(f, operands, outgoing, torch.float64, "reference")
-    eager = gradients(f, operands, outgoing, dtype, "eager")
-    ours = gradients(f, operands, outgoing, dtype, "compiled")
-    for name, a, e, t in zip(("y", "x", "weight", "m"), ours, eager, truth, strict=True):
-        assert a.dtype == e.dtype
-        limit = 2 * (e - t).abs().max() if t.numel() else 0
-        scale = t.abs().max() if t.numel() else 0
-        assert not t.numel() or (a - t).abs().max() <= max(limit, 1e-5 * scale), name
-        assert a.stride() == e.stride(), name
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
-@both_kinds
-def test_forward_and_gradients(problem, kind):
-    operands = (*problem.operands(), problem.similarity(kind))
-
-    def f(*operands, backend="reference"):
-        return similarity_conv2d(*operands, None, *problem.geometry, backend=backend)
-
-    compare(f, operands)
-
-
-@pytest.mark.parametrize("channels", [(32, 16), (64, 8), (50, 3), (16, 1)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@both_kinds
-def test_widths_and_precisions(channels, dtype, kind):
-    problem = Problem("wide", channels=channels, size=(5, 6))
-    operands = (*problem.operands(), 1 + 0.3 * problem.similarity(kind))
-
-    def f(*operands, backend="reference"):
-        return similarity_conv2d(*operands, None, *problem.geometry, backend=backend)
-
-    compare(f, operands, dtype)
-
-
-@pytest.mark.parametrize(
-    ("f", "size", "kernel"),
-    [(similarity_conv1d, (9,), (4,)), (similarity_conv3d, (3, 5, 4), (2, 1, 3))],
-)
-@both_kinds
-def test_other_dimensions(f, size, kernel, kind):
-    x, weight = torch.randn(2, 4, *size).double(), torch.randn(6, 2, *kernel).double()
-    output = [s - k + 1 for s, k in zip(size, kernel, strict=True)]
-    taps = weight[0, 0].numel()
-    m = torch.randn(2, *[taps] * (1 + (kind == "full")), *output).double()
-
-    def grouped(*operands, backend="reference"):
-        return f(*operands, groups=2, backend=backend)
-
-    compare(grouped, (x, weight, m))
-
-
-@pytest.mark.parametrize(
-    ("channels", "count", "dtype"),
-    [
+FLOATS = torch.float32, torch.bfloat16
+WIDTHS = [
+    Case(Problem(f"wide-{channels}", channels=channels, size=(5, 6)), layout="contiguous")
+    for channels in ((32, 16), (64, 8), (50, 3), (16, 1))
+]
+BLOCKS = [
+    (Case(Problem("blocks", channels=channels, groups=2), ("channels", count)), dtype)
+    for channels, count, dtype in (
         ((24, 6), 3, torch.float32),
         ((24, 6), 4, torch.float32),
         ((64, 64), 1, torch.bfloat16),
         ((128, 64), 2, torch.bfloat16),
         ((128, 64), 4, torch.bfloat16),
+    )
+]
+LAYOUTS = [
+    Case(Problem(layout, channels=(16, 8), size=(7, 6), batch=3), layout=layout)
+    for layout in ("channels_last", "strided", "expanded")
+]
+LINE = Case(Problem("line", (1, 4), size=(1, 9), padding=(0, 0), groups=2), line=True)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        *((Case(problem, layout="contiguous"), torch.float32) for problem in PROBLEMS),
+        *((case, dtype) for case in WIDTHS for dtype in FLOATS),
+        *((case, torch.float32) for case in (*LAYOUTS, LINE)),
+        *BLOCKS,
     ],
+    ids=str,
 )
 @both_kinds
-def test_blocks_of_channels(kind, channels, count, dtype):
-    problem = Problem("blocks", channels=channels, groups=2)
-    m = torch.stack([1 + 0.3 * problem.similarity(kind) for _ in range(count)], 1)
-
-    def f(*operands, backend="reference"):
-        return similarity_conv2d(
-            *operands, None, *problem.geometry, blocks=("channels", count), backend=backend
-        )
-
-    compare(f, (*problem.operands(), m), dtype)
+def test_errors_are_at_most_twice_those_of_the_eager_form(case, dtype, kind):
+    check(case, kind, dtype, backend="compiled")
 
 
-@pytest.mark.parametrize("stride", [1, 2])
 @both_kinds
-def test_large_images_are_taken_by_rows(stride, kind, monkeypatch):
-    problem = Problem("rows", stride=(stride, 1), dilation=(2, 1), size=(13, 9), batch=3)
-    operands = (*problem.operands(torch.float32), problem.similarity(kind, torch.float32))
-
-    def f(*operands, backend="reference"):
-        return similarity_conv2d(*operands, None, *problem.geometry, backend=backend)
-
-    outgoing = torch.randn_like(f(*operands))
-    whole = gradients(f, operands, outgoing, torch.float32, "eager")
-    for limit in ("COLUMN_BYTES", "PRODUCT_BYTES"):
-        monkeypatch.setattr(f"neural_similarity.ops.columns.{limit}", 3 * 9 * 9 * 4 * 4)
-    found = gradients(f, operands, outgoing, torch.float32, "eager")
-    assert_close(found, whole, rtol=1e-5, atol=1e-4)
+def test_three_dimensions(kind):
+    operands = torch.randn(2, 4, 3, 5, 4), torch.randn(6, 2, 2, 1, 3)
+    m = torch.randn(2, *[6] * (1 + (kind == "full")), 2, 5, 2)
+    results = []
+    for backend, dtype in (("compiled", torch.float32), ("reference", torch.float64)):
+        leaves = [t.to(dtype).requires_grad_() for t in (*operands, m)]
+        y = similarity_conv3d(*leaves, groups=2, backend=backend)
+        results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
+    for ours, right in zip(*results, strict=True):
+        assert error(ours, right) < 1e-5
 
 
 def test_threads_share_the_work(monkeypatch):
-    problem = Problem("threads", channels=(16, 8), batch=5)
-    operands = (*problem.operands(torch.float32), problem.similarity("full", torch.float32))
+    case = Case(Problem("threads", channels=(16, 8), batch=5))
+    operands = case.operands("full")
+    outgoing = torch.randn_like(case(*operands, backend="reference"))
 
-    def f(*operands, backend="reference"):
-        return similarity_conv2d(*operands, None, *problem.geometry, backend=backend)
+    def found():
+        return case.results(operands, outgoing, torch.float32, "compiled")
 
-    outgoing = torch.randn_like(f(*operands))
-    one = gradients(f, operands, outgoing, torch.float32, "compiled")
+    one = found()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    three = gradients(f, operands, outgoing, torch.float32, "compiled")
+    three = found()
     assert_close(three, one, rtol=1e-5, atol=1e-4)
-    again = gradients(f, operands, outgoing, torch.float32, "compiled")
-    assert all(torch.equal(a, b) for a, b in zip(three, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(three, found(), strict=True))
 
 
 def test_not_a_number_stays_one():
@@ -224,34 +165,6 @@ def test_a_compiler_that_cannot_be_run_is_no_error(monkeypatch, tmp_path):
     assert "cannot run: No space left on device" in declines("compiled", X, 9)
 
 
-LAYOUTS = ["channels last", "strided", "expanded"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_layouts_against_float64(layout, kind):
-    problem = Problem("layouts", channels=(16, 8), size=(7, 6), batch=3)
-    x, weight = problem.operands(torch.float32)
-    m = problem.similarity(kind, torch.float32)
-    if layout == "channels last":
-        x = x.to(memory_format=torch.channels_last)
-        m = m.movedim(1, -1).contiguous().movedim(-1, 1)
-    elif layout == "strided":
-        x, m = x.repeat_interleave(2, 3)[..., ::2], m.repeat_interleave(2, 0)[::2]
-    else:
-        x, m = x[:1].expand_as(x), m[:1].expand_as(m)
-
-    def outcome(operands, backend):
-        leaves = [t.requires_grad_() for t in operands]
-        y = similarity_conv2d(*leaves, padding=1, backend=backend)
-        return [y, *torch.autograd.grad(y.square().sum(), leaves)]
-
-    found = outcome([t.detach() for t in (x, weight, m)], "compiled")
-    exact = outcome([t.double().contiguous() for t in (x, weight, m)], "reference")
-    for ours, theirs in zip(found, exact, strict=True):
-        assert error(ours, theirs) < 1e-5
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the switches are those of x86")
 @pytest.mark.parametrize("without", ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f"])
@@ -261,9 +174,9 @@ def test_lesser_processors(without, monkeypatch, tmp_path):
     switches = ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f"]
     used = switches[: switches.index(without) + 1]
     monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, *used))
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in FLOATS:
         for kind in KINDS:
-            test_widths_and_precisions((50, 3), dtype, kind)
+            check(WIDTHS[2], kind, dtype, backend="compiled")
 
 
 @pytest.fixture

@@ -75,27 +75,6 @@ def test_one_matrix_everywhere_is_the_static_similarity(problem, kind):
     assert_close(similarity_conv2d(x, weight, everywhere, None, *problem.geometry), expected)
 
 
-@everywhere
-def test_diagonal_embeds_in_full(problem):
-    x, weight = problem.operands()
-    m = problem.similarity("diagonal")
-    full = torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
-    y = similarity_conv2d(x, weight, m, None, *problem.geometry)
-    assert_close(similarity_conv2d(x, weight, full, None, *problem.geometry), y)
-
-
-@both_kinds
-def test_linear_in_m(kind):
-    problem = PROBLEMS[0]
-    x, weight = problem.operands()
-    a, b = problem.similarity(kind), problem.similarity(kind)
-
-    def y(m):
-        return similarity_conv2d(x, weight, m, None, *problem.geometry)
-
-    assert_close(y(2 * a - 3 * b), 2 * y(a) - 3 * y(b))
-
-
 @pytest.mark.parametrize("shape", [(6,), (6, 6)])
 def test_folding_leaves_channels_last_where_they_are(shape):
     weight = torch.randn(4, 5, 3, 2).contiguous(memory_format=torch.channels_last)

@@ -1,6 +1,5 @@
 """The paper's special cases of a neural similarity, each against plain torch."""
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -20,37 +19,6 @@ def input_of(channels=4):
 def layer_of(similarity, in_channels=4, out_channels=6, **options):
     options = {**GEOMETRY, "dtype": torch.float64} | options
     return ns.Conv2d(in_channels, out_channels, SIZE, similarity=similarity, **options)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("similarity", [name for name in ns.SIMILARITIES if name != "none"])
-def test_the_identity_is_the_plain_convolution(similarity, groups):
-    layer = layer_of(similarity, groups=groups)
-    x = input_of()
-    y = F.conv2d(x, layer.weight, layer.bias, **GEOMETRY, groups=groups)
-    assert_close(layer(x), y, rtol=1e-12, atol=1e-12)
-    if similarity.startswith("static"):
-        assert torch.equal(layer(x), y)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_static_similarity_folds_into_the_kernel(groups):
-    """W' = Mᵀ W, and nothing of M is left."""
-    layer = layer_of("static-full", groups=groups)
-    layer.similarity.raw.data.normal_()
-    m = torch.eye(TAPS, dtype=torch.float64) + layer.similarity.raw.view(TAPS, TAPS)
-    kernel = torch.zeros_like(layer.weight).flatten(2)
-    for o in range(6):
-        for c in range(kernel.shape[1]):
-            kernel[o, c] = m.T @ layer.weight[o, c].flatten()
-    plain = nn.Conv2d(4, 6, SIZE, groups=groups, dtype=torch.float64, **GEOMETRY)
-    plain.load_state_dict({"weight": kernel.view_as(layer.weight), "bias": layer.bias})
-    x = input_of()
-    folded = ns.fold(layer)
-    assert type(folded) is nn.Conv2d
-    assert folded.state_dict().keys() == plain.state_dict().keys()
-    assert_close(folded(x), plain(x))
-    assert_close(layer(x), plain(x))
 
 
 class InverseNorm(nn.Module):
@@ -75,20 +43,6 @@ def test_hyperspherical_convolution_is_a_dynamic_diagonal():
     kernels = layer.weight.flatten(1) * lengths[:, None] * 3  # their lengths do not matter
     y = F.cosine_similarity(patches[:, None], kernels[None, :, :, None], dim=2)
     assert_close(layer(x).flatten(2), y)
-
-
-@pytest.mark.parametrize("rate", [2, 3])
-def test_dilated_convolution_is_a_fixed_sparse_similarity(rate):
-    """A kernel of (2·rate + 1)² taps of which every `rate`-th is kept (§3.4)."""
-    size = 2 * rate + 1
-    layer = ns.Conv2d(
-        4, 6, size, padding=rate, similarity=ns.Static(ns.Dilation(rate=rate)), dtype=torch.float64
-    )
-    dilated = nn.Conv2d(4, 6, 3, padding=rate, dilation=rate, dtype=torch.float64)
-    kept = layer.weight[..., ::rate, ::rate]
-    dilated.load_state_dict({"weight": kept, "bias": layer.bias})
-    x = input_of()
-    assert_close(layer(x), dilated(x))
 
 
 def test_dynamic_filter_network_is_an_unconstrained_dynamic_similarity():

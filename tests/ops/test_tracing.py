@@ -2,9 +2,11 @@
 
 import io
 import pickle
+from functools import partial
 
 import pytest
 import torch
+from moved import moved
 from torch import fx, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp
@@ -29,17 +31,9 @@ SIMILARITIES = [
 every = pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
 
 
-def away(model):
-    """The model with its similarities well away from the identity."""
-    for name, parameter in model.named_parameters():
-        if name.endswith(("raw", "gain")):
-            nn.init.normal_(parameter, std=0.5)
-    return model
-
-
 def layer_of(similarity, dtype=torch.float64):
     torch.manual_seed(0)
-    return away(ns.Conv2d(2, 3, 3, padding=1, similarity=similarity, dtype=dtype)).eval()
+    return moved(ns.Conv2d(2, 3, 3, padding=1, similarity=similarity, dtype=dtype)).eval()
 
 
 @every
@@ -84,7 +78,7 @@ def test_second_derivatives_by_forward_over_reverse():
 def test_a_whole_network_forward():
     """float32 and channels-last, where normalisation and ReLU are one operator otherwise."""
     torch.manual_seed(0)
-    network = away(ns.models.cnn9(4, width=0.1, similarity="dynamic-diagonal")).eval()
+    network = moved(ns.models.cnn9(4, width=0.1, similarity="dynamic-diagonal")).eval()
     network = network.to(memory_format=torch.channels_last)
     x, v = torch.randn(2, 1, 3, 32, 32).unbind()
     _, tangent = jvp(network, (x,), (v,))
@@ -105,16 +99,6 @@ def test_traces_are_of_torchs_own_operations_and_run_at_other_sizes(similarity):
     assert_close(loaded(other), layer(other), rtol=1e-4, atol=1e-5)
 
 
-@every
-def test_fx_records_a_layer_as_one_call(similarity):
-    network = nn.Sequential(layer_of(similarity, torch.float32), nn.ReLU(), nn.Conv2d(3, 1, 1))
-    traced = fx.symbolic_trace(network)
-    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    assert calls == ["0", "1", "2"]
-    x = torch.randn(2, 2, 6, 6)
-    assert torch.equal(pickle.loads(pickle.dumps(traced))(x), network(x))
-
-
 class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -127,30 +111,11 @@ class Mixed(nn.Module):
         return y + h.mean()
 
 
-def test_fx_records_the_other_layers_with_all_their_arguments():
-    network = away(Mixed().eval())
-    traced = fx.symbolic_trace(network)
-    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    assert calls == ["up", "head", "memory"]
-    x = torch.randn(2, 2, 5, 3)
-    assert torch.equal(traced(x), network(x))
-
-
-def test_fx_records_layers_of_whole_maps_and_of_angles():
-    layers = [ns.SphereConv2d(3, 4, 3), ns.GlobalSimilarity(4, (3, 3)), ns.SelfAttention(4)]
-    network = nn.Sequential(*layers, nn.Flatten(), ns.SphereLinear(36, 2))
-    traced = fx.symbolic_trace(network)
-    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    assert calls == ["0", "1", "2", "3", "4"]
-    x = torch.randn(2, 3, 5, 5)
-    assert torch.equal(traced(x), network(x))
-
-
 @every
 def test_features_of_a_converted_network(similarity):
     extraction = pytest.importorskip("torchvision.models.feature_extraction")
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU()))
-    converted = away(ns.convert(network, similarity)).eval()
+    converted = moved(ns.convert(network, similarity)).eval()
     extractor = extraction.create_feature_extractor(converted, {"1.0": "inner"})
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(extractor(x)["inner"], converted[1][0](converted[0](x)))
@@ -165,3 +130,29 @@ def test_the_operator_itself_forward():
         assert_close(
             jacfwd(similarity_conv2d, **args)(x, w, m), jacrev(similarity_conv2d, **args)(x, w, m)
         )
+
+
+def of_maps_and_angles():
+    layers = [ns.SphereConv2d(2, 4, 3), ns.GlobalSimilarity(4, (3, 1)), ns.SelfAttention(4)]
+    return nn.Sequential(*layers, nn.Flatten(), ns.SphereLinear(12, 2))
+
+
+def before_others(similarity):
+    return nn.Sequential(layer_of(similarity, torch.float32), nn.ReLU(), nn.Conv2d(3, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        *((partial(before_others, one), ["0", "1", "2"]) for one in SIMILARITIES),
+        (Mixed, ["up", "head", "memory"]),
+        (of_maps_and_angles, ["0", "1", "2", "3", "4"]),
+    ],
+)
+def test_fx_records_a_layer_as_one_call_with_all_its_arguments(make, layers):
+    network = moved(make().eval())
+    traced = fx.symbolic_trace(network)
+    calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert calls == layers
+    x = torch.randn(2, 2, 5, 3)
+    assert torch.equal(pickle.loads(pickle.dumps(traced))(x), network(x))

@@ -106,17 +106,12 @@ def test_seeds_give_other_orders_and_other_crops():
     assert len({tuple(crop.tolist()) for crop in crops}) > 10
 
 
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_memory_format(channels_last):
-    x, _ = batches(augment=Augment(), channels_last=channels_last).at(0)
-    assert x.shape == (4, 3, HEIGHT, WIDTH)
-    assert x.is_contiguous(memory_format=torch.channels_last) is channels_last
-    assert x.is_contiguous() is not channels_last
-
-
 def test_memory_format_changes_no_value():
     last, first = (batches(augment=Augment(), channels_last=c).at(3)[0] for c in (True, False))
     assert torch.equal(last, first)
+    assert first.shape == (4, 3, HEIGHT, WIDTH)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert first.is_contiguous()
 
 
 @pytest.mark.gpu
@@ -133,35 +128,25 @@ def test_a_gpu_makes_the_same_batches(padding):
         assert torch.equal(y.cpu(), here.at(step)[1])
 
 
-@pytest.mark.parametrize("size", [0, COUNT + 1])
-def test_a_batch_is_no_larger_than_the_set(size):
-    with pytest.raises(ValueError, match=f"a batch of {size} from {COUNT} images"):
-        batches(size=size)
-
-
-def test_preprocess_must_fit_the_images():
-    with pytest.raises(ValueError, match=r"uint8 tensor \(n, 1, h, w\), got .*\(11, 3, 5, 7\)"):
-        batches(preprocess=Preprocess.raw(1))
-
-
-def test_steps_are_not_negative():
-    with pytest.raises(ValueError, match="`step` must not be negative, got -1"):
-        batches().at(-1)
-
-
-@pytest.mark.parametrize("crop", [5, 100])
-def test_no_crop_may_miss_its_image(crop):
-    with pytest.raises(ValueError, match=f"`crop` must be smaller than .* 5x7 .*, got {crop}"):
-        batches(augment=Augment(crop=crop))
-
-
-def test_augment_refuses_what_it_cannot_do():
-    with pytest.raises(ValueError, match="`crop` must be an integer of at least 0, got -4"):
-        Augment(crop=-4)
-    with pytest.raises(
-        ValueError, match='`padding` must be "zero" or "symmetric", got \'reflect\''
-    ):
-        Augment(padding="reflect")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Augment(crop=-4), "`crop` must be an integer of at least 0, got -4"),
+        (lambda: Augment(padding="reflect"), "`padding` must be \"zero\" or .*, got 'reflect'"),
+        (lambda: batches(augment=Augment(crop=5)), "`crop` must be smaller than .* 5x7 .*, got 5"),
+        (lambda: batches(augment=Augment(crop=100)), "`crop` must be smaller than .*, got 100"),
+        (lambda: batches().at(-1), "`step` must not be negative, got -1"),
+        (lambda: batches(size=0), f"a batch of 0 from {COUNT} images"),
+        (lambda: batches(size=COUNT + 1), f"a batch of {COUNT + 1} from {COUNT} images"),
+        (
+            lambda: batches(preprocess=Preprocess.raw(1)),
+            r"uint8 tensor \(n, 1, h, w\), got .*\(11, 3, 5, 7\)",
+        ),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_sets_that_are_padded_part_by_part_are_whole(monkeypatch):

@@ -1,5 +1,6 @@
 import os
 import pickle
+import re
 import struct
 from pathlib import Path
 
@@ -142,17 +143,6 @@ def test_one_file_is_missing(tmp_path, name, form, folder):
         load_cifar(SETS[name][0], tmp_path, COUNTS)
 
 
-def test_truncated_binary(tmp_path):
-    write(tmp_path, "cifar10", "binary")
-    path = tmp_path / "data_batch_3.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    match = (
-        r"data_batch_3\.bin must hold 12,292 bytes, got 12,291; delete the file and run `nsim data"
-    )
-    with pytest.raises(ValueError, match=match):
-        load_cifar(CIFAR10, tmp_path, COUNTS)
-
-
 def test_full_size_is_the_default(tmp_path):
     write(tmp_path, "cifar10", "binary")
     with pytest.raises(
@@ -161,81 +151,48 @@ def test_full_size_is_the_default(tmp_path):
         load("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize("form", ["python 2", "python 3"])
-def test_truncated_pickle(tmp_path, form):
-    write(tmp_path, "cifar10", form)
-    path = tmp_path / "test_batch"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(
-        ValueError, match=r"test_batch must be a pickle of arrays and lists: .*; delete"
-    ):
-        load_cifar(CIFAR10, tmp_path, COUNTS)
-
-
-@pytest.mark.parametrize(
-    ("content", "refused"),
-    [
-        (b"cos\nsystem\n(S'touch never'\ntR.", r"the global os\.system is refused"),
-        (b"cnumpy\nload\n(S'x'\ntR.", r"the global numpy\.load is refused"),
-        (b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", r"numpy\.ndarray\.dumps is refused"),
-        (b"c_codecs\nencode\n(S'x'\nS'rot13'\ntR.", "the encoding 'rot13' is refused"),
-    ],
-    ids=["os.system", "numpy.load", "attribute", "codec"],
-)
-def test_pickles_name_nothing_but_arrays(tmp_path, monkeypatch, content, refused):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, "cifar10", "python 3")
-    (tmp_path / "data_batch_2").write_bytes(content)
-    with pytest.raises(ValueError, match=f"data_batch_2 must be a pickle of .*{refused}"):
-        load_cifar(CIFAR10, tmp_path, COUNTS)
-    assert not Path("never").exists()
-
-
 GOOD = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 3]}
 
 
+WRONG = [
+    ([1, 2], "must hold a dictionary, got <class 'list'>"),
+    ({}, r"must hold 'data', uint8 \(4, 3072\), got <class 'NoneType'>"),
+    (GOOD | {"data": GOOD["data"][:3]}, r"must hold 'data', .* got uint8 \(3, 3072\)"),
+    (GOOD | {"data": GOOD["data"].astype(float)}, r"must hold 'data', .* float64 \(4, 3072\)"),
+    (GOOD | {"labels": [1, 2]}, "must hold 'labels', a list of 4 class numbers"),
+    (GOOD | {"labels": "abcd"}, "must hold 'labels', a list of 4 class numbers"),
+    (GOOD | {"labels": [0, 1, 2, -1]}, "must hold 'labels', a list of 4 class numbers"),
+    (GOOD | {"labels": [0, 1, 2, 10]}, "must hold labels below 10, got 10"),
+]
+
+
+def of(value):
+    return lambda _: pickle.dumps(value, protocol=2)
+
+
 @pytest.mark.parametrize(
-    ("value", "match"),
+    ("form", "file", "change", "message"),
     [
-        ([1, 2], "must hold a dictionary, got <class 'list'>"),
-        ({}, r"must hold 'data', uint8 \(4, 3072\), got <class 'NoneType'>"),
-        (GOOD | {"data": GOOD["data"][:3]}, r"must hold 'data', .* got uint8 \(3, 3072\)"),
+        ("binary", "data_batch_3.bin", lambda c: c[:-1], "must hold 12,292 bytes, got 12,291; del"),
         (
-            GOOD | {"data": GOOD["data"].astype(float)},
-            r"must hold 'data', .* got float64 \(4, 3072\)",
+            "binary",
+            "test_batch.bin",
+            lambda c: b"\x0b" + c[1:],
+            "must hold labels below 10, got 11",
         ),
-        (GOOD | {"labels": [1, 2]}, "must hold 'labels', a list of 4 class numbers"),
-        (GOOD | {"labels": "abcd"}, "must hold 'labels', a list of 4 class numbers"),
-        (GOOD | {"labels": [0, 1, 2, -1]}, "must hold 'labels', a list of 4 class numbers"),
-        (GOOD | {"labels": [0, 1, 2, 10]}, "must hold labels below 10, got 10"),
+        ("binary", "batches.meta.txt", lambda _: b"\xff\xfe", "must be in UTF-8, got"),
+        ("python 2", "test_batch", lambda c: c[:-100], "must be a pickle of arrays .*: .*; delete"),
+        ("python 3", "test_batch", lambda c: c[:-100], "must be a pickle of arrays .*: .*; delete"),
+        ("python 3", "batches.meta", of({}), "must hold 'label_names', a list of names"),
+        ("python 3", "batches.meta", of({"label_names": ["a"]}), "must name 10 classes, got 1"),
+        *[("python 3", "data_batch_4", of(value), message) for value, message in WRONG],
     ],
 )
-def test_pickles_of_other_things(tmp_path, value, match):
-    write(tmp_path, "cifar10", "python 3")
-    (tmp_path / "data_batch_4").write_bytes(pickle.dumps(value, protocol=2))
-    with pytest.raises(ValueError, match=f"data_batch_4 {match}"):
-        load_cifar(CIFAR10, tmp_path, COUNTS)
-
-
-def test_binary_labels_beyond_the_classes(tmp_path):
-    write(tmp_path, "cifar10", "binary")
-    path = tmp_path / "test_batch.bin"
-    path.write_bytes(b"\x0b" + path.read_bytes()[1:])
-    with pytest.raises(ValueError, match=r"test_batch\.bin must hold labels below 10, got 11"):
-        load_cifar(CIFAR10, tmp_path, COUNTS)
-
-
-@pytest.mark.parametrize(
-    ("value", "match"),
-    [
-        ({}, "must hold 'label_names', a list of names"),
-        ({"label_names": ["a"]}, "must name 10 classes, got 1"),
-    ],
-)
-def test_other_names(tmp_path, value, match):
-    write(tmp_path, "cifar10", "python 3")
-    (tmp_path / "batches.meta").write_bytes(pickle.dumps(value, protocol=2))
-    with pytest.raises(ValueError, match=rf"batches\.meta {match}"):
+def test_damaged_files_are_named(tmp_path, form, file, change, message):
+    write(tmp_path, "cifar10", form)
+    path = tmp_path / file
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=f"{re.escape(file)} {message}"):
         load_cifar(CIFAR10, tmp_path, COUNTS)
 
 
@@ -244,13 +201,6 @@ def test_a_sparse_pickle_of_ten_gibibytes(tmp_path, name):
     write(tmp_path, "cifar10", "python 3")
     os.truncate(tmp_path / name, 10 << 30)
     with pytest.raises(ValueError, match=rf"{name} must hold at most .* bytes, got 10,737,418,240"):
-        load_cifar(CIFAR10, tmp_path, COUNTS)
-
-
-def test_names_that_are_no_text(tmp_path):
-    write(tmp_path, "cifar10", "binary")
-    (tmp_path / "batches.meta.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"batches\.meta\.txt must be in UTF-8, got"):
         load_cifar(CIFAR10, tmp_path, COUNTS)
 
 

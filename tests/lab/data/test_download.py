@@ -138,30 +138,28 @@ def test_length_may_be_unknown(tmp_path, site, monkeypatch):
     assert not unpacked.exists()
 
 
-def test_wrong_checksum(tmp_path, site, monkeypatch):
-    site.serve("cifar10", [("a.tar.gz", b"something else")], monkeypatch, md5="0" * 32)
-    match = (
-        r"http://127\.0\.0\.1:\d+/a\.tar\.gz must have the MD5 0{32}, got a file with \w{32}; try"
-    )
-    with pytest.raises(ValueError, match=match):
+@pytest.mark.parametrize(
+    ("content", "faults", "error", "message"),
+    [
+        (
+            b"something else",
+            {"md5": "0" * 32},
+            ValueError,
+            r"http://127\.0\.0\.1:\d+/a\.tar\.gz must have the MD5 0{32}, got a file with \w{32};",
+        ),
+        (b"", {"gone": True}, ConnectionError, "/a.tar.gz cannot be downloaded: HTTP Error 404"),
+        (b"x" * 1_000, {"cut": 1}, ConnectionError, "it ended after 999 of 1,000 bytes; try again"),
+        (archive({"../outside": b""}), {}, tarfile.OutsideDestinationError, "outside"),
+    ],
+    ids=["checksum", "not found", "truncated", "outside"],
+)
+def test_what_fails_leaves_nothing(tmp_path, site, monkeypatch, content, faults, error, message):
+    site.serve("cifar10", [("a.tar.gz", content)], monkeypatch, md5=faults.get("md5"))
+    site.cut = faults.get("cut", 0)
+    if "gone" in faults:
+        site.pages.clear()
+    with pytest.raises(error, match=message):
         download("cifar10", tmp_path)
-    assert everything_in(tmp_path) == []
-
-
-def test_not_found(tmp_path, site, monkeypatch):
-    site.serve("cifar100", [("a.tar.gz", b"")], monkeypatch)
-    site.pages.clear()
-    with pytest.raises(ConnectionError, match=r"/a\.tar\.gz cannot be downloaded: HTTP Error 404"):
-        download("cifar100", tmp_path)
-    assert everything_in(tmp_path) == []
-
-
-def test_truncated(tmp_path, site, monkeypatch):
-    site.serve("cifar100", [("a.tar.gz", b"x" * 1_000)], monkeypatch)
-    site.cut = 1
-    match = r"/a\.tar\.gz cannot be downloaded: it ended after 999 of 1,000 bytes; try again"
-    with pytest.raises(ConnectionError, match=match):
-        download("cifar100", tmp_path)
     assert everything_in(tmp_path) == []
 
 
@@ -172,13 +170,6 @@ def test_nobody_answers(tmp_path, monkeypatch):
     monkeypatch.setitem(REMOTES, "cifar10", (Remote(f"http://127.0.0.1:{port}/a.tar.gz", ""),))
     with pytest.raises(ConnectionError, match=r"/a\.tar\.gz cannot be downloaded: .*refused"):
         download("cifar10", tmp_path)
-
-
-def test_archives_stay_in_their_folder(tmp_path, site, monkeypatch):
-    site.serve("cifar10", [("a.tar.gz", archive({"../outside": b""}))], monkeypatch)
-    with pytest.raises(tarfile.OutsideDestinationError, match="outside"):
-        download("cifar10", tmp_path)
-    assert everything_in(tmp_path) == []
 
 
 def test_embedded_is_already_there(tmp_path):

@@ -101,24 +101,16 @@ def test_held_out_depends_on_the_seed_alone():
     assert not torch.equal(held_out(images(), 12, seed=6)[1].pixels, first.pixels)
 
 
-def test_a_class_keeps_an_image():
-    with pytest.raises(ValueError, match="more than 10 images of the class 'a' to hold 10 of them"):
-        held_out(images(), 40, seed=0)
-
-
-def test_a_class_without_images_cannot_give_any():
+def test_every_class_keeps_an_image_and_validation_is_named():
     lacking = images().subset([0, 1, 2, 4, 5, 6])
-    with pytest.raises(ValueError, match=r"more than 1 images of the class 'd' .* got 0"):
-        held_out(lacking, 4, seed=0)
-
-
-def test_validation_is_named():
-    with pytest.raises(
-        ValueError, match=r"`validation` must leave every class .* got 40: `images`"
+    for whole, count, message in (
+        (images(), 40, "more than 10 images of the class 'a' to hold 10 of them"),
+        (images(), 40, "`validation` must leave every class .* got 40: `images`"),
+        (images(), -1, "`validation` must not be negative, got -1"),
+        (lacking, 4, r"more than 1 images of the class 'd' .* got 0"),
     ):
-        held_out(images(), 40, seed=0)
-    with pytest.raises(ValueError, match="`validation` must not be negative, got -1"):
-        held_out(images(), -1, seed=0)
+        with pytest.raises(ValueError, match=message):
+            held_out(whole, count, seed=0)
 
 
 def test_a_subset_is_named_by_a_mask_too():

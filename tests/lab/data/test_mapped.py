@@ -63,14 +63,6 @@ def test_a_file_that_changed_at_equal_size_is_decoded_anew(tmp_path):
     assert after.digest != before.digest
 
 
-def test_the_cache_is_mapped_and_never_written(tmp_path):
-    write_folders(tmp_path)
-    pixels = load_split("classes", tmp_path, image_size=6).train.pixels
-    before = pixels.clone()
-    pixels.zero_()
-    assert torch.equal(load_split("classes", tmp_path, image_size=6).train.pixels, before)
-
-
 def test_a_damaged_cache_is_named(tmp_path):
     write_folders(tmp_path)
     load_split("classes", tmp_path, image_size=6)
@@ -83,28 +75,6 @@ def test_a_damaged_cache_is_named(tmp_path):
     os.truncate(tmp_path / "cache-6.pixels", 100)
     with pytest.raises(ValueError, match=r"cache-6.pixels must hold 864 bytes"):
         load_split("classes", tmp_path, image_size=6)
-
-
-def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
-    """A description stands beside whole pixels only: what is there before stays until then."""
-    write_folders(tmp_path)
-    first = load_split("classes", tmp_path, image_size=6)
-    (tmp_path / "cache-6.json").unlink()
-    read, calls = mapped.read_pixels, []
-
-    def fails(*args):
-        calls.append(args)
-        if len(calls) == 3:
-            raise OSError("the disk is gone")
-        return read(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mapped, "read_pixels", fails)
-        with pytest.raises(OSError, match="the disk is gone"):
-            load_split("classes", tmp_path, image_size=6)
-    assert (tmp_path / "cache-6.pixels").stat().st_size == 864
-    assert not (tmp_path / "cache-6.json").exists()
-    assert load_split("classes", tmp_path, image_size=6).digest == first.digest
 
 
 def test_a_cache_without_pixels_or_of_another_version_is_made_again(tmp_path, monkeypatch):

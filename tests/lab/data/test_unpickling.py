@@ -91,6 +91,10 @@ BYTES = {
     "state of a function": b"c_codecs\nencode\n(NS'x'\ndb.",
     "persistent": b"Pid\n.",
     "class": b"(icollections\nOrderedDict\n.",
+    "call of the system": b"cos\nsystem\n(S'true'\ntR.",
+    "another function of numpy": b"cnumpy\nload\n(S'x'\ntR.",
+    "attribute of an array": b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.",
+    "codec": b"c_codecs\nencode\n(S'x'\nS'rot13'\ntR.",
     "extension": b"\x82\x01.",
     "instructions": b"]" + b"Na" * 500_001 + b".",
     "text again": b"c_codecs\nencode\nq\0V"

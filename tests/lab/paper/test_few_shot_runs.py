@@ -40,6 +40,7 @@ RECIPES = {
     "mini-meta-static": META,
     "mini-anil": replace(NAMING, method="anil", steps=2, drops=()),
 }
+SIZES = TaskSizes(ways=2, shots=2, queries=3)
 ROWS = (
     FewShotRow("meta-learned", "mini-meta-static", "meta-nsn"),
     FewShotRow("fine-tuning", "mini-cnn4", "fine-tuning"),
@@ -121,10 +122,6 @@ def refuse(*_, **__):
     raise AssertionError("done again")
 
 
-def fail(*_, **__):
-    raise RunError("not today")
-
-
 def test_nothing_is_done_again(done, monkeypatch, capsys):
     monkeypatch.setattr(session, "train", refuse)
     monkeypatch.setattr(Evaluator, "__call__", refuse)
@@ -197,14 +194,18 @@ def test_a_plan_tells_the_trainings_that_are_missing(done, tmp_path):
     assert trainings(wanted[:1], scope) == ["mini-tadam-1-seed4"]
 
 
-def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
-    other = replace(NAMING, seed=4, lr=0.5)
-    folder = tmp_path / "runs" / "mini-cnn4-1-seed4"
+@pytest.mark.parametrize(
+    ("suffix", "changes", "field"), [("", {"lr": 0.5}, "lr"), ("-all", {}, "train_on")]
+)
+def test_another_run_in_the_folder_is_refused(tmp_path, capsys, suffix, changes, field):
+    """Of other settings, or on other classes than the folder says."""
+    folder = tmp_path / "runs" / f"mini-cnn4-1-seed4{suffix}"
+    other = replace(NAMING, seed=4, **changes)
     session.train(other, name="mini-cnn4", out=folder, device="cpu")
     assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
-    assert "holds another run than mini-cnn4 with seed 4 at budget 1: it differs in lr" in (
-        " ".join(capsys.readouterr().err.split())
-    )
+    told = " ".join(capsys.readouterr().err.split())
+    assert "holds another run than mini-cnn4 with seed 4 at budget 1" in told
+    assert f"it differs in {field}" in told
 
 
 @pytest.mark.parametrize(
@@ -214,9 +215,6 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
         (["--shots", "3"], "`shots` must be among (2,), got 3"),
         (["--tasks", "1"], "`tasks` must be at least 2, got 1"),
         (["--processes", "0"], "`processes` must be an integer of at least 1, got 0"),
-        (["--seeds", "4,4"], "`seeds` must differ, not be negative and be below 2**63, got (4, 4)"),
-        (["--seeds=-1"], "`seeds` must differ, not be negative and be below 2**63, got (-1,)"),
-        (["--seeds", "1,a"], "items must be integers between commas, got 'a'"),
         (["--shots", "2,2"], "`shots` must differ, got (2, 2)"),
     ],
 )
@@ -225,32 +223,45 @@ def test_wrong_command_lines(tmp_path, capsys, words, message):
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
-    "words", [["reproduce", "--shots", "2", "--runs"], ["record", "RUN", "--results"]]
-)
-def test_files_are_no_folders(capsys, words):
-    assert cli.main(["fewshot", *words, __file__]) == 2
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert f"`{words[-1][2:]}` must be a folder, got the file" in told
+FAILURES = {
+    "a training": (
+        (session, "train", lambda _, options: options["name"] == "mini-cnn4"),
+        "mini-cnn4,mini-meta*,mini-anil",
+        {"anil.train"},
+        (1, 8),  # Once for all that take it: two trainings, six evaluations that wait for them.
+    ),
+    "a training on all classes": (
+        (session, "retrain", lambda *_: True),
+        "mini-cnn4,mini-meta*",
+        {"fine-tuning.train", "nearest-neighbour.train", "meta-nsn.train"},
+        (1, 3),
+    ),
+    "an evaluation": (
+        (Evaluator, "__call__", lambda args, _: args[0].method == "fine-tuning"),
+        "mini-cnn4",
+        {"nearest-neighbour.train", "nearest-neighbour.train+val"},
+        (2, 2),
+    ),
+}
 
 
-def test_another_run_that_fails_keeps_none_from_being_done(tmp_path, monkeypatch, capsys):
-    real, calls = session.train, []
+@pytest.mark.parametrize("what", FAILURES)
+def test_what_fails_keeps_nothing_else_from_being_done(tmp_path, monkeypatch, capsys, what):
+    (place, name, wrong), only, recorded, counts = FAILURES[what]
+    real, raised = getattr(place, name), []
 
-    def diverge(recipe, **options):
-        calls.append(options["name"])
-        if options["name"] == "mini-cnn4":
-            raise RunError("the loss is not finite")
-        return real(recipe, **options)
+    def sometimes(*args, **options):
+        if not wrong(args, options):
+            return real(*args, **options)
+        raised.append(args)
+        raise RunError("not today")
 
-    monkeypatch.setattr(session, "train", diverge)
-    assert reproduce(tmp_path, "--only", "mini-cnn4,mini-meta*,mini-anil") == 1
-    assert calls == ["mini-cnn4", "mini-anil"]  # Once for all that take it.
-    assert [path.parts[-3] for path in records(tmp_path).values()] == ["mini-anil"]
-    told = capsys.readouterr().err
-    failed = [line for line in told.splitlines() if line.startswith("nsim: mini-")]
-    assert len(failed) == 8  # Two trainings, six evaluations that wait for them.
-    assert "nsim: mini-meta-static seed 4 on train: meta-nsn, 2 shots: the loss is not" in told
+    monkeypatch.setattr(place, name, sometimes)
+    assert reproduce(tmp_path, "--only", only) == 1
+    assert {path.split("/")[-1].split(".2w")[0] for path in records(tmp_path)} == recorded
+    failed = [line for line in capsys.readouterr().err.splitlines() if "nsim: mini-" in line]
+    assert (len(raised), len(failed)) == counts
+    assert all("not today" in line for line in failed)
 
 
 def test_tasks_that_the_data_cannot_give_are_refused_before_training(tmp_path, monkeypatch, capsys):
@@ -270,37 +281,6 @@ def test_what_is_evaluated_is_recorded_without_the_data(done, tmp_path, monkeypa
     monkeypatch.setattr(data, "load_split", refuse)
     assert reproduce(folder, "--only", "mini-anil") == 0
     assert records(folder)[name].read_bytes() == before
-
-
-def test_a_run_that_fails_on_all_classes_keeps_none_on_fewer_from_being_done(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(session, "retrain", fail)
-    assert reproduce(tmp_path, "--only", "mini-cnn4,mini-meta*") == 1
-    methods = {name.split("/")[-1].rpartition(".2w")[0] for name in records(tmp_path)}
-    assert methods == {"fine-tuning.train", "nearest-neighbour.train", "meta-nsn.train"}
-    told = capsys.readouterr().err.splitlines()
-    assert len([line for line in told if line.startswith("nsim: mini-cnn4 seed 4 on train+")]) == 3
-
-
-def test_an_evaluation_that_fails_keeps_no_other_of_the_run_from_being_done(
-    tmp_path, monkeypatch, capsys
-):
-    real = Evaluator.__call__
-
-    def fail(evaluator, *args):
-        if evaluator.method == "fine-tuning":
-            raise ValueError("no fine-tuning today")
-        return real(evaluator, *args)
-
-    monkeypatch.setattr(Evaluator, "__call__", fail)
-    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
-    assert sorted(name.split("/")[-1].split(".2w")[0] for name in records(tmp_path)) == [
-        "nearest-neighbour.train",
-        "nearest-neighbour.train+val",
-    ]
-    told = capsys.readouterr().err.splitlines()
-    assert len([line for line in told if line.startswith("nsim: mini-")]) == 2
 
 
 @pytest.mark.parametrize(
@@ -327,36 +307,22 @@ def test_a_start_is_of_its_recipe_and_the_same_seed_and_classes(done, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("data", "part", "message"),
-    [("other", "test", "must be of the data at hand"), (None, "val", "trained on the validation")],
-)
-def test_tasks_of_other_data_or_of_classes_that_are_known_are_refused(done, data, part, message):
-    folder = done / "runs/mini-cnn4-1-seed4-all"
-    run, split = session.open_run(folder), make_split()
-    tasks = draw_tasks(
-        split.part(part), TaskSizes(ways=2, shots=2, queries=3), 5, seed=0,
-        data=data or split.digest, part=part,
-    )  # fmt: skip
-    with pytest.raises((ValueError, RunError), match=message):
-        Evaluator()(run, split, tasks)
-
-
-@pytest.mark.parametrize(
-    ("method", "finished", "message"),
+    ("method", "finished", "facts", "message"),
     [
-        ("protonet", True, "`method` must be one of .*, got 'protonet'; nearest: proto"),
-        (None, False, "is not finished; nsim train --resume"),
+        ("protonet", True, {}, "`method` must be one of .*, got 'protonet'; nearest: proto"),
+        (None, False, {}, "is not finished; nsim train --resume"),
+        (None, True, {"data": "other"}, "must be of the data at hand"),
+        (None, True, {"part": "val"}, "trained on the validation"),
     ],
 )
-def test_nothing_is_tried_of_a_wrong_method_or_of_half_a_run(
-    done, tmp_path, method, finished, message
-):
-    folder = shutil.copytree(done / "runs/mini-cnn4-1-seed4", tmp_path / "run")
+def test_nothing_is_tried_of_what_does_not_fit(done, tmp_path, method, finished, facts, message):
+    """A wrong method, half a run, tasks of other data or of classes that the run knows."""
+    folder = shutil.copytree(done / "runs/mini-cnn4-1-seed4-all", tmp_path / "run")
     run, split = session.open_run(folder), make_split()
     if not finished:
         run.summary.unlink()
-    sizes = TaskSizes(ways=2, shots=2, queries=3)
-    tasks = draw_tasks(split.test, sizes, 6, seed=0, data=split.digest, part="test")
+    facts = {"data": split.digest, "part": "test"} | facts
+    tasks = draw_tasks(split.part(facts["part"]), SIZES, 6, seed=0, **facts)
     before = set(folder.rglob("*"))
     with pytest.raises((ValueError, RunError), match=message):
         Evaluator(method=method, device="cpu")(run, split, tasks)
@@ -385,8 +351,7 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluation, "evaluate", note)
-    sizes = TaskSizes(ways=2, shots=2, queries=3)
-    tasks = draw_tasks(split.test, sizes, 5, seed=0, data=split.digest, part="test")
+    tasks = draw_tasks(split.test, SIZES, 5, seed=0, data=split.digest, part="test")
     best = find_checkpoint(run, usual_checkpoint(run))
     what = {"tasks": tasks.digest, "checkpoint": best.name}
     name = "anil.train.2w2s3q.test-5-0.support.4.partial"
@@ -415,13 +380,6 @@ def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):
     assert own.exists()
 
 
-def test_runs_on_other_classes_than_their_folder_says_are_refused(tmp_path, capsys):
-    folder = tmp_path / "runs" / "mini-cnn4-1-seed4-all"
-    session.train(replace(NAMING, seed=4), name="mini-cnn4", out=folder, device="cpu")
-    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
-    assert "it differs in train_on" in " ".join(capsys.readouterr().err.split())
-
-
 def test_records_name_no_folder_of_the_machine(done):
     assert records(done)
     for path in records(done).values():
@@ -432,11 +390,7 @@ def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
     folder = shutil.copytree(done / "runs/mini-tadam-1-seed4-all", tmp_path / "run")
     path = folder / "environment.json"
     content = json.loads(path.read_text())
-
-    def overridden():
-        return recording.overridden(session.open_run(folder))
-
-    assert overridden() == []
+    assert recording.overridden(session.open_run(folder)) == []
     content["start"]["config"]["steps"] += 1
     path.write_text(json.dumps(content))
-    assert overridden() == ["start"]
+    assert recording.overridden(session.open_run(folder)) == ["start"]

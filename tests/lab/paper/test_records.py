@@ -120,8 +120,11 @@ def test_the_command_has_the_precision_and_threads_that_a_machine_chose(tmp_path
 
 @pytest.mark.parametrize(
     "changes",
-    [{"lr": 0.05}, {"steps": 7}, {"drops": (3,)}, {"width": 0.2}, {"validation": 8, "crop": 2}],
-)
+    [
+        {"lr": 0.05}, {"steps": 7}, {"drops": (3,)}, {"width": 0.2}, {"validation": 8, "crop": 2},
+        {"steps": 3, "drops": (2,)},  # as another budget has them
+    ],
+)  # fmt: skip
 def test_overridden_fields_never_become_a_record(tmp_path, changes, capsys):
     run = run_of(PLAIN, tmp_path, **changes)
     with pytest.raises(RunError, match=f"it overrides {', '.join(changes)}; only runs with"):
@@ -129,25 +132,6 @@ def test_overridden_fields_never_become_a_record(tmp_path, changes, capsys):
     assert cli.main(["record", str(run.path), "--results", str(tmp_path / "results")]) == 1
     assert "it overrides" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
-
-
-def test_steps_that_a_budget_would_give_are_still_overridden(tmp_path):
-    run = run_of(PLAIN, tmp_path, steps=3, drops=(2,))
-    with pytest.raises(RunError, match="it overrides steps, drops"):
-        write_record(run, tmp_path / "results")
-
-
-def test_custom_run_has_no_record(tmp_path):
-    run = train(RECIPES[PLAIN], out=tmp_path / "run", device="cpu")
-    with pytest.raises(RunError, match="is of no named recipe, but of 'custom'"):
-        write_record(run, tmp_path / "results")
-
-
-def test_unfinished_run_has_no_record(tmp_path):
-    run = run_of(PLAIN, tmp_path)
-    run.summary.unlink()
-    with pytest.raises(RunError, match="is not finished; nsim train --resume"):
-        write_record(run, tmp_path / "results")
 
 
 def test_record_is_never_overwritten(tmp_path, capsys):
@@ -167,12 +151,19 @@ def test_record_is_never_overwritten(tmp_path, capsys):
     assert path.read_bytes() == before
 
 
-def test_record_of_the_same_run_is_the_same_file(tmp_path):
+def test_runs_of_no_recipe_and_unfinished_runs_have_no_record(tmp_path):
+    custom = train(RECIPES[PLAIN], out=tmp_path / "custom", device="cpu")
+    with pytest.raises(RunError, match="is of no named recipe, but of 'custom'"):
+        write_record(custom, tmp_path / "results")
     run = run_of(PLAIN, tmp_path)
-    files = [write_record(run, tmp_path / name).read_bytes() for name in ("one", "two")]
-    assert files[0] == files[1]
+    run.summary.unlink()
+    with pytest.raises(RunError, match="is not finished; nsim train --resume"):
+        write_record(run, tmp_path / "results")
 
 
-def test_recording_needs_a_run(capsys):
-    assert cli.main(["record"]) == 2
+@pytest.mark.parametrize("words", [["record"], ["fewshot", "record"]])
+def test_recording_needs_a_run_and_a_folder(capsys, words):
+    assert cli.main(words) == 2
     assert "nsim record needs at least one run folder" in capsys.readouterr().err
+    assert cli.main([*words, "RUN", "--results", __file__]) == 2
+    assert "`results` must be a folder, got the file" in capsys.readouterr().err

@@ -195,22 +195,27 @@ class Busy:
         self.signals.append(sig)
 
 
-def test_ctrl_c_stops_all_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("second", [True, False])
+def test_ctrl_c_stops_all_and_says_how_to_go_on(tmp_path, monkeypatch, capsys, second):
+    """With the second of two processes or with the first; what was stopped has not failed."""
     processes = []
 
     def launch(*_):
         processes.append(Busy())
-        if len(processes) == 2:
+        if len(processes) == 1 + second:
             os.kill(os.getpid(), signal.SIGINT)
         return processes[-1]
 
     monkeypatch.setattr(execution, "launch", launch)
     monkeypatch.setattr(execution, "POLL_SECONDS", 0)
     handler = signal.getsignal(signal.SIGINT)
-    assert reproduce(tmp_path, "--seeds", "1,2") == 130
+    assert reproduce(tmp_path, "--seeds", "1,2", "--jobs", f"{1 + second}") == 130
     assert signal.getsignal(signal.SIGINT) is handler
-    assert [process.signals for process in processes] == [[signal.SIGTERM]] * 2
-    assert "stopped, all is saved; the same command goes on" in capsys.readouterr().err
+    assert [process.signals for process in processes] == [[signal.SIGTERM]] * (1 + second)
+    told = capsys.readouterr().err
+    assert "stopped, all is saved; the same command goes on" in told
+    assert "tiny-plain seed 1: stopped" in told
+    assert "failed" not in told
 
 
 @pytest.mark.usefixtures("launched")
@@ -263,12 +268,6 @@ def test_a_log_has_one_writer(tmp_path):
     assert execution.launch(["true"], log).wait() == 0
 
 
-def test_processes_have_one_thread(tmp_path):
-    log = tmp_path / "run.log"
-    code = "import os, sys; sys.exit(os.environ['OMP_NUM_THREADS'] != '1')"
-    assert execution.launch([sys.executable, "-c", code], log).wait() == 0
-
-
 def test_dry_run_only_shows_the_plan(tmp_path, launched, capsys):
     assert reproduce(tmp_path, "--dry-run", "--jobs", "2", "--budget", "0.5") == 0
     told = capsys.readouterr().out
@@ -280,22 +279,19 @@ def test_dry_run_only_shows_the_plan(tmp_path, launched, capsys):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("answer", "runs"), [("y\n", 1), ("\n", 0), ("", 0)])
-def test_it_asks_before_a_terminal(tmp_path, launched, monkeypatch, capsys, answer, runs):
+@pytest.mark.parametrize(
+    ("answers", "words", "runs"),
+    [(["y\n"], (), 1), (["\n"], (), 0), ([""], (), 0), ([], ("--yes",), 1)],
+)
+def test_it_asks_before_a_terminal(tmp_path, launched, monkeypatch, capsys, answers, words, runs):
+    asked = bool(answers)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(sys.stdin, "readline", lambda: answer)
-    assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
+    monkeypatch.setattr(sys.stdin, "readline", [*answers].pop)
+    assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN, *words) == 0
     assert len(launched) == runs
     told = capsys.readouterr()
-    assert "Start? [y/N]" in told.err
+    assert ("Start? [y/N]" in told.err) == asked
     assert ("Nothing was started." in told.out) == (runs == 0)
-
-
-def test_yes_asks_nobody(tmp_path, launched, monkeypatch):
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(sys.stdin, "readline", lambda: 1 / 0)
-    assert reproduce(tmp_path, "--seeds", "2", "--only", PLAIN, "--yes") == 0
-    assert len(launched) == 1
 
 
 @pytest.mark.parametrize(
@@ -357,17 +353,15 @@ def test_ctrl_c_lets_real_processes_save(tmp_path):
         assert execution.launch(["true"], log).wait() == 0  # Nothing holds it any more.
 
 
-def test_processes_have_a_session_of_their_own(tmp_path):
+def test_processes_have_one_thread_and_a_session_of_their_own(tmp_path, monkeypatch):
     """So Ctrl-C reaches them through `execute` alone."""
-    log = tmp_path / "log"
-    execution.launch([sys.executable, "-c", "import os; print(os.getsid(0))"], log).wait()
-    assert int(log.read_text()) != os.getsid(0)
-
-
-def test_processes_have_one_thread_whatever_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    code = "import os, sys; sys.exit(os.environ['OMP_NUM_THREADS'] != '1')"
-    assert execution.launch([sys.executable, "-c", code], tmp_path / "run.log").wait() == 0
+    log = tmp_path / "log"
+    code = "import os; print(os.environ['OMP_NUM_THREADS'], os.getsid(0))"
+    assert execution.launch([sys.executable, "-c", code], log).wait() == 0
+    threads, own = map(int, log.read_text().split())
+    assert threads == 1
+    assert own != os.getsid(0)
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -384,16 +378,3 @@ def test_runs_that_begin_or_go_on_have_one_thread_and_the_data_named(tmp_path, t
     else:
         assert words[words.index("--threads") + 1] == "1"
         assert words[words.index("--precision") + 1] == "bf16"
-
-
-def test_a_run_that_was_stopped_is_no_failure(tmp_path, monkeypatch, capsys):
-    def launch(*_):
-        os.kill(os.getpid(), signal.SIGINT)
-        return Busy()
-
-    monkeypatch.setattr(execution, "launch", launch)
-    monkeypatch.setattr(execution, "POLL_SECONDS", 0)
-    assert reproduce(tmp_path, "--seeds", "1", "--jobs", "1") == 130
-    told = capsys.readouterr().err
-    assert "tiny-plain seed 1: stopped" in told
-    assert "failed" not in told

@@ -17,7 +17,7 @@ from neural_similarity.lab import cli
 from neural_similarity.lab.paper import TABLES, draw, make_report, read_records, to_markdown
 from neural_similarity.lab.paper.records import budget_name
 from neural_similarity.lab.paper.report import by_number, compare, fullest_budget
-from neural_similarity.lab.paper.tables import Panel, Table, in_variant
+from neural_similarity.lab.paper.tables import Panel, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import recipe_to_json
 
@@ -52,17 +52,17 @@ def markdown_of(results, budget=1.0):
 )
 def test_the_papers_numbers(table, numbers):
     assert [row.paper for row in TABLES[table].rows] == numbers
-    metric = "accuracy" if table == "8" else "error"
-    assert {panel.metric for panel in TABLES[table].panels} == {metric}
+    for name in {table, f"{table}-cifar100"} & TABLES.keys():
+        metric = "accuracy" if table == "8" else "error"
+        assert {panel.metric for panel in TABLES[name].panels} == {metric}
 
 
 def test_table_5_has_top_5_and_parameters():
     rows = TABLES["5"].rows
     assert [row.top5 for row in rows] == [19.11, 18.98, 18.04]
     assert [row.parameters for row in rows] == [8.90, 9.71, 9.61]
-    assert "42.72, top-5 19.11" in to_markdown(
-        make_report(TABLES["5"], budget=1, results=Path("nowhere"))
-    )
+    text = to_markdown(make_report(TABLES["5"], budget=1, results=Path("nowhere")))
+    assert "42.72, top-5 19.11" in text
 
 
 def test_every_row_of_tables_1_to_4_has_its_recipe_on_the_panels_data():
@@ -149,17 +149,6 @@ def test_only_common_seeds_are_compared(tmp_path):
     assert (accuracy.low, accuracy.high) == pytest.approx((-images.high, -images.low))
 
 
-def test_three_common_seeds_are_scipys_paired_test(tmp_path):
-    for seed in (1, 2, 3):
-        write_by_hand(tmp_path, PLAIN, seed, bits(100, seed, 0.5))
-        write_by_hand(tmp_path, STATIC, seed, bits(100, 10 + seed, 0.6))
-    ours, before = (by_number(read_records(tmp_path, name, 1)) for name in (STATIC, PLAIN))
-    errors = [[100 - r.correct.sum().item() for r in rs.values()] for rs in (ours, before)]
-    expected = stats.ttest_rel(*errors).confidence_interval(0.95)
-    interval = compare(ours, before, "error")[1]
-    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-6)
-
-
 def test_without_a_common_seed_there_is_no_difference(tmp_path):
     write_by_hand(tmp_path, PLAIN, 1, [1, 0])
     write_by_hand(tmp_path, STATIC, 2, [1, 0])
@@ -198,12 +187,7 @@ def test_fullest_budget(tmp_path):
     assert fullest_budget(recipes, tmp_path) == 0.5
     write_by_hand(tmp_path, STATIC, 1, [1, 0], budget=0.25)
     assert fullest_budget(recipes, tmp_path) == 0.25
-
-
-def test_a_folder_that_is_no_budget_is_named(tmp_path):
-    write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.5)
-    aside = tmp_path / PLAIN / "old"
-    (tmp_path / PLAIN / "0.5").rename(aside)
+    aside = (tmp_path / PLAIN / "0.5").rename(tmp_path / PLAIN / "old")
     with pytest.raises(ValueError, match=f"{aside} must be named by the budget of the records"):
         fullest_budget([PLAIN], tmp_path)
 
@@ -230,13 +214,6 @@ def test_records_of_other_data_are_not_compared(tmp_path):
         markdown_of(tmp_path)
 
 
-def test_misplaced_record_is_named(tmp_path):
-    path = write_by_hand(tmp_path, PLAIN, 1, [1, 0])
-    path.rename(path.with_name("2.json"))
-    with pytest.raises(ValueError, match=r"2.json holds 1 of tiny-plain, budget 1; move it"):
-        markdown_of(tmp_path)
-
-
 def test_record_of_other_settings_is_named(tmp_path, monkeypatch):
     write_by_hand(tmp_path, PLAIN, 1, [1, 0])
     monkeypatch.setitem(RECIPES, PLAIN, replace(RECIPES[PLAIN], lr=0.2, threads=3))
@@ -258,15 +235,6 @@ def test_damaged_record_is_named(tmp_path, changes, message):
         markdown_of(tmp_path)
 
 
-def test_picture(tmp_path):
-    for seed in (1, 2, 3):
-        write_by_hand(tmp_path, PLAIN, seed, bits(64, seed, 0.5))
-        write_by_hand(tmp_path, STATIC, seed, bits(64, 10 + seed, 0.6))
-    path = tmp_path / "new" / "table.png"
-    draw(make_report(TINY_TABLE, budget=1, results=tmp_path), path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def test_command_prints_the_table(tmp_path, capsys):
     write_by_hand(tmp_path, PLAIN, 1, [1, 1, 0, 0], budget=0.5)
     assert cli.main(["table", "tiny", "--results", str(tmp_path)]) == 0
@@ -283,17 +251,17 @@ def test_command_without_records_says_so(tmp_path, capsys, monkeypatch):
     assert "not run" in told.out
 
 
-def test_all_commits_of_a_run_are_named(tmp_path):
-    path = write_by_hand(tmp_path, PLAIN, 1, [1, 0])
+@pytest.mark.parametrize(
+    ("commit", "told"),
+    [("0123456789abcdef", "code 0123456789ab then fedcba987654."), (None, "code version 0.1.0")],
+)
+def test_all_commits_of_a_run_are_named_or_the_version(tmp_path, commit, told):
+    code = {"version": "0.1.0", "commit": commit, "dirty": False}
+    path = write_by_hand(tmp_path, PLAIN, 1, [1, 0], code=code)
     content = json.loads(path.read_text())
-    content["environment"]["resumed"] = [{"commit": "fedcba9876543210"}]
+    content["environment"]["resumed"] = [{"commit": "fedcba9876543210"}] if commit else []
     path.write_text(json.dumps(content))
-    assert "code 0123456789ab then fedcba987654." in markdown_of(tmp_path)
-
-
-def test_code_without_a_commit_is_named_by_its_version(tmp_path):
-    write_by_hand(tmp_path, PLAIN, 1, [1, 0], code={"version": "0.1.0", "commit": None, "dirty": 0})
-    assert "code version 0.1.0." in markdown_of(tmp_path)
+    assert told in markdown_of(tmp_path)
 
 
 def test_command_writes_markdown_and_picture(tmp_path, capsys):
@@ -374,37 +342,21 @@ def test_runs_on_other_classes_than_imagenets_are_said_to_be(tmp_path, capsys, c
     assert ("On 100 classes, not on ImageNet's 1,000." in capsys.readouterr().out) == said
 
 
-def test_costs_of_another_benchmark_are_refused(tmp_path, capsys):
-    path = write_costs(tmp_path)
-    path.write_text(path.read_text().replace('"bench": "recipes"', '"bench": "training"'))
-    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) != 0
-    assert "`costs` must be what `python -m benchmarks recipes` saved" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("change", "caveat"),
-    [
-        ({"others": 0.5}, "(not quiet: other processes kept 0.50 cores busy)"),
-        ({"quick": True}, "(a quick run to try the command out, not a measurement)"),
-        ({"spread": 0.3}, "(not quiet: a baseline's times have quartiles 30% apart)"),
-    ],
-)
-def test_doubtful_times_of_updates_say_so(change, caveat, tmp_path, capsys):
+def test_doubtful_times_of_updates_say_so(tmp_path, capsys):
     write_by_hand(tmp_path, PLAIN, 1, bits(64, 1, 0.5))
     path = write_costs(tmp_path / "costs", **{STATIC: 1.5})
-    report = json.loads(path.read_text())
-    report["rows"][0]["times"]["step"] |= {k: v for k, v in change.items() if k == "spread"}
-    path.write_text(json.dumps(report | {k: v for k, v in change.items() if k != "spread"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"others": 0.5}))
     assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) == 0
-    assert caveat in capsys.readouterr().out
+    assert "(not quiet: other processes kept 0.50 cores busy)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("lost", ["device", "torch", "command"])
-def test_costs_that_lack_a_fact_are_refused(lost, tmp_path, capsys):
+@pytest.mark.parametrize("lost", ["device", "torch", "command", None])
+def test_costs_that_lack_a_fact_or_are_of_another_benchmark_are_refused(lost, tmp_path, capsys):
     path = write_costs(tmp_path / "costs")
     report = json.loads(path.read_text())
-    del report["environment"][lost]
-    path.write_text(json.dumps(report))
+    if lost:
+        del report["environment"][lost]
+    path.write_text(json.dumps(report if lost else report | {"bench": "training"}))
     assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) == 1
     assert "`costs` must be what `python -m benchmarks recipes` saved" in capsys.readouterr().err
 
@@ -431,13 +383,6 @@ def test_wrong_command_lines_exit_with_2(args, message, capsys):
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_damaged_record_exits_with_1(tmp_path, capsys):
-    path = write_by_hand(tmp_path, PLAIN, 1, [1, 0])
-    path.write_text(json.dumps([]))
-    assert cli.main(["table", "tiny", "--results", str(tmp_path)]) == 1
-    assert "cannot be read as a run record" in capsys.readouterr().err
-
-
 def test_accuracies_and_their_differences_are_those_of_the_images(tmp_path):
     for seed in (1, 2, 3):
         write_by_hand(tmp_path, PLAIN, seed, [1, 1, 0, 0])
@@ -446,14 +391,3 @@ def test_accuracies_and_their_differences_are_those_of_the_images(tmp_path):
     plain, static = make_report(table, budget=1, results=tmp_path).panels[0].lines
     assert (plain.mean, static.mean) == (50, 75)
     assert static.by_seed.mean == static.by_image.mean == 25
-
-
-@pytest.mark.parametrize("name", ["1", "2", "3", "8"])
-def test_tables_on_cifar100_measure_what_those_on_cifar10_do(name):
-    metrics = [{panel.metric for panel in TABLES[n].panels} for n in (name, f"{name}-cifar100")]
-    assert metrics[0] == metrics[1]
-
-
-def test_variants_are_known():
-    with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'x'"):
-        in_variant(TABLES["4"], "x")

@@ -152,9 +152,11 @@ def test_cnn_plus_plus_has_slightly_more_parameters_than_every_other_network(nam
     assert sizes[first] < 1.05 * sizes[second]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *FEW_SHOT_RECIPES])
 def test_recipes_survive_json(name):
-    assert recipe_from_json(json.loads(json.dumps(recipe_to_json(RECIPES[name])))) == RECIPES[name]
+    recipe = (RECIPES | FEW_SHOT_RECIPES)[name]
+    record = json.loads(json.dumps(recipe_to_json(recipe)))
+    assert recipe_from_json(record, type(recipe)) == recipe
 
 
 def test_every_field_and_part_of_a_similarity_survives_json():

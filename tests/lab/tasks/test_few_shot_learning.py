@@ -6,21 +6,16 @@ from dataclasses import replace
 import pytest
 import textures
 import torch
-from torch import nn
 
 import neural_similarity as ns
 from neural_similarity.lab.data import load_split
 from neural_similarity.lab.session import train
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.gradient import anil, maml, meta_learned
-from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot
-from neural_similarity.lab.tasks.few_shot.leo import Latent, Leo
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
-from neural_similarity.lab.tasks.few_shot.tadam import Tadam
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.train.journal import read_lines
 
-CHANCE = 1 / 5
 SLOW = pytest.mark.slow
 
 
@@ -70,32 +65,6 @@ def test_meta_learning_the_similarity_alone_repairs_one_that_was_disturbed(
     before, after = improvement(method, steps=steps, rate=1e-2)
     assert after > max(0.5, before + 0.15)
     assert torch.equal(kernels, method.backbone[0].weight)
-
-
-def test_adapting_the_similarity_and_the_head_recognises_new_classes(classifier):
-    method = meta_learned(ns.convert(classifier, "static-diagonal"), 5)
-    assert textures.accuracy(method) > CHANCE + 0.4
-
-
-def test_the_prior_of_the_base_classes_recognises_new_ones(classifier):
-    assert textures.accuracy(DiscriminativeKShot(classifier)) > CHANCE + 0.4
-
-
-def test_leo_learns_to_decode_classifiers(classifier):
-    small = Latent(dropout=0.5, kl=1e-3)  # Mini-ImageNet's are for 640 features
-    method = Leo(copy.deepcopy(classifier), small)
-    before, after = improvement(method, steps=120)
-    assert after > before + 0.1
-    assert after > 0.7
-
-
-def test_tadam_learns_a_metric_and_how_tasks_change_it():
-    method = Tadam(textures.network(), scale=0.1)
-    before, after = improvement(method, steps=150)
-    assert before < 0.5
-    assert after > 0.8
-    strengths = nn.utils.parameters_to_vector([c.strength for c in method.conditions])
-    assert strengths.abs().max() > 0.01
 
 
 SMALL = FewShotRecipe(

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.tasks.few_shot import Episode
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate, use_statistics
-from neural_similarity.lab.tasks.few_shot.gradient import Phase
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, CosineLinear, FineTuning
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -58,32 +58,34 @@ def each(predict, query):
     return torch.stack([predict(q) for q in query])
 
 
-def test_proto_net():
+def by_means(support, q):
+    means = [support[LABELS == c].mean(0) for c in range(WAYS)]
+    return torch.stack([-(torch.dist(q, mean) ** 2) for mean in means])
+
+
+def by_the_nearest(support, q):
+    near = [F.cosine_similarity(q, s, dim=0) for s in support]
+    return torch.stack([max(near[2 * c], near[2 * c + 1]) for c in range(WAYS)])
+
+
+def by_votes(support, q, scale):
+    votes = torch.stack([scale * F.cosine_similarity(q, s, dim=0) for s in support]).exp()
+    return torch.stack([votes[LABELS == c].sum() / votes.sum() for c in range(WAYS)]).log()
+
+
+@pytest.mark.parametrize(
+    ("method", "definition"),
+    [
+        (ProtoNet(nn.Identity()), by_means),
+        (NearestNeighbour(nn.Identity()), by_the_nearest),
+        (MatchingNet(nn.Identity(), scale=1.0), partial(by_votes, scale=1.0)),
+        (MatchingNet(nn.Identity()), partial(by_votes, scale=100.0)),
+    ],
+)
+def test_metrics_are_their_definitions(method, definition):
     support, query = features(6), features(4, seed=1)
-
-    def by_hand(q):
-        means = [support[LABELS == c].mean(0) for c in range(WAYS)]
-        return torch.stack([-(torch.dist(q, mean) ** 2) for mean in means])
-
-    found = ProtoNet(nn.Identity()).adapt(support, LABELS, WAYS)(query)
-    torch.testing.assert_close(found, each(by_hand, query))
-
-
-@pytest.mark.parametrize("similarity", [None, "dynamic-diagonal"])
-def test_proto_net_starts_with_small_distances_in_the_same_order(similarity):
-    query = images(5, seed=1)
-    start, usual = (
-        build(network(similarity=similarity)).eval()
-        for build in (
-            lambda net: METHODS["proto"].build(net, SIZES),
-            lambda net: ProtoNet(net[:-1]),
-        )
-    )
-    scores, expected = (
-        method.adapt(method.embed(images(6)), LABELS, WAYS)(method.embed(query))
-        for method in (start, usual)
-    )
-    torch.testing.assert_close(scores, 0.01 * expected)
+    found = method.adapt(support, LABELS, WAYS)(query)
+    torch.testing.assert_close(found, each(partial(definition, support), query))
 
 
 @pytest.mark.parametrize("model", ["resnet12", "resnet18", "cnn9", "convnet4", "wrn28_10"])
@@ -96,29 +98,6 @@ def test_proto_net_shrinks_what_comes_out_of_one_normalisation(model):
     before, after = plain.embed(x), METHODS["proto"].build(net, SIZES).eval().embed(x)
     scale = 0.1 if model in ("cnn9", "convnet4", "wrn28_10") else 1.0
     torch.testing.assert_close(after, scale * before)
-
-
-def test_nearest_neighbour():
-    support, query = features(6), features(4, seed=1)
-
-    def by_hand(q):
-        near = [F.cosine_similarity(q, s, dim=0) for s in support]
-        return torch.stack([max(near[2 * c], near[2 * c + 1]) for c in range(WAYS)])
-
-    found = NearestNeighbour(nn.Identity()).adapt(support, LABELS, WAYS)(query)
-    torch.testing.assert_close(found, each(by_hand, query))
-
-
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_matching_net(scale):
-    support, query = features(6), features(4, seed=1)
-
-    def by_hand(q):
-        votes = torch.stack([scale * F.cosine_similarity(q, s, dim=0) for s in support]).exp()
-        return torch.stack([votes[LABELS == c].sum() / votes.sum() for c in range(WAYS)])
-
-    found = MatchingNet(nn.Identity(), scale=scale).adapt(support, LABELS, WAYS)(query)
-    torch.testing.assert_close(found.exp(), each(by_hand, query))
 
 
 def test_full_context():
@@ -170,21 +149,23 @@ def test_relation_net():
     torch.testing.assert_close(method.loss(episode), error)
 
 
-def test_relation_net_embeds_by_four_layers_with_relu():
+@pytest.mark.parametrize(
+    ("model", "size", "margin", "layers"),
+    [("convnet4", 16, 0, (1, 1, 1, 1)), ("cnn9", 20, 2, (3, 3, 3))],
+)
+def test_relation_net_embeds_by_every_layer_with_relu_and_two_pools(model, size, margin, layers):
     torch.manual_seed(0)
-    source = network()
+    source = models.build(model, 5, image_size=size, width=0.1).eval()
     method = METHODS["relation"].build(source, SIZES).eval()
-    layers = dict(source.eval().named_children())
-    x = images(3)
-    maps = x
-    for i in range(1, 5):
-        conv, norm = layers[f"conv{i}_1"][:2]
-        maps = norm(conv(maps)).relu()
-        maps = nn.functional.max_pool2d(maps, 2) if i < 3 else maps
-    found = method.embed(x)
-    torch.testing.assert_close(found, maps)
-    assert found.shape[-2:] == (4, 4)
-    assert found.min() == 0
+    x = torch.randn(3, 3, size, size)
+    maps = F.pad(x, (margin,) * 4)
+    for stage, count in enumerate(layers, 1):
+        for number in range(1, count + 1):
+            conv, norm = source.get_submodule(f"conv{stage}_{number}")[:2]
+            maps = norm(conv(maps)).relu()
+        maps = F.max_pool2d(maps, 2) if stage < 3 else maps
+    torch.testing.assert_close(method.embed(x), maps)
+    assert method.embed(x).min() == 0
 
 
 def test_losses_of_metrics_are_cross_entropies():
@@ -226,7 +207,7 @@ def test_fine_tuning_is_the_textbooks(cosine):
 
 
 def test_the_papers_tuning():
-    """100 passes in mini-batches of 4, every image once in each."""
+    """100 passes in mini-batches of 4, every image once in each, as the seed says."""
     chosen = list(Tuning().minibatches(25))
     assert [len(part) for part in chosen] == [4, 4, 4, 4, 4, 4, 1] * 100
     for epoch in range(100):
@@ -234,10 +215,17 @@ def test_the_papers_tuning():
     weights = Tuning().first_weights(5, 800)
     assert weights.abs().max() <= 800**-0.5
     assert weights.std() == pytest.approx(800**-0.5 / 3**0.5, rel=0.05)
+    for seed, same in ((0, True), (1, False)):
+        other = Tuning(seed=seed)
+        assert torch.equal(torch.cat([*other.minibatches(25)]), torch.cat(chosen)) == same
+        assert torch.equal(other.first_weights(5, 800), weights) == same
 
 
 def test_cosine_linear_by_hand():
+    """Gains start as the lengths of the kernels."""
     layer = CosineLinear(FEATURES, 4, scale=3.0).double()
+    torch.testing.assert_close(layer.gain, layer.weight.norm(dim=1))
+    assert CosineLinear(FEATURES, 4).scale == 2
     nn.init.normal_(layer.gain)
     x = features(2)
     by_hand = [
@@ -254,22 +242,16 @@ MANY = {
     "context": MatchingNet(nn.Identity(), FullContext(FEATURES).double(), scale=5.0),
     "fine-tuning": FineTuning(nn.Identity(), SHORT),
     "baseline++": CosineFineTuning(nn.Identity(), SHORT),
+    "relation": RelationNet(nn.Identity(), channels=2).double().eval(),
 }
+MAPS = 2, 4
 
 
 @pytest.mark.parametrize("name", MANY)
 def test_many_tasks_are_as_one_by_one(name):
-    method = MANY[name]
+    method, shape = MANY[name], MAPS if name == "relation" else ()
     assert method.at_once > 1
-    support, query = features(5, 6), features(5, 4, seed=1)
-    together = method.adapt(support, LABELS, WAYS)(query)
-    alone = [method.adapt(s, LABELS, WAYS)(q) for s, q in zip(support, query, strict=True)]
-    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
-
-
-def test_many_relations_are_as_one_by_one():
-    method = RelationNet(nn.Identity(), channels=2).double().eval()
-    support, query = features(5, 6, 2, 4), features(5, 4, 2, 4, seed=1)
+    support, query = features(5, 6, *shape), features(5, 4, *shape, seed=1)
     together = method.adapt(support, LABELS, WAYS)(query)
     alone = [method.adapt(s, LABELS, WAYS)(q) for s, q in zip(support, query, strict=True)]
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
@@ -282,12 +264,10 @@ LONG = {
 
 
 @pytest.mark.parametrize("labels", [LABELS, LABELS.flip(0), torch.tensor([0, 1, 2, 0, 1, 2])])
-@pytest.mark.parametrize("name", [*MANY, "relation"])
+@pytest.mark.parametrize("name", MANY)
 def test_labels_may_come_in_any_order(name, labels):
-    shape = (6, 2, 4) if name == "relation" else (6,)
-    method = MANY.get(name) or RelationNet(nn.Identity(), channels=2).double().eval()
-    support, query = features(*shape), features(4, *shape[1:], seed=1)
-    method = method.double() if name == "context" else method
+    method, shape = MANY[name], MAPS if name == "relation" else ()
+    support, query = features(6, *shape), features(4, *shape, seed=1)
     order = labels.argsort(stable=True)
     if name in ("proto", "nearest", "matching", "relation"):
         found = method.adapt(support, labels, WAYS)(query)
@@ -302,18 +282,18 @@ def test_labels_may_come_in_any_order(name, labels):
 def test_static_tuning_is_the_textbooks(similarity):
     """M and head by torch's optimiser on a copy of the network, kernels and statistics fixed."""
     tuning = Tuning(epochs=2)
-    base = network(similarity=similarity).eval()
+    base = network(similarity=similarity).double().eval()
     for module in base.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean)
             nn.init.uniform_(module.running_var, 0.5, 2)
     before = {name: value.clone() for name, value in base.state_dict().items()}
     method = StaticTuning(base[:-1], base[-1].in_features, tuning)
-    support, query = images(6), images(4, seed=1)
+    support, query = images(6).double(), images(4, seed=1).double()
     found = method.adapt(support, LABELS, WAYS)(query)
 
     other = StaticTuning(base[:-1], base[-1].in_features, tuning)  # copied, so its own M
-    head = nn.Linear(base[-1].in_features, WAYS)
+    head = nn.Linear(base[-1].in_features, WAYS).double()
     head.load_state_dict(
         {
             "weight": tuning.first_weights(WAYS, head.in_features),
@@ -350,6 +330,7 @@ def test_training_by_tasks_reaches_every_parameter(name, similarity):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_predicts(name):
     method = METHODS[name].build(network(similarity="static-diagonal"), SIZES).eval()
+    assert method.statistics == METHODS[name].statistics
     support, query = images(6), images(4, seed=1)
     with torch.no_grad():
         if method.fixed_embedding:
@@ -364,28 +345,6 @@ def test_relation_net_needs_cnn4_or_cnn9():
     other = models.build("resnet12", 5, image_size=16, width=0.1)
     with pytest.raises(ValueError, match="`network` must be convnet4 or cnn9, whose maps are"):
         METHODS["relation"].build(other, SIZES)
-
-
-def test_relation_net_of_cnn9_has_its_nine_convolutions_and_two_pools():
-    torch.manual_seed(0)
-    source = models.build("cnn9", 5, image_size=20, width=0.1).eval()
-    method = METHODS["relation"].build(source, SIZES).eval()
-    x = torch.randn(2, 3, 20, 20)
-    maps = nn.functional.pad(x, (2, 2, 2, 2))
-    for stage in (1, 2, 3):
-        for number in (1, 2, 3):
-            conv, norm = dict(source.named_children())[f"conv{stage}_{number}"][:2]
-            maps = norm(conv(maps)).relu()
-        maps = nn.functional.max_pool2d(maps, 2) if stage < 3 else maps
-    torch.testing.assert_close(method.embed(x), maps)
-
-
-class Counting(ProtoNet):
-    """Counts the images that are embedded."""
-
-    def embed(self, images):
-        self.seen = getattr(self, "seen", 0) + len(images)
-        return super().embed(images)
 
 
 @pytest.fixture(scope="module")
@@ -448,9 +407,14 @@ def test_the_evaluator_leaves_every_mode_as_it_was(tested):
 
 
 class Watching(ProtoNet):
-    """Embeds, for every task or once, and notes whether it was training then."""
+    """Embeds, for every task or once; counts images, and notes whether it was training then."""
+
+    def __init__(self, fixed=True):
+        super().__init__(network()[:-1])
+        self.fixed_embedding, self.count, self.seen = fixed, 0, set()
 
     def embed(self, images):
+        self.count += len(images)
         self.seen.update(part.training for part in self.modules())
         return super().embed(images)
 
@@ -461,22 +425,18 @@ class Watching(ProtoNet):
         return lambda query: predict(self.embed(query))
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-def test_nothing_trains_while_it_is_tried(tested, fixed):
+@pytest.mark.parametrize(
+    ("fixed", "statistics", "once"),
+    [(True, "running", True), (False, "running", False), (True, "support", False)],
+)
+def test_nothing_trains_while_it_is_tried_and_features_are_computed_once(
+    tested, fixed, statistics, once
+):
     """Dropout and batch statistics would leak, also where each task is embedded for itself."""
-    method = Watching(network()[:-1]).train()
-    method.seen, method.fixed_embedding = set(), fixed
+    method = use_statistics(Watching(fixed).train(), statistics)
     evaluate(method, **tested, **RUNTIME)
     assert method.seen == {False}
-
-
-def test_features_are_computed_once(tested):
-    method = Counting(network()[:-1])
-    evaluate(method, **tested, **RUNTIME)
-    assert method.seen == len(tested["tasks"].images())
-    use_statistics(method, "support")
-    evaluate(method, **tested, **RUNTIME)
-    assert method.seen == len(tested["tasks"].images()) + 6 * 3 * (2 + 4)
+    assert method.count == (len(tested["tasks"].images()) if once else 6 * 3 * (2 + 4))
 
 
 @pytest.mark.parametrize("statistics", ["support", "transductive"])
@@ -591,13 +551,6 @@ def test_running_statistics_that_training_did_not_keep_are_refused():
     assert use_statistics(method, "running").statistics == "running"
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_have_the_statistics_that_the_list_says(name):
-    similarity = "static-diagonal" if name == "meta-nsn" else None
-    method = METHODS[name].build(network(similarity=similarity), SIZES)
-    assert method.statistics == METHODS[name].statistics
-
-
 @pytest.mark.parametrize(
     ("name", "called"), [("static-nsn", "static NSN"), ("relation", "relation networks")]
 )
@@ -615,47 +568,6 @@ def test_static_nsn_of_a_dynamic_network_is_refused():
 def test_statistics_of_torchs_own_layers_are_called_what_they_are():
     method = set_statistics(ProtoNet(network()[:-1]), "transductive")
     assert set_statistics(method, None).statistics == "running"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Tuning(batch_size=0), "`batch_size` must be an integer of at least 1, got 0"),
-        (lambda: Tuning(epochs=-1), "`epochs` must be an integer of at least 1, got -1"),
-        (lambda: Tuning(lr=0), "`lr` must be positive, got 0"),
-        (lambda: Phase(fast=(), steps=1, rate=0.1), "`fast` must name a group at least, got none"),
-    ],
-)
-def test_steps_that_would_teach_nothing_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_static_tuning_in_float64():
-    net = network().double().eval()
-    method = StaticTuning(net[:-1], net[-1].in_features, Tuning(epochs=1))
-    logits = method.adapt(images(6).double(), LABELS, WAYS)(images(4).double())
-    assert logits.dtype == torch.float64
-
-
-def test_tuning_is_a_function_of_its_seed():
-    orders = [torch.cat([*Tuning(seed=seed).minibatches(25)]) for seed in (0, 0, 1)]
-    weights = [Tuning(seed=seed).first_weights(5, 8) for seed in (0, 0, 1)]
-    for same, again, other in (orders, weights):
-        assert torch.equal(same, again)
-        assert not torch.equal(same, other)
-
-
-def test_full_contexts_take_five_steps_and_cosines_are_a_hundredfold():
-    context = FullContext(FEATURES)
-    torch.manual_seed(0)
-    support, query = features(6).float(), features(4, seed=1).float()
-    five = deepcopy(context)
-    five.steps = 5
-    assert torch.equal(context(support, query)[1], five(support, query)[1])
-    found = MatchingNet(nn.Identity()).adapt(support, LABELS, WAYS)(query)
-    expected = MatchingNet(nn.Identity(), scale=100.0).adapt(support, LABELS, WAYS)(query)
-    assert torch.equal(found, expected)
 
 
 def test_distances_are_exact_far_from_the_origin():
@@ -677,10 +589,3 @@ def test_relations_are_two_convolutions_nine_cells_and_eight_units():
     y = F.adaptive_max_pool2d(y, 3).flatten(1)
     y = F.linear(F.linear(y, w1, c1).relu(), w2, c2)
     torch.testing.assert_close(method.compare(x), y)
-
-
-def test_cosine_layers_start_with_the_lengths_of_their_kernels_as_gains():
-    """So twice what the plain layer of the same kernel gives for features of unit length."""
-    layer, x = CosineLinear(FEATURES, 4).double(), features(3)
-    plain = 2 * F.normalize(x, dim=1) @ layer.weight.T
-    torch.testing.assert_close(layer(x), plain, rtol=1e-6, atol=1e-6)

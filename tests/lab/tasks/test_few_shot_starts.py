@@ -120,10 +120,12 @@ def test_a_start_has_the_network_of_what_starts_from_it():
         assert (ours.model, ours.width) == (theirs.model, theirs.width), name
 
 
-@pytest.mark.parametrize("train_on", ["train", "train+val"])
-def test_inputs_are_standardised_by_the_classes_of_training(tmp_path, train_on):
+@pytest.mark.parametrize(("train_on", "classes"), [("train", 5), ("train+val", 7)])
+def test_networks_and_inputs_are_of_the_classes_of_training(tmp_path, train_on, classes):
     run = train(tmp_path, replace(TINY, train_on=train_on))
     assert run.preprocess == Preprocess.fit(make_split().part(train_on))
+    assert run.classes == tuple(f"c{i}" for i in range(classes))
+    assert run.build()[-1].out_features == classes
 
 
 def support(recipe, of):

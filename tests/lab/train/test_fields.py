@@ -92,9 +92,11 @@ def test_optimizer_has_the_recipes_numbers(tmp_path):
 
 
 def test_adam_is_adam(tmp_path):
-    recipe = replace(TINY, optimizer="adam", lr=0.01, weight_decay=0.0, steps=1, drops=())
-    run = train(recipe, out=tmp_path / "run", device="cpu")
-    assert type(session.start(run, choose_runtime("cpu")).optimizer) is torch.optim.Adam
+    changes = {"lr": 0.01, "weight_decay": 0.0, "steps": 1, "drops": (), "momentum": 0.8}
+    run = train(replace(TINY, optimizer="adam", **changes), out=tmp_path / "run", device="cpu")
+    optimizer = session.start(run, choose_runtime("cpu")).optimizer
+    assert type(optimizer) is torch.optim.Adam
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.999)}
     before, after = (dict(model.named_parameters()) for model in (run.build(), load(run)))
     moved = (after["classifier.weight"] - before["classifier.weight"]).detach().abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-2, atol=0)
@@ -135,13 +137,6 @@ def test_hyperspherical_kernels_are_held_orthogonal_in_place_of_their_decay(tmp_
     assert len(kernels) == 10
     by_hand = sum((w @ w.T - torch.eye(len(w))).square().sum().item() for w in kernels)
     assert losses[1] - losses[0] == pytest.approx(0.5 * by_hand, rel=1e-5)
-
-
-def test_adam_takes_the_momentum(tmp_path):
-    run = train(replace(TINY, optimizer="adam", momentum=0.8), out=tmp_path / "run", device="cpu")
-    optimizer = session.start(run, choose_runtime("cpu")).optimizer
-    assert type(optimizer) is torch.optim.Adam
-    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.999)}
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -278,22 +273,14 @@ def test_threads(tmp_path, monkeypatch, asked, used):
     assert json.loads((run.path / "environment.json").read_text())["threads"] == used
 
 
-def test_log_every(tmp_path):
-    run = train(replace(TINY, log_every=3, steps=8), out=tmp_path / "run", device="cpu")
-    assert [line["step"] for line in read_lines(run.metrics)] == [3, 6, 8]
-
-
-def test_evaluate_every(tmp_path):
-    recipe = replace(TINY, validation=8, evaluate_every=4, log_every=50)
-    run = train(recipe, out=tmp_path / "run", device="cpu")
-    steps = [line["step"] for line in read_lines(run.metrics) if "validation_loss" in line]
-    assert steps == [4, 6]
-
-
-def test_checkpoint_every(tmp_path):
-    run = train(replace(TINY, checkpoint_every=4), out=tmp_path / "run", device="cpu")
+def test_lines_scores_and_checkpoints_come_every_so_many_steps(tmp_path):
+    every = {"log_every": 3, "evaluate_every": 4, "checkpoint_every": 5, "validation": 8}
+    run = train(replace(TINY, steps=8, **every), out=tmp_path / "run", device="cpu")
+    lines = read_lines(run.metrics)
+    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 8]
+    assert [line["step"] for line in lines if "validation_loss" in line] == [4, 8]
     names = [path.name for path in checkpoints(run.checkpoints)]
-    assert names == ["step-00000004", "step-00000006"]
+    assert names == ["step-00000005", "step-00000008"]
 
 
 def test_checkpoint_seconds(tmp_path):

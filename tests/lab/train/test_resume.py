@@ -7,19 +7,20 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import kills
 import pytest
 import torch
-from kills import killed_after
+from kills import killed_after, outcome
 from tiny_images import TINY, tiny_world
 from tiny_images import tiny as tiny
 
 from neural_similarity.lab import cli
-from neural_similarity.lab.session import load, resume, train
+from neural_similarity.lab.session import resume, train
 from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.checkpoint import checkpoints
 from neural_similarity.lab.train.files import locked
-from neural_similarity.lab.train.journal import Journal, cut_back, read_lines
+from neural_similarity.lab.train.journal import Journal, cut_back
 from neural_similarity.lab.train.stopping import signals_noted
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -51,27 +52,18 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
-def outcome(run):
-    """Weights of the last and best checkpoint, and the lines of metrics without times."""
-    timeless = [
-        {key: value for key, value in line.items() if key not in ("seconds", "images_per_second")}
-        for line in read_lines(run.metrics)
-    ]
-    return load(run).state_dict(), load(run, "best").state_dict(), timeless
+BOTH = "last", "best"
 
 
 def assert_same(run, reference):
-    for weights, expected in zip(outcome(run)[:2], reference[:2], strict=True):
-        assert weights.keys() == expected.keys()
-        assert all(torch.equal(weights[name], expected[name]) for name in weights)
-    assert outcome(run)[2] == reference[2]
-    assert run.summary.exists()
+    kills.assert_same(outcome(run, *BOTH), reference)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     with tiny_world():
-        return outcome(train(INTERRUPTED, out=tmp_path_factory.mktemp("reference") / "run"))
+        run = train(INTERRUPTED, out=tmp_path_factory.mktemp("reference") / "run")
+        return outcome(run, *BOTH)
 
 
 def test_killed_after_every_step_it_ends_bit_identical(reference, tmp_path):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kills import assert_same, outcome
 from tiny_images import DRAW_CURVES, TINY, make_dataset, make_images, train_tiny
 from tiny_images import tiny as tiny
 from torch import nn
@@ -66,7 +67,7 @@ def test_it_learns(tmp_path):
 def test_loading_leaves_the_random_numbers_as_they_are(tmp_path):
     run = train_tiny(tmp_path)
     before = torch.get_rng_state()
-    load(run)
+    assert not load(run.path).training
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -97,20 +98,6 @@ def test_run_folder_is_complete(tmp_path, monkeypatch):
     }
 
 
-def test_loaded_network_scores_as_the_summary_says(tmp_path):
-    run = train_tiny(tmp_path)
-    model = load(run.path)
-    assert not model.training
-    summary = json.loads(run.summary.read_text())
-    runtime = choose_runtime("cpu", "fp32")
-    scores = evaluate(model, make_dataset().test, run.preprocess, runtime)
-    assert scores.accuracy == summary["test_accuracy"]
-    assert scores.loss == pytest.approx(summary["test_loss"], rel=1e-5)
-    assert scores.correct.dtype == torch.bool
-    assert len(scores.correct) == 32
-    assert torch.equal(unpack_correct(summary["test_correct"]), scores.correct)
-
-
 @pytest.mark.parametrize("count", [0, 1, 8, 13])
 def test_packed_answers_survive_json(count):
     correct = torch.rand(count) < 0.5
@@ -121,15 +108,6 @@ def test_packed_answers_survive_json(count):
     assert torch.equal(unpack_correct(record), correct)
     with pytest.raises(ValueError, match=rf"`packed` must hold \d+ bytes for {count + 9} images"):
         unpack_correct(record | {"images": count + 9})
-
-
-def test_same_seed_same_weights_other_seed_others(tmp_path):
-    weights = [
-        load(train(replace(TINY, seed=seed), out=tmp_path / str(i), device="cpu")).state_dict()
-        for i, seed in enumerate([3, 3, 4])
-    ]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
 
 
 def test_run_is_never_overwritten(tmp_path):
@@ -221,21 +199,21 @@ def test_validation_keeps_the_best_and_is_held_out(tmp_path):
     runtime = choose_runtime("cpu", "fp32")
     best = load(run, "best")
     assert evaluate(best, held, run.preprocess, runtime).accuracy == max(accuracies)
+    scores = evaluate(best, make_dataset().test, run.preprocess, runtime)
+    assert first_best != 8
+    assert summary["best_checkpoint"]["test_accuracy"] == scores.accuracy
+    assert summary["best_checkpoint"]["test_loss"] == pytest.approx(scores.loss, rel=1e-5)
 
 
 def test_test_images_reach_nothing_but_the_summary(tmp_path, monkeypatch):
-    def outcome(name):
+    def trained(name):
         run = train_tiny(tmp_path / name, validation=16, evaluate_every=2)
-        keys = ("step", "loss", "accuracy", "validation_accuracy", "validation_loss")
-        lines = [{key: line.get(key) for key in keys} for line in read_lines(run.metrics)]
-        return lines, load(run).state_dict(), load(run, "best").state_dict()
+        return outcome(run, "last", "best")
 
-    lines, last, best = outcome("one")
+    *first, _ = trained("one")
     monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset(test_seed=9))
-    other_lines, other_last, other_best = outcome("other")
-    assert lines == other_lines
-    assert all(torch.equal(last[name], other_last[name]) for name in last)
-    assert all(torch.equal(best[name], other_best[name]) for name in best)
+    *second, _ = trained("other")
+    assert_same(second, first)
 
 
 def test_test_set_is_scored_once_at_the_end(tmp_path, monkeypatch):
@@ -271,37 +249,18 @@ def test_changed_data_are_refused(tmp_path, monkeypatch):
         session.load_task(run)
 
 
-def test_prediction_does_not_depend_on_the_batch(tmp_path, monkeypatch):
+def test_prediction_does_not_depend_on_the_batch_and_leaves_every_mode(tmp_path, monkeypatch):
     run = train_tiny(tmp_path)
     model, images = load(run), make_images(11, 3)
     runtime = choose_runtime("cpu", "fp32")
     whole = evaluate(model, images, run.preprocess, runtime)
     monkeypatch.setattr("neural_similarity.lab.train.scoring.BATCH_SIZE", 3)
-    parts = evaluate(model.train(), images, run.preprocess, runtime)
-    assert model.training
+    next(m for m in model.train().modules() if isinstance(m, nn.BatchNorm2d)).eval()
+    modes = [module.training for module in model.modules()]
+    parts = evaluate(model, images, run.preprocess, runtime)
+    assert [module.training for module in model.modules()] == modes
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
     assert torch.equal(parts.correct, whole.correct)
-
-
-def test_scoring_puts_the_mode_of_every_module_back(tmp_path):
-    run = train_tiny(tmp_path)
-    model = load(run).train()
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    norms[0].eval()
-    runtime = choose_runtime("cpu", "fp32")
-    evaluate(model, make_images(11, 3), run.preprocess, runtime)
-    assert model.training
-    assert [norm.training for norm in norms] == [False] + [True] * (len(norms) - 1)
-
-
-def test_the_summary_scores_the_best_checkpoint_too(tmp_path):
-    run = train_tiny(tmp_path, validation=16, evaluate_every=2, steps=8)
-    assert checkpoints(run.best)[0].name != "step-00000008"
-    told = json.loads(run.summary.read_text())["best_checkpoint"]
-    runtime = choose_runtime("cpu", "fp32")
-    scores = evaluate(load(run, "best"), make_dataset().test, run.preprocess, runtime)
-    assert told["test_accuracy"] == scores.accuracy
-    assert told["test_loss"] == pytest.approx(scores.loss, rel=1e-5)
 
 
 def test_the_seed_says_which_images_are_held_out():
