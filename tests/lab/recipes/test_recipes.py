@@ -34,7 +34,7 @@ def test_names_are_those_of_the_papers_table_and_the_quick_start():
     nets = ("resnet18", "resnet50")
     imagenet = [f"{net}{kind}" for net in nets for kind in ("", "-static-dns", "-dynamic-dns")]
     imagenet += ["cnn10", "cnn10++", "cnn10-dynamic-dns"]
-    names = {"quickstart", *(f"{data}-{name}" for data in sets for name in ours)}
+    names = {"quickstart", "adapt", *(f"{data}-{name}" for data in sets for name in ours)}
     names |= {f"imagenet-{name}" for name in imagenet}
     studies = ABLATIONS.keys() | CHEAPER.keys() | CONTROLS.keys() | RIVALS.keys()
     assert set(RECIPES) == names | studies | RELEASED.keys()
@@ -154,7 +154,9 @@ def test_cnn_plus_plus_has_slightly_more_parameters_than_every_other_network(nam
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_survive_json(name):
-    assert recipe_from_json(json.loads(json.dumps(recipe_to_json(RECIPES[name])))) == RECIPES[name]
+    recipe = RECIPES[name]
+    again = json.loads(json.dumps(recipe_to_json(recipe)))
+    assert recipe_from_json(again, type(recipe)) == recipe
 
 
 def test_every_field_and_part_of_a_similarity_survives_json():

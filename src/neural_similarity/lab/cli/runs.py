@@ -24,7 +24,7 @@ from neural_similarity.lab.tasks.classification import (
     draw_similarities,
 )
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.train import Run, RunError, Runtime, Scores
+from neural_similarity.lab.train import Run, RunError, Runtime, Scores, read_run
 from neural_similarity.lab.train.files import new_file
 from neural_similarity.lab.train.run import command_of, load_network
 from neural_similarity.lab.train.runtime import Precision
@@ -91,7 +91,7 @@ def evaluate(args: Sequence[str]) -> int:
     if any(command_of(Path(arg)) == FewShotRun.COMMAND for arg in args):
         return evaluate_few_shot(args)
     options = parse(DataOptions, args, command="evaluate", description=description)
-    run = training.read_run(options.run)
+    run = _opened(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options, run.precision)
     scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
@@ -109,7 +109,7 @@ def predict(args: Sequence[str]) -> int:
     options = parse(PredictOptions, args, command="predict", description=description)
     if not options.images:
         raise UsageError("nsim predict needs at least one image")
-    run = training.read_run(options.run)
+    run = _opened(options.run)
     pixels = torch.stack([_read_image(path, run) for path in options.images])
     runtime, model = _network(run, options)
     logits = training.predict(runtime.place(model), pixels, run.preprocess, runtime)
@@ -131,7 +131,7 @@ def fold(args: Sequence[str]) -> int:
         "others of their own sizes.\n\nexample:\n  nsim fold runs/cifar10-static-dns-seed0"
     )
     options = parse(FoldOptions, args, command="fold", description=description)
-    run = training.read_run(options.run)
+    run = _opened(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options)
     _require_foldable(run, model)
@@ -159,7 +159,7 @@ def inspect(args: Sequence[str]) -> int:
         "  nsim inspect runs/quickstart-seed0 --images shoe.png bag.png"
     )
     options = parse(InspectOptions, args, command="inspect", description=description)
-    run = training.read_run(options.run)
+    run = _opened(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options)
     pixels = dataset.train.head(PICTURED)
@@ -171,6 +171,12 @@ def inspect(args: Sequence[str]) -> int:
     if not paths:
         say(f"{run.path} has no similarity to draw: its layers are plain convolutions")
     return 0
+
+
+def _opened(path: Path) -> Run:
+    """A run that names classes: of recognition or of adaptation."""
+    run = session.open_run(path)
+    return read_run(path) if isinstance(run, FewShotRun) else run  # which says what it is
 
 
 def _dataset(run: Run, options: DataOptions) -> Dataset:

@@ -14,6 +14,7 @@ from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.recipes import NAMED, in_variant
 from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.tasks.adaptation import ADAPTER, AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Recipe, Run, read_run
@@ -35,6 +36,14 @@ examples:
   nsim train --similarity "Static(Diagonal())" --out runs/diagonal
   nsim train mini-cnn4 --help                    what few-shot recipes take
   nsim train --resume runs/quickstart-seed0      continue exactly"""
+ADAPT_DESCRIPTION = """Adapt a pretrained network: nsim train adapt --backbone WORD --data FOLDER
+
+examples:
+  nsim train adapt --backbone timm:resnet18 --data flowers
+  nsim train adapt --backbone torchvision:resnet50 --data flowers --train M+norm --where "layer4.*"
+  nsim train adapt --backbone runs/cifar10-cnn-seed1 --data flowers --similarity static-diagonal
+  nsim train adapt --backbone resnet20.safetensors --model resnet20 --data flowers --train all
+  nsim train --resume runs/adapt-seed0      continue exactly"""
 FEW_SHOT_DESCRIPTION = """Train for few-shot learning: nsim train [RECIPE] [--field value ...]
 
 examples:
@@ -79,6 +88,14 @@ class FewShotOptions(TrainOptions):
     """Settings."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdaptOptions(TrainOptions):
+    """The same of the adaptation of a pretrained network."""
+
+    recipe: Annotated[AdaptationRecipe, tyro.conf.arg(name="")]
+    """Settings."""
+
+
 def train(args: Sequence[str]) -> int:
     """Train, resume or retrain, then say what came of it and where everything is."""
     keep_freed_memory()
@@ -110,6 +127,8 @@ def _parse(name: str, args: Sequence[str]) -> TrainOptions:
     recipe = NAMED[name]
     if isinstance(recipe, FewShotRecipe):
         default, text = FewShotOptions(recipe=recipe), FEW_SHOT_DESCRIPTION
+    elif isinstance(recipe, AdaptationRecipe):
+        default, text = AdaptOptions(recipe=recipe), ADAPT_DESCRIPTION
     else:
         default, text = TrainOptions(recipe=recipe), DESCRIPTION
     return parse(type(default), args, command="train", description=text, default=default)
@@ -173,4 +192,6 @@ def _report(run: Run) -> None:
     text = f"test accuracy {100 * summary['test_accuracy']:.2f} % after {text} ({speed})\n"
     if best:
         text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
+    if (run.path / ADAPTER).exists():
+        text += f"{summary['trained']:,} numbers trained, to be kept in {run.path / ADAPTER}\n"
     say(f"{text}run folder {run.path}, pictures in {run.plots}")

@@ -112,6 +112,11 @@ def counter(what: str) -> Iterator[Count]:
         bars.stop()
 
 
+def notice(text: str) -> None:
+    """Tell on stderr what is done otherwise than asked for, or was found."""
+    sys.stderr.write(f"{text}\n")
+
+
 def describe(record: dict[str, Any]) -> str:
     """Loss, accuracy where there is one, and speed of a line of metrics."""
     accuracy = f"accuracy {100 * record['accuracy']:.1f} %  " if "accuracy" in record else ""
