@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from neural_similarity.conversion import fold as fold_network
 from neural_similarity.lab import session
 from neural_similarity.lab import train as training
-from neural_similarity.lab.cli.commands import say
+from neural_similarity.lab.cli.commands import say, say_json
 from neural_similarity.lab.cli.few_shot import evaluate as evaluate_few_shot
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.data import Dataset
@@ -22,11 +22,12 @@ from neural_similarity.lab.tasks.classification import (
     PICTURED,
     ClassificationTask,
     draw_similarities,
+    told,
 )
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run, RunError, Runtime, Scores, read_run
 from neural_similarity.lab.train.files import new_file
-from neural_similarity.lab.train.run import command_of, load_network
+from neural_similarity.lab.train.run import checkpoint_facts, command_of, load_network
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import save_weights
 from neural_similarity.nn import is_dynamic
@@ -52,6 +53,14 @@ class DataOptions(RunOptions):
 
     data: Path | None = None
     """Folder of the data sets; the default is the one that the run was trained from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(DataOptions):
+    """What `nsim evaluate` takes."""
+
+    json: bool = False
+    """Print JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +99,15 @@ def evaluate(args: Sequence[str]) -> int:
     )
     if any(command_of(Path(arg)) == FewShotRun.COMMAND for arg in args):
         return evaluate_few_shot(args)
-    options = parse(DataOptions, args, command="evaluate", description=description)
+    options = parse(EvaluateOptions, args, command="evaluate", description=description, flags=True)
     run = _opened(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options, run.precision)
     scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
+    if options.json:
+        facts = checkpoint_facts(run, options.checkpoint) | {"recipe": run.name}
+        say_json({"run": str(run.path), "checkpoint": facts, "scores": told(scores)})
+        return 0
     say(f"{_describe(scores)} on {len(dataset.test):,} test images")
     return 0
 

@@ -100,13 +100,13 @@ class ClassificationTask:
         draw_similarities(run, state.model, self.images.head(PICTURED), run.plots)
         images = run.recipe.steps * run.recipe.batch_size
         scores = evaluate(state.model, self.dataset.test, run.preprocess, runtime)
-        return _told(scores) | {"images_per_second": images / state.seconds}
+        return told(scores) | {"images_per_second": images / state.seconds}
 
     def best(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Accuracy on the held-out images, and the scores of the test set."""
         model = runtime.place(load_network(run, "best"))
         scores = evaluate(model, self.dataset.test, run.preprocess, runtime)
-        return {"validation_accuracy": state.best} | _told(scores)
+        return {"validation_accuracy": state.best} | told(scores)
 
 
 def fitted(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
@@ -149,7 +149,8 @@ def draw_similarities(run: Run, model: nn.Module, pixels: Tensor, folder: Path) 
     return visualize.draw(model.eval(), inputs, folder)
 
 
-def _told(scores: Scores) -> dict[str, Any]:
+def told(scores: Scores) -> dict[str, Any]:
+    """Scores as summaries have them."""
     top5 = scores.top5_error_percent
     return {
         "test_accuracy": scores.accuracy,
