@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 
 def require_known(argument: str, name: str, names: Collection[str]) -> None:
@@ -75,3 +77,13 @@ def extra_needed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
         "pip install 'neural-similarity[lab]'",
         name=error.name,
     )
+
+
+def optional(module: str, what: str, extra: str) -> Any:
+    """A module that an extra of this package installs, or an error with what to install."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{what} needs {error.name}: pip install 'neural-similarity[{extra}]'", name=error.name
+        ) from None

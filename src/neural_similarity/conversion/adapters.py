@@ -34,12 +34,13 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
             buffers, or modules ("fc", "*.bn?", "*running*").
 
     Raises:
-        ValueError: the network has no similarity, or one that is not made of the library's own
-            parts alone (the message has the layer's name), or `extra` names what is not there.
+        ValueError: the network has no similarity and `extra` is empty, or it has one that is not
+            made of the library's own parts alone (the message has the layer's name), or `extra`
+            names what is not there.
     """
     check_module(model)
     similarities = similarities_of(model)
-    if not similarities:
+    if not similarities and not extra:
         raise ValueError("`model` must have similarities to save, got a network without")
     layers = {name: module for name, module in model.named_modules() if has_similarity(module)}
     texts = {name: _text(name, cast(SimilarityLayer, layer)) for name, layer in layers.items()}

@@ -61,6 +61,7 @@ def train(
     out: str | Path | None = None,
     data_root: str | Path = "data",
     device: str = "auto",
+    at_budget: bool = False,
 ) -> Run:
     """Train `recipe` into a new run folder, and score what it is scored on once, at the end.
 
@@ -71,6 +72,7 @@ def train(
         out: the run folder; None is `runs/<name>-seed<seed>`.
         data_root: folder of the data sets.
         device: "auto", "cpu" or "cuda".
+        at_budget: whether steps and drops are those of the budget already, as in a run's config.
 
     Returns:
         The finished run. Of a few-shot recipe, test classes are not looked at.
@@ -83,7 +85,8 @@ def train(
             recipe.
         Interrupted: SIGINT or SIGTERM came; the step is finished and saved, and `resume` goes on.
     """
-    return _begin(scaled(recipe, budget), _Place(name, budget, out, data_root, device))
+    recipe = recipe if at_budget else scaled(recipe, budget)
+    return _begin(recipe, _Place(name, budget, out, data_root, device))
 
 
 def resume(

@@ -10,7 +10,7 @@ import tyro
 
 from neural_similarity.choices import require_count, require_least
 from neural_similarity.lab import session
-from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
+from neural_similarity.lab.cli.commands import Commands, dispatch, require, say, say_json
 from neural_similarity.lab.cli.paper import record, reproduce
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.cli.recipes import recipes
@@ -81,6 +81,9 @@ class EvaluateOptions:
     """How many share the tasks out, and the threads with them, where a method computes on every
     task's images, such as static-nsn or maml; others take seconds. Of a GPU it is 1."""
 
+    json: bool = False
+    """Print JSON."""
+
     def __post_init__(self) -> None:
         require_count("processes", self.processes)
         if self.method is not None:
@@ -107,7 +110,8 @@ def fewshot(args: Sequence[str]) -> int:
 def evaluate(args: Sequence[str]) -> int:
     """Print the accuracy over tasks and where it is recorded; go on with what was interrupted."""
     keep_freed_memory()
-    options = parse(EvaluateOptions, args, command="evaluate", description=EVALUATE_DESCRIPTION)
+    text = EVALUATE_DESCRIPTION
+    options = parse(EvaluateOptions, args, command="evaluate", description=text, flags=True)
     run = read_run(options.run, FewShotRun)
     require_finished(run)
     split = load_split(run, options.data)
@@ -119,6 +123,9 @@ def evaluate(args: Sequence[str]) -> int:
         processes=options.processes,
     )
     evaluation, path = evaluator(run, split, tasks)
+    if options.json:
+        say_json({"run": str(run.path), "file": str(path)} | evaluation.to_json())
+        return 0
     say(_describe(evaluation, run))
     say(f"accuracies of all tasks in {path}")
     return 0

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from neural_similarity.lab.recipes import NAMED
 from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
 from neural_similarity.lab.train import Recipe, unpack_correct
@@ -163,6 +164,7 @@ def read_record(path: Path) -> Record:
         content = read_json(path)
         evaluation = Evaluation.from_json(content) if "tasks" in content else None
         kind = Recipe if evaluation is None else FewShotRecipe
+        kind = AdaptationRecipe if "backbone" in content["config"] else kind
         right = unpack_correct(content["correct"]) if evaluation is None else evaluation.correct
         record = Record(
             path=path,

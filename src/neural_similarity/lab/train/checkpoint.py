@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,13 @@ def weights_digest(checkpoint: Path) -> str:
 
     That of their file would not: the texts of a safetensors header stand in any order.
     """
+    return state_digest(load_file(checkpoint / WEIGHTS))
+
+
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and values of tensors."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(load_file(checkpoint / WEIGHTS).items()):
+    for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -2,10 +2,12 @@
 
 import json
 import time
+from collections.abc import Callable
 from math import isnan
 from pathlib import Path
 from typing import Any
 
+from neural_similarity.choices import optional
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import checkpoint
 from neural_similarity.lab.train.checkpoint import State
@@ -23,34 +25,33 @@ class Journal:
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run = run
         self.progress = progress
-        self.saved_at = time.monotonic()
+        self.saved_at = self.logged_at = time.monotonic()
+        self.track = tracker(run)
 
     def stepped(self, step: int) -> None:
         """Show that a step is done."""
         self.progress.stepped(step)
 
+    def peek(self, state: State) -> None:
+        """Show what the steps since the last line of metrics gave, about once a second."""
+        if self.progress.due():
+            self.progress.measured(_measured(state, time.monotonic() - self.logged_at))
+
     def log(self, state: State, rate: float) -> None:
         """Write a line of metrics on the steps since the last one, and start counting anew."""
-        loss, correct, images = state.totals.tolist()
-        record = {
-            "step": state.step,
-            "loss": loss / images,
-            "accuracy": correct / images,
-            "lr": rate,
-            "images_per_second": images / (state.seconds - state.logged_seconds),
-            "seconds": state.seconds,
-        }
-        if isnan(correct):
-            del record["accuracy"]
-        append_line(self.run.metrics, record)
-        self.progress.measured(record)
+        record = _measured(state, state.seconds - state.logged_seconds)
+        self._tell(record | {"lr": rate, "seconds": state.seconds})
+        self.logged_at = time.monotonic()
         state.totals.zero_()
         state.logged_seconds = state.seconds
 
     def log_validation(self, state: State, scores: dict[str, Any]) -> None:
         """Write a line with the scores of what is held out."""
-        record = {"step": state.step} | scores
+        self._tell({"step": state.step} | scores)
+
+    def _tell(self, record: dict[str, Any]) -> None:
         append_line(self.run.metrics, record)
+        self.track(record)
         self.progress.measured(record)
 
     def checkpoint_is_due(self, step: int) -> bool:
@@ -69,6 +70,30 @@ class Journal:
     def save_best(self, state: State) -> None:
         """Write the checkpoint that is best on the held-out images."""
         checkpoint.save(self.run.best, state, self.run.metadata, keep=1)
+
+
+def _measured(state: State, seconds: float) -> dict[str, Any]:
+    """Loss, accuracy, where the steps tell it, and speed since the last line of metrics."""
+    loss, correct, images = state.totals.tolist()
+    told = {} if isnan(correct) else {"accuracy": correct / images}
+    record = {"step": state.step, "loss": loss / images} | told
+    return record | {"images_per_second": images / seconds}
+
+
+def tracker(run: Run) -> Callable[[dict[str, Any]], None]:
+    """What takes a line of metrics to where the run is tracked besides: nowhere, or TensorBoard."""
+    if run.recipe.track == "none":
+        return lambda _: None
+    board = optional("torch.utils.tensorboard", f"--track {run.recipe.track}", "track")
+    writer = board.SummaryWriter(run.path / "tensorboard")
+
+    def track(record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
+                writer.add_scalar(name, value, record["step"])
+        writer.flush()
+
+    return track
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -61,6 +61,7 @@ def fit(
         advance(rate)
         state.step += 1
         journal.stepped(state.step)
+        journal.peek(state)
 
         last, signal = state.step == recipe.steps, stop()
         logging = last or state.step % recipe.log_every == 0

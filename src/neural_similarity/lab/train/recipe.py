@@ -58,6 +58,7 @@ MACHINE = (
     "workers",
     "checkpoint_seconds",
     "checkpoint_every",
+    "track",
 )
 """Fields that suit a run to a machine; whatever they are, it is a run of the same recipe."""
 
@@ -152,6 +153,8 @@ class Recipe:
     """Steps between two scorings of the held-out images."""
     checkpoint_seconds: float = 120.0
     """Longest time between two checkpoints, at most 300 seconds."""
+    track: Literal["none", "tensorboard"] = "none"
+    """Write the metrics for TensorBoard, too, into the run folder; metrics.jsonl is the record."""
     checkpoint_every: int = 0
     """Steps between two checkpoints, besides those by time; 0: by time only."""
 

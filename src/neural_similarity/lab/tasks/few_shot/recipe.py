@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from neural_similarity.choices import require_known, require_least
-from neural_similarity.lab.data import SPLIT_NAMES
+from neural_similarity.lab.data import OLDER, SPLIT_NAMES
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train.recipe import Recipe
@@ -27,7 +27,7 @@ class FewShotRecipe(Recipe):
     DATASETS: ClassVar[Collection[str]] = SPLIT_NAMES
 
     dataset: str = "mini-imagenet"
-    """Data set: embedded, mini-imagenet, cifar-fs, fc100, omniglot, or classes (a folder each)."""
+    """Data set: embedded, mini-imagenet, cifar-fs, fc100, omniglot, or folder (one a class)."""
     train_on: Classes = "train"
     """Base classes: those of training, or those of validation as well, as the paper has it."""
     method: str = "fine-tuning"
@@ -69,6 +69,7 @@ class FewShotRecipe(Recipe):
     """Steps between two validations."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset", OLDER.get(self.dataset, self.dataset))
         super().__post_init__()
         require_known("method", self.method, METHODS)
         _ = self.sizes, self.select_sizes  # They check the numbers.
