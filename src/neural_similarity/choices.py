@@ -1,7 +1,9 @@
-"""Argument validation."""
+"""Argument validation, and the version."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+
+VERSION = "0.1.0"
 
 
 def require_known(argument: str, name: str, names: Collection[str]) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.files import new_folder, read_json, sha256, write_json
 from neural_similarity.lab.train.weights import load_weights, save_weights
 
@@ -41,6 +42,8 @@ class State:
 def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Path:
     """Write the checkpoint `folder/step-...` and keep the `keep` newest ones up to this step.
 
+    The first process writes it, once all have told their random numbers.
+
     Args:
         folder: the folder of checkpoints.
         state: what to save.
@@ -54,11 +57,13 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
     Raises:
         RunError: it cannot be written, as on a full disk.
     """
-    path = folder / f"step-{state.step:08d}"
+    path, rest = folder / f"step-{state.step:08d}", _rest(state)
+    if not distributed.first():
+        return path
     try:
         with new_folder(path) as temporary:
             save_weights(temporary / WEIGHTS, state.model, metadata)
-            torch.save(_rest(state), temporary / STATE)
+            torch.save(rest, temporary / STATE)
             write_json(
                 temporary / MANIFEST, {name: _seal(temporary / name) for name in (WEIGHTS, STATE)}
             )
@@ -130,19 +135,31 @@ def restore(path: Path, state: State) -> None:
     device = state.totals.device
     rest: dict[str, Any] = torch.load(path / STATE, map_location=device, weights_only=True)
     state.optimizer.load_state_dict(rest.pop("optimizer"))
-    torch.set_rng_state(rest.pop("random").cpu())
+    torch.set_rng_state(_own(rest.pop("random")))
     if "random_cuda" in rest:
-        torch.cuda.set_rng_state(rest.pop("random_cuda").cpu(), device)
+        torch.cuda.set_rng_state(_own(rest.pop("random_cuda")), device)
     for name, value in rest.items():
         setattr(state, name, value)
 
 
+def _all(random: Tensor) -> Tensor:
+    """The random states of all processes, a row each; of one process that state itself."""
+    return distributed.gathered(random[None]).squeeze(0)
+
+
+def _own(random: Tensor) -> Tensor:
+    """The row of this process, or, where there were fewer, of another."""
+    rows = torch.atleast_2d(random.cpu())
+    return rows[distributed.rank() % len(rows)]
+
+
 def _rest(state: State) -> dict[str, Any]:
     device = state.totals.device
-    on_gpu = {"random_cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    on_gpu = device.type == "cuda"
+    on_gpu = {"random_cuda": _all(torch.cuda.get_rng_state(device))} if on_gpu else {}
     return {
         "optimizer": state.optimizer.state_dict(),
-        "random": torch.get_rng_state(),
+        "random": _all(torch.get_rng_state()),
         **on_gpu,
         "totals": state.totals,
         "step": state.step,

@@ -2,12 +2,12 @@
 
 import json
 import time
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.train import checkpoint
+from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.files import sync, write_text
 from neural_similarity.lab.train.progress import Progress
@@ -18,7 +18,10 @@ KEPT = 2
 
 
 class Journal:
-    """Writes metrics and checkpoints into a run folder and shows them on the screen."""
+    """Writes metrics and checkpoints into a run folder and shows them on the screen.
+
+    Every process has one; that of the first writes.
+    """
 
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run = run
@@ -32,6 +35,7 @@ class Journal:
     def log(self, state: State, rate: float) -> None:
         """Write a line of metrics on the steps since the last one, and start counting anew."""
         loss, correct, images = state.totals.tolist()
+        images = images or nan  # Only the first process has the totals of all.
         record = {
             "step": state.step,
             "loss": loss / images,
@@ -42,16 +46,18 @@ class Journal:
         }
         if isnan(correct):
             del record["accuracy"]
-        append_line(self.run.metrics, record)
-        self.progress.measured(record)
+        self._tell(record)
         state.totals.zero_()
         state.logged_seconds = state.seconds
 
     def log_validation(self, state: State, scores: dict[str, Any]) -> None:
         """Write a line with the scores of what is held out."""
-        record = {"step": state.step} | scores
-        append_line(self.run.metrics, record)
-        self.progress.measured(record)
+        self._tell({"step": state.step} | scores)
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        if distributed.first():
+            append_line(self.run.metrics, record)
+            self.progress.measured(record)
 
     def checkpoint_is_due(self, step: int) -> bool:
         """Whether `checkpoint_every` or `checkpoint_seconds` asks for a checkpoint after `step`."""
@@ -61,7 +67,7 @@ class Journal:
 
     def save(self, state: State) -> None:
         """Write a checkpoint from which training can go on."""
-        if self.run.metrics.exists():
+        if distributed.first() and self.run.metrics.exists():
             sync(self.run.metrics)
         checkpoint.save(self.run.checkpoints, state, self.run.metadata, keep=KEPT)
         self.saved_at = time.monotonic()
