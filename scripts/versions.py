@@ -39,28 +39,18 @@ CHECKS = {
 
 
 def environment(python: str, resolution: str, folder: Path) -> Path:
-    """The Python of an environment with the package's requirements and it as it stands."""
+    """The Python of an environment with the package as it stands and what it requires."""
+    folder.mkdir(parents=True, exist_ok=True)
     home = folder / f"{python}-{resolution}"
-    if not home.exists():
-        uv("venv", "--python", python, str(home))
     found = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    options = ("--python", str(found), "--resolution", resolution)
-    uv(
-        "pip",
-        "install",
-        *options,
-        "--upgrade",
-        "--reinstall-package",
-        "neural-similarity",
-        ".[lab]",
-    )
+    package = f"neural-similarity[lab] @ {ROOT.as_uri()}"
+    created = ["uv", "venv", "--quiet", "--allow-existing", "--python", python, home]
+    options = ["--quiet", "--python", found, "--resolution", resolution]
+    fresh = ["--upgrade", "--reinstall-package", "neural-similarity"]
+    for command in (created, ["uv", "pip", "install", *options, *fresh, package]):
+        # Not in the project's folder, whose constraints are not those of its users.
+        subprocess.run(command, cwd=folder, check=True)
     return found
-
-
-def uv(*words: str) -> None:
-    """Call uv outside the project, whose constraints are not those of its users."""
-    command = ["uv", *words, "--no-config", "--quiet"]
-    subprocess.run(command, cwd=ROOT, check=True)
 
 
 def row(python: Path) -> tuple[str, list[str]]:

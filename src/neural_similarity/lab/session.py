@@ -78,7 +78,7 @@ def train(
         budget: factor on steps and drops.
         out: the run folder; None is `runs/<name>-seed<seed>`.
         data_root: folder of the data sets.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
 
     Returns:
         The finished run. Of a few-shot recipe, test classes are not looked at.
@@ -108,7 +108,7 @@ def resume(
     Args:
         path: the run folder.
         data_root: folder of the data sets; None is the one that the run began with.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
 
     Raises:
         RunError: the folder is no run's, another process trains it, or the data have changed.
@@ -142,7 +142,7 @@ def retrain(
         run: finished, with a step chosen on the validation classes (`select_on`).
         out: the new run folder; None is the default one.
         data_root: folder of the data sets; None is the one that the run was trained from.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
         start: run folder to start from, trained on validation classes as well, where the run has
             one.
 
@@ -322,7 +322,7 @@ def start(run: Run, runtime: Runtime) -> State:
     optimizer = make_optimizer(recipe, groups)
     if distributed.rank():  # Whose masks of dropout would else be the first's.
         torch.manual_seed(recipe.seed + distributed.rank())
-    totals = torch.zeros(3, dtype=torch.float64, device=runtime.device)
+    totals = torch.zeros(3, dtype=runtime.sums, device=runtime.device)
     return State(model, optimizer, totals)
 
 

@@ -43,7 +43,7 @@ class RunOptions:
     checkpoint: Literal["last", "best"] = "last"
     """The last checkpoint, or the best on held-out images."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,10 @@ def evaluate(args: Sequence[str]) -> int:
     run = training.read_run(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options, run.precision)
+    training.distributed.join(runtime.device)
     scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
-    say(f"{_describe(scores)} on {len(dataset.test):,} test images")
+    if training.distributed.first():
+        say(f"{_describe(scores)} on {len(dataset.test):,} test images")
     return 0
 
 

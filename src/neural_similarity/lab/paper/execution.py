@@ -49,7 +49,7 @@ class Executor:
     data_root: Path
     """Folder of the data sets."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
 
     def __call__(self, jobs: Sequence[Job], display: Display) -> Outcome:
         """Run `jobs`, each once those that it comes after are done, in this order.

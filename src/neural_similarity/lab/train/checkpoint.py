@@ -58,8 +58,16 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
         RunError: it cannot be written, as on a full disk.
     """
     path, rest = folder / f"step-{state.step:08d}", _rest(state)
-    if not distributed.first():
-        return path
+
+    def write() -> None:
+        _write(path, state, rest, metadata)
+        _keep(path, keep)
+
+    distributed.by_first(write)
+    return path
+
+
+def _write(path: Path, state: State, rest: dict[str, Any], metadata: dict[str, str]) -> None:
     try:
         with new_folder(path) as temporary:
             save_weights(temporary / WEIGHTS, state.model, metadata)
@@ -73,11 +81,14 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
             f"cannot write {path}: {reason}; earlier checkpoints stay, and once there is space the "
             "run can be resumed"
         ) from error
-    current = [other for other in checkpoints(folder) if other.name <= path.name]
-    for other in folder.glob("*step-*"):
-        if other not in current[-keep:]:
+
+
+def _keep(path: Path, count: int) -> None:
+    """Remove all checkpoints beside `path` but so many, the newest up to it."""
+    current = [other for other in checkpoints(path.parent) if other.name <= path.name]
+    for other in path.parent.glob("*step-*"):
+        if other not in current[-count:]:
             shutil.rmtree(other)
-    return path
 
 
 def step_of(checkpoint: Path) -> int:
@@ -150,7 +161,7 @@ def _all(random: Tensor) -> Tensor:
 def _own(random: Tensor) -> Tensor:
     """The row of this process, or, where there were fewer, of another."""
     rows = torch.atleast_2d(random.cpu())
-    return rows[distributed.rank() % len(rows)]
+    return rows[distributed.rank() % len(rows)].clone()  # Torch reads from where a storage begins.
 
 
 def _rest(state: State) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def join(device: torch.device) -> None:
         return
     backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
     if not dist.is_initialized():
+        if device.type != "cpu":
+            torch.accelerator.set_device_index(device.index)
         dist.init_process_group(backend, timeout=LONGEST_WAIT)
         atexit.register(dist.destroy_process_group)  # When no network holds it any more.
     _host = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
@@ -47,8 +49,8 @@ def rank() -> int:
 
 
 def first() -> bool:
-    """Whether this process writes files and shows progress."""
-    return rank() == 0
+    """Whether this process writes files and says how it goes."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
 
 
 def restarted() -> bool:
@@ -56,10 +58,12 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def local_device(kind: str) -> torch.device:
-    """A device of this kind: with several processes a machine, each has its own."""
+def own_device(device: torch.device) -> torch.device:
+    """A device; of a kind without a number, and several processes a machine, that of this one."""
     number = os.environ.get("LOCAL_RANK")
-    return torch.device(kind if number is None or kind in ("cpu", "mps") else f"{kind}:{number}")
+    if number is None or device.index is not None or device.type not in ("cuda", "xpu"):
+        return device
+    return torch.device(device.type, int(number))
 
 
 def share(count: int) -> slice:

@@ -84,7 +84,8 @@ def tally(loss: Tensor, correct: Tensor, images: int) -> Tensor:
 
     `correct` is NaN where a step does not tell.
     """
-    return torch.stack([loss.detach() * images, correct, torch.full_like(correct, images)]).double()
+    sums = torch.stack([loss.detach() * images, correct, torch.full_like(correct, images)])
+    return sums if sums.device.type == "mps" else sums.double()  # Apple's GPUs have no float64.
 
 
 def cross_entropy(logits: Tensor, y: Tensor, smoothing: float, floor: float) -> Tensor:

@@ -113,7 +113,7 @@ class Evaluator:
     statistics: Statistics | None = None
     """What normalises queries; None is the method's own."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
     processes: int = 1
     """How many compute and share the threads, see `evaluate`."""
 

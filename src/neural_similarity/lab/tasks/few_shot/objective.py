@@ -69,7 +69,7 @@ class Episodes:
             raise ValueError(f"`network` must be a Method, got {type(network).__name__}")
         count = self._recipe.meta_batch
         own = range(self._step * count, (self._step + 1) * count)[distributed.share(count)]
-        tallies = [torch.zeros(3, dtype=torch.float64, device=self._runtime.device)]
+        tallies = [torch.zeros(3, dtype=self._runtime.sums, device=self._runtime.device)]
         tallies += [self._one(network, number) for number in own]
         distributed.sum_gradients(network)
         return torch.stack(tallies).sum(0)
