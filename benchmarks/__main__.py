@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-from benchmarks import few_shot, loops, networks, performance, subjects
+from benchmarks import distributed, few_shot, loops, networks, performance, subjects
 from benchmarks.case import KINDS, Case
 from benchmarks.measure import Watch
 from benchmarks.networks import KNOWN, PREDICTORS, Setting, texts
@@ -37,6 +37,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one benchmark and return its exit code, 1 if a result is wrong."""
     commands: Commands = {
         **{name: (partial(_run, name), bench.about) for name, bench in BENCHES.items()},
+        "distributed": (distributed.main, distributed.ABOUT),
         "page": (_page, "write docs/performance.md from what the others saved"),
     }
 

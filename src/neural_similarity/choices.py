@@ -1,9 +1,11 @@
-"""Argument validation."""
+"""Argument validation, and the version."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
+
+VERSION = "0.1.0"
 
 
 def require_known(argument: str, name: str, names: Collection[str]) -> None:

@@ -91,7 +91,7 @@ def exit_code(run: Callable[[], int]) -> int:
         return _fail(stop, stop.exit_code)
     except BrokenPipeError as error:
         return 141 if _unread() else _fail(error, 1)
-    except (RunError, OSError, ValueError) as error:
+    except (RunError, OSError, ValueError, NotImplementedError) as error:  # The last: of a device.
         return _fail(error, 1)
     except KeyboardInterrupt:
         return 130

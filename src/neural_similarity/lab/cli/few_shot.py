@@ -29,7 +29,7 @@ from neural_similarity.lab.tasks.few_shot.tasks import (
     read_tasks,
     write_tasks,
 )
-from neural_similarity.lab.train import read_run
+from neural_similarity.lab.train import distributed, read_run
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import clock
 from neural_similarity.lab.train.run import require_finished
@@ -76,7 +76,7 @@ class EvaluateOptions:
     data: Path | None = None
     """Folder of the data sets; the default is the one that the run was trained from."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
     processes: int = 1
     """How many share the tasks out, and the threads with them, where a method computes on every
     task's images, such as static-nsn or maml; others take seconds. Of a GPU it is 1."""
@@ -123,6 +123,8 @@ def evaluate(args: Sequence[str]) -> int:
         processes=options.processes,
     )
     evaluation, path = evaluator(run, split, tasks)
+    if not distributed.first():
+        return 0
     if options.json:
         say_json({"run": str(run.path), "file": str(path)} | evaluation.to_json())
         return 0

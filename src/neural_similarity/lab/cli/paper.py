@@ -87,7 +87,7 @@ class ReproduceOptions(TableOptions):
     precision: PrecisionChoice = "auto"
     """Of runs that are to begin: what is faster here, or that of the records beside them."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
     shots: Annotated[tuple[int, ...], listed(integer, "N,N,...")] = SHOTS
     """Labelled images of each class of a task, for table 6."""
     tasks: int = 2_000

@@ -44,7 +44,7 @@ class RunOptions:
     checkpoint: Literal["last", "best"] = "last"
     """The last checkpoint, or the best on held-out images."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,10 @@ def evaluate(args: Sequence[str]) -> int:
     run = _opened(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options, run.precision)
+    training.distributed.join(runtime.device)
     scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
+    if not training.distributed.first():
+        return 0
     if options.json:
         facts = checkpoint_facts(run, options.checkpoint) | {"recipe": run.name}
         say_json({"run": str(run.path), "checkpoint": facts, "scores": told(scores)})

@@ -18,7 +18,7 @@ from neural_similarity.lab.tasks import TASKS
 from neural_similarity.lab.tasks.adaptation import ADAPTER, AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.train import Recipe, Run, read_run
+from neural_similarity.lab.train import Recipe, Run, distributed, read_run
 from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import clock, notice
@@ -74,7 +74,7 @@ class TrainOptions:
     resume: Path | None = None
     """Run folder to continue; of the other options only --data and --device may be given."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     """Settings."""
 
@@ -116,7 +116,7 @@ def train(args: Sequence[str]) -> int:
         raise UsageError(f"{name} cannot be given with --config, which names its recipe")
     if options.resume is not None:
         require_only(("--resume", *BESIDE), name, rest)
-        if session.open_run(options.resume).summary.exists():
+        if session.open_run(options.resume).summary.exists() and distributed.first():
             say(f"{options.resume} is finished already.")
         run = session.resume(options.resume, data_root=options.data, device=options.device)
     else:
@@ -233,6 +233,8 @@ def _retrain(args: Sequence[str]) -> int:
 
 
 def _report(run: Run) -> None:
+    if not distributed.first():
+        return
     summary = read_json(run.summary)
     text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
     best = summary.get("best_checkpoint")

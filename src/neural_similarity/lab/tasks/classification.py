@@ -18,7 +18,15 @@ from neural_similarity.lab.data import (
     Preprocess,
 )
 from neural_similarity.lab.data.files import Progress
-from neural_similarity.lab.train import Recipe, Run, Runtime, Scores, evaluate, pack_correct
+from neural_similarity.lab.train import (
+    Recipe,
+    Run,
+    Runtime,
+    Scores,
+    distributed,
+    evaluate,
+    pack_correct,
+)
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
@@ -127,6 +135,7 @@ def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBa
         "seed": recipe.seed,
         "device": runtime.device,
         "channels_last": runtime.channels_last,
+        "share": distributed.share(recipe.batch_size),
     }
     if isinstance(images, ImageFiles):
         return FileBatches(images, recipe.batch_size, flip=recipe.flip, **options)

@@ -3,13 +3,13 @@
 import json
 import time
 from collections.abc import Callable
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
 from neural_similarity.choices import optional
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.train import checkpoint
+from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.files import sync, write_text
 from neural_similarity.lab.train.progress import Progress
@@ -20,7 +20,10 @@ KEPT = 2
 
 
 class Journal:
-    """Writes metrics and checkpoints into a run folder and shows them on the screen."""
+    """Writes metrics and checkpoints into a run folder and shows them on the screen.
+
+    Every process has one; that of the first writes.
+    """
 
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run = run
@@ -50,9 +53,10 @@ class Journal:
         self._tell({"step": state.step} | scores)
 
     def _tell(self, record: dict[str, Any]) -> None:
-        append_line(self.run.metrics, record)
-        self.track(record)
-        self.progress.measured(record)
+        if distributed.first():
+            append_line(self.run.metrics, record)
+            self.track(record)
+            self.progress.measured(record)
 
     def checkpoint_is_due(self, step: int) -> bool:
         """Whether `checkpoint_every` or `checkpoint_seconds` asks for a checkpoint after `step`."""
@@ -62,7 +66,7 @@ class Journal:
 
     def save(self, state: State) -> None:
         """Write a checkpoint from which training can go on."""
-        if self.run.metrics.exists():
+        if distributed.first() and self.run.metrics.exists():
             sync(self.run.metrics)
         checkpoint.save(self.run.checkpoints, state, self.run.metadata, keep=KEPT)
         self.saved_at = time.monotonic()
@@ -75,6 +79,7 @@ class Journal:
 def _measured(state: State, seconds: float) -> dict[str, Any]:
     """Loss, accuracy, where the steps tell it, and speed since the last line of metrics."""
     loss, correct, images = state.totals.tolist()
+    images = images or nan  # Only the first process has the totals of all.
     told = {} if isnan(correct) else {"accuracy": correct / images}
     record = {"step": state.step, "loss": loss / images} | told
     return record | {"images_per_second": images / seconds}
@@ -82,7 +87,7 @@ def _measured(state: State, seconds: float) -> dict[str, Any]:
 
 def tracker(run: Run) -> Callable[[dict[str, Any]], None]:
     """What takes a line of metrics to where the run is tracked besides: nowhere, or TensorBoard."""
-    if run.recipe.track == "none":
+    if run.recipe.track == "none" or not distributed.first():
         return lambda _: None
     board = optional("torch.utils.tensorboard", f"--track {run.recipe.track}", "track")
     writer = board.SummaryWriter(run.path / "tensorboard")

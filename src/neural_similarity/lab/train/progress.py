@@ -32,6 +32,16 @@ class Progress(Protocol):
         ...
 
 
+class Hidden:
+    """Nothing: another process shows the same."""
+
+    def stepped(self, step: int) -> None:
+        """Show nothing."""
+
+    def measured(self, record: dict[str, Any]) -> None:
+        """Show nothing."""
+
+
 class Lines:
     """About ten plain lines over a whole run, each behind `prefix`."""
 

@@ -56,6 +56,7 @@ MACHINE = (
     "compile",
     "threads",
     "workers",
+    "sync_norms",
     "checkpoint_seconds",
     "checkpoint_every",
     "track",
@@ -145,6 +146,8 @@ class Recipe:
     thread down out of all proportion, since threads that wait for each other keep spinning."""
     workers: int = 4
     """Processes that decode the files of imagenet, at most one a core; 0: none but this one."""
+    sync_norms: bool = False
+    """Normalise by the statistics of the whole batch where several GPUs share it."""
     seed: int = 0
     """Seed of the first weights, of the held-out images, and of batches, crops and flips."""
     log_every: int = 50
