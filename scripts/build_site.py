@@ -1,0 +1,183 @@
+"""Build the site: write the generated pages, run Zensical strictly, check every public name.
+
+    uv run --group docs python scripts/build_site.py            # into site/
+    uv run --group docs python scripts/build_site.py --serve    # and show it while you write
+
+Generated pages are git-ignored: the reference (`docs/reference/api`), the benchmarks of each
+processor (`docs/machines`), and what stands in the root (contributing, changelog).
+"""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import neural_similarity as ns
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+API = DOCS / "reference" / "api"
+PACKAGE = ROOT / "src" / "neural_similarity"
+MACHINES = {"xeon": "benchmarks", "epyc": "benchmarks/epyc"}
+"""Pages below docs/machines by the folder of their reports."""
+INDEX = """\
+# Python
+
+`import neural_similarity as ns` hands out these names. `nn.Conv2d` in a signature is torch's.
+
+| name | |
+|---|---|
+"""
+
+
+def file_of(module: str) -> Path:
+    """The source of a module of the package."""
+    path = ROOT / "src" / Path(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def public(module: str) -> dict[str, str]:
+    """What a module hands out: names with the paths where they are defined.
+
+    Names are those that it defines without a leading underscore, or imports `as` themselves.
+    """
+    found: dict[str, str] = {}
+    for node in ast.parse(file_of(module).read_text("utf-8")).body:
+        match node:
+            case ast.ImportFrom(module=str(home)):
+                names = [a.name for a in node.names if a.asname == a.name]
+                found |= {name: home_of(home, name) for name in names}
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found[name] = f"{module}.{name}"
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                found[name] = f"{module}.{name}"
+    return {name: home for name, home in found.items() if not name.startswith("_")}
+
+
+def home_of(module: str, name: str) -> str:
+    """The path of the definition that `module` hands out as `name`."""
+    if file_of(f"{module}.{name}").exists():
+        return f"{module}.{name}"
+    return public(module)[name]
+
+
+def targets() -> dict[str, str]:
+    """Every public name of the package with the path of its definition."""
+    text = (PACKAGE / "__init__.py").read_text("utf-8")
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    return {
+        name: home_of(homes.get(name, "neural_similarity"), name)
+        for name in dir(ns)
+        if name != "__version__"
+    }
+
+
+def summary(path: str) -> str:
+    """The first line of a docstring."""
+    if file_of(path).exists():
+        text = ast.get_docstring(ast.parse(file_of(path).read_text("utf-8"))) or ""
+        return text.partition("\n")[0]
+    module, _, name = path.rpartition(".")
+    body = ast.parse(file_of(module).read_text("utf-8")).body
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+        target = getattr(node, "target", None) or (getattr(node, "targets", None) or [None])[0]
+        if isinstance(target, ast.Name) and target.id == name:
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            return str(after.value.value).partition("\n")[0] if documented else ""
+    raise ValueError(f"{module} must define {name}")
+
+
+def reference() -> dict[str, str]:
+    """The pages of the reference, by file name."""
+    found = targets()
+    pages = {name: page(name, path, found) for name, path in found.items()}
+    rows = [f"| [`ns.{name}`]({name}.md) | {summary(path)} |" for name, path in found.items()]
+    return {"index.md": INDEX + "\n".join(rows) + "\n"} | {f"{n}.md": p for n, p in pages.items()}
+
+
+def page(name: str, path: str, found: dict[str, str]) -> str:
+    """The page of a name; of a module, with what else it hands out."""
+    title = f"# ns.{name}\n"
+    if not file_of(path).exists():
+        return f"{title}\n::: {path}\n"
+    elsewhere = {home: other for other, home in found.items()}
+    parts = [title, f"::: {path}\n    options:\n      members: false\n      show_source: false\n"]
+    members = public(path)
+    links = [f"[`{m}`]({elsewhere[p]}.md)" for m, p in members.items() if p in elsewhere]
+    if links:
+        parts.append(f"It also hands out {', '.join(links)}.\n")
+    own = [p for p in members.values() if p not in elsewhere and not file_of(p).exists()]
+    parts += [f"::: {p}\n" for p in own]
+    return "\n".join(parts)
+
+
+def write_reference() -> None:
+    """Write docs/reference/api anew."""
+    shutil.rmtree(API, ignore_errors=True)
+    API.mkdir(parents=True)
+    for name, text in reference().items():
+        (API / name).write_text(text, "utf-8")
+
+
+def write_machines() -> None:
+    """Write the page of every processor's benchmarks, pictures beside it."""
+    folder = DOCS / "machines"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, results in MACHINES.items():
+        (folder / name).mkdir(parents=True)
+        for picture in (ROOT / results).glob("*.png"):
+            shutil.copy(picture, folder / name)
+        out = folder / f"{name}.md"
+        command = ("-m", "benchmarks", "page", "--results", results, "--out", str(out))
+        run(sys.executable, *command)
+        text = out.read_text("utf-8")
+        text = text.replace(f"]({os.path.relpath(ROOT / results, folder)}/", f"]({name}/")
+        text = text.replace(str(out), out.relative_to(ROOT).as_posix())
+        text = text.replace("(performance.md)", "(xeon.md)")
+        out.write_text(text.replace("(performance-epyc.md)", "(epyc.md)"), "utf-8")
+
+
+def write_root_pages() -> None:
+    """Copy what stands in the root, its links as seen from docs."""
+    for name in ("CONTRIBUTING", "CHANGELOG"):
+        text = (ROOT / f"{name}.md").read_text("utf-8").replace("](docs/", "](")
+        (DOCS / f"{name.lower()}.md").write_text(text, "utf-8")
+
+
+def missing(site: Path) -> list[str]:
+    """Public names whose page does not show them: Zensical renders some silently empty."""
+    found = []
+    for name, path in targets().items():
+        html = site / "reference" / "api" / name / "index.html"
+        if not html.exists() or f'id="{path}"' not in html.read_text("utf-8"):
+            found.append(name)
+    return found
+
+
+def run(*command: str) -> None:
+    """Run a command from the root, which `scripts.mathml` is imported from."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+
+def main() -> None:
+    """Build, or show."""
+    write_reference()
+    write_machines()
+    write_root_pages()
+    zensical = str(Path(sys.executable).with_name("zensical"))
+    if "--serve" in sys.argv[1:]:
+        run(zensical, "serve")
+        return
+    run(zensical, "build", "--clean", "--strict")
+    if empty := missing(ROOT / "site"):
+        raise SystemExit(f"no reference is shown of: {', '.join(empty)}")
+
+
+if __name__ == "__main__":
+    main()
