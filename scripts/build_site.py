@@ -3,18 +3,23 @@
     uv run --group docs python scripts/build_site.py            # into site/
     uv run --group docs python scripts/build_site.py --serve    # and show it while you write
 
-Generated pages are git-ignored: the reference (`docs/reference/api`), the benchmarks of each
-processor (`docs/machines`), and what stands in the root (contributing, changelog).
+Generated pages are git-ignored: the reference (`docs/reference/api`, `commands.md`, `fields.md`),
+the benchmarks of each processor (`docs/machines`), and what stands in the root (contributing,
+changelog).
 """
 
 import ast
+import io
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import neural_similarity as ns
+from neural_similarity.lab.cli import COMMANDS
+from neural_similarity.lab.cli import main as nsim
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -22,6 +27,11 @@ API = DOCS / "reference" / "api"
 PACKAGE = ROOT / "src" / "neural_similarity"
 MACHINES = {"xeon": "benchmarks", "epyc": "benchmarks/epyc"}
 """Pages below docs/machines by the folder of their reports."""
+RECIPES = {
+    "neural_similarity.lab.train.recipe": "Recipe",
+    "neural_similarity.lab.tasks.few_shot.recipe": "FewShotRecipe",
+}
+"""What the recipes of each kind are described by; few-shot recipes have the fields of both."""
 INDEX = """\
 # Python
 
@@ -126,20 +136,66 @@ def write_reference() -> None:
 
 def write_machines() -> None:
     """Write the page of every processor's benchmarks, pictures beside it."""
+    sys.path.insert(0, str(ROOT))
+    from benchmarks import performance  # It needs torch, which the other pages do without.
+
     folder = DOCS / "machines"
     shutil.rmtree(folder, ignore_errors=True)
     for name, results in MACHINES.items():
         (folder / name).mkdir(parents=True)
         for picture in (ROOT / results).glob("*.png"):
             shutil.copy(picture, folder / name)
-        out = folder / f"{name}.md"
-        command = ("-m", "benchmarks", "page", "--results", results, "--out", str(out))
-        run(sys.executable, *command)
-        text = out.read_text("utf-8")
-        text = text.replace(f"]({os.path.relpath(ROOT / results, folder)}/", f"]({name}/")
-        text = text.replace(str(out), out.relative_to(ROOT).as_posix())
-        text = text.replace("(performance.md)", "(xeon.md)")
-        out.write_text(text.replace("(performance-epyc.md)", "(epyc.md)"), "utf-8")
+        command = f"python -m benchmarks page --results {results}"
+        text = performance.page(ROOT / results, folder / f"{name}.md", command)
+        text = text.replace(f"`{(ROOT / results).as_posix()}/`", f"`{results}/`")
+        pictures = Path(os.path.relpath(ROOT / results, folder)).as_posix()
+        (folder / f"{name}.md").write_text(text.replace(f"]({pictures}/", f"]({name}/"), "utf-8")
+
+
+def commands() -> str:
+    """The page of the command line: what `nsim COMMAND --help` prints."""
+    os.environ |= {"COLUMNS": "88", "NO_COLOR": "1"}
+    parts = ["# Command line\n\n" + _shell(helped())]
+    parts += [f"## nsim {name}\n\n{_shell(helped(name))}" for name in COMMANDS]
+    return "\n".join(parts)
+
+
+def helped(*words: str) -> str:
+    """What `nsim WORDS --help` prints."""
+    told = io.StringIO()
+    with redirect_stdout(told):
+        nsim([*words, "--help"])
+    return told.getvalue()
+
+
+def _shell(text: str) -> str:
+    lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
+    return f"```text\n{lines}\n```\n"
+
+
+def fields(module: str, name: str) -> str:
+    """A table of a dataclass's fields: name, type, default, docstring."""
+    body = ast.parse(file_of(module).read_text("utf-8")).body
+    (found,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name]
+    rows = ["| field | type | default | |", "|---|---|---|---|"]
+    for field, after in zip(found.body, [*found.body[1:], None], strict=True):
+        if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
+            continue
+        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        text = " ".join(str(after.value.value).split()) if documented else ""
+        kind = ast.unparse(field.annotation).replace("|", "\\|")
+        default = f"`{ast.unparse(field.value)}`" if field.value else "required"
+        rows.append(f"| `{ast.unparse(field.target)}` | {kind} | {default} | {text} |")
+    return "\n".join(rows) + "\n"
+
+
+def write_command_line() -> None:
+    """Write the pages of `nsim` and of what its recipes hold."""
+    (DOCS / "reference" / "commands.md").write_text(commands(), "utf-8")
+    text = "# Recipe fields\n\nEvery field is an option of `nsim train`: `--batch-size 64`.\n"
+    for module, name in RECIPES.items():
+        text += f"\n## {name}\n\n{fields(module, name)}"
+    (DOCS / "reference" / "fields.md").write_text(text, "utf-8")
 
 
 def write_root_pages() -> None:
@@ -169,6 +225,7 @@ def main() -> None:
     """Build, or show."""
     write_reference()
     write_machines()
+    write_command_line()
     write_root_pages()
     zensical = str(Path(sys.executable).with_name("zensical"))
     if "--serve" in sys.argv[1:]:

@@ -43,6 +43,6 @@ class MathML(Extension):
         md.parser.blockprocessors.register(_Block(md.parser), "mathml", 75)
 
 
-def makeExtension(**settings: Any) -> MathML:  # noqa: N802
+def makeExtension(**settings: Any) -> MathML:
     """What Markdown calls."""
     return MathML(**settings)
