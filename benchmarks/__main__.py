@@ -207,8 +207,13 @@ def _page(args: Sequence[str]) -> int:
     """Write the page of what the benchmarks saved, beside the targets."""
     about = "write a page of what the benchmarks saved"
     options = _parse(PageOptions, args, "page", about, PageOptions())
-    command = f"{PROGRAM} page --results {options.results} --out {options.out}"
-    text = performance.page(options.results, options.out, command)
+    folders = options.results
+    words = " ".join(folder.as_posix() for folder in folders)
+    command = f"{PROGRAM} page --results {words} --out {options.out.as_posix()}"
+    if len(folders) == 1:
+        text = performance.page(folders[0], options.out, command)
+    else:
+        text = performance.summary(folders, command)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, text)
     say(str(options.out))

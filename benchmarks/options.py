@@ -83,7 +83,7 @@ class Options:
 class PageOptions:
     """What `python -m benchmarks page` takes."""
 
-    results: Path = Path("benchmarks")
-    """Folder of what the benchmarks saved."""
+    results: tuple[Path, ...] = (Path("benchmarks"), Path("benchmarks/epyc"))
+    """Folders of what the benchmarks saved, one a processor. Of one alone, all tables are shown."""
     out: Path = Path("docs/performance.md")
     """Markdown file to write."""

@@ -31,6 +31,7 @@ COMMANDS: Commands = {
     "predict": (_late("runs", "predict"), "name the classes of images"),
     "fold": (_late("runs", "fold"), "fold static similarities into plain convolutions"),
     "inspect": (_late("runs", "inspect"), "draw the similarities that a run learned"),
+    "report": (_late("report", "report"), "compare runs in one HTML file"),
     "fewshot": (
         _late("few_shot", "fewshot"),
         "older words for few-shot learning",
