@@ -178,7 +178,7 @@ def draw(bias: Bias, figure: Any) -> None:
                 axes[2].semilogx(bias.steps[1:], ranks[1:], label=_label(outcome.start))
         axes[2].set_title("effective rank against steps", fontsize=9)
         axes[2].grid(alpha=0.3)
-    grid[-1, 2].legend(fontsize=6)
+    grid[0, 2].legend(fontsize=6)
 
 
 def _draw_ends(axes: Any, outcomes: Sequence[Outcome], name: str) -> None:

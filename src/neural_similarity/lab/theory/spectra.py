@@ -161,13 +161,13 @@ def draw(spectra: Spectra, figure: Any) -> None:
     }
     figure.set_size_inches(12, 4)
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for group, average in spectra.groups.items():
+        for index, (group, average) in enumerate(spectra.groups.items()):
             if name in average:
                 values = average[name]
                 deviations = [deviation or 0 for deviation in values["deviation"]]
                 axes.errorbar(
                     range(1, 1 + len(values["mean"])), values["mean"], yerr=deviations,
-                    fmt="o-", capsize=2, label=f"{group} (n={average['runs']})",
+                    fmt="o-", c=f"C{index}", capsize=2, label=f"{group} (n={average['runs']})",
                 )  # fmt: skip
         axes.set(xlabel="convolution", title=title)
         axes.grid(alpha=0.3)
