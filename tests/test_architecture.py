@@ -16,7 +16,7 @@ LIBRARY = (
     "testing",
     "hub",
 )
-LABORATORY = ("data", "train", "tasks", "session", "recipes", "paper", "cli")
+LABORATORY = ("data", "train", "tasks", "session", "recipes", "paper", "theory", "cli")
 IMPORT = re.compile(r"^\s*from ([\w.]+) import ([\w, ]+|\()", re.MULTILINE)
 
 

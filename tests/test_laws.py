@@ -22,6 +22,7 @@ REPRESENTATIVES = [
 ]
 PREDICTORS = {
     "cnn": ns.CNN(hidden=3),
+    "cnn-sigmoid": ns.CNN(hidden=3, bound="sigmoid"),
     "shared": ns.Shared(channels=2, hidden=3),
     "both-normalised": ns.SphereNet(hidden=3, normalize="both", angle="sigmoid", bounded=True),
     "cheap": ns.SphereNet(hidden=3, last_kernel_size=1, resolution=2),

@@ -60,6 +60,48 @@ def test_dynamic_starts_as_the_identity(similarity, mode, x):
     assert torch.equal(layer(x), x)
 
 
+class Sampling(nn.Module):
+    """M[p, q] = max(0, 1 - |u_p - u_q|) max(0, 1 - |v_p - v_q|): where p looks, by an affine map.
+
+    The bilinear sampling kernel of spatial transformers (https://arxiv.org/abs/1506.02025, Eq. 5);
+    the affine map of every image is predicted from its channels' averages.
+    """
+
+    def __init__(self, geometry, scalars):
+        super().__init__()
+        assert scalars == POSITIONS**2
+        self.localise = nn.Linear(geometry.in_channels, 6)
+
+    def affine(self, x):
+        return torch.eye(2, 3, dtype=x.dtype) + self.localise(x.mean((2, 3))).view(-1, 2, 3)
+
+    def forward(self, x):
+        height, width = SIZE
+        rows, columns = torch.arange(height).to(x), torch.arange(width).to(x)
+        v, u = torch.cartesian_prod(rows, columns).unbind(1)
+        places = torch.stack([2 * u / (width - 1) - 1, 2 * v / (height - 1) - 1, 0 * u + 1])
+        looks = self.affine(x) @ places
+        across = (looks[:, 0, :, None] + 1) * (width - 1) / 2 - u
+        down = (looks[:, 1, :, None] + 1) * (height - 1) / 2 - v
+        m = (1 - across.abs()).clamp(min=0) * (1 - down.abs()).clamp(min=0)
+        return m.flatten(1)[..., None, None]
+
+
+def test_a_spatial_transformer_is_a_dynamic_global_similarity(x):
+    """App. B: M_G is the sampling matrix of the grid that a network predicts from the map."""
+    spec = ns.Dynamic(ns.Full(residual=False), Sampling, init="released")
+    layer = ns.GlobalSimilarity(4, SIZE, spec).double()
+    predictor = layer.similarity.predictor
+    grid = F.affine_grid(predictor.affine(x), list(x.shape), align_corners=True)
+    assert (grid.abs() > 1).any()  # It looks beyond the border, too, where there are zeros.
+    y = F.grid_sample(x, grid, align_corners=True)
+    assert (y - x).abs().max() > 0.1
+    assert_close(layer(x), y, rtol=1e-12, atol=1e-12)
+    expected = torch.autograd.grad(y.square().sum(), predictor.localise.weight)
+    found = torch.autograd.grad(layer(x).square().sum(), predictor.localise.weight)
+    assert_close(found, expected)
+
+
 @structures
 def test_static_is_its_matrix_on_the_flattened_map(structure, x):
     layer = moved(ns.GlobalSimilarity(4, SIZE, ns.Static(structure))).double()

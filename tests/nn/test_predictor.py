@@ -108,7 +108,7 @@ def test_patches_of_norm_1_start_as_the_same_function_and_learn_slower():
     assert_close(speed["rms"], 4 * 2 * 3 * speed["input"])
 
 
-@pytest.mark.parametrize("bound", ["tanh", "normalize", None])
+@pytest.mark.parametrize("bound", ["tanh", "sigmoid", "normalize", None])
 def test_cnn(bound):
     net = predictor_of(ns.CNN(hidden=5, bound=bound))
     net.last.bias.data.normal_()
@@ -116,8 +116,11 @@ def test_cnn(bound):
     hidden = F.conv2d(x, net.patch.weight, None, **FRAME).relu()
     raw = F.conv2d(hidden, net.last.weight, net.last.bias, padding=1)
     lengths = raw.square().sum(1, keepdim=True).sqrt()
-    assert_close(net(x), {"tanh": raw.tanh(), "normalize": raw / lengths, None: raw}[bound])
+    sigmoid = 1 / (1 + (-raw).exp())
+    bounded = {"tanh": raw.tanh(), "sigmoid": sigmoid, "normalize": raw / lengths, None: raw}
+    assert_close(net(x), bounded[bound])
     assert (net(x).abs().max() <= 1) == (bound is not None)
+    assert (net(x).min() >= 0) == (bound == "sigmoid")
 
 
 def test_the_cnns_bound_holds_behind_batch_normalisation_too():
@@ -285,7 +288,11 @@ def test_what_a_predictor_must_output(outputs, stride, message):
         (ns.SphereNet, {"batch_norm_eps": 0}, "`batch_norm_eps` must be positive, got 0"),
         (ns.CNN, {"hidden": 0}, "`hidden` must be an integer of at least 1, got 0"),
         (ns.CNN, {"last_kernel_size": 2}, "`last_kernel_size` must be 1 or 3, got 2"),
-        (ns.CNN, {"bound": "relu"}, '`bound` must be "tanh", "normalize" or None, got \'relu\''),
+        (
+            ns.CNN,
+            {"bound": "relu"},
+            '`bound` must be "tanh", "sigmoid", "normalize" or None, got \'relu\'',
+        ),
         (ns.SphereNet, {"angle": "sine"}, "`angle` must be one of .*, got 'sine'"),
         (ns.SphereNet, {"normalize": "none"}, "`normalize` must be one of .*, got 'none'"),
         (

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any, Literal, get_args
 
@@ -22,6 +23,12 @@ Predictor = Callable[[Geometry, int], nn.Module]
 CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 PatchNormalize = Literal["rms", "input", "both"]
+Bound = Literal["tanh", "sigmoid", "normalize"]
+BOUNDS: dict[Bound, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "normalize": partial(F.normalize, dim=1),
+}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -173,19 +180,21 @@ class CNN(TwoLayers):
     its output is bounded or normalised.
 
     Attributes:
-        bound: "tanh" of every number; "normalize" divides a position's numbers by their norm; None
-            leaves them as they are.
+        bound: "tanh" or "sigmoid" of every number; "normalize" divides a position's numbers by
+            their norm; None leaves them as they are.
 
     Raises:
         ValueError: an option is unknown or out of its range.
     """
 
-    bound: Literal["tanh", "normalize"] | None = "tanh"
+    bound: Bound | None = "tanh"
 
     def __post_init__(self):
         super().__post_init__()
-        if self.bound not in ("tanh", "normalize", None):
-            raise ValueError(f'`bound` must be "tanh", "normalize" or None, got {self.bound!r}')
+        if self.bound not in (None, *BOUNDS):
+            raise ValueError(
+                f'`bound` must be "tanh", "sigmoid", "normalize" or None, got {self.bound!r}'
+            )
 
     def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
         return CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
@@ -195,9 +204,9 @@ class CNN(TwoLayers):
 
     def bound_all(self, raw: Tensor) -> Tensor:
         """The prediction within `bound`, in float32 at least."""
-        if self.bound == "normalize":
-            return F.normalize(promoted(raw), dim=1)
-        return promoted(raw).tanh() if self.bound else raw
+        if self.bound is None:
+            return raw
+        return BOUNDS[self.bound](promoted(raw))
 
 
 class _TwoLayers(nn.Module):

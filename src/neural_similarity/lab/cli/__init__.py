@@ -42,6 +42,7 @@ COMMANDS: Commands = {
     ),
     "table": (_late("paper", "table"), "show a table of the paper beside our runs"),
     "record": (_late("paper", "record"), "write the records of finished runs"),
+    "theory": (_late("theory", "theory"), "put section 5 of the paper to the test"),
     "bench": (_late("recipes", "bench"), "moved to `python -m benchmarks` in a clone"),
     "recipes": (_late("recipes", "recipes"), "list the named recipes"),
     "models": (_late("catalogue", "models"), "list the networks, their parameters and MACs"),

@@ -25,7 +25,7 @@ from neural_similarity.lab.tasks.classification import (
     told,
 )
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.train import Run, RunError, Runtime, Scores, read_run
+from neural_similarity.lab.train import Run, RunError, Runtime, Scores, distributed, read_run
 from neural_similarity.lab.train.files import new_file
 from neural_similarity.lab.train.run import checkpoint_facts, command_of, load_network
 from neural_similarity.lab.train.runtime import Precision
@@ -103,9 +103,9 @@ def evaluate(args: Sequence[str]) -> int:
     run = _opened(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options, run.precision)
-    training.distributed.join(runtime.device)
+    distributed.join(runtime.device)
     scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
-    if not training.distributed.first():
+    if not distributed.first():
         return 0
     if options.json:
         facts = checkpoint_facts(run, options.checkpoint) | {"recipe": run.name}

@@ -35,7 +35,8 @@ def join(device: torch.device) -> None:
             torch.accelerator.set_device_index(device.index)
         dist.init_process_group(backend, timeout=LONGEST_WAIT)
         atexit.register(dist.destroy_process_group)  # When no network holds it any more.
-    _host = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+    group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+    _host = cast(dist.ProcessGroup, group)
 
 
 def size() -> int:

@@ -35,6 +35,10 @@ class Progress(Protocol):
 class Hidden:
     """Nothing: another process shows the same."""
 
+    def due(self) -> bool:
+        """Never."""
+        return False
+
     def stepped(self, step: int) -> None:
         """Show nothing."""
 

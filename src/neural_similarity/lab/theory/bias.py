@@ -1,0 +1,201 @@
+r"""§5.1: is a product $W M$ drawn to low nuclear norm where the measurements leave it open?
+
+Gradient descent finds one of many matrices that fit. For a plain W from 0 it is the one of least
+Frobenius norm. In regression, the example of §5.1, that one has the least nuclear norm, too, and
+every other norm that depends on the singular values alone: a product has nothing to gain. In
+sensing and completion it has not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from neural_similarity.lab.theory.factors import (
+    SIZE,
+    Kind,
+    Problem,
+    Start,
+    descend,
+    initial,
+    problem,
+)
+from neural_similarity.lab.theory.measures import (
+    effective_rank,
+    generators,
+    nuclear_norm,
+    summary,
+)
+
+RATE = 0.05
+SNAPSHOTS = (0, *(round(10 * 500 ** (i / 22)) for i in range(23)))
+"""Numbers of steps, from 10 to 5,000."""
+SCALES = (0.3, 0.1, 0.03)
+PLAIN = (Start("W of length 1", 1, 1.0), Start("W of length 0.01", 1, 0.01))
+
+
+def products(depth: int) -> tuple[Start, ...]:
+    """Starts of a product of `depth` factors: from I, the paper's own, and from less."""
+    return (
+        Start("I, W of length 1", depth, 1.0),
+        Start("I, W of length 0.01", depth, 0.01),
+        *(Start(f"{scale} I, W of length {scale}/100", depth, scale / 100, scale)
+          for scale in SCALES),
+        *(Start(f"{scale} G, both random", depth, scale * SIZE**0.5, scale, random=True)
+          for scale in SCALES),
+    )  # fmt: skip
+
+
+STARTS = (PLAIN, products(2), products(3))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where descent from a start leads; lists over seeds, curves are means at `Bias.steps`."""
+
+    start: Start
+    loss: float
+    """The largest of all seeds."""
+    nuclear_norm: Sequence[float]
+    nuclear_norm_to_plain: dict[str, float]
+    """Difference to the plain W that starts at the same length, else at 0.01: 95 % interval."""
+    effective_rank: Sequence[float]
+    error: Sequence[float]
+    """Distance to the truth, which has length 1: for Gaussian test measurements the root of the
+    mean squared error over that of predicting 0."""
+    error_to_plain: dict[str, float]
+    moved: Sequence[float]
+    """Mean over the M of their distance from where they started, over the length there."""
+    curves: dict[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A problem; lists over seeds."""
+
+    truth_nuclear_norm: Sequence[float]
+    truth_effective_rank: Sequence[float]
+    least_norm_nuclear_norm: Sequence[float]
+    """Of the solution of least Frobenius norm."""
+    outcomes: Sequence[Outcome]
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Every start of every problem."""
+
+    rate: float
+    steps: Sequence[int]
+    problems: dict[Kind, Panel]
+
+
+def compute(seeds: int = 5) -> Bias:
+    """Descend from every start in every problem, all seeds at once."""
+    return Bias(RATE, SNAPSHOTS, {kind: _panel(kind, seeds) for kind in get_args(Kind)})
+
+
+def _panel(kind: Kind, seeds: int) -> Panel:
+    random = generators(seeds)
+    data = problem(kind, random)
+    outcomes: list[Outcome] = []
+    for starts in STARTS:
+        factors = initial(starts, random)
+        kernels, losses, last = descend(data, factors, RATE, SNAPSHOTS)
+        moved = [
+            (end - begin).norm(dim=(-2, -1)) / begin.norm(dim=(-2, -1))
+            for begin, end in zip(factors[1:], last[1:], strict=True)
+        ]
+        distance = torch.stack(moved).mean(0) if moved else torch.zeros(losses.shape[1:])
+        for index, start in enumerate(starts):
+            series = _measure(data, kernels[:, :, index])
+            plain = _plain(start, outcomes)
+            outcomes.append(_outcome(start, losses[:, :, index], series, distance[:, index], plain))
+    return Panel(
+        nuclear_norm(data.truth).tolist(),
+        effective_rank(data.truth).tolist(),
+        nuclear_norm(data.least_norm()).tolist(),
+        outcomes,
+    )
+
+
+def _measure(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
+    """(snapshots, seeds) each."""
+    return {
+        "nuclear_norm": nuclear_norm(kernels),
+        "effective_rank": effective_rank(kernels),
+        "error": (kernels - data.truth).norm(dim=(-2, -1)),
+    }
+
+
+def _plain(start: Start, outcomes: Sequence[Outcome]) -> Outcome | None:
+    """What a product is compared with."""
+    plain = {each.start.weight: each for each in outcomes if each.start.depth == 1}
+    return None if start.depth == 1 else plain.get(start.weight, plain[PLAIN[-1].weight])
+
+
+def _outcome(
+    start: Start, losses: Tensor, series: dict[str, Tensor], moved: Tensor, plain: Outcome | None
+) -> Outcome:
+    last = {name: values[-1] for name, values in series.items()}
+
+    def to_plain(name: str) -> dict[str, float]:
+        reference = (
+            last[name] if plain is None else torch.tensor(getattr(plain, name), dtype=torch.float64)
+        )
+        return summary(last[name] - reference)
+
+    curves = {"loss": losses, **series}
+    return Outcome(
+        start,
+        loss=float(losses[-1].max()),
+        nuclear_norm=last["nuclear_norm"].tolist(),
+        nuclear_norm_to_plain=to_plain("nuclear_norm"),
+        effective_rank=last["effective_rank"].tolist(),
+        error=last["error"].tolist(),
+        error_to_plain=to_plain("error"),
+        moved=moved.tolist(),
+        curves={name: [float(f"{v:.4g}") for v in each.mean(1)] for name, each in curves.items()},
+    )
+
+
+def draw(bias: Bias, figure: Any) -> None:
+    """Nuclear norm and error at the end, a row a problem, against the start."""
+    figure.set_size_inches(11, 9)
+    grid = figure.subplots(3, 3)
+    for axes, (kind, panel) in zip(grid, bias.problems.items(), strict=True):
+        _draw_ends(axes[0], panel.outcomes, "nuclear_norm")
+        truth = sum(panel.truth_nuclear_norm) / len(panel.truth_nuclear_norm)
+        axes[0].axvline(truth, c="k", ls=":")
+        axes[0].set_title(f"{kind}: nuclear norm (dotted: truth)", fontsize=9)
+        _draw_ends(axes[1], panel.outcomes, "error")
+        axes[1].set_title("distance to the truth", fontsize=9)
+        axes[1].set_yticklabels([])
+        for outcome in panel.outcomes:
+            if outcome.start.depth < 3 and outcome.start.weight < 1:
+                ranks = outcome.curves["effective_rank"]
+                axes[2].semilogx(bias.steps[1:], ranks[1:], label=_label(outcome.start))
+        axes[2].set_title("effective rank against steps", fontsize=9)
+        axes[2].grid(alpha=0.3)
+    grid[0, 2].legend(fontsize=6)
+
+
+def _draw_ends(axes: Any, outcomes: Sequence[Outcome], name: str) -> None:
+    colours = {1: "tab:gray", 2: "tab:blue", 3: "tab:orange"}
+    for y, outcome in enumerate(outcomes):
+        values = torch.tensor(getattr(outcome, name))
+        interval = summary(values)
+        reach = [
+            [interval["mean"] - interval["low"]],
+            [interval["high"] - interval["mean"]],
+        ]
+        colour = colours[outcome.start.depth]
+        axes.errorbar(interval["mean"], y, xerr=reach, fmt="o", ms=3, c=colour, capsize=2)
+    axes.set_yticks(range(len(outcomes)), [_label(each.start) for each in outcomes], fontsize=6)
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _label(start: Start) -> str:
+    return f"{start.depth}: {start.label}"

@@ -1,0 +1,141 @@
+"""Gradient descent on products of matrices that few linear measurements are to determine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+SIZE, RANK, MEASUREMENTS = 20, 2, 120
+"""Of the unknown matrix, which 400 measurements would determine."""
+
+Kind = Literal["regression", "sensing", "completion"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    r"""Measurements $b_k = \langle A_k, W_*\rangle$ of matrices W*, one a seed, all float64."""
+
+    operator: Tensor
+    """(seeds, measurements, size²): the A_k, in rows."""
+    truth: Tensor
+    """(seeds, size, size), of length 1 in the Frobenius norm."""
+
+    @property
+    def targets(self) -> Tensor:
+        """(seeds, measurements, 1)."""
+        return self.operator @ self.truth.flatten(1)[..., None]
+
+    def least_norm(self) -> Tensor:
+        """The solution of least Frobenius norm, to which gradient descent on W leads from 0."""
+        return (torch.linalg.pinv(self.operator) @ self.targets).view_as(self.truth)
+
+
+@dataclass(frozen=True)
+class Start:
+    r"""Where the factors of $W M_1 M_2 \cdots$ start; G is a Gaussian matrix of length 1."""
+
+    label: str
+    depth: int
+    """Number of factors: 1 is a plain W, 2 is W and M."""
+    weight: float
+    """W starts at this times G."""
+    similarity: float = 1.0
+    """Each M starts at this times I, or, if random, times √size G."""
+    random: bool = False
+
+
+def problem(kind: Kind, generators: Sequence[torch.Generator]) -> Problem:
+    """A problem for every seed.
+
+    Args:
+        kind: "regression", on SIZE outputs of few inputs, as in §5.1; "sensing" by Gaussian
+            matrices; "completion" from few entries.
+        generators: one a seed.
+    """
+    operators, truths = zip(*(_problem(kind, each) for each in generators), strict=True)
+    return Problem(torch.stack(operators), torch.stack(truths))
+
+
+def _problem(kind: Kind, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    truth = gaussian(generator, SIZE, RANK) @ gaussian(generator, RANK, SIZE)
+    truth /= truth.norm()
+    # Scaled so that the A_k have size² for the sum of their squares in every problem.
+    if kind == "regression":
+        samples = MEASUREMENTS // SIZE
+        inputs = gaussian(generator, samples, SIZE) / samples**0.5
+        return torch.kron(torch.eye(SIZE, dtype=inputs.dtype), inputs), truth
+    if kind == "sensing":
+        return gaussian(generator, MEASUREMENTS, SIZE**2) / MEASUREMENTS**0.5, truth
+    kept = torch.randperm(SIZE**2, generator=generator)[:MEASUREMENTS]
+    return SIZE / MEASUREMENTS**0.5 * torch.eye(SIZE**2, dtype=truth.dtype)[kept], truth
+
+
+def gaussian(generator: torch.Generator, *shape: int) -> Tensor:
+    """Independent standard normal numbers in float64."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def initial(starts: Sequence[Start], generators: Sequence[torch.Generator]) -> list[Tensor]:
+    """The factors (seeds, starts, size, size), W first; every seed's starts share its G.
+
+    Raises:
+        ValueError: the starts differ in depth.
+    """
+    depths = {start.depth for start in starts}
+    if len(depths) != 1:
+        raise ValueError(f"`starts` must be of one depth, got {sorted(depths)}")
+    factors = []
+    for factor in range(depths.pop()):
+        drawn = torch.stack([gaussian(each, SIZE, SIZE) / SIZE for each in generators])
+        factors.append(torch.stack([_scaled(drawn, start, factor) for start in starts], 1))
+    return factors
+
+
+def _scaled(drawn: Tensor, start: Start, factor: int) -> Tensor:
+    if factor == 0:
+        return start.weight * drawn
+    if start.random:
+        return start.similarity * SIZE**0.5 * drawn
+    return start.similarity * torch.eye(SIZE, dtype=drawn.dtype).expand_as(drawn)
+
+
+def product(factors: Sequence[Tensor]) -> Tensor:
+    """The factors multiplied, W first."""
+    whole = factors[0]
+    for factor in factors[1:]:
+        whole = whole @ factor
+    return whole
+
+
+def descend(
+    problem: Problem, factors: Sequence[Tensor], rate: float, snapshots: Sequence[int]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    r"""Descend $\tfrac12 \sum_k (b_k - \langle A_k, W M \cdots\rangle)^2$ by all factors.
+
+    Args:
+        problem: measurements.
+        factors: where they start, (seeds, starts, size, size) each.
+        rate: step size.
+        snapshots: increasing numbers of steps, after which products and losses are kept.
+
+    Returns:
+        Products (snapshots, seeds, starts, size, size), losses (snapshots, seeds, starts) and the
+        last factors.
+    """
+    factors = [factor.clone().requires_grad_() for factor in factors]
+    targets, products, losses = problem.targets, [], []
+    for step in range(snapshots[-1] + 1):
+        whole = product(factors)
+        # Starts in columns: the operator is read once for all of them.
+        residual = problem.operator @ whole.flatten(2).mT - targets
+        if step in snapshots:
+            products.append(whole.detach())
+            losses.append(0.5 * residual.detach().square().sum(1))
+        direction = (problem.operator.mT @ residual.detach()).mT.view_as(whole)
+        gradients = torch.autograd.grad(whole, factors, direction)
+        with torch.no_grad():
+            for factor, gradient in zip(factors, gradients, strict=True):
+                factor -= rate * gradient
+    return torch.stack(products), torch.stack(losses), [factor.detach() for factor in factors]

@@ -1,0 +1,33 @@
+"""What a matrix is measured by, and how seeds are summed up."""
+
+import torch
+from torch import Tensor
+
+from neural_similarity.lab.train.statistics import by_seed
+
+
+def nuclear_norm(matrix: Tensor) -> Tensor:
+    """Sum of the singular values of (*batch, rows, columns)."""
+    return torch.linalg.svdvals(matrix).sum(-1)
+
+
+def effective_rank(matrix: Tensor) -> Tensor:
+    r"""$\exp(-\sum_i p_i \log p_i)$ for $p = \sigma / \sum \sigma$ (Roy and Vetterli, 2007).
+
+    Between 1 and the rank, and the same for every multiple of (*batch, rows, columns). It is what
+    Arora et al. (2019, the paper's [5]) measure.
+    """
+    values = torch.linalg.svdvals(matrix)
+    shares = values / values.sum(-1, keepdim=True)
+    return torch.special.entr(shares).sum(-1).exp()
+
+
+def generators(seeds: int) -> list[torch.Generator]:
+    """A generator of random numbers for every seed from 0 on."""
+    return [torch.Generator().manual_seed(seed) for seed in range(seeds)]
+
+
+def summary(values: Tensor) -> dict[str, float]:
+    """Mean and 95 % interval by seed of (seeds,)."""
+    interval = by_seed(values.tolist())
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
