@@ -209,3 +209,30 @@ def test_a_new_classifier_that_stays_random_is_told(world, tmp_path, capsys):
     assert (
         json.loads((tmp_path / "run" / "config.json").read_text())["command"] == "nsim train adapt"
     )
+
+
+def test_few_images_of_each_class_drawn_by_the_seed(world, tmp_path):
+    file = tmp_path / "resnet20.safetensors"
+    save_file(ns.models.resnet20(num_classes=3, width=0.25).state_dict(), file)
+
+    def few(per_class, seed=0):
+        recipe = AdaptationRecipe(
+            backbone=str(file), width=0.25, image_size=16, per_class=per_class, seed=seed
+        )
+        return AdaptationTask.load(recipe, world / "colours").dataset.train
+
+    assert few(5).labels.bincount().tolist() == [5, 5, 5]
+    assert torch.equal(few(5).pixels, few(5).pixels)
+    assert not torch.equal(few(5).pixels, few(5, seed=1).pixels)
+    assert len(few(100)) == len(few(None)) == 48
+    with pytest.raises(ValueError, match="`per_class` must be at least 1, got 0"):
+        few(0)
+
+
+@pytest.mark.parametrize(("classifier", "kept"), [("auto", "kept"), ("new", "new")])
+def test_whose_classifier(world, tmp_path, classifier, kept):
+    file = tmp_path / "resnet20.safetensors"
+    save_file(ns.models.resnet20(num_classes=3, width=0.25).state_dict(), file)
+    recipe = AdaptationRecipe(backbone=str(file), width=0.25, image_size=16, classifier=classifier)
+    task = AdaptationTask.load(recipe, world / "colours")
+    assert task.check()["backbone"]["head"] == kept

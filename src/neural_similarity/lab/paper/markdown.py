@@ -67,6 +67,9 @@ def _table(report: PanelReport, costs: StepCosts | None) -> str:
     head += (f"to {baseline.label}, by seed", f"to {baseline.label}, by image")
     head += ("parameters", "MACs", "time")
     lines = [_row(line, report) for line in report.lines]
+    if any("trained" in record.summary for record in report.records):
+        head += ("trained", "file, kB")
+        lines = [(*cells, *_adapter(line)) for cells, line in zip(lines, report.lines, strict=True)]
     if costs:
         head += ("step",)
         lines = [(*cells, _step(line)) for cells, line in zip(lines, report.lines, strict=True)]
@@ -83,6 +86,14 @@ def _row(line: Line, report: PanelReport) -> tuple[str, ...]:
     paper = _paper(line, report)
     name = f"`{row.recipe}`"
     return row.label, name, paper, ours(line), str(n), by_seed, by_image, parameters, macs, time
+
+
+def _adapter(line: Line) -> tuple[str, str]:
+    """How many numbers were trained, and the size of their file."""
+    if not line.records:
+        return "", ""
+    summary = line.records[0].summary
+    return f"{summary['trained']:,}", f"{summary['bytes'] / 1e3:,.1f}"
 
 
 def _step(line: Line) -> str:

@@ -190,6 +190,16 @@ RIVALS = (
     Row("dynamic filter network", "cifar10-dynamic-filter"),
     Row("modulated deformable convolution", "cifar10-deformable"),
 )
+SIGNS = (
+    Row("linear probe", "signs-head"),
+    Row("batch normalisation", "signs-norm"),
+    Row("static diagonal M", "signs-diagonal"),
+    Row("M by angle, scale, shear, shift", "signs-affine"),
+    Row("static full M", "signs-full"),
+    Row("static full M and batch normalisation", "signs-full-norm"),
+    Row("dynamic diagonal M", "signs-dynamic"),
+    Row("full fine-tuning", "signs-all"),
+)
 
 
 def on_cifar100(table: Table) -> Table:
@@ -244,6 +254,10 @@ TABLES = {
     "costs": Table(
         "Error against cost: cheaper predictors, wider plain networks",
         (Panel("CIFAR-10", "error", COSTS),),
+    ),
+    "adapt": Table(
+        "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, 20 images of each, with a new head",
+        (Panel("Sign digits", "accuracy", SIGNS),),
     ),
     "rivals": Table(
         "Rivals: other kernels that depend on the image", (Panel("CIFAR-10", "error", RIVALS),)

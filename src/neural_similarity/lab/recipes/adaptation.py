@@ -1,8 +1,40 @@
 """Adaptation of pretrained networks; `nsim train adapt --backbone ... --data FOLDER`."""
 
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
+from typing import Any
+
+from neural_similarity.lab.tasks.adaptation import STATIC_FULL, AdaptationRecipe
 from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.nn import Affine, Diagonal, Dynamic, Static
+
+
+def _signs(train: str, similarity: Any = None, lr: float = 0.01) -> AdaptationRecipe:
+    """ResNet-20 of CIFAR-10 on 20 images of each of ten hand signs."""
+    return AdaptationRecipe(
+        backbone="data/pretrained-cifar10/resnet20.pt",
+        model="resnet20",
+        classifier="new",
+        image_size=32,
+        channels=3,
+        per_class=20,
+        flip=False,
+        similarity=similarity,
+        train=train,
+        lr=lr,
+    )
+
+
+SIGNS: dict[str, tuple[str, Recipe]] = {
+    "signs-head": ("linear probe", _signs("head")),
+    "signs-norm": ("gains and shifts of batch normalisation", _signs("norm+head")),
+    "signs-diagonal": ("static diagonal M", _signs("M+head", Static(Diagonal()))),
+    "signs-full": ("static full M", _signs("M+head", STATIC_FULL)),
+    "signs-affine": ("M by angle, scale, shear, shift", _signs("M+head", Static(Affine()))),
+    "signs-full-norm": ("static full M and normalisation", _signs("M+norm+head", STATIC_FULL)),
+    "signs-dynamic": ("dynamic diagonal M", _signs("M+head", Dynamic(Diagonal()))),
+    "signs-all": ("full fine-tuning", _signs("all")),
+}
 
 ADAPTATION: dict[str, tuple[str, Recipe]] = {
-    "adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe())
+    "adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe()),
+    **SIGNS,
 }

@@ -12,6 +12,7 @@ from torch import nn
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
 from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
 from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
 from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.train import Run, RunError, Runtime
@@ -50,6 +51,10 @@ class AdaptationRecipe(Recipe):
     norm: Literal["auto", "eval", "train"] = "auto"
     """Normalisation by running statistics, held as they are (eval), or by the batch's (train); auto
     is eval, unless all trains."""
+    classifier: Literal["auto", "new"] = "auto"
+    """A new one, or (auto) the backbone's where it has as many classes and no other names."""
+    per_class: int | None = None
+    """Training images of each class, drawn by the seed; the default is all."""
     channels: int | None = None
     """Channels that images get; the default is those of the backbone."""
     dataset: str = "folder"
@@ -72,6 +77,7 @@ class AdaptationRecipe(Recipe):
             raise ValueError(
                 f"`similarity` must be none where `train` leaves M out, got train={self.train!r}"
             )
+        self._require(self.per_class is None or self.per_class > 0, "per_class", "be at least 1")
         if self.similarity is None and "M" in parts:
             raise ValueError(f"`train` must leave M out where there is none, got {self.train!r}")
 
@@ -85,7 +91,7 @@ class AdaptationRecipe(Recipe):
     @property
     def source(self) -> Backbone:
         """The pretrained network."""
-        return Backbone(self.backbone, self.weights, self.pretrained)
+        return Backbone(self.backbone, self.weights, self.pretrained, self.classifier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +157,8 @@ class AdaptationTask(ClassificationTask):
             recipe = _resolved(recipe)
         task = super().load(recipe, root, progress)
         train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
+        if recipe.per_class is not None:
+            train = _few(train, recipe.per_class, recipe.seed)
         return replace(task, dataset=Dataset(task.dataset.name, train, test))
 
     def check(self) -> dict[str, Any]:
@@ -209,6 +217,15 @@ def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:
         if path and Path(path).exists():
             fields[name] = str(Path(path).absolute())
     return replace(recipe, **fields)
+
+
+def _few(images: ImageSet, each: int, seed: int) -> ImageSet:
+    """So many images of each class, or all of a class that has fewer."""
+    have = images.labels.bincount(minlength=len(images.classes)).tolist()
+    if not any(count > each for count in have):
+        return images
+    _, few = split_off(images, [min(each, count - 1) for count in have], seed)
+    return few
 
 
 def _with_channels(images: ImageSet, recipe: AdaptationRecipe) -> ImageSet:

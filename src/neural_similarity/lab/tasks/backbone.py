@@ -57,11 +57,13 @@ class Backbone:
         word: which it is.
         weights: file of weights to take in place of those that come with the name.
         pretrained: whether timm's and torchvision's networks come with weights.
+        classifier: "new", or "auto": its own where it has as many classes, and not others by name.
     """
 
     word: str
     weights: str | None = None
     pretrained: bool = True
+    classifier: str = "auto"
 
     @property
     def _named(self) -> bool:
@@ -121,8 +123,10 @@ class Backbone:
             return Pretrained(model, False)
         own = model.state_dict()
         classifier = [key for key in own if key.startswith(f"{head}.")]
-        same = same and all(
-            key in state and state[key].shape == own[key].shape for key in classifier
+        same = (
+            same
+            and self.classifier == "auto"
+            and all(key in state and state[key].shape == own[key].shape for key in classifier)
         )
         taken = {key: t for key, t in state.items() if same or not key.startswith(f"{head}.")}
         try:
