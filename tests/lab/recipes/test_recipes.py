@@ -8,6 +8,7 @@ import torch
 from neural_similarity import models
 from neural_similarity.lab.paper import TABLES
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, GROUPS, RECIPES, Recipe
+from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR
 from neural_similarity.lab.recipes.imagenet import IMAGENET
 from neural_similarity.lab.recipes.released import RELEASED
@@ -34,7 +35,7 @@ def test_names_are_those_of_the_papers_table_and_the_quick_start():
     nets = ("resnet18", "resnet50")
     imagenet = [f"{net}{kind}" for net in nets for kind in ("", "-static-dns", "-dynamic-dns")]
     imagenet += ["cnn10", "cnn10++", "cnn10-dynamic-dns"]
-    names = {"quickstart", "adapt", *(f"{data}-{name}" for data in sets for name in ours)}
+    names = {"quickstart", *ADAPTATION, *(f"{data}-{name}" for data in sets for name in ours)}
     names |= {f"imagenet-{name}" for name in imagenet}
     studies = ABLATIONS.keys() | CHEAPER.keys() | CONTROLS.keys() | RIVALS.keys()
     assert set(RECIPES) == names | studies | RELEASED.keys()
