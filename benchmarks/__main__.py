@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-from benchmarks import few_shot, loops, networks, performance, subjects
+from benchmarks import distributed, few_shot, loops, networks, performance, subjects
 from benchmarks.case import KINDS, Case
 from benchmarks.measure import Watch
 from benchmarks.networks import KNOWN, PREDICTORS, Setting, texts
@@ -37,6 +37,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one benchmark and return its exit code, 1 if a result is wrong."""
     commands: Commands = {
         **{name: (partial(_run, name), bench.about) for name, bench in BENCHES.items()},
+        "distributed": (distributed.main, distributed.ABOUT),
         "page": (_page, "write docs/performance.md from what the others saved"),
     }
 
@@ -104,12 +105,8 @@ def _few_shot(options: Options) -> Iterator[Row]:
 
 
 class Bench(NamedTuple):
-    """One of the benchmarks."""
-
     rows: Callable[[Options], Iterator[Row]]
-    """What it measures."""
     about: str
-    """A line of help."""
     default: Options
     """Options that are not given."""
     quick: dict[str, Any]
@@ -200,7 +197,7 @@ def _options(command: str, args: Sequence[str]) -> Options:
     options = _parse(Options, args, command, bench.about, bench.default)
     for option in ("batch", "size", "similarity", "recipes"):
         if getattr(options, option) and not getattr(bench.default, option):
-            raise UsageError(f"`{option}` is no option of {command}")
+            raise UsageError(f"`{option}` is not an option of {command}")
     for name in options.similarity:
         require("similarity", name, bench.similarities)
     return replace(options, rounds=3, **bench.quick) if options.quick else options
@@ -210,8 +207,13 @@ def _page(args: Sequence[str]) -> int:
     """Write the page of what the benchmarks saved, beside the targets."""
     about = "write a page of what the benchmarks saved"
     options = _parse(PageOptions, args, "page", about, PageOptions())
-    command = f"{PROGRAM} page --results {options.results} --out {options.out}"
-    text = performance.page(options.results, options.out, command)
+    folders = options.results
+    words = " ".join(folder.as_posix() for folder in folders)
+    command = f"{PROGRAM} page --results {words} --out {options.out.as_posix()}"
+    if len(folders) == 1:
+        text = performance.page(folders[0], options.out, command)
+    else:
+        text = performance.summary(folders, command)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, text)
     say(str(options.out))

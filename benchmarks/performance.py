@@ -22,10 +22,45 @@ HEADINGS = {
     "fewshot": "Few-shot learning",
 }
 """The sections in their order."""
+BOLD = "Best to worst of all sizes that were measured. **Bold**: the limit is not reached."
+
+
+def summary(folders: Sequence[Path], command: str) -> str:
+    """The page for several processors: what was set out to reach, and what each of them found.
+
+    Args:
+        folders: where the benchmarks saved their reports, one folder a processor.
+        command: what writes the page.
+
+    Raises:
+        ValueError: a folder holds no report, or a damaged one.
+    """
+    machines = {_processor(reports): reports for reports in map(_reports, folders)}
+    lines = []
+    for target in TARGETS:
+        found = [target.line(reports.get(target.bench)) for reports in machines.values()]
+        lines.append((target.text, target.limit, *(_found(line) for line in found)))
+    introduction, *_ = TEXT.read_text(encoding="utf-8").strip().split("\n\n## ")
+    places = " and ".join(f"`{folder.as_posix()}/`" for folder in folders)
+    rows = table(("target", "limit", *machines), lines)
+    text = introduction.format(command=command, folders=places)
+    return "\n\n".join([text, "## Targets", BOLD, rows]) + "\n"
+
+
+def _processor(reports: Mapping[str, Report]) -> str:
+    """The processor of the reports, without versions."""
+    return next(iter(reports.values())).machine.partition(", torch")[0]
+
+
+def _found(line: tuple[str, str, str, str]) -> str:
+    _, _, found, verdict = line
+    if not found:
+        return verdict
+    return found if verdict == "reached" else f"**{found}**"
 
 
 def page(results: Path, path: Path, command: str) -> str:
-    """The page for the reports in a folder.
+    """The page for the reports of one processor.
 
     Args:
         results: Where the benchmarks saved them; what is missing there is told as not measured.
@@ -35,6 +70,23 @@ def page(results: Path, path: Path, command: str) -> str:
     Raises:
         ValueError: `results` holds no report, or a damaged one.
     """
+    reports = _reports(results)
+    introduction, *notes = TEXT.read_text(encoding="utf-8").strip().split("\n\n## ")
+    sections = dict(note.split("\n\n", 1) for note in notes)
+    parts = [
+        introduction.format(command=command, folders=f"`{results.as_posix()}/`"),
+        _targets(reports),
+    ]
+    pictures = Path(os.path.relpath(results, path.parent)).as_posix()
+    for name, report in reports.items():
+        heading = HEADINGS[name]
+        parts += [f"## {heading}", _origin(report), sections[heading], *_section(report)]
+        parts.append(f"![{name}]({pictures}/{name}.png)")
+    return "\n\n".join(parts) + "\n"
+
+
+def _reports(results: Path) -> dict[str, Report]:
+    """What the benchmarks saved in a folder, by name."""
     files = {name: results / f"{name}.json" for name in HEADINGS}
     reports = {name: read(file) for name, file in files.items() if file.exists()}
     if not reports:
@@ -42,15 +94,7 @@ def page(results: Path, path: Path, command: str) -> str:
             f"`results` must hold what a benchmark saved, such as {files['operators'].name}, got "
             f"{results} without any"
         )
-    introduction, *notes = TEXT.read_text(encoding="utf-8").strip().split("\n\n## ")
-    sections = dict(note.split("\n\n", 1) for note in notes)
-    parts = [introduction.format(command=command, folder=results.as_posix()), _targets(reports)]
-    pictures = Path(os.path.relpath(results, path.parent)).as_posix()
-    for name, report in reports.items():
-        heading = HEADINGS[name]
-        parts += [f"## {heading}", _origin(report), sections[heading], *_section(report)]
-        parts.append(f"![{name}]({pictures}/{name}.png)")
-    return "\n\n".join(parts) + "\n"
+    return reports
 
 
 def current(report: Report) -> Report:

@@ -116,13 +116,24 @@ def test_cases_are_a_tuple_that_may_be_gone_through_twice():
     assert [str(case) for case in cases] == [f"static {layer}" for layer in testing.LAYERS]
 
 
-def test_the_table_has_a_row_for_every_case(monkeypatch):
-    monkeypatch.setattr(testing, "STRUCTURES", {"Full": ns.Full()})
+def test_exceptions_are_told_with_the_reason(monkeypatch):
+    monkeypatch.setattr(testing, "STRUCTURES", {"Full": ns.Full(), "Select": ns.Select()})
+    laws = {"identity": testing.LAWS["identity"], "gradients": testing.LAWS["gradients"]}
+    monkeypatch.setattr(testing, "LAWS", laws)
+    _, _, *rows = testing.exceptions()
+    transposed, *gradients = rows
+    assert transposed.startswith("| all | `similarity` of a transposed convolution must be static")
+    assert transposed.endswith(" | dynamic ConvTranspose2d | all |")
+    (row,) = gradients
+    assert row.startswith("| gradients | the gradient is a straight-through estimate | static Conv")
+    assert row.endswith(" | Select |")
+
+
+def test_a_law_that_fails_is_told(monkeypatch):
+    monkeypatch.setattr(testing, "STRUCTURES", {"Broken": Broken("identity-dropped")})
     monkeypatch.setattr(testing, "LAWS", {"identity": testing.LAWS["identity"]})
-    header, _, *rows = testing.table()
-    assert header.endswith("| layer | identity |")
-    assert len(rows) == 14
-    assert rows[0] == "| Full | static | Conv1d | ✓ |"
+    _, _, *rows = testing.exceptions()
+    assert "| identity | **it fails**: AssertionError |" in rows[0]
 
 
 def test_laws_have_names():

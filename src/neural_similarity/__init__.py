@@ -6,6 +6,7 @@ Names are imported when they are first used, so that `nsim --help` loads no torc
 import typing as _typing
 from importlib import import_module as _import_module
 
+from neural_similarity.choices import VERSION as _VERSION
 from neural_similarity.choices import extra_needed as _extra_needed
 
 if _typing.TYPE_CHECKING:
@@ -59,7 +60,7 @@ if _typing.TYPE_CHECKING:
     from neural_similarity.regularize import parameter_groups as parameter_groups
     from neural_similarity.regularize import penalty as penalty
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 _MODULES = ("functional", "hub", "models", "nn", "testing", "visualize")
 _HOMES = {
     "neural_similarity.conversion": (

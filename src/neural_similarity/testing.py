@@ -9,7 +9,7 @@ def test_my_structure(law, case):
 ```
 
 "text" is a law of the library's own specs, which can be written on a command line.
-`python -m neural_similarity.testing` prints the table of docs/laws.md.
+`python -m neural_similarity.testing` prints the exceptions that docs/laws.md lists.
 """
 
 import io
@@ -110,7 +110,6 @@ class Case:
     similarity: Similarity
 
     def __str__(self) -> str:
-        """The name."""
         return self.name
 
     def layer(self) -> SimilarityLayer:
@@ -368,29 +367,40 @@ def _require(holds: Tensor | bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def table() -> Iterator[str]:
-    """Lines of a Markdown table: which laws every structure passes in every layer."""
-    yield f"| structure | kind | layer | {' | '.join(LAWS)} |"
-    yield f"|---|---|---|{'---|' * len(LAWS)}"
+def exceptions() -> Iterator[str]:
+    """Lines of a Markdown table: where a law does not apply and why, or that it fails."""
+    found: dict[tuple[str, str, str], list[str]] = {}
     for name, structure in STRUCTURES.items():
         for case in cases(structure):
-            kind, layer = case.name.split(" ", 1)
-            try:
-                case.layer()
-            except NotApplicableError as reason:
-                yield f"| {name} | {kind} | {layer} | {reason} |"
-                continue
-            yield f"| {name} | {kind} | {layer} | {' | '.join(_mark(law, case) for law in LAWS)} |"
+            for law, reason in _reasons(case):
+                found.setdefault((law, reason, name), []).append(str(case))
+    merged: dict[tuple[str, str, str], list[str]] = {}
+    for (law, reason, name), where in found.items():
+        merged.setdefault((law, reason, ", ".join(where)), []).append(name)
+    yield "| law | does not apply because | layers | structures |"
+    yield "|---|---|---|---|"
+    for (law, reason, where), names in merged.items():
+        all_of_them = len(names) == len(STRUCTURES)
+        yield f"| {law} | {reason} | {where} | {'all' if all_of_them else ', '.join(names)} |"
 
 
-def _mark(law: str, case: Case) -> str:
+def _reasons(case: Case) -> Iterator[tuple[str, str]]:
+    """The laws that do not apply to a case, or fail, each with the reason."""
     try:
-        return "✓" if check(law, case) is None else "-"
-    except Exception as error:
-        return f"**fails**: {type(error).__name__}"
+        case.layer()
+    except NotApplicableError as reason:
+        yield "all", str(reason).partition(", got ")[0]
+        return
+    for law in LAWS:
+        try:
+            reason = check(law, case)
+        except Exception as error:
+            reason = f"**it fails**: {type(error).__name__}"
+        if reason:
+            yield law, reason
 
 
 if __name__ == "__main__":
-    for line in table():
+    for line in exceptions():
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()

@@ -236,6 +236,23 @@ def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
     assert "## Inference" not in text
 
 
+def test_one_page_shows_several_processors_and_marks_what_is_not_reached(tmp_path):
+    for name, ratio, cpu in (("a", 2.0, "FAST"), ("b", 9.0, "SLOW")):
+        (tmp_path / name).mkdir()
+        rows = [network("", "plain", 1.0, baseline=True), network("", "static-full, folded", ratio)]
+        environment = ENVIRONMENT | {"cpu": cpu}
+        write(report("inference", *rows, environment=environment), tmp_path / name)
+    page = tmp_path / "page.md"
+    folders = [str(tmp_path / name) for name in "ab"]
+    assert main(["page", "--results", *folders, "--out", str(page)]) == 0
+    text = page.read_text()
+    assert "| target | limit | FAST | SLOW |" in text
+    assert "| inference of CNN-9, folded ÷ plain | ≤ 1.03 | **2** | **9** |" in text
+    assert (
+        "| the same, dynamic full | ≤ 120 floats/position | not measured | not measured |" in text
+    )
+
+
 @pytest.mark.parametrize(
     ("changed", "left_out"),
     [
@@ -349,7 +366,7 @@ def test_rows_are_measured_with_their_threads(monkeypatch):
         (["operators", "--rounds", "2"], "`rounds` must be at least 3, got 2"),
         (["operators", "--threads", "-1"], "`threads` must be at least 0, got (-1,)"),
         (["operators", "--batch", "0"], "`batch` must be at least 1, got (0,)"),
-        (["operators", "--recipes", "cifar10-cnn"], "`recipes` is no option of operators"),
+        (["operators", "--recipes", "cifar10-cnn"], "`recipes` is not an option of operators"),
         (["training", "--similarity", "static"], "no similarity is named 'static'; did you mean"),
         (["training", "--similarity", "full"], "no similarity is named 'full'; did you mean"),
         (["operators", "--similarity", "static-full"], "no similarity is named 'static-full'"),

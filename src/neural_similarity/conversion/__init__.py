@@ -6,6 +6,7 @@ from neural_similarity.conversion.adapters import load_adapter as load_adapter
 from neural_similarity.conversion.adapters import save_adapter as save_adapter
 from neural_similarity.conversion.comparison import max_difference as max_difference
 from neural_similarity.conversion.freezing import freeze_backbone as freeze_backbone
+from neural_similarity.conversion.freezing import similarities_of as similarities_of
 from neural_similarity.conversion.freezing import unfreeze_backbone as unfreeze_backbone
 from neural_similarity.conversion.planning import plan as plan
 from neural_similarity.conversion.surgery import convert as convert

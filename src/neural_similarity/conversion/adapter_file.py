@@ -5,12 +5,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from safetensors import TensorSpec, safe_open, serialize
 from torch import Tensor, nn
+
+from neural_similarity.choices import VERSION
 
 FORMAT = "neural-similarity adapter 1"
 
@@ -39,7 +40,7 @@ def write(path: Path, content: AdapterFile) -> int:
     }
     facts = {
         "format": FORMAT,
-        "neural_similarity": version("neural-similarity"),
+        "neural_similarity": VERSION,
         "torch": torch.__version__,
         "similarities": _layers(content.texts),
         "same": {key: name for key, name in names.items() if key != name},

@@ -34,12 +34,13 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
             buffers, or modules ("fc", "*.bn?", "*running*").
 
     Raises:
-        ValueError: the network has no similarity, or one that is not made of the library's own
-            parts alone (the message has the layer's name), or `extra` names what is not there.
+        ValueError: the network has no similarity and `extra` is empty, or it has one that is not
+            made of the library's own parts alone (the message has the layer's name), or `extra`
+            names what is not there.
     """
     check_module(model)
     similarities = similarities_of(model)
-    if not similarities:
+    if not similarities and not extra:
         raise ValueError("`model` must have similarities to save, got a network without")
     layers = {name: module for name, module in model.named_modules() if has_similarity(module)}
     texts = {name: _text(name, cast(SimilarityLayer, layer)) for name, layer in layers.items()}
@@ -103,7 +104,7 @@ def load_adapter(backbone: Network, path: File, inplace: bool = False) -> Networ
 
     Raises:
         ValueError: `backbone` has similarities, or is another one than that of the file, or the
-            file is none of `save_adapter`. All but the first name the file.
+            file was not written by `save_adapter`. All but the first name the file.
         FileNotFoundError: there is no such file.
     """
     switch = adapters(backbone if inplace else copied(backbone), adapter=path)
@@ -166,7 +167,7 @@ class Adapters:
             merged: Fold M into the kernels: the layers are plain until the next `use`.
 
         Raises:
-            ValueError: there is none of that name, or a similarity to merge is dynamic.
+            ValueError: no adapter has that name, or a similarity to merge is dynamic.
         """
         if name is not None and name not in self._adapters:
             raise ValueError(f"`name` must be one of {', '.join(self._adapters)}, got {name!r}")
@@ -274,7 +275,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{path} is no adapter of this network: {kind}{error}") from error
+        raise ValueError(f"{path} is not an adapter of this network: {kind}{error}") from error
 
 
 def _check_backbone(have: Mapping[str, str], need: Mapping[str, str]) -> None:

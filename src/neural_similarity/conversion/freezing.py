@@ -29,14 +29,14 @@ def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None
             modules. () is nothing else.
 
     Raises:
-        ValueError: the network has no similarity, `train` names what has no parameter there, or
-            `norm` is unknown.
+        ValueError: the network has no similarity and `train` names nothing else, or what has no
+            parameter there, or `norm` is unknown.
     """
     if norm not in get_args(NormMode):
         raise ValueError(f'`norm` must be "eval" or "train", got {norm!r}')
     check_module(model)
     similarities = similarities_of(model)
-    if not similarities:
+    if not similarities and not train:
         raise ValueError(
             "`model` must have similarities to train, got a network without; convert it"
         )

@@ -1,6 +1,7 @@
 """A run from its recipe to its summary, and its continuation: one session for all kinds of runs."""
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +12,19 @@ from torch import nn
 from neural_similarity.lab.tasks import TASKS
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.task import retrained
+from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.checkpoint import State, checkpoints, newest, restore
-from neural_similarity.lab.train.environment import command_line, describe_environment, device_name
+from neural_similarity.lab.train.environment import (
+    command_line,
+    describe_environment,
+    device_name,
+    fallback,
+)
 from neural_similarity.lab.train.files import locked, read_json, write_json
 from neural_similarity.lab.train.journal import Journal, cut_back, read_lines
 from neural_similarity.lab.train.loop import Job, fit
 from neural_similarity.lab.train.plots import draw_learning_curves
-from neural_similarity.lab.train.progress import counter, show
+from neural_similarity.lab.train.progress import Hidden, Progress, counter, show
 from neural_similarity.lab.train.recipe import Recipe, scaled
 from neural_similarity.lab.train.run import (
     CONFIG,
@@ -35,9 +42,10 @@ from neural_similarity.lab.train.runtime import Runtime, choose_runtime, threads
 from neural_similarity.lab.train.stopping import signals_noted
 from neural_similarity.lab.train.task import Task
 from neural_similarity.models import parameters
+from neural_similarity.nn import is_dynamic
 from neural_similarity.regularize import parameter_groups
 
-KEPT = ("commit", "torch", "threads", "device", "precision")
+KEPT = ("commit", "torch", "threads", "processes", "device", "precision")
 """Facts of the process that began a run which those that continue it should share."""
 log = logging.getLogger(__name__)
 
@@ -61,6 +69,7 @@ def train(
     out: str | Path | None = None,
     data_root: str | Path = "data",
     device: str = "auto",
+    at_budget: bool = False,
 ) -> Run:
     """Train `recipe` into a new run folder, and score what it is scored on once, at the end.
 
@@ -70,7 +79,8 @@ def train(
         budget: factor on steps and drops.
         out: the run folder; None is `runs/<name>-seed<seed>`.
         data_root: folder of the data sets.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
+        at_budget: whether steps and drops are those of the budget already, as in a run's config.
 
     Returns:
         The finished run. Of a few-shot recipe, test classes are not looked at.
@@ -83,7 +93,8 @@ def train(
             recipe.
         Interrupted: SIGINT or SIGTERM came; the step is finished and saved, and `resume` goes on.
     """
-    return _begin(scaled(recipe, budget), _Place(name, budget, out, data_root, device))
+    recipe = recipe if at_budget else scaled(recipe, budget)
+    return _begin(recipe, _Place(name, budget, out, data_root, device))
 
 
 def resume(
@@ -100,10 +111,10 @@ def resume(
     Args:
         path: the run folder.
         data_root: folder of the data sets; None is the one that the run began with.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
 
     Raises:
-        RunError: the folder is no run's, another process trains it, or the data have changed.
+        RunError: the folder is not a run's, another process trains it, or the data have changed.
         FileNotFoundError: the data set is missing.
         ValueError: there is no such device.
         Interrupted: as in `train`.
@@ -112,9 +123,9 @@ def resume(
     if run.summary.exists():
         return run
     runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
-    task = load_task(run, data_root)
+    distributed.join(runtime.device)
     with threads(run.recipe.threads):
-        _complete(run, task, runtime)
+        _complete(run, load_task(run, data_root), runtime)
     return run
 
 
@@ -134,7 +145,7 @@ def retrain(
         run: finished, with a step chosen on the validation classes (`select_on`).
         out: the new run folder; None is the default one.
         data_root: folder of the data sets; None is the one that the run was trained from.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
         start: run folder to start from, trained on validation classes as well, where the run has
             one.
 
@@ -154,7 +165,7 @@ def open_run(path: str | Path) -> Run:
     """The run in a folder, of whichever kind it is.
 
     Raises:
-        RunError: the folder is no run's, or its settings cannot be read.
+        RunError: the folder is not a run's, or its settings cannot be read.
     """
     command = command_of(Path(path))
     kinds = {task.RUN.COMMAND: task.RUN for task in TASKS}
@@ -207,6 +218,18 @@ def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) 
     kind = _kind_of(recipe).RUN
     runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path("runs") / recipe.folder(place.name) if place.out is None else Path(place.out)
+    if distributed.restarted() and command_of(path) == kind.COMMAND:
+        if open_run(path).recipe == recipe:
+            return resume(path, data_root=place.data_root, device=place.device)
+    distributed.join(runtime.device)
+    with threads(recipe.threads):
+        return _begin_together(recipe, place, path, runtime, origin)
+
+
+def _begin_together(
+    recipe: Recipe, place: _Place, path: Path, runtime: Runtime, origin: dict[str, Any] | None
+) -> Run:
+    kind = _kind_of(recipe).RUN
     require_new(path, kind.COMMAND)
     task = _loaded(recipe, place.data_root)
     facts = task.check() | (origin or {})
@@ -223,21 +246,24 @@ def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) 
         image_size=size,
         preprocess=task.preprocess(),
     )
-    with threads(recipe.threads):
-        create_run(run, describe_environment(runtime) | facts)
-        with removed_if_nothing_began(run):
-            _complete(run, task, runtime)
+    environment = describe_environment(runtime) | facts
+    distributed.by_first(lambda: create_run(run, environment))
+    with removed_if_nothing_began(run) if distributed.first() else nullcontext():
+        _complete(run, task, runtime)
     return run
 
 
 def _complete(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
     """Train `run` to its last step and write the summary, which ends it."""
     state = _trained(run, task, runtime)
-    draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
+    distributed.agree(state.model)
     summary = task.finish(run, state, runtime) | _facts_of(state, runtime)
     if run.best.is_dir():
         summary["best_checkpoint"] = task.best(run, state, runtime)
-    write_json(run.summary, summary)
+    if distributed.first():
+        draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
+        write_json(run.summary, summary)
+    distributed.wait()
 
 
 def _trained(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
@@ -247,26 +273,49 @@ def _trained(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
         RunError: another process trains the run.
     """
     objective, judge = task.objective(run, runtime), task.judge(run, runtime)
-    # Two processes would write the same files.
-    with locked(run.path / CONFIG, f"another process trains {run.path} already"):
+    with _written_by_one(run):
         state = start(run, runtime)
         if checkpoints(run.checkpoints):
             restore(newest(run.checkpoints), state)
-        cut_back(run.metrics, state.step)
-        if state.step:
-            _note_resumption(run, state.step, runtime)
-        with (
-            show(_title(run, runtime), run.recipe.steps, state.step) as progress,
-            signals_noted() as stop,
-        ):
+        if distributed.first():
+            _take_up(run, state, runtime)
+        with _shown(run, state, runtime) as progress, signals_noted() as stop:
             fit(Job(run.recipe, runtime, objective, judge), state, Journal(run, progress), stop)
     return state
+
+
+def _written_by_one(run: Run) -> AbstractContextManager[object]:
+    """Several trainings would write the same files; of one, the first process does."""
+    taken = f"another process trains {run.path} already"
+    return locked(run.path / CONFIG, taken) if distributed.first() else nullcontext()
+
+
+def _take_up(run: Run, state: State, runtime: Runtime) -> None:
+    """Let the run folder tell that training goes on from `state`."""
+    cut_back(run.metrics, state.step)
+    if state.step:
+        _note_resumption(run, state.step, runtime)
+    reason = fallback(runtime.device)
+    if reason and any(map(is_dynamic, state.model.modules())):
+        log.warning(
+            "Warning: dynamic similarities run as torch's own operations, up to 2.2 times slower "
+            "than they can: %s.",
+            reason,
+        )
+
+
+def _shown(run: Run, state: State, runtime: Runtime) -> AbstractContextManager[Progress]:
+    if not distributed.first():
+        return nullcontext(Hidden())
+    return show(_title(run, runtime), run.recipe.steps, state.step)
 
 
 def start(run: Run, runtime: Runtime) -> State:
     """The state before the first step: model and optimiser, functions of the recipe."""
     recipe = run.recipe
     model = runtime.place(run.build() if checkpoints(run.checkpoints) else run.begin())
+    if recipe.sync_norms:
+        model = distributed.with_sync_norms(model)
     groups = parameter_groups(
         model,
         weight_decay=recipe.weight_decay,
@@ -274,7 +323,9 @@ def start(run: Run, runtime: Runtime) -> State:
         sphere_decay=0.0 if recipe.orthogonality else None,
     )
     optimizer = make_optimizer(recipe, groups)
-    totals = torch.zeros(3, dtype=torch.float64, device=runtime.device)
+    if distributed.rank():  # Whose masks of dropout would else be the first's.
+        torch.manual_seed(recipe.seed + distributed.rank())
+    totals = torch.zeros(3, dtype=runtime.sums, device=runtime.device)
     return State(model, optimizer, totals)
 
 

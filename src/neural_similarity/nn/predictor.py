@@ -39,7 +39,7 @@ class TwoLayers(Spec, ABC):
         scales: Factors on He's standard deviation for the two kernels.
 
     Raises:
-        ValueError: a value is none of these.
+        ValueError: a value is not one of these.
     """
 
     hidden: int | None = None
@@ -188,11 +188,9 @@ class CNN(TwoLayers):
             raise ValueError(f'`bound` must be "tanh", "normalize" or None, got {self.bound!r}')
 
     def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
-        """The plain convolution."""
         return CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
 
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
-        """The plain convolution."""
         return last(hidden)
 
     def bound_all(self, raw: Tensor) -> Tensor:

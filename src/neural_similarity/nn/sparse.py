@@ -36,7 +36,7 @@ class Masked(Wrapper):
         continuous: D = D_r, a spatial mask without a threshold.
 
     Raises:
-        ValueError: `structure` is none that can be masked, or `threshold` is no finite number.
+        ValueError: `structure` cannot be masked, or `threshold` is not a finite number.
     """
 
     threshold: float = 0.5
@@ -67,7 +67,7 @@ class Dilation(Wrapper):
     as R has.
 
     Raises:
-        ValueError: `structure` is none that can be masked, or `rate` is not positive or (when
+        ValueError: `structure` cannot be masked, or `rate` is not positive or (when
             built) does not divide k - 1.
     """
 
@@ -132,7 +132,6 @@ class Sparse(Wrapper):
 
     @property
     def exact_gradient(self) -> bool:
-        """Never."""
         return False
 
     def contains_identity(self, geometry: Geometry) -> bool:
@@ -161,7 +160,6 @@ class Select(Structure):
 
     @property
     def exact_gradient(self) -> bool:
-        """Never."""
         return False
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -182,12 +180,10 @@ class Shift(Structure):
 
     @property
     def exact_gradient(self) -> bool:
-        """Never."""
         return False
 
     @property
     def zero_is_identity(self) -> bool:
-        """Never."""
         return False
 
     def contains_identity(self, geometry: Geometry) -> bool:

@@ -114,8 +114,10 @@ def promoted(raw: Tensor) -> Tensor:
 
 def autocasts(tensor: Tensor) -> bool:
     """Whether autocast is on for `tensor`'s device; some, as meta, have none."""
-    device = tensor.device.type
-    return torch._C._is_autocast_available(device) and torch.is_autocast_enabled(device)
+    try:
+        return torch.is_autocast_enabled(tensor.device.type)
+    except RuntimeError:  # Compilers before torch 2.12 cannot trace `is_autocast_available`.
+        return False
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:

@@ -34,7 +34,7 @@ def test_names_are_those_of_the_papers_table_and_the_quick_start():
     nets = ("resnet18", "resnet50")
     imagenet = [f"{net}{kind}" for net in nets for kind in ("", "-static-dns", "-dynamic-dns")]
     imagenet += ["cnn10", "cnn10++", "cnn10-dynamic-dns"]
-    names = {"quickstart", *(f"{data}-{name}" for data in sets for name in ours)}
+    names = {"quickstart", "adapt", *(f"{data}-{name}" for data in sets for name in ours)}
     names |= {f"imagenet-{name}" for name in imagenet}
     studies = ABLATIONS.keys() | CHEAPER.keys() | CONTROLS.keys() | RIVALS.keys()
     assert set(RECIPES) == names | studies | RELEASED.keys()

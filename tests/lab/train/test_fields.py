@@ -53,7 +53,7 @@ WEIGHTS = {
 ELSEWHERE = {
     *("dataset", "image_size", "similarity_decay", "channels_last", "compile", "threads"),
     *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every"),
-    *("penalty", "penalty_measure", "orthogonality", "workers"),
+    *("penalty", "penalty_measure", "orthogonality", "workers", "track"),
 }
 
 

@@ -19,10 +19,25 @@ def test_missing_gpu_is_an_error(monkeypatch):
         choose_runtime("cuda")
 
 
-@pytest.mark.parametrize("name", ["cud", "mps", "meta"])
+@pytest.mark.parametrize("name", ["cud", "meta", "cuda:one"])
 def test_other_devices_are_errors(name):
-    with pytest.raises(ValueError, match=f"`device` must be auto, cpu or cuda, got '{name}'"):
+    with pytest.raises(ValueError, match=f"`device` must be auto, cpu, .*, got '{name}'"):
         choose_runtime(name)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_devices_are_taken_where_torch_has_them(monkeypatch, kind):
+    module = getattr(torch, kind)
+    monkeypatch.setattr(module, "device_count", lambda: 2)
+    monkeypatch.setattr(module, "is_available", lambda: True, raising=False)
+    chosen = choose_runtime(kind, "fp32")
+    assert chosen.device.type == kind
+    assert chosen.sums == (torch.float32 if kind == "mps" else torch.float64)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert choose_runtime(kind, "fp32").device.index == (None if kind == "mps" else 1)
+    monkeypatch.setattr(module, "is_available", lambda: False, raising=False)
+    with pytest.raises(ValueError, match="torch finds 0"):
+        choose_runtime(kind, "fp32")
 
 
 def test_a_gpu_beyond_the_last_is_an_error(monkeypatch):

@@ -31,6 +31,7 @@ COMMANDS: Commands = {
     "predict": (_late("runs", "predict"), "name the classes of images"),
     "fold": (_late("runs", "fold"), "fold static similarities into plain convolutions"),
     "inspect": (_late("runs", "inspect"), "draw the similarities that a run learned"),
+    "report": (_late("report", "report"), "compare runs in one HTML file"),
     "fewshot": (
         _late("few_shot", "fewshot"),
         "older words for few-shot learning",
@@ -91,7 +92,7 @@ def exit_code(run: Callable[[], int]) -> int:
         return _fail(stop, stop.exit_code)
     except BrokenPipeError as error:
         return 141 if _unread() else _fail(error, 1)
-    except (RunError, OSError, ValueError) as error:
+    except (RunError, OSError, ValueError, NotImplementedError) as error:  # The last: of a device.
         return _fail(error, 1)
     except KeyboardInterrupt:
         return 130

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import tyro
@@ -12,7 +12,7 @@ import tyro
 from neural_similarity import models as networks
 from neural_similarity.conversion import fold
 from neural_similarity.lab import data as datasets
-from neural_similarity.lab.cli.commands import require
+from neural_similarity.lab.cli.commands import require, say_json
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.cli.table import print_table
 from neural_similarity.lab.errors import UsageError
@@ -39,6 +39,8 @@ class ModelsOptions:
     """Networks; the default is all."""
     similarity: tuple[str, ...] = tuple(SIMILARITIES)
     """Similarities, each a name or a text such as "Static(Symmetric())"."""
+    json: bool = False
+    """Print JSON."""
 
     def __post_init__(self) -> None:
         for text in self.similarity:
@@ -60,7 +62,8 @@ class DataOptions:
 
 def models(args: Sequence[str]) -> int:
     """Print the networks with every similarity, their parameters and multiplications."""
-    options = parse(ModelsOptions, args, command="models", description=MODELS_DESCRIPTION)
+    description = MODELS_DESCRIPTION
+    options = parse(ModelsOptions, args, command="models", description=description, flags=True)
     for name in options.names:
         require("network", name, networks.MODELS)
     rows = [
@@ -69,12 +72,27 @@ def models(args: Sequence[str]) -> int:
         for text in options.similarity
         if text == "none" or name not in networks.WITHOUT_SIMILARITY
     ]
+    if options.json:
+        say_json([row._asdict() for row in rows])
+        return 0
     columns = ("name", "classes", "image", "similarity", "parameters", "MACs")
-    print_table(columns, rows, wraps="similarity")
+    texts = [[f"{part:,}" if isinstance(part, int) else part for part in row] for row in rows]
+    print_table(columns, texts, wraps="similarity")
     return 0
 
 
-def _model_row(name: str, similarity: str) -> tuple[str, ...]:
+class _ModelRow(NamedTuple):
+    """What a network with a similarity costs."""
+
+    name: str
+    classes: str
+    image: str
+    similarity: str
+    parameters: int
+    macs: int
+
+
+def _model_row(name: str, similarity: str) -> _ModelRow:
     """What a network with a similarity costs."""
     classes, channels, size = networks.usual_sizes(name)
     # Shapes tell what a named similarity costs; the fold of others, as of a selection, looks at
@@ -83,7 +101,7 @@ def _model_row(name: str, similarity: str) -> tuple[str, ...]:
         model = networks.build(name, classes, similarity=similarity)
     multiplications = macs(fold(model, dynamic="keep"), channels, size, size)
     image = f"{channels}x{size}x{size}"
-    return name, f"{classes}", image, similarity, f"{parameters(model):,}", f"{multiplications:,}"
+    return _ModelRow(name, f"{classes}", image, similarity, parameters(model), multiplications)
 
 
 def data(args: Sequence[str]) -> int:

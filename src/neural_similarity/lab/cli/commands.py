@@ -1,8 +1,10 @@
 """Words to commands, with the nearest names in errors. Importing it loads no torch."""
 
 import difflib
+import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from neural_similarity.lab.errors import UsageError
 
@@ -43,7 +45,7 @@ def dispatch(
 
 
 def require(kind: str, name: str, names: Collection[str]) -> None:
-    """Refuse a `name` that is none of `names`.
+    """Check that `name` is one of `names`.
 
     Raises:
         UsageError: it tells the nearest name, or all where none is near.
@@ -52,6 +54,11 @@ def require(kind: str, name: str, names: Collection[str]) -> None:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
         raise UsageError(f"no {kind} is named {name!r}; {hint}")
+
+
+def say_json(value: Any) -> None:
+    """Print a value as JSON."""
+    say(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def say(line: str) -> None:

@@ -10,7 +10,7 @@ import tyro
 
 from neural_similarity.choices import require_count, require_least
 from neural_similarity.lab import session
-from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
+from neural_similarity.lab.cli.commands import Commands, dispatch, require, say, say_json
 from neural_similarity.lab.cli.paper import record, reproduce
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.cli.recipes import recipes
@@ -29,7 +29,7 @@ from neural_similarity.lab.tasks.few_shot.tasks import (
     read_tasks,
     write_tasks,
 )
-from neural_similarity.lab.train import read_run
+from neural_similarity.lab.train import distributed, read_run
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import clock
 from neural_similarity.lab.train.run import require_finished
@@ -76,10 +76,13 @@ class EvaluateOptions:
     data: Path | None = None
     """Folder of the data sets; the default is the one that the run was trained from."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
     processes: int = 1
     """How many share the tasks out, and the threads with them, where a method computes on every
     task's images, such as static-nsn or maml; others take seconds. Of a GPU it is 1."""
+
+    json: bool = False
+    """Print JSON."""
 
     def __post_init__(self) -> None:
         require_count("processes", self.processes)
@@ -107,7 +110,8 @@ def fewshot(args: Sequence[str]) -> int:
 def evaluate(args: Sequence[str]) -> int:
     """Print the accuracy over tasks and where it is recorded; go on with what was interrupted."""
     keep_freed_memory()
-    options = parse(EvaluateOptions, args, command="evaluate", description=EVALUATE_DESCRIPTION)
+    text = EVALUATE_DESCRIPTION
+    options = parse(EvaluateOptions, args, command="evaluate", description=text, flags=True)
     run = read_run(options.run, FewShotRun)
     require_finished(run)
     split = load_split(run, options.data)
@@ -119,6 +123,11 @@ def evaluate(args: Sequence[str]) -> int:
         processes=options.processes,
     )
     evaluation, path = evaluator(run, split, tasks)
+    if not distributed.first():
+        return 0
+    if options.json:
+        say_json({"run": str(run.path), "file": str(path)} | evaluation.to_json())
+        return 0
     say(_describe(evaluation, run))
     say(f"accuracies of all tasks in {path}")
     return 0
@@ -164,7 +173,7 @@ def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: ClassSplit) -
 
 
 def _require_agreement(tasks: TaskList, given: dict[str, int | None], path: Path) -> None:
-    """Refuse options that a list which is there already does not have."""
+    """Check that options agree with an existing list of tasks."""
     held = {**asdict(tasks.sizes), "tasks": len(tasks), "task_seed": tasks.seed}
     for name, value in given.items():
         if value not in (None, held[name]):

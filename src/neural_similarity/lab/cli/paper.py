@@ -10,7 +10,7 @@ import tyro
 
 from neural_similarity.choices import require_least
 from neural_similarity.lab import paper
-from neural_similarity.lab.cli.commands import require, say
+from neural_similarity.lab.cli.commands import require, say, say_json
 from neural_similarity.lab.cli.parsing import (
     agreed,
     check_folders,
@@ -87,7 +87,7 @@ class ReproduceOptions(TableOptions):
     precision: PrecisionChoice = "auto"
     """Of runs that are to begin: what is faster here, or that of the records beside them."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
     shots: Annotated[tuple[int, ...], listed(integer, "N,N,...")] = SHOTS
     """Labelled images of each class of a task, for table 6."""
     tasks: int = 2_000
@@ -145,6 +145,8 @@ class ShowOptions(TableOptions):
     """Times of updates that `python -m benchmarks recipes` saved; left out where there are none."""
     out: Path | None = None
     """Markdown file to write, a picture of the same name beside it; by default text is printed."""
+    json: bool = False
+    """Print the numbers as JSON."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,7 +203,7 @@ def reproduce(args: Sequence[str]) -> int:
 
 
 def _check_tasks(plan: Plan, options: ReproduceOptions) -> None:
-    """Refuse test tasks that the data cannot give, before anything is trained for them."""
+    """Check, before training, that the data have enough images for the test tasks."""
     begins = {job.folder for job in plan.jobs if job.unit == "step"}
     needed = {
         (FEW_SHOT_RECIPES[one.run.name], one.shots)
@@ -221,7 +223,7 @@ def table(args: Sequence[str]) -> int:
         "  nsim table 4\n"
         "  nsim table 4 --budget 0.125 --out docs/table-4.md"
     )
-    options = parse(ShowOptions, args, command="table", description=description)
+    options = parse(ShowOptions, args, command="table", description=description, flags=True)
     if not options.results.is_dir():
         sys.stderr.write(f"nsim: no records in {options.results}/\n")
     if options.is_few_shot:
@@ -230,6 +232,9 @@ def table(args: Sequence[str]) -> int:
     budget = options.budget or paper.fullest_budget([row.recipe for row in wanted.rows], results)
     costs = paper.read_costs(options.costs) if options.costs.exists() else None
     report = paper.make_report(wanted, budget=budget, results=results, costs=costs)
+    if options.json:
+        say_json(paper.report_rows(report))
+        return 0
     if options.out is None:
         sys.stdout.write(paper.to_markdown(report))
         return 0
@@ -242,6 +247,9 @@ def table(args: Sequence[str]) -> int:
 
 def _show_few_shot(options: ShowOptions) -> int:
     """Print Table 6 or write it."""
+    if options.json:
+        say_json(paper.few_shot_rows(options.results, options.budget))
+        return 0
     text = paper.few_shot_markdown(options.results, options.budget)
     if options.out is None:
         sys.stdout.write(text)

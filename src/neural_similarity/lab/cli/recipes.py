@@ -8,27 +8,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.lab.cli.commands import say
+from neural_similarity.lab.cli.commands import say, say_json
 from neural_similarity.lab.cli.table import print_table
 from neural_similarity.lab.errors import UsageError
 
 FEW_SHOT_GROUP = "Few-shot learning, table 6"
 LIST = Path(__file__).parents[1] / "recipes" / "list.json"
-HELP = """usage: nsim recipes
+HELP = """usage: nsim recipes [--json]
 
 List the named recipes.
 
-example:
-  nsim recipes"""
+examples:
+  nsim recipes
+  nsim recipes --json"""
 
 
 def recipes(args: Sequence[str]) -> int:
     """Print the named recipes, a table for every group."""
-    if args:
-        if args[0] not in ("-h", "--help"):
-            raise UsageError(f"nsim recipes takes no options, got {args[0]!r}")
+    if args and args[0] in ("-h", "--help"):
         say(HELP)
         return 0
+    if list(args) == ["--json"]:
+        say_json(
+            [
+                {"group": title} | dict(zip(group["columns"], row, strict=True))
+                for title, group in groups().items()
+                for row in group["rows"]
+            ]
+        )
+        return 0
+    if args:
+        raise UsageError(f"nsim recipes takes no options but --json, got {args[0]!r}")
     for title, group in groups().items():
         print_table(group["columns"], group["rows"], wraps="description", title=title)
     return 0

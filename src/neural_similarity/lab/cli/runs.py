@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from neural_similarity.conversion import fold as fold_network
 from neural_similarity.lab import session
 from neural_similarity.lab import train as training
-from neural_similarity.lab.cli.commands import say
+from neural_similarity.lab.cli.commands import say, say_json
 from neural_similarity.lab.cli.few_shot import evaluate as evaluate_few_shot
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.data import Dataset
@@ -22,11 +22,12 @@ from neural_similarity.lab.tasks.classification import (
     PICTURED,
     ClassificationTask,
     draw_similarities,
+    told,
 )
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.train import Run, RunError, Runtime, Scores
+from neural_similarity.lab.train import Run, RunError, Runtime, Scores, read_run
 from neural_similarity.lab.train.files import new_file
-from neural_similarity.lab.train.run import command_of, load_network
+from neural_similarity.lab.train.run import checkpoint_facts, command_of, load_network
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import save_weights
 from neural_similarity.nn import is_dynamic
@@ -43,7 +44,7 @@ class RunOptions:
     checkpoint: Literal["last", "best"] = "last"
     """The last checkpoint, or the best on held-out images."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,14 @@ class DataOptions(RunOptions):
 
     data: Path | None = None
     """Folder of the data sets; the default is the one that the run was trained from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(DataOptions):
+    """What `nsim evaluate` takes."""
+
+    json: bool = False
+    """Print JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +99,18 @@ def evaluate(args: Sequence[str]) -> int:
     )
     if any(command_of(Path(arg)) == FewShotRun.COMMAND for arg in args):
         return evaluate_few_shot(args)
-    options = parse(DataOptions, args, command="evaluate", description=description)
-    run = training.read_run(options.run)
+    options = parse(EvaluateOptions, args, command="evaluate", description=description, flags=True)
+    run = _opened(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options, run.precision)
+    training.distributed.join(runtime.device)
     scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
+    if not training.distributed.first():
+        return 0
+    if options.json:
+        facts = checkpoint_facts(run, options.checkpoint) | {"recipe": run.name}
+        say_json({"run": str(run.path), "checkpoint": facts, "scores": told(scores)})
+        return 0
     say(f"{_describe(scores)} on {len(dataset.test):,} test images")
     return 0
 
@@ -109,7 +125,7 @@ def predict(args: Sequence[str]) -> int:
     options = parse(PredictOptions, args, command="predict", description=description)
     if not options.images:
         raise UsageError("nsim predict needs at least one image")
-    run = training.read_run(options.run)
+    run = _opened(options.run)
     pixels = torch.stack([_read_image(path, run) for path in options.images])
     runtime, model = _network(run, options)
     logits = training.predict(runtime.place(model), pixels, run.preprocess, runtime)
@@ -131,7 +147,7 @@ def fold(args: Sequence[str]) -> int:
         "others of their own sizes.\n\nexample:\n  nsim fold runs/cifar10-static-dns-seed0"
     )
     options = parse(FoldOptions, args, command="fold", description=description)
-    run = training.read_run(options.run)
+    run = _opened(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options)
     _require_foldable(run, model)
@@ -159,7 +175,7 @@ def inspect(args: Sequence[str]) -> int:
         "  nsim inspect runs/quickstart-seed0 --images shoe.png bag.png"
     )
     options = parse(InspectOptions, args, command="inspect", description=description)
-    run = training.read_run(options.run)
+    run = _opened(options.run)
     dataset = _dataset(run, options)
     runtime, model = _network(run, options)
     pixels = dataset.train.head(PICTURED)
@@ -171,6 +187,12 @@ def inspect(args: Sequence[str]) -> int:
     if not paths:
         say(f"{run.path} has no similarity to draw: its layers are plain convolutions")
     return 0
+
+
+def _opened(path: Path) -> Run:
+    """A run that names classes: of recognition or of adaptation."""
+    run = session.open_run(path)
+    return read_run(path) if isinstance(run, FewShotRun) else run  # which says what it is
 
 
 def _dataset(run: Run, options: DataOptions) -> Dataset:
@@ -198,7 +220,7 @@ def _read_image(path: Path, run: Run) -> Tensor:
     if run.recipe.dataset == "imagenet":
         return torch.tensor(read_centre(path, run.image_size)).permute(2, 0, 1)
     mode, size = "L" if run.channels == 1 else "RGB", (run.image_size, run.image_size)
-    read_header(path)  # It refuses what is no image, or of more than 8 bits a channel.
+    read_header(path)  # It refuses what is not an image, or of more than 8 bits a channel.
     return torch.tensor(read_pixels(path, mode, size))
 
 

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
@@ -14,13 +14,17 @@ from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.recipes import NAMED, in_variant
 from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.tasks import TASKS
+from neural_similarity.lab.tasks.adaptation import ADAPTER, AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.train import Recipe, Run, read_run
+from neural_similarity.lab.train import Recipe, Run, distributed, read_run
 from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.memory import keep_freed_memory
-from neural_similarity.lab.train.progress import clock
-from neural_similarity.lab.train.recipe import scaled
+from neural_similarity.lab.train.progress import clock, notice
+from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scaled
+from neural_similarity.lab.train.run import CONFIG
+from neural_similarity.lab.train.schedule import scaled_steps
 
 DEFAULT, FEW_SHOT_DEFAULT, DATA_ROOT = "quickstart", "fewshot-quickstart", "data"
 BESIDE = ("--data", "--device")
@@ -33,8 +37,18 @@ examples:
   nsim train cifar10-dynamic-dns --variant released --data data
   nsim train imagenet-resnet18-dynamic-dns --data ILSVRC2012
   nsim train --similarity "Static(Diagonal())" --out runs/diagonal
+  nsim train --config runs/quickstart-seed0 --seed 1
+  nsim train --dataset folder --data photos      a folder of a folder for each class
   nsim train mini-cnn4 --help                    what few-shot recipes take
   nsim train --resume runs/quickstart-seed0      continue exactly"""
+ADAPT_DESCRIPTION = """Adapt a pretrained network: nsim train adapt --backbone WORD --data FOLDER
+
+examples:
+  nsim train adapt --backbone timm:resnet18 --data flowers
+  nsim train adapt --backbone torchvision:resnet50 --data flowers --train M+norm --where "layer4.*"
+  nsim train adapt --backbone runs/cifar10-cnn-seed1 --data flowers --similarity static-diagonal
+  nsim train adapt --backbone resnet20.safetensors --model resnet20 --data flowers --train all
+  nsim train --resume runs/adapt-seed0      continue exactly"""
 FEW_SHOT_DESCRIPTION = """Train for few-shot learning: nsim train [RECIPE] [--field value ...]
 
 examples:
@@ -53,12 +67,14 @@ class TrainOptions:
     """Factor on steps and drops, each rounded to the nearest step."""
     data: Path | None = None
     """Folder of the data sets; the default is data, or the run's own with --resume, --retrain."""
+    config: Path | None = None
+    """config.json of a run, or its folder: recipe, settings and budget to begin with."""
     out: Path | None = None
     """Run folder; the default is runs/RECIPE[-train+val]-seedSEED. None is ever overwritten."""
     resume: Path | None = None
     """Run folder to continue; of the other options only --data and --device may be given."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     """Settings."""
 
@@ -79,6 +95,14 @@ class FewShotOptions(TrainOptions):
     """Settings."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdaptOptions(TrainOptions):
+    """The same of the adaptation of a pretrained network."""
+
+    recipe: Annotated[AdaptationRecipe, tyro.conf.arg(name="")]
+    """Settings."""
+
+
 def train(args: Sequence[str]) -> int:
     """Train, resume or retrain, then say what came of it and where everything is."""
     keep_freed_memory()
@@ -86,15 +110,17 @@ def train(args: Sequence[str]) -> int:
     words = [word for arg in rest for word in arg.split("=", 1)]
     if "--retrain" in words and name is None:
         return _retrain(rest)
-    chosen = _in_variant(name or DEFAULT, words)
-    options = _parse(chosen, rest)
+    began = _began(name or DEFAULT, words)
+    options = _parse(_at_steps(began.recipe, words), rest, began.budget)
+    if name and options.config:
+        raise UsageError(f"{name} cannot be given with --config, which names its recipe")
     if options.resume is not None:
         require_only(("--resume", *BESIDE), name, rest)
-        if session.open_run(options.resume).summary.exists():
+        if session.open_run(options.resume).summary.exists() and distributed.first():
             say(f"{options.resume} is finished already.")
         run = session.resume(options.resume, data_root=options.data, device=options.device)
     else:
-        run = _start(chosen, options)
+        run = _start(began, options)
     _report(run)
     return 0
 
@@ -102,16 +128,64 @@ def train(args: Sequence[str]) -> int:
 def few_shot(args: Sequence[str]) -> int:
     """The older word, whose recipe is another where none is named."""
     named = args and not args[0].startswith("-")
-    goes_on = any(arg.startswith(("--resume", "--retrain")) for arg in args)
+    goes_on = any(arg.startswith(("--resume", "--retrain", "--config")) for arg in args)
     return train(args if named or goes_on else [FEW_SHOT_DEFAULT, *args])
 
 
-def _parse(name: str, args: Sequence[str]) -> TrainOptions:
-    recipe = NAMED[name]
+class _Began(NamedTuple):
+    """What a command line starts from."""
+
+    name: str
+    recipe: Recipe
+    budget: float = 1.0
+    data: str = DATA_ROOT
+    scaled: bool = False
+    """Whether the recipe has the steps of its budget."""
+
+
+def _began(name: str, words: Sequence[str]) -> _Began:
+    """The named recipe, or the settings in a file."""
+    if "--config" not in words[:-1]:
+        chosen = _in_variant(name, words)
+        return _Began(chosen, NAMED[chosen])
+    if "--budget" in words:
+        raise UsageError("--budget cannot be given with --config, whose steps are at its budget")
+    path = Path(words[words.index("--config") + 1])
+    path = path / CONFIG if path.is_dir() else path
+    try:
+        config = read_json(path)
+        kinds = {task.RUN.COMMAND: task.RUN.RECIPE for task in TASKS}
+        kind = kinds[config.get("command", Run.COMMAND)]
+        named = NAMED.get(config["recipe"], kind())
+        fields = recipe_to_json(named if type(named) is kind else kind()) | config["fields"]
+        recipe = recipe_from_json(fields, kind)
+        root = config.get("data_root", DATA_ROOT)
+        return _Began(config["recipe"], recipe, config.get("budget", 1.0), root, True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"--config must be settings of a run, got {path}: {error!r}") from error
+
+
+def _at_steps(recipe: Recipe, words: Sequence[str]) -> Recipe:
+    """The recipe, its drops in proportion where the command line changes its steps alone."""
+    at = words.index("--steps") + 1 if "--steps" in words[:-1] else 0
+    if not (at and words[at].isdecimal() and int(words[at])) or "--drops" in words:
+        return recipe
+    steps = int(words[at])
+    _, drops = scaled_steps(recipe.steps, recipe.drops, steps / recipe.steps)
+    drops = tuple(drop for drop in drops if drop < steps)
+    if drops != recipe.drops:
+        notice(f"the learning rate drops at {drops or 'no step'}, in proportion (--drops)")
+    return replace(recipe, steps=steps, drops=drops)
+
+
+def _parse(recipe: Recipe, args: Sequence[str], budget: float = 1.0) -> TrainOptions:
+    given: dict[str, Any] = {"recipe": recipe, "budget": budget}
     if isinstance(recipe, FewShotRecipe):
-        default, text = FewShotOptions(recipe=recipe), FEW_SHOT_DESCRIPTION
+        default, text = FewShotOptions(**given), FEW_SHOT_DESCRIPTION
+    elif isinstance(recipe, AdaptationRecipe):
+        default, text = AdaptOptions(**given), ADAPT_DESCRIPTION
     else:
-        default, text = TrainOptions(recipe=recipe), DESCRIPTION
+        default, text = TrainOptions(**given), DESCRIPTION
     return parse(type(default), args, command="train", description=text, default=default)
 
 
@@ -126,7 +200,8 @@ def _in_variant(name: str, words: Sequence[str]) -> str:
         raise UsageError(str(error)) from error
 
 
-def _start(name: str, options: TrainOptions) -> Run:
+def _start(began: _Began, options: TrainOptions) -> Run:
+    name = began.name
     if name in STARTS and getattr(options.recipe, "start", None) is None:
         expected = f"expects --start RUN from {STARTS[name]}"
         sys.stderr.write(f"nsim: {name} {expected}; training from scratch\n")
@@ -135,13 +210,14 @@ def _start(name: str, options: TrainOptions) -> Run:
         name=name,
         budget=options.budget,
         out=options.out,
-        data_root=options.data or DATA_ROOT,
+        data_root=options.data or began.data,
         device=options.device,
+        at_budget=began.scaled,
     )
 
 
 def _retrain(args: Sequence[str]) -> int:
-    options = _parse(FEW_SHOT_DEFAULT, args)
+    options = _parse(NAMED[FEW_SHOT_DEFAULT], args)
     if not isinstance(options, FewShotOptions) or options.retrain is None:
         raise UsageError("--retrain needs a run folder")
     require_only(("--retrain", "--out", "--start", *BESIDE), None, args)
@@ -157,6 +233,8 @@ def _retrain(args: Sequence[str]) -> int:
 
 
 def _report(run: Run) -> None:
+    if not distributed.first():
+        return
     summary = read_json(run.summary)
     text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
     best = summary.get("best_checkpoint")
@@ -173,4 +251,6 @@ def _report(run: Run) -> None:
     text = f"test accuracy {100 * summary['test_accuracy']:.2f} % after {text} ({speed})\n"
     if best:
         text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
+    if (run.path / ADAPTER).exists():
+        text += f"{summary['trained']:,} numbers trained, to be kept in {run.path / ADAPTER}\n"
     say(f"{text}run folder {run.path}, pictures in {run.plots}")

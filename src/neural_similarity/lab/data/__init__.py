@@ -13,8 +13,10 @@ from neural_similarity.lab.data.images import ImageSet as ImageSet
 from neural_similarity.lab.data.images import held_out as held_out
 from neural_similarity.lab.data.preprocess import Inputs as Inputs
 from neural_similarity.lab.data.preprocess import Preprocess as Preprocess
+from neural_similarity.lab.data.registry import FOLDER as FOLDER
 from neural_similarity.lab.data.registry import IN_PLACE as IN_PLACE
 from neural_similarity.lab.data.registry import NAMES as NAMES
 from neural_similarity.lab.data.registry import load as load
+from neural_similarity.lab.data.splits import OLDER as OLDER
 from neural_similarity.lab.data.splits import SPLIT_NAMES as SPLIT_NAMES
 from neural_similarity.lab.data.splits import load_split as load_split

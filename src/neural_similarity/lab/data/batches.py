@@ -13,6 +13,7 @@ from neural_similarity.lab.data.prefetch import in_order
 from neural_similarity.lab.data.preprocess import Preprocess, standardise
 
 NOTHING = Augment(crop=0, flip=False)
+WHOLE = slice(None)
 
 
 class Order:
@@ -72,6 +73,7 @@ class Batches:
         seed: of the order, the crops and the flips.
         device: where the set is kept and the batches are made.
         channels_last: the memory format of the batches.
+        share: the part of every batch that is made, where several processes share it.
 
     Raises:
         ValueError: `images` has fewer images than a batch, or other channels than `preprocess`.
@@ -87,15 +89,17 @@ class Batches:
         seed: int = 0,
         device: torch.device | str = "cpu",
         channels_last: bool = True,
+        share: slice = WHOLE,
     ) -> None:
-        self._order = Order(len(images), batch_size, seed)
+        self._order, self._share = Order(len(images), batch_size, seed), share
         preprocess.check(images.pixels)
         self._seed = seed
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self._windows = Windows(images.pixels, augment or NOTHING, device)
         self._labels = images.labels.to(device)
         self._scale, self._shift = preprocess.affine(device)
-        self._drawn = torch.zeros(2, batch_size, dtype=torch.int64, device=device)
+        own = len(range(batch_size)[share])
+        self._drawn = torch.zeros(2, own, dtype=torch.int64, device=device)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
@@ -116,7 +120,8 @@ class Batches:
         corners = self._windows.draw(chosen, generator("crops", self._seed, step))
         # One transfer for both: each costs more than its few hundred bytes, and the host would wait
         # for the last step. From memory that is not pinned, CUDA returns when it has read it.
-        self._drawn.copy_(torch.stack([chosen, corners]), non_blocking=True)
+        drawn = torch.stack([chosen, corners])[:, self._share]
+        self._drawn.copy_(drawn, non_blocking=True)
 
     def loaded(self) -> tuple[Tensor, Tensor]:
         """The batch that was loaded last, as `at` gives it; all of it happens on the device."""
@@ -133,9 +138,11 @@ class _Decoder:
     order: Order
     seed: int
     flip: bool
+    share: slice
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         epoch, chosen = self.order.at(step)
+        chosen = chosen[self.share]
         indices = chosen.tolist()
         pixels = self.images.windows(indices, seed=self.seed, epoch=epoch, flip=self.flip)
         return pixels, self.images.labels[chosen]
@@ -156,6 +163,7 @@ class FileBatches:
         seed: of the order, the windows and the flips.
         device: where the batches go.
         channels_last: the memory format of the batches.
+        share: as in `Batches`.
 
     Raises:
         ValueError: `images` has fewer images than a batch, or other channels than `preprocess`.
@@ -171,8 +179,9 @@ class FileBatches:
         seed: int = 0,
         device: torch.device | str = "cpu",
         channels_last: bool = True,
+        share: slice = WHOLE,
     ) -> None:
-        self._decode = _Decoder(images, Order(len(images), batch_size, seed), seed, flip)
+        self._decode = _Decoder(images, Order(len(images), batch_size, seed), seed, flip, share)
         preprocess.check(torch.empty(0, *images.shape, dtype=torch.uint8))
         self._device = torch.device(device)
         self._format = torch.channels_last if channels_last else torch.contiguous_format
@@ -184,7 +193,7 @@ class FileBatches:
         """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
 
         Raises:
-            ValueError: `step` is negative, or a file is no image or damaged.
+            ValueError: `step` is negative, or a file is not an image or damaged.
         """
         self.load(step)
         return self.loaded()

@@ -17,6 +17,9 @@ from neural_similarity.lab.data.decoding import read_centre, read_random_window
 from neural_similarity.lab.data.listing import Listing
 from neural_similarity.lab.data.prefetch import in_order
 
+NAMED = 10
+"""Classes whose names are told."""
+
 
 @dataclass(frozen=True, eq=False)
 class Images:
@@ -153,7 +156,6 @@ class ImageFiles:
         return pixels[:, ::-1] if mirrored else pixels
 
     def path(self, index: int) -> Path:
-        """The file of an image."""
         return self.folder / os.fsdecode(self.names[index])
 
     def feed(self, digest: "hashlib._Hash") -> None:
@@ -173,6 +175,16 @@ class Dataset:
     name: str
     train: ImageSet
     test: ImageSet
+    resized: bool = False
+    """Whether the images had other sizes, and nobody asked for this one."""
+
+    @property
+    def described(self) -> str:
+        """Numbers of images and classes, with the names of the first few."""
+        classes = self.train.classes
+        names = ", ".join(classes[:NAMED]) + (", ..." if len(classes) > NAMED else "")
+        counts = f"{len(self.train):,} training, {len(self.test):,} test images"
+        return f"{counts}, {len(classes)} classes: {names}"
 
     @cached_property
     def digest(self) -> str:

@@ -1,5 +1,6 @@
 """Data sets by name."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -28,12 +29,18 @@ _SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
 IN_PLACE = (FOLDER, imagenet.NAME)
 """Those whose `root` is the data set itself, a folder of the user's."""
 NAMES = (*_SETS, *IN_PLACE)
+log = logging.getLogger(__name__)
 SHARE = 5
 """One image in this many becomes a test image where there is no folder of test images."""
 
 
 def load(
-    name: str, root: str | Path = "data", *, image_size: int | None = None, workers: int = 0
+    name: str,
+    root: str | Path = "data",
+    *,
+    image_size: int | None = None,
+    workers: int = 0,
+    otherwise: int | None = None,
 ) -> Dataset:
     """Load a data set into memory as a whole; "imagenet" stays in its files.
 
@@ -44,6 +51,7 @@ def load(
         root: folder of the data sets.
         image_size: height and width that the images of a folder are resized to.
         workers: processes that decode "imagenet".
+        otherwise: `image_size` of a folder whose images have several sizes, or are not square.
 
     Raises:
         FileNotFoundError: a file is missing; the error says how to get it.
@@ -52,7 +60,7 @@ def load(
     """
     require_known("name", name, NAMES)
     if name == FOLDER:
-        return load_folder(Path(root), image_size)
+        return load_folder(Path(root), image_size, otherwise)
     if name == imagenet.NAME:
         return imagenet.load_imagenet(Path(root), image_size, workers)
     if image_size is not None:
@@ -68,7 +76,7 @@ def find(name: str, root: Path) -> Path:
     return _SETS[name][1](root)
 
 
-def load_folder(root: Path, image_size: int | None = None) -> Dataset:
+def load_folder(root: Path, image_size: int | None = None, otherwise: int | None = None) -> Dataset:
     """Read the parts `root`/train and `root`/test, or class folders in `root`.
 
     Parts may have other names, see `part_folders`; where test is missing, val stands for it, and
@@ -79,11 +87,12 @@ def load_folder(root: Path, image_size: int | None = None) -> Dataset:
         root: the folder; it holds one folder for every class, or the parts that do.
         image_size: resize the shorter side to this and crop the centre; None takes the images as
             they are.
+        otherwise: the same where they are not square and of one size, with a notice.
 
     Raises:
-        FileNotFoundError: `root` is no folder.
-        ValueError: there are no classes, a class is empty or in one part only, a file is no image,
-            or the sizes differ and `image_size` is None.
+        FileNotFoundError: `root` is not a folder.
+        ValueError: there are no classes, a class is empty or in one part only, a file is not an
+            image, or the sizes differ and neither of the two is given.
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"`image_size` must be at least 1, got {image_size}")
@@ -94,11 +103,18 @@ def load_folder(root: Path, image_size: int | None = None) -> Dataset:
         check_classes(*parts)
     headers = [read_header(path) for part in parts for path in part.paths]
     mode = "L" if all(header.mode == "L" for header in headers) else "RGB"
+    resized = not image_size and otherwise is not None and not _alike(headers)
+    if resized:
+        log.warning(
+            "images of several sizes, or not square, are resized to %sx%s (--image-size)",
+            otherwise,
+            otherwise,
+        )
+        image_size = otherwise
     size = (image_size, image_size) if image_size else _common_size(headers)
     images = [_read(part, mode, size) for part in parts]
-    if len(images) == 2:
-        return Dataset(FOLDER, *images)
-    return Dataset(FOLDER, *_hold_out(images[0]))
+    halves = images if len(images) == 2 else _hold_out(images[0])
+    return Dataset(FOLDER, *halves, resized=resized)
 
 
 def _listed(root: Path) -> list[Listing]:
@@ -110,6 +126,12 @@ def _listed(root: Path) -> list[Listing]:
     if not train:
         return [list_images(root, part=False)]
     return [list_images(folder) for folder in (train, test) if folder]
+
+
+def _alike(headers: list[Header]) -> bool:
+    """Whether images are square and of one size."""
+    sizes = {header.size for header in headers}
+    return len(sizes) == 1 and all(width == height for width, height in sizes)
 
 
 def _common_size(headers: list[Header]) -> tuple[int, int]:

@@ -22,7 +22,9 @@ from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import digest_of
 from neural_similarity.lab.data.mapped import find_pickles, load_class_images, load_pickles
 
-MINI, OMNIGLOT, CLASSES, EMBEDDED = "mini-imagenet", "omniglot", "classes", "embedded"
+MINI, OMNIGLOT, FOLDER, EMBEDDED = "mini-imagenet", "omniglot", "folder", "embedded"
+OLDER = {"classes": FOLDER}
+"""What data sets were called once."""
 CIFAR_FS = {
     "val": (
         "beaver otter flatfish shark lamp television beetle butterfly sea camel cattle crab "
@@ -65,10 +67,10 @@ def _find_mini_imagenet(folder: Path) -> ClassFiles:
 FILES: dict[str, tuple[Callable[[Path], ClassFiles], int, str | None]] = {
     MINI: (_find_mini_imagenet, 84, "RGB"),
     OMNIGLOT: (find_omniglot, 28, "L"),
-    CLASSES: (find_class_files, 84, None),
+    FOLDER: (find_class_files, 84, None),
 }
 """Sets of image files: how to list them, their usual size, and their mode."""
-SPLIT_NAMES = (EMBEDDED, MINI, *SPLITS, OMNIGLOT, CLASSES)
+SPLIT_NAMES = (EMBEDDED, MINI, *SPLITS, OMNIGLOT, FOLDER)
 EMBEDDED_PARTS = (
     ("T-shirt/top", "Trouser", "Pullover", "Sneaker", "Bag"),
     ("Coat", "Sandal"),
@@ -87,7 +89,7 @@ def load_split(
 
     Args:
         name: "embedded" (5, 2 and 3 classes of Fashion-MNIST, comes with the package),
-            "mini-imagenet", "cifar-fs" and "fc100" (from CIFAR-100), "omniglot", or "classes":
+            "mini-imagenet", "cifar-fs" and "fc100" (from CIFAR-100), "omniglot", or "folder":
             `root` itself, any folder of class folders, see `find_class_files`.
         root: folder of the data sets.
         image_size: height and width of images that are files; None is 84, Omniglot's is 28.
@@ -98,6 +100,7 @@ def load_split(
         ValueError: there is no such data set, a class is in two parts or missing, an image cannot
             be read, or the images of `name` have a size of their own.
     """
+    name = OLDER.get(name, name)
     require_known("name", name, SPLIT_NAMES)
     root = Path(root)
     if name in FILES:
@@ -113,7 +116,7 @@ def _load_files(
     find, usual, mode = FILES[name]
     size = usual if image_size is None else image_size
     require_least("image_size", size)
-    folder = root / name if (root / name).is_dir() and name != CLASSES else root
+    folder = root / name if (root / name).is_dir() and name != FOLDER else root
     if name == MINI and (pickles := find_pickles(folder)):
         return _of_size(load_pickles(name, pickles, progress), size)
     return load_class_images(name, find(folder), size, mode=mode, progress=progress)

@@ -6,6 +6,7 @@ from neural_similarity.lab.paper.display import show as show
 from neural_similarity.lab.paper.execution import Executor as Executor
 from neural_similarity.lab.paper.execution import Outcome as Outcome
 from neural_similarity.lab.paper.few_shot_table import few_shot_markdown as few_shot_markdown
+from neural_similarity.lab.paper.few_shot_table import few_shot_rows as few_shot_rows
 from neural_similarity.lab.paper.markdown import to_markdown as to_markdown
 from neural_similarity.lab.paper.plan import Job as Job
 from neural_similarity.lab.paper.plan import Plan as Plan
@@ -22,6 +23,7 @@ from neural_similarity.lab.paper.recording import write_records as write_records
 from neural_similarity.lab.paper.records import read_records as read_records
 from neural_similarity.lab.paper.report import fullest_budget as fullest_budget
 from neural_similarity.lab.paper.report import make_report as make_report
+from neural_similarity.lab.paper.report import report_rows as report_rows
 from neural_similarity.lab.paper.tables import TABLES as TABLES
 from neural_similarity.lab.paper.tables import Table as Table
 from neural_similarity.lab.paper.tables import in_variant as in_variant

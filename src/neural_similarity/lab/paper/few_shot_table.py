@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -29,7 +29,6 @@ class FewShotRow:
     """A row of Table 6, or a control that it lacks."""
 
     label: str
-    """As in the paper."""
     recipe: str
     """Name of the recipe that trains it."""
     method: str
@@ -136,9 +135,7 @@ class FewShotLine:
     """A row with evaluations that differ in their seed alone."""
 
     row: FewShotRow
-    """What the paper has."""
     evaluations: tuple[Record, ...]
-    """Ours."""
     differences: tuple[str, ...]
     """To the rows of `COMPARED` on the same tasks, seeds and classes, in points."""
 
@@ -171,21 +168,48 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
         budget: Of the runs; None is the one at which most rows have some, and for a row that has
             none there the largest that it has.
     """
-    places = [(row, shots) for row in chain(*PANELS.values()) for shots in SHOTS]
-    found = {place: _budgets(*place, results) for place in places} if budget is None else {}
-    counts = Counter(chain(*found.values()))
-    usual = budget or max(counts, key=lambda b: (counts[b], b), default=1.0)
+    usual, at = _chosen(results, budget)
     parts = [f"# {TITLE}" + ("" if usual == 1 else f" (reduced schedule, budget {usual:g})")]
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
         lines = [HEAD, ("---",) * len(HEAD)]
         for row in rows:
             for shots in SHOTS:
-                own = found.get((row, shots), [])
-                at = usual if usual in own else max(own, default=usual)
-                lines += _cells(row, shots, results, at)
+                lines += _cells(row, shots, results, at[row, shots])
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
     return "\n\n".join([*parts, _NOTE]) + "\n"
+
+
+def few_shot_rows(results: Path, budget: float | None = None) -> list[dict[str, Any]]:
+    """The same as numbers that JSON can hold, a row for every group of evaluations."""
+    _, at = _chosen(results, budget)
+    return [
+        {
+            **{"label": row.label, "recipe": row.recipe_for(shots), "method": row.method},
+            **{"shots": shots, "paper": row.paper, "budget": budget, "trained_on": _classes(one)},
+            **{"accuracy": line.accuracy.mean, "reach": line.accuracy.reach},
+            "seeds": [record.seed for record in line.evaluations],
+            "batch_norm": _of(one).statistics,
+            "tasks": _of(one).tasks["count"],
+        }
+        for (row, shots), budget in at.items()
+        for line in _lines(row, shots, results, budget)
+        for one in line.evaluations[:1]
+    ]
+
+
+def _chosen(
+    results: Path, budget: float | None
+) -> tuple[float, dict[tuple[FewShotRow, int], float]]:
+    """The budget of most rows, and that of each row and number of shots."""
+    places = [(row, shots) for row in chain(*PANELS.values()) for shots in SHOTS]
+    if budget is not None:
+        return budget, dict.fromkeys(places, budget)
+    found = {place: _budgets(*place, results) for place in places}
+    counts = Counter(chain(*found.values()))
+    usual = max(counts, key=lambda b: (counts[b], b), default=1.0)
+    best = {p: usual if usual in own else max(own, default=usual) for p, own in found.items()}
+    return usual, best
 
 
 _NOTE = (

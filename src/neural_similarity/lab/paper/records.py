@@ -13,6 +13,7 @@ from torch import Tensor
 
 from neural_similarity.lab.recipes import NAMED
 from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
 from neural_similarity.lab.train import Recipe, unpack_correct
@@ -32,9 +33,7 @@ class Record:
     """A finished run of a named recipe with nothing overridden, and what it was scored on."""
 
     path: Path
-    """The file."""
     name: str
-    """Name of the recipe."""
     budget: float
     """Share of the recipe's steps."""
     recipe: Recipe
@@ -48,7 +47,6 @@ class Record:
     training: dict[str, Any]
     """Summary of the training: steps, seconds, parameters."""
     summary: dict[str, Any]
-    """Scores."""
     correct: Tensor
     """Which test images were right, boolean; or how many queries of each task."""
     evaluation: Evaluation | None = None
@@ -62,7 +60,6 @@ class Record:
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
         return self.recipe.seed
 
     @property
@@ -161,12 +158,13 @@ def read_record(path: Path) -> Record:
     """The record in a file.
 
     Raises:
-        ValueError: it is none, or damaged.
+        ValueError: it cannot be read as one.
     """
     try:
         content = read_json(path)
         evaluation = Evaluation.from_json(content) if "tasks" in content else None
         kind = Recipe if evaluation is None else FewShotRecipe
+        kind = AdaptationRecipe if "backbone" in content["config"] else kind
         right = unpack_correct(content["correct"]) if evaluation is None else evaluation.correct
         record = Record(
             path=path,

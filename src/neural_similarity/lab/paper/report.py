@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,10 +24,7 @@ from neural_similarity.lab.train.statistics import (
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A row with its runs."""
-
     row: Row
-    """What the paper has."""
     records: tuple[Record, ...]
     """Ours, in the order of their seeds."""
     metric: Metric
@@ -70,12 +68,8 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class PanelReport:
-    """A panel with its runs."""
-
     panel: Panel
-    """What the paper has."""
     lines: tuple[Line, ...]
-    """Its rows with ours."""
 
     @property
     def records(self) -> list[Record]:
@@ -88,11 +82,9 @@ class Report:
     """A table with the runs at one budget."""
 
     table: Table
-    """What the paper has."""
     budget: float
     """Share of the recipes' steps."""
     panels: tuple[PanelReport, ...]
-    """The panels with ours."""
     others: tuple[str, ...]
     """Other budgets at which there are records."""
     costs: StepCosts | None
@@ -128,6 +120,25 @@ def make_report(
         others=tuple(other for other in others if float(other) != budget),
         costs=costs if any(row.recipe in known for row in table.rows) else None,
     )
+
+
+def report_rows(report: Report) -> list[dict[str, Any]]:
+    """Every row with its numbers, as JSON can hold them."""
+    return [
+        {
+            **{"panel": panel.panel.title, "label": line.row.label, "recipe": line.row.recipe},
+            **{"metric": line.metric, "paper": line.row.paper, "budget": report.budget},
+            "seeds": [record.seed for record in line.records],
+            "values": line.values,
+            "to_baseline": {
+                way: interval and [interval.low, interval.mean, interval.high]
+                for way, interval in (("by_seed", line.by_seed), ("by_image", line.by_image))
+            },
+            "summary": line.records[0].summary if line.records else None,
+        }
+        for panel in report.panels
+        for line in panel.lines
+    ]
 
 
 def fullest_budget(recipes: Collection[str], results: Path) -> float:

@@ -3,6 +3,7 @@
 from collections import ChainMap
 from collections.abc import Mapping
 
+from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR10, CIFAR100
 from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.lab.recipes.imagenet import IMAGENET
@@ -16,6 +17,7 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     "CIFAR-10, tables 1 to 4 and 8": CIFAR10,
     "CIFAR-100, tables 1 to 4 and 8": CIFAR100,
     "ImageNet, table 5 and the authors' response": IMAGENET,
+    "Adaptation of a pretrained network": ADAPTATION,
     "Ablations": ABLATIONS,
     "Cheaper predictors": CHEAPER,
     "Controls": CONTROLS,
@@ -35,7 +37,7 @@ def in_variant(name: str, variant: str) -> str:
     """The name of a recipe's variant: "paper" or "released".
 
     Raises:
-        ValueError: the variant is unknown, or there is none of the recipe.
+        ValueError: the variant is unknown, or the recipe has none.
     """
     if variant not in ("paper", "released"):
         raise ValueError(f"`variant` must be paper or released, got {variant!r}")

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from neural_similarity.lab.tasks.adaptation import AdaptationTask
 from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask
 from neural_similarity.lab.train.task import Task
 
-TASKS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask)
+TASKS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask, AdaptationTask)
 """The kinds of runs; a recipe's class and a folder's `command` tell which it is."""

@@ -1,12 +1,12 @@
 """Image classification: cross-entropy on batches, scored on a test set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from neural_similarity import visualize
+from neural_similarity import models, visualize
 from neural_similarity.lab import data
 from neural_similarity.lab.data import (
     Augment,
@@ -18,10 +18,20 @@ from neural_similarity.lab.data import (
     Preprocess,
 )
 from neural_similarity.lab.data.files import Progress
-from neural_similarity.lab.train import Recipe, Run, Runtime, Scores, evaluate, pack_correct
+from neural_similarity.lab.train import (
+    Recipe,
+    Run,
+    Runtime,
+    Scores,
+    distributed,
+    evaluate,
+    pack_correct,
+)
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
+from neural_similarity.lab.train.progress import notice
+from neural_similarity.lab.train.recipe import AnyRecipe
 from neural_similarity.lab.train.run import load_network
 
 PICTURED = 2
@@ -41,7 +51,9 @@ class ClassificationTask:
     def load(cls, recipe: Recipe, root: str | Path, progress: Progress | None = None) -> Self:
         """The task of a recipe, its data from below `root`."""
         sizes = {"image_size": recipe.image_size, "workers": recipe.workers}
-        return cls(recipe, data.load(recipe.dataset, root=root, **sizes))
+        usual = models.usual_sizes(recipe.model)[2]
+        dataset = data.load(recipe.dataset, root=root, otherwise=usual, **sizes)
+        return cls(fitted(recipe, dataset), dataset)
 
     @property
     def digest(self) -> str:
@@ -50,11 +62,10 @@ class ClassificationTask:
 
     @property
     def images(self) -> ImageSet:
-        """The training set."""
         return self.dataset.train
 
     def check(self) -> dict[str, Any]:
-        """Refuse images that no network can learn to tell apart; nothing is started from."""
+        """Check that images are square and of at least two classes; there is no start."""
         _, height, width = self.images.shape
         if height != width:
             raise ValueError(
@@ -62,6 +73,7 @@ class ClassificationTask:
             )
         if len(self.images.classes) < 2:
             raise ValueError(f"there must be two classes at least, got {self.images.classes}")
+        notice(self.dataset.described)
         return {}
 
     def preprocess(self) -> Preprocess:
@@ -95,13 +107,24 @@ class ClassificationTask:
         draw_similarities(run, state.model, self.images.head(PICTURED), run.plots)
         images = run.recipe.steps * run.recipe.batch_size
         scores = evaluate(state.model, self.dataset.test, run.preprocess, runtime)
-        return _told(scores) | {"images_per_second": images / state.seconds}
+        return told(scores) | {"images_per_second": images / state.seconds}
 
     def best(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Accuracy on the held-out images, and the scores of the test set."""
         model = runtime.place(load_network(run, "best"))
         scores = evaluate(model, self.dataset.test, run.preprocess, runtime)
-        return {"validation_accuracy": state.best} | _told(scores)
+        return {"validation_accuracy": state.best} | told(scores)
+
+
+def fitted(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
+    """The recipe with the size that a folder's images were resized to, and a batch they fill."""
+    size, count = dataset.train.shape[1], max(1, len(dataset.train) - recipe.validation)
+    if recipe.dataset == data.FOLDER and recipe.image_size is None and dataset.resized:
+        recipe = replace(recipe, image_size=size)
+    if recipe.batch_size > count:
+        notice(f"batches have {count} images, all there are, not {recipe.batch_size}")
+        recipe = replace(recipe, batch_size=count)
+    return recipe
 
 
 def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBatches:
@@ -112,6 +135,7 @@ def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBa
         "seed": recipe.seed,
         "device": runtime.device,
         "channels_last": runtime.channels_last,
+        "share": distributed.share(recipe.batch_size),
     }
     if isinstance(images, ImageFiles):
         return FileBatches(images, recipe.batch_size, flip=recipe.flip, **options)
@@ -133,7 +157,8 @@ def draw_similarities(run: Run, model: nn.Module, pixels: Tensor, folder: Path) 
     return visualize.draw(model.eval(), inputs, folder)
 
 
-def _told(scores: Scores) -> dict[str, Any]:
+def told(scores: Scores) -> dict[str, Any]:
+    """Scores as summaries have them."""
     top5 = scores.top5_error_percent
     return {
         "test_accuracy": scores.accuracy,

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.files import new_folder, read_json, sha256, write_json
 from neural_similarity.lab.train.weights import load_weights, save_weights
 
@@ -41,6 +43,8 @@ class State:
 def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Path:
     """Write the checkpoint `folder/step-...` and keep the `keep` newest ones up to this step.
 
+    The first process writes it, once all have told their random numbers.
+
     Args:
         folder: the folder of checkpoints.
         state: what to save.
@@ -54,11 +58,21 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
     Raises:
         RunError: it cannot be written, as on a full disk.
     """
-    path = folder / f"step-{state.step:08d}"
+    path, rest = folder / f"step-{state.step:08d}", _rest(state)
+
+    def write() -> None:
+        _write(path, state, rest, metadata)
+        _keep(path, keep)
+
+    distributed.by_first(write)
+    return path
+
+
+def _write(path: Path, state: State, rest: dict[str, Any], metadata: dict[str, str]) -> None:
     try:
         with new_folder(path) as temporary:
             save_weights(temporary / WEIGHTS, state.model, metadata)
-            torch.save(_rest(state), temporary / STATE)
+            torch.save(rest, temporary / STATE)
             write_json(
                 temporary / MANIFEST, {name: _seal(temporary / name) for name in (WEIGHTS, STATE)}
             )
@@ -68,11 +82,14 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
             f"cannot write {path}: {reason}; earlier checkpoints stay, and once there is space the "
             "run can be resumed"
         ) from error
-    current = [other for other in checkpoints(folder) if other.name <= path.name]
-    for other in folder.glob("*step-*"):
-        if other not in current[-keep:]:
+
+
+def _keep(path: Path, count: int) -> None:
+    """Remove all checkpoints beside `path` but so many, the newest up to it."""
+    current = [other for other in checkpoints(path.parent) if other.name <= path.name]
+    for other in path.parent.glob("*step-*"):
+        if other not in current[-count:]:
             shutil.rmtree(other)
-    return path
 
 
 def step_of(checkpoint: Path) -> int:
@@ -85,8 +102,13 @@ def weights_digest(checkpoint: Path) -> str:
 
     That of their file would not: the texts of a safetensors header stand in any order.
     """
+    return state_digest(load_file(checkpoint / WEIGHTS))
+
+
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and values of tensors."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(load_file(checkpoint / WEIGHTS).items()):
+    for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -130,19 +152,31 @@ def restore(path: Path, state: State) -> None:
     device = state.totals.device
     rest: dict[str, Any] = torch.load(path / STATE, map_location=device, weights_only=True)
     state.optimizer.load_state_dict(rest.pop("optimizer"))
-    torch.set_rng_state(rest.pop("random").cpu())
+    torch.set_rng_state(_own(rest.pop("random")))
     if "random_cuda" in rest:
-        torch.cuda.set_rng_state(rest.pop("random_cuda").cpu(), device)
+        torch.cuda.set_rng_state(_own(rest.pop("random_cuda")), device)
     for name, value in rest.items():
         setattr(state, name, value)
 
 
+def _all(random: Tensor) -> Tensor:
+    """The random states of all processes, a row each; of one process that state itself."""
+    return distributed.gathered(random[None]).squeeze(0)
+
+
+def _own(random: Tensor) -> Tensor:
+    """The row of this process, or, where there were fewer, of another."""
+    rows = torch.atleast_2d(random.cpu())
+    return rows[distributed.rank() % len(rows)].clone()  # Torch reads from where a storage begins.
+
+
 def _rest(state: State) -> dict[str, Any]:
     device = state.totals.device
-    on_gpu = {"random_cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    on_gpu = device.type == "cuda"
+    on_gpu = {"random_cuda": _all(torch.cuda.get_rng_state(device))} if on_gpu else {}
     return {
         "optimizer": state.optimizer.state_dict(),
-        "random": torch.get_rng_state(),
+        "random": _all(torch.get_rng_state()),
         **on_gpu,
         "totals": state.totals,
         "step": state.step,

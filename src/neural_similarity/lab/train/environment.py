@@ -1,6 +1,5 @@
 """Where a run took place: versions, machine, commit."""
 
-import importlib.metadata
 import platform
 import shlex
 import subprocess
@@ -10,13 +9,16 @@ from typing import Any
 
 import torch
 
+from neural_similarity.choices import VERSION
+from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.runtime import Runtime
+from neural_similarity.ops import declines
 
 
 def describe_environment(runtime: Runtime) -> dict[str, Any]:
     """Versions, machine, device and precision, command line, and the commit in a git checkout."""
     return {
-        "neural_similarity": importlib.metadata.version("neural-similarity"),
+        "neural_similarity": VERSION,
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -24,10 +26,18 @@ def describe_environment(runtime: Runtime) -> dict[str, Any]:
         "cpu": cpu_name(),
         "amx": torch.cpu._is_amx_tile_supported(),
         "threads": torch.get_num_threads(),
+        "processes": distributed.size(),
         "device": device_name(runtime.device),
+        "fallback": fallback(runtime.device),
         "precision": runtime.precision,
         "command": command_line(),
     }
+
+
+def fallback(device: torch.device) -> str | None:
+    """Why dynamic similarities run as torch's own operations on a device, slower, or None."""
+    backend = "triton" if device.type == "cuda" else "compiled"
+    return declines(backend, torch.empty(0, 4, 3, 3, device=device), 9)
 
 
 def command_line() -> str:

@@ -2,12 +2,14 @@
 
 import json
 import time
-from math import isnan
+from collections.abc import Callable
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+from neural_similarity.choices import optional
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.train import checkpoint
+from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.files import sync, write_text
 from neural_similarity.lab.train.progress import Progress
@@ -18,40 +20,43 @@ KEPT = 2
 
 
 class Journal:
-    """Writes metrics and checkpoints into a run folder and shows them on the screen."""
+    """Writes metrics and checkpoints into a run folder and shows them on the screen.
+
+    Every process has one; that of the first writes.
+    """
 
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run = run
         self.progress = progress
-        self.saved_at = time.monotonic()
+        self.saved_at = self.logged_at = time.monotonic()
+        self.track = tracker(run)
 
     def stepped(self, step: int) -> None:
         """Show that a step is done."""
         self.progress.stepped(step)
 
+    def peek(self, state: State) -> None:
+        """Show what the steps since the last line of metrics gave, about once a second."""
+        if self.progress.due():
+            self.progress.measured(_measured(state, time.monotonic() - self.logged_at))
+
     def log(self, state: State, rate: float) -> None:
         """Write a line of metrics on the steps since the last one, and start counting anew."""
-        loss, correct, images = state.totals.tolist()
-        record = {
-            "step": state.step,
-            "loss": loss / images,
-            "accuracy": correct / images,
-            "lr": rate,
-            "images_per_second": images / (state.seconds - state.logged_seconds),
-            "seconds": state.seconds,
-        }
-        if isnan(correct):
-            del record["accuracy"]
-        append_line(self.run.metrics, record)
-        self.progress.measured(record)
+        record = _measured(state, state.seconds - state.logged_seconds)
+        self._tell(record | {"lr": rate, "seconds": state.seconds})
+        self.logged_at = time.monotonic()
         state.totals.zero_()
         state.logged_seconds = state.seconds
 
     def log_validation(self, state: State, scores: dict[str, Any]) -> None:
         """Write a line with the scores of what is held out."""
-        record = {"step": state.step} | scores
-        append_line(self.run.metrics, record)
-        self.progress.measured(record)
+        self._tell({"step": state.step} | scores)
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        if distributed.first():
+            append_line(self.run.metrics, record)
+            self.track(record)
+            self.progress.measured(record)
 
     def checkpoint_is_due(self, step: int) -> bool:
         """Whether `checkpoint_every` or `checkpoint_seconds` asks for a checkpoint after `step`."""
@@ -61,7 +66,7 @@ class Journal:
 
     def save(self, state: State) -> None:
         """Write a checkpoint from which training can go on."""
-        if self.run.metrics.exists():
+        if distributed.first() and self.run.metrics.exists():
             sync(self.run.metrics)
         checkpoint.save(self.run.checkpoints, state, self.run.metadata, keep=KEPT)
         self.saved_at = time.monotonic()
@@ -69,6 +74,31 @@ class Journal:
     def save_best(self, state: State) -> None:
         """Write the checkpoint that is best on the held-out images."""
         checkpoint.save(self.run.best, state, self.run.metadata, keep=1)
+
+
+def _measured(state: State, seconds: float) -> dict[str, Any]:
+    """Loss, accuracy, where the steps tell it, and speed since the last line of metrics."""
+    loss, correct, images = state.totals.tolist()
+    images = images or nan  # Only the first process has the totals of all.
+    told = {} if isnan(correct) else {"accuracy": correct / images}
+    record = {"step": state.step, "loss": loss / images} | told
+    return record | {"images_per_second": images / seconds}
+
+
+def tracker(run: Run) -> Callable[[dict[str, Any]], None]:
+    """What takes a line of metrics to where the run is tracked besides: nowhere, or TensorBoard."""
+    if run.recipe.track == "none" or not distributed.first():
+        return lambda _: None
+    board = optional("torch.utils.tensorboard", f"--track {run.recipe.track}", "track")
+    writer = board.SummaryWriter(run.path / "tensorboard")
+
+    def track(record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
+                writer.add_scalar(name, value, record["step"])
+        writer.flush()
+
+    return track
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The training loop; there is no other one in this library."""
+"""The one training loop of the laboratory."""
 
 import time
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from neural_similarity.lab.errors import Interrupted, RunError
+from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.graph import Plain, updates
 from neural_similarity.lab.train.journal import Journal
@@ -39,7 +40,7 @@ def fit(
 
     Step `s` sees batch (or tasks) `s` at the learning rate of step `s`, so a state restored from a
     checkpoint goes on exactly as if training had never stopped. On a GPU the host replays one
-    captured update where it can, see `graph`.
+    captured update where it can, see `graph`; several processes make theirs as they stand.
 
     Args:
         job: recipe, device, what is minimised, and what chooses the best checkpoint, if anything.
@@ -49,10 +50,12 @@ def fit(
             saved and `Interrupted` raised.
     """
     recipe = job.recipe
-    network = cast(nn.Module, torch.compile(state.model)) if recipe.compile else state.model
+    network = job.objective.network(state.model)
+    network = cast(nn.Module, torch.compile(network)) if recipe.compile else network
     state.model.train()
     update = partial(_update, job, state, network)
-    make = partial(updates, device=job.runtime.device) if job.objective.on_device else Plain
+    alone = job.objective.on_device and distributed.size() == 1
+    make = partial(updates, device=job.runtime.device) if alone else Plain
     advance = make(update, state.optimizer)
     mark = time.perf_counter()
     while state.step < recipe.steps:
@@ -61,23 +64,27 @@ def fit(
         advance(rate)
         state.step += 1
         journal.stepped(state.step)
+        journal.peek(state)
 
-        last, signal = state.step == recipe.steps, stop()
+        signal, due = distributed.largest(stop() or 0, journal.checkpoint_is_due(state.step))
+        last = state.step == recipe.steps
         logging = last or state.step % recipe.log_every == 0
         judge = job.judge if last or state.step % recipe.evaluate_every == 0 else None
-        saving = last or signal is not None or journal.checkpoint_is_due(state.step)
+        saving = bool(last or signal or due)
         if not (logging or judge or saving):
             continue
         job.runtime.synchronize()
         state.seconds += time.perf_counter() - mark
+        distributed.collect(state.totals)
         _require_finite(state)
         if logging:
             journal.log(state, rate)
         if judge:
+            distributed.agree(state.model)
             _choose(judge(state.model), state, journal)
         if saving:
             journal.save(state)
-        if signal is not None:
+        if signal:
             raise Interrupted(signal, state.step, journal.run.path)
         mark = time.perf_counter()
 

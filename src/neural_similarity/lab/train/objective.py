@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.lab.data import Batches, FileBatches
+from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.nn import orthogonality
@@ -20,6 +21,10 @@ class Objective(Protocol):
     @property
     def on_device(self) -> bool:
         """Whether `differentiate` asks nothing of the host, so that a GPU can replay it."""
+        ...
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """What `differentiate` takes of a model: with several processes, what joins them."""
         ...
 
     def prepare(self, step: int) -> None:
@@ -44,6 +49,10 @@ class Classification:
         """Whether the images are held there."""
         return isinstance(self.batches, Batches)
 
+    def network(self, model: nn.Module) -> nn.Module:
+        """Its replica in this process."""
+        return distributed.replicated(model)
+
     def prepare(self, step: int) -> None:
         """Load batch `step`."""
         self.batches.load(step)
@@ -56,12 +65,18 @@ class Classification:
         logits = logits.float()
         recipe = self.recipe
         loss = cross_entropy(logits, y, recipe.label_smoothing, recipe.probability_floor)
+        penalties = self._penalties(network)
+        # Processes average their gradients, and their shares may differ by an image.
+        (loss * (distributed.size() * len(y) / recipe.batch_size) + penalties).backward()
+        return tally(loss + penalties, (logits.detach().argmax(1) == y).sum(), len(y))
+
+    def _penalties(self, network: nn.Module) -> Tensor | float:
+        recipe, found = self.recipe, 0.0
         if recipe.penalty:
-            loss = loss + recipe.penalty * penalty(network, recipe.penalty_measure)
+            found = recipe.penalty * penalty(network, recipe.penalty_measure)
         if recipe.orthogonality:
-            loss = loss + recipe.orthogonality * orthogonality(network, unit=False)
-        loss.backward()
-        return tally(loss, (logits.detach().argmax(1) == y).sum(), len(y))
+            found = found + recipe.orthogonality * orthogonality(network, unit=False)
+        return found
 
 
 def tally(loss: Tensor, correct: Tensor, images: int) -> Tensor:
@@ -69,7 +84,8 @@ def tally(loss: Tensor, correct: Tensor, images: int) -> Tensor:
 
     `correct` is NaN where a step does not tell.
     """
-    return torch.stack([loss.detach() * images, correct, torch.full_like(correct, images)]).double()
+    sums = torch.stack([loss.detach() * images, correct, torch.full_like(correct, images)])
+    return sums if sums.device.type == "mps" else sums.double()  # Apple's GPUs have no float64.
 
 
 def cross_entropy(logits: Tensor, y: Tensor, smoothing: float, floor: float) -> Tensor:

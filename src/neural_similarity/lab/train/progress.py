@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 LINES = 10
+REFRESHED = 1.0
+"""Seconds after which a bar shows newer metrics."""
 
 
 class Progress(Protocol):
@@ -25,6 +27,20 @@ class Progress(Protocol):
         """Tell what was written to the metrics."""
         ...
 
+    def due(self) -> bool:
+        """Whether metrics should be told before they are written."""
+        ...
+
+
+class Hidden:
+    """Nothing: another process shows the same."""
+
+    def stepped(self, step: int) -> None:
+        """Show nothing."""
+
+    def measured(self, record: dict[str, Any]) -> None:
+        """Show nothing."""
+
 
 class Lines:
     """About ten plain lines over a whole run, each behind `prefix`."""
@@ -36,6 +52,10 @@ class Lines:
 
     def stepped(self, step: int) -> None:
         """Show nothing: a line is written with the metrics."""
+
+    def due(self) -> bool:
+        """Never."""
+        return False
 
     def measured(self, record: dict[str, Any]) -> None:
         """Write a line whenever another tenth of the steps is done."""
@@ -55,20 +75,25 @@ class Bar:
     def __init__(self, bars: "RichProgress", title: str, steps: int, start: int = 0) -> None:
         self.bars = bars
         self.task = bars.add_task(title, total=steps, completed=start, text="")
+        self.shown = -REFRESHED
 
     def stepped(self, step: int) -> None:
-        """Move the bar."""
         self.bars.update(self.task, completed=step)
+
+    def due(self) -> bool:
+        """From the first step on, whenever the metrics shown are a second old."""
+        return time.monotonic() - self.shown >= REFRESHED
 
     def measured(self, record: dict[str, Any]) -> None:
         """Show the newest metrics."""
         self.stepped(record["step"])
         if "loss" in record:
             self.bars.update(self.task, text=describe(record))
+            self.shown = time.monotonic()
 
 
 def make_bars() -> "RichProgress":
-    """Bars on stderr, to be entered; disabled where that is no terminal."""
+    """Bars on stderr, to be entered; disabled where that is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
@@ -110,6 +135,11 @@ def counter(what: str) -> Iterator[Count]:
         yield count
     finally:
         bars.stop()
+
+
+def notice(text: str) -> None:
+    """Tell on stderr what is done otherwise than asked for, or was found."""
+    sys.stderr.write(f"{text}\n")
 
 
 def describe(record: dict[str, Any]) -> str:

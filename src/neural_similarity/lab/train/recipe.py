@@ -56,8 +56,10 @@ MACHINE = (
     "compile",
     "threads",
     "workers",
+    "sync_norms",
     "checkpoint_seconds",
     "checkpoint_every",
+    "track",
 )
 """Fields that suit a run to a machine; whatever they are, it is a run of the same recipe."""
 
@@ -144,6 +146,8 @@ class Recipe:
     thread down out of all proportion, since threads that wait for each other keep spinning."""
     workers: int = 4
     """Processes that decode the files of imagenet, at most one a core; 0: none but this one."""
+    sync_norms: bool = False
+    """Normalise by the statistics of the whole batch where several GPUs share it."""
     seed: int = 0
     """Seed of the first weights, of the held-out images, and of batches, crops and flips."""
     log_every: int = 50
@@ -152,6 +156,8 @@ class Recipe:
     """Steps between two scorings of the held-out images."""
     checkpoint_seconds: float = 120.0
     """Longest time between two checkpoints, at most 300 seconds."""
+    track: Literal["none", "tensorboard"] = "none"
+    """Write the metrics for TensorBoard, too, into the run folder; metrics.jsonl is the record."""
     checkpoint_every: int = 0
     """Steps between two checkpoints, besides those by time; 0: by time only."""
 

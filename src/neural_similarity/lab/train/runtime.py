@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.choices import require_known
+from neural_similarity.lab.train import distributed
 
 Precision = Literal["bf16", "fp32"]
 PrecisionChoice = Literal["auto", "bf16", "fp32"]
 """A precision, or "auto": the faster one of the machine."""
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices, or one of several: cuda:1."""
 WORTH = 0.8
 """Part of fp32's time that bf16 must stay below on a CPU to be chosen."""
 TRIES = 5
@@ -29,6 +32,11 @@ class Runtime:
     device: torch.device
     precision: Precision
     channels_last: bool
+
+    @property
+    def sums(self) -> torch.dtype:
+        """What sums over many steps are in: Apple's GPUs have no float64."""
+        return torch.float32 if self.device.type == "mps" else torch.float64
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -64,6 +72,8 @@ class Runtime:
         """Wait until the device has done its work, so that times mean something."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        elif self.device.type != "cpu":
+            torch.accelerator.synchronize()
 
 
 @contextmanager
@@ -100,25 +110,33 @@ def choose_runtime(
         chosen = torch.device(device)
     except RuntimeError:
         chosen = None
-    if chosen is None or chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"`device` must be auto, cpu or cuda, got {device!r}")
-    if chosen.type == "cuda":
-        _require_gpu(chosen)
+    if chosen is None or chosen.type not in DEVICES:
+        raise ValueError(f"`device` must be auto, {', '.join(DEVICES)}, got {device!r}")
+    chosen = distributed.own_device(chosen)
+    found = _count(chosen.type)
+    if (chosen.index or 0) >= found:
+        what = "GPUs" if chosen.type == "cuda" else f"{chosen.type} devices"
+        raise ValueError(
+            f"`device` must be present, got '{chosen}', and torch finds {found} {what}"
+        )
     if precision == "auto":
         precision = "bf16" if _bf16_is_fast(chosen, thread_count) else "fp32"
     return Runtime(chosen, precision, channels_last)
 
 
-def _require_gpu(device: torch.device) -> None:
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (device.index or 0) >= found:
-        raise ValueError(f"`device` must be present, got '{device}', and torch finds {found} GPUs")
+def _count(kind: str) -> int:
+    """Devices of a kind."""
+    module = getattr(torch, kind)
+    available = getattr(module, "is_available", lambda: True)  # torch.mps had none.
+    return module.device_count() if available() else 0
 
 
 def _bf16_is_fast(device: torch.device, thread_count: int) -> bool:
     if device.type == "cuda":
         with torch.cuda.device(device):
             return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return False
     if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
         return False
     bf16, fp32 = (_convolution_seconds(d, thread_count) for d in (torch.bfloat16, torch.float32))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.lab.data import ImageSet, Preprocess
+from neural_similarity.lab.data import Images, ImageSet, Preprocess
+from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.nn import evaluating
 
@@ -43,7 +44,7 @@ class Scores:
 
     @property
     def top5_error_percent(self) -> float | None:
-        """Share of images whose label is none of the first five classes, in percent."""
+        """Share of images whose label is not among the first five classes, in percent."""
         return None if self.correct5 is None else _percent(~self.correct5)
 
 
@@ -53,20 +54,28 @@ def predict(
 ) -> Tensor:
     """Float32 logits on the CPU, in evaluation mode; all modes are as before afterwards.
 
+    Several processes share the images, and each has the logits of all.
+
     Args:
         model: a classifier, already placed on the runtime's device.
         images: a set of images or their pixels, uint8.
         preprocess: what turns pixels into the network's input.
         runtime: device and precision.
     """
-    whole = isinstance(images, Tensor)
-    chunks = images.split(BATCH_SIZE) if whole else images.chunks(BATCH_SIZE)
+    # Whole batches, so that no image's logits hang on the number of processes.
+    own = distributed.share(-(-len(images) // BATCH_SIZE))
+    start, stop = own.start * BATCH_SIZE, min(own.stop * BATCH_SIZE, len(images))
+    pixels = images.pixels if isinstance(images, Images) else images
+    if isinstance(pixels, Tensor):
+        chunks = pixels[start:stop].split(BATCH_SIZE)
+    else:
+        chunks = pixels.subset(range(start, stop)).chunks(BATCH_SIZE)
     logits = []
     with evaluating(model):
-        for batch in chunks:
+        for batch in chunks if start < stop else ():
             with runtime.autocast():
                 logits.append(model(runtime.place_images(preprocess(batch))).float().cpu())
-    return torch.cat(logits)
+    return distributed.gathered(torch.cat(logits) if logits else None)
 
 
 def score(logits: Tensor, labels: Tensor) -> Scores:

@@ -13,7 +13,7 @@ from neural_similarity.lab.tasks.few_shot.embedding import embed_task
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.processes import spread
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
-from neural_similarity.lab.train import Runtime
+from neural_similarity.lab.train import Runtime, distributed
 from neural_similarity.lab.train.scoring import BATCH_SIZE
 from neural_similarity.nn import evaluating
 
@@ -33,8 +33,8 @@ def evaluate(
 
     A method of fixed embedding sees every image once, and many tasks are learned together, with
     the same result as one by one; others may be shared out to processes, which share the threads,
-    again with the same result (torch may round otherwise by one thread than by several). All modes
-    are as before afterwards.
+    again with the same result (torch may round otherwise by one thread than by several). Processes
+    of torchrun share images or tasks. All modes are as before afterwards.
 
     Args:
         method: placed on the runtime's device.
@@ -58,7 +58,10 @@ def evaluate(
             some = _by_features(judge, images, tasks, len(found))
         else:
             pixels = _pixels(images, tasks, len(found))
-            some = map(judge, pixels) if processes == 1 else spread(judge, pixels, processes)
+            if processes == 1:
+                some = distributed.by_turns(judge, pixels)
+            else:
+                some = spread(judge, pixels, processes)
         for right in some:
             found = torch.cat([found, right.cpu()])
             progress(found)
@@ -122,7 +125,6 @@ class _Judge:
         return self._runtime.place_images(self._preprocess(pixels))
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Features of pixels."""
         with self._runtime.autocast():
             return self.method.embed(self.images(pixels))
 
@@ -138,7 +140,9 @@ def _by_features(judge: _Judge, images: Images, tasks: TaskList, start: int) -> 
     used, at_once = tasks.images(), judge.method.at_once
     place = torch.zeros(len(images), dtype=torch.int64)
     place[used] = torch.arange(len(used))
-    features = torch.cat([judge.embed(images.pixels[part]) for part in used.split(BATCH_SIZE)])
+    parts = used.split(BATCH_SIZE)
+    own = [judge.embed(images.pixels[part]) for part in parts[distributed.share(len(parts))]]
+    features = distributed.gathered(torch.cat(own) if own else None)
     for draw in tasks.chunks(at_once, start):
         support, query = (features[place[positions]] for positions in (draw.support, draw.query))
         if at_once > 1:

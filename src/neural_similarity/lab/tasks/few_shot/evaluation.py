@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neural_similarity.lab.data import ClassSplit
+from neural_similarity.lab.data import ClassSplit, Images
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate, use_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
@@ -21,7 +21,7 @@ from neural_similarity.lab.tasks.few_shot.partial import Partial
 from neural_similarity.lab.tasks.few_shot.recipe import Classes
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method, usual_checkpoint
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
-from neural_similarity.lab.train import Runtime, choose_runtime
+from neural_similarity.lab.train import Runtime, choose_runtime, distributed
 from neural_similarity.lab.train.files import layout, read_json, write_text
 from neural_similarity.lab.train.progress import counter
 from neural_similarity.lab.train.run import (
@@ -41,11 +41,9 @@ class Evaluation:
     """A method, of one run, on a list of tasks."""
 
     method: str
-    """What was evaluated."""
     statistics: str
     """What normalised queries."""
     sizes: TaskSizes
-    """Of the tasks."""
     tasks: dict[str, Any]
     """Number, seed, part and digest of the tasks."""
     checkpoint: dict[str, Any]
@@ -113,7 +111,6 @@ class Evaluator:
     statistics: Statistics | None = None
     """What normalises queries; None is the method's own."""
     device: str = "auto"
-    """auto, cpu or cuda."""
     processes: int = 1
     """How many compute and share the threads, see `evaluate`."""
 
@@ -136,12 +133,21 @@ class Evaluator:
         images = split.part(tasks.part)
         tasks.check(run.digest, tasks.part, images)
         runtime = choose_runtime(self.device, run.precision, run.recipe.channels_last)
+        distributed.join(runtime.device)
+        with threads(run.recipe.threads):
+            return self._evaluated(run, images, tasks, runtime)
+
+    def _evaluated(
+        self, run: FewShotRun, images: Images, tasks: TaskList, runtime: Runtime
+    ) -> tuple[Evaluation, Path]:
         name = self.method or run.recipe.method
         method = use_statistics(load_method(run, usual_checkpoint(run), name), self.statistics)
         runtime.place(method)
         file = _file(run, name, method, tasks)
         partial = _partial(run, file, tasks, runtime)
-        with threads(run.recipe.threads), counter("tasks") as count:
+        distributed.wait()  # Until every process has read what an interrupted one found.
+        with counter("tasks") as count:
+            kept = partial.kept(lambda done: count(done, len(tasks)))
             correct = evaluate(
                 method,
                 images,
@@ -149,12 +155,13 @@ class Evaluator:
                 preprocess=run.preprocess,
                 runtime=runtime,
                 done=partial.done,
-                progress=partial.kept(lambda done: count(done, len(tasks))),
+                progress=kept if distributed.first() else lambda _: None,
                 processes=self.processes,
             )
         evaluation = _evaluation(run, (name, method), tasks, correct, partial.spent)
-        write_evaluation(file, evaluation)
-        partial.remove()
+        if distributed.first():
+            write_evaluation(file, evaluation)
+            partial.remove()
         return evaluation, file
 
 
@@ -177,7 +184,7 @@ def read_evaluation(path: Path) -> Evaluation:
     """The evaluation in a file.
 
     Raises:
-        ValueError: it is none, or damaged.
+        ValueError: it cannot be read as one.
     """
     try:
         return Evaluation.from_json(read_json(path))
@@ -217,7 +224,7 @@ def _file(run: FewShotRun, name: str, method: Method, tasks: TaskList) -> Path:
 
 
 def _require_suited(run: FewShotRun, tasks: TaskList) -> None:
-    """Refuse a run that is not finished, and tasks of classes that it was trained on."""
+    """Check that a run is finished and was not trained on the classes of the tasks."""
     require_finished(run)
     if tasks.part == "val" and run.recipe.train_on == "train+val":
         raise RunError(f"{run.path} was trained on the validation classes; --part must be test")

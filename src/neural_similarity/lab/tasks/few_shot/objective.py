@@ -9,7 +9,7 @@ from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler
-from neural_similarity.lab.train import Runtime
+from neural_similarity.lab.train import Runtime, distributed
 from neural_similarity.lab.train.objective import tally
 
 
@@ -40,6 +40,10 @@ class Episodes:
         self._windows = Windows(images.pixels, augment, runtime.device)
         self._step = 0
 
+    def network(self, model: nn.Module) -> nn.Module:
+        """The method itself: processes add their tasks' gradients up."""
+        return model
+
     def prepare(self, step: int) -> None:
         """Note which tasks come next."""
         self._step = step
@@ -57,11 +61,17 @@ class Episodes:
         return Episode(images[:shown], labels[0], images[shown:], labels[1])
 
     def differentiate(self, network: nn.Module) -> Tensor:
-        """Add gradients of the prepared tasks' mean loss, task by task: one keeps its graph."""
+        """Add gradients of the prepared tasks' mean loss, task by task: one keeps its graph.
+
+        Several processes share the tasks.
+        """
         if not isinstance(network, Method):
             raise ValueError(f"`network` must be a Method, got {type(network).__name__}")
         count = self._recipe.meta_batch
-        tallies = [self._one(network, self._step * count + i) for i in range(count)]
+        own = range(self._step * count, (self._step + 1) * count)[distributed.share(count)]
+        tallies = [torch.zeros(3, dtype=self._runtime.sums, device=self._runtime.device)]
+        tallies += [self._one(network, number) for number in own]
+        distributed.sum_gradients(network)
         return torch.stack(tallies).sum(0)
 
     def _one(self, method: Method, number: int) -> Tensor:

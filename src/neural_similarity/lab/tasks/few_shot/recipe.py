@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from neural_similarity.choices import require_known, require_least
-from neural_similarity.lab.data import SPLIT_NAMES
+from neural_similarity.lab.data import OLDER, SPLIT_NAMES
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train.recipe import Recipe
@@ -27,7 +27,7 @@ class FewShotRecipe(Recipe):
     DATASETS: ClassVar[Collection[str]] = SPLIT_NAMES
 
     dataset: str = "mini-imagenet"
-    """Data set: embedded, mini-imagenet, cifar-fs, fc100, omniglot, or classes (a folder each)."""
+    """Data set: embedded, mini-imagenet, cifar-fs, fc100, omniglot, or folder (one a class)."""
     train_on: Classes = "train"
     """Base classes: those of training, or those of validation as well, as the paper has it."""
     method: str = "fine-tuning"
@@ -69,6 +69,7 @@ class FewShotRecipe(Recipe):
     """Steps between two validations."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset", OLDER.get(self.dataset, self.dataset))
         super().__post_init__()
         require_known("method", self.method, METHODS)
         _ = self.sizes, self.select_sizes  # They check the numbers.
@@ -90,7 +91,7 @@ class FewShotRecipe(Recipe):
             self._require_same_ways()
 
     def _require_same_ways(self) -> None:
-        """Refuse validation tasks that a learned classifier does not fit."""
+        """Check that validation tasks fit a learned classifier."""
         if self.select_ways != self.ways:
             raise ValueError(
                 f"`select_ways` must be `ways`, {self.ways}, as {self.method} learns where its "
@@ -98,7 +99,7 @@ class FewShotRecipe(Recipe):
             )
 
     def _require_none_of(self, *names: str) -> None:
-        """Refuse what training by tasks has no use for."""
+        """Check that fields which training by tasks does not use have their defaults."""
         for name in names:
             if getattr(self, name):
                 raise ValueError(

@@ -1,0 +1,240 @@
+"""Build the site: write the generated pages, run Zensical strictly, check every public name.
+
+    uv run --group docs python scripts/build_site.py            # into site/
+    uv run --group docs python scripts/build_site.py --serve    # and show it while you write
+
+Generated pages are git-ignored: the reference (`docs/reference/api`, `commands.md`, `fields.md`),
+the benchmarks of each processor (`docs/machines`), and what stands in the root (contributing,
+changelog).
+"""
+
+import ast
+import io
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import neural_similarity as ns
+from neural_similarity.lab.cli import COMMANDS
+from neural_similarity.lab.cli import main as nsim
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+API = DOCS / "reference" / "api"
+PACKAGE = ROOT / "src" / "neural_similarity"
+MACHINES = {"xeon": "benchmarks", "epyc": "benchmarks/epyc"}
+"""Pages below docs/machines by the folder of their reports."""
+RECIPES = {
+    "neural_similarity.lab.train.recipe": "Recipe",
+    "neural_similarity.lab.tasks.few_shot.recipe": "FewShotRecipe",
+}
+"""What the recipes of each kind are described by; few-shot recipes have the fields of both."""
+INDEX = """\
+# Python
+
+`import neural_similarity as ns` hands out these names. `nn.Conv2d` in a signature is torch's.
+
+| name | |
+|---|---|
+"""
+
+
+def file_of(module: str) -> Path:
+    """The source of a module of the package."""
+    path = ROOT / "src" / Path(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def public(module: str) -> dict[str, str]:
+    """What a module hands out: names with the paths where they are defined.
+
+    Names are those that it defines without a leading underscore, or imports `as` themselves.
+    """
+    found: dict[str, str] = {}
+    for node in ast.parse(file_of(module).read_text("utf-8")).body:
+        match node:
+            case ast.ImportFrom(module=str(home)):
+                names = [a.name for a in node.names if a.asname == a.name]
+                found |= {name: home_of(home, name) for name in names}
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found[name] = f"{module}.{name}"
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                found[name] = f"{module}.{name}"
+    return {name: home for name, home in found.items() if not name.startswith("_")}
+
+
+def home_of(module: str, name: str) -> str:
+    """The path of the definition that `module` hands out as `name`."""
+    if file_of(f"{module}.{name}").exists():
+        return f"{module}.{name}"
+    return public(module)[name]
+
+
+def targets() -> dict[str, str]:
+    """Every public name of the package with the path of its definition."""
+    text = (PACKAGE / "__init__.py").read_text("utf-8")
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    return {
+        name: home_of(homes.get(name, "neural_similarity"), name)
+        for name in dir(ns)
+        if name != "__version__"
+    }
+
+
+def summary(path: str) -> str:
+    """The first line of a docstring."""
+    if file_of(path).exists():
+        text = ast.get_docstring(ast.parse(file_of(path).read_text("utf-8"))) or ""
+        return text.partition("\n")[0]
+    module, _, name = path.rpartition(".")
+    body = ast.parse(file_of(module).read_text("utf-8")).body
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+        target = getattr(node, "target", None) or (getattr(node, "targets", None) or [None])[0]
+        if isinstance(target, ast.Name) and target.id == name:
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            return str(after.value.value).partition("\n")[0] if documented else ""
+    raise ValueError(f"{module} must define {name}")
+
+
+def reference() -> dict[str, str]:
+    """The pages of the reference, by file name."""
+    found = targets()
+    pages = {name: page(name, path, found) for name, path in found.items()}
+    rows = [f"| [`ns.{name}`]({name}.md) | {summary(path)} |" for name, path in found.items()]
+    return {"index.md": INDEX + "\n".join(rows) + "\n"} | {f"{n}.md": p for n, p in pages.items()}
+
+
+def page(name: str, path: str, found: dict[str, str]) -> str:
+    """The page of a name; of a module, with what else it hands out."""
+    title = f"# ns.{name}\n"
+    if not file_of(path).exists():
+        return f"{title}\n::: {path}\n"
+    elsewhere = {home: other for other, home in found.items()}
+    parts = [title, f"::: {path}\n    options:\n      members: false\n      show_source: false\n"]
+    members = public(path)
+    links = [f"[`{m}`]({elsewhere[p]}.md)" for m, p in members.items() if p in elsewhere]
+    if links:
+        parts.append(f"It also hands out {', '.join(links)}.\n")
+    own = [p for p in members.values() if p not in elsewhere and not file_of(p).exists()]
+    parts += [f"::: {p}\n" for p in own]
+    return "\n".join(parts)
+
+
+def write_reference() -> None:
+    """Write docs/reference/api anew."""
+    shutil.rmtree(API, ignore_errors=True)
+    API.mkdir(parents=True)
+    for name, text in reference().items():
+        (API / name).write_text(text, "utf-8")
+
+
+def write_machines() -> None:
+    """Write the page of every processor's benchmarks, pictures beside it."""
+    sys.path.insert(0, str(ROOT))
+    from benchmarks import performance  # It needs torch, which the other pages do without.
+
+    folder = DOCS / "machines"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, results in MACHINES.items():
+        (folder / name).mkdir(parents=True)
+        for picture in (ROOT / results).glob("*.png"):
+            shutil.copy(picture, folder / name)
+        command = f"python -m benchmarks page --results {results}"
+        text = performance.page(ROOT / results, folder / f"{name}.md", command)
+        text = text.replace(f"`{(ROOT / results).as_posix()}/`", f"`{results}/`")
+        pictures = Path(os.path.relpath(ROOT / results, folder)).as_posix()
+        (folder / f"{name}.md").write_text(text.replace(f"]({pictures}/", f"]({name}/"), "utf-8")
+
+
+def commands() -> str:
+    """The page of the command line: what `nsim COMMAND --help` prints."""
+    os.environ |= {"COLUMNS": "88", "NO_COLOR": "1"}
+    parts = ["# Command line\n\n" + _shell(helped())]
+    parts += [f"## nsim {name}\n\n{_shell(helped(name))}" for name in COMMANDS]
+    return "\n".join(parts)
+
+
+def helped(*words: str) -> str:
+    """What `nsim WORDS --help` prints."""
+    told = io.StringIO()
+    with redirect_stdout(told):
+        nsim([*words, "--help"])
+    return told.getvalue()
+
+
+def _shell(text: str) -> str:
+    lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
+    return f"```text\n{lines}\n```\n"
+
+
+def fields(module: str, name: str) -> str:
+    """A table of a dataclass's fields: name, type, default, docstring."""
+    body = ast.parse(file_of(module).read_text("utf-8")).body
+    (found,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name]
+    rows = ["| field | type | default | |", "|---|---|---|---|"]
+    for field, after in zip(found.body, [*found.body[1:], None], strict=True):
+        if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
+            continue
+        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        text = " ".join(str(after.value.value).split()) if documented else ""
+        kind = ast.unparse(field.annotation).replace("|", "\\|")
+        default = f"`{ast.unparse(field.value)}`" if field.value else "required"
+        rows.append(f"| `{ast.unparse(field.target)}` | {kind} | {default} | {text} |")
+    return "\n".join(rows) + "\n"
+
+
+def write_command_line() -> None:
+    """Write the pages of `nsim` and of what its recipes hold."""
+    (DOCS / "reference" / "commands.md").write_text(commands(), "utf-8")
+    text = "# Recipe fields\n\nEvery field is an option of `nsim train`: `--batch-size 64`.\n"
+    for module, name in RECIPES.items():
+        text += f"\n## {name}\n\n{fields(module, name)}"
+    (DOCS / "reference" / "fields.md").write_text(text, "utf-8")
+
+
+def write_root_pages() -> None:
+    """Copy what stands in the root, its links as seen from docs."""
+    for name in ("CONTRIBUTING", "CHANGELOG"):
+        text = (ROOT / f"{name}.md").read_text("utf-8").replace("](docs/", "](")
+        (DOCS / f"{name.lower()}.md").write_text(text, "utf-8")
+
+
+def missing(site: Path) -> list[str]:
+    """Public names whose page does not show them: Zensical renders some silently empty."""
+    found = []
+    for name, path in targets().items():
+        html = site / "reference" / "api" / name / "index.html"
+        if not html.exists() or f'id="{path}"' not in html.read_text("utf-8"):
+            found.append(name)
+    return found
+
+
+def run(*command: str) -> None:
+    """Run a command from the root, which `scripts.mathml` is imported from."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+
+def main() -> None:
+    """Build, or show."""
+    write_reference()
+    write_machines()
+    write_command_line()
+    write_root_pages()
+    zensical = str(Path(sys.executable).with_name("zensical"))
+    if "--serve" in sys.argv[1:]:
+        run(zensical, "serve")
+        return
+    run(zensical, "build", "--clean", "--strict")
+    if empty := missing(ROOT / "site"):
+        raise SystemExit(f"no reference is shown of: {', '.join(empty)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Plant bugs in the sources, run the related tests for each, and print the survivors.
+
+    uv run python scripts/mutants.py                      # 12 bugs a room, 72 in all
+    uv run python scripts/mutants.py --each 40 ops nn     # others of two rooms
+    uv run python scripts/mutants.py --show               # what was found so far
+
+A bug is a change at one place: a comparison, an operator, a number, a condition; or a result, a
+call, a raise, an argument that goes. Each runs in a fork that sees the changed module in memory;
+no file changes. Results go to build/mutants.jsonl, from which the next call goes on: a bug is tried
+again only when its source has changed.
+"""
+
+import argparse
+import ast
+import hashlib
+import importlib
+import importlib.machinery
+import json
+import os
+import random
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "neural_similarity"
+RESULTS = ROOT / "build" / "mutants.jsonl"
+ROOMS = {
+    "ops": "tests/ops",
+    "nn": "tests/nn",
+    "conversion": "tests/conversion",
+    "lab/tasks": "tests/lab/tasks",
+    "lab/train": "tests/lab/train",
+    "lab/paper": "tests/lab/paper",
+}
+"""Rooms of the package by the folder of their tests."""
+ELSEWHERE = ("triton", "native")
+"""What runs on a GPU, or is C behind these lines."""
+COMPARISONS = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult}
+SECONDS = 600
+"""A bug that keeps the tests running for longer counts as found."""
+FILES = 3
+"""Test files that run for a bug: those that name most of what its source defines."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One changed place."""
+
+    source: str
+    """Path from the package."""
+    place: int
+    """Position of the node in `ast.walk`."""
+    line: int
+    what: str
+    digest: str
+    """Of the source: a bug of another text is another one."""
+
+
+def changed(node: ast.AST) -> tuple[str, ast.AST] | None:
+    """The name of the bug for a node and what takes the node's place, or None."""
+    match node:
+        case ast.Compare(ops=[op, *rest]):
+            ops = [COMPARISONS[type(op)](), *rest]
+            return "comparison", ast.Compare(node.left, ops, node.comparators)
+        case ast.BinOp(op=op) if type(op) in OPERATORS:
+            return "operator", ast.BinOp(node.left, OPERATORS[type(op)](), node.right)
+        case ast.BoolOp(op=op):
+            other = ast.Or() if isinstance(op, ast.And) else ast.And()
+            return "and/or", ast.BoolOp(other, node.values)
+        case ast.Constant(value=bool(value)):
+            return "truth", ast.Constant(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            return "number", ast.Constant(value + 1)
+        case ast.If():
+            return "condition", ast.If(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
+        case ast.Return(value=ast.expr()):
+            return "no result", ast.Return(ast.Constant(None))
+        case ast.Expr(value=ast.Call()):
+            return "no call", ast.Pass()
+        case ast.Raise():
+            return "no error", ast.Pass()
+        case ast.Call(keywords=[_, *_]):
+            return "no argument", ast.Call(node.func, node.args, node.keywords[:-1])
+    return None
+
+
+def bugs(room: str) -> list[Bug]:
+    """All bugs of a room, in the order in which they are tried: the same on every machine."""
+    found = []
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        if not set(path.relative_to(PACKAGE / room).parts) & set(ELSEWHERE):
+            found += _bugs_of(path)
+    random.Random(room).shuffle(found)
+    return found
+
+
+def _bugs_of(path: Path) -> Iterator[Bug]:
+    text = path.read_text("utf-8")
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    tree = ast.parse(text)
+    quiet = set(_without_effect(tree))
+    for place, node in enumerate(ast.walk(tree)):
+        if id(node) not in quiet and (change := changed(node)):
+            line = getattr(node, "lineno", 0)
+            yield Bug(path.relative_to(PACKAGE).as_posix(), place, line, change[0], digest)
+
+
+def _without_effect(tree: ast.AST) -> Iterator[int]:
+    """Nodes that no test can see: annotations, what type checkers alone read."""
+    for node in ast.walk(tree):
+        parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            parts.append(node)
+        for part in filter(None, parts):
+            yield from map(id, ast.walk(part))
+
+
+class _Planting(ast.NodeTransformer):
+    def __init__(self, target: ast.AST) -> None:
+        self.target = target
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if node is self.target:
+            found = changed(node)
+            assert found is not None  # noqa: S101
+            return ast.copy_location(found[1], node)
+        return super().visit(node)
+
+
+def planted(bug: Bug) -> ast.Module:
+    """The source's tree with the bug in it."""
+    tree = ast.parse((PACKAGE / bug.source).read_text("utf-8"))
+    target = list(ast.walk(tree))[bug.place]
+    return ast.fix_missing_locations(_Planting(target).visit(tree))
+
+
+def related(bug: Bug, folder: Path) -> list[str]:
+    """The test files of a room that name most of what the bug's source defines."""
+    body = ast.parse((PACKAGE / bug.source).read_text("utf-8")).body
+    names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, [*names, Path(bug.source).stem]))})\b")
+    files = sorted(folder.glob("test_*.py"))
+    counts = {file: len(set(pattern.findall(file.read_text("utf-8")))) for file in files}
+    ranked = sorted(files, key=lambda file: -counts[file])
+    return [str(file) for file in ranked[:FILES] if counts[file] or file == ranked[0]]
+
+
+def survives(bug: Bug, tests: list[str]) -> bool:
+    """Whether the tests pass in a fork in which the module has the bug."""
+    child = os.fork()
+    if not child:
+        _run(bug, tests)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 0
+
+
+def _run(bug: Bug, tests: list[str]) -> None:
+    code = 9
+    try:
+        signal.alarm(SECONDS)
+        source = str(PACKAGE / bug.source)
+        compiled = compile(planted(bug), source, "exec")
+        original = importlib.machinery.SourceFileLoader.get_code
+
+        def get_code(self, name):
+            return compiled if os.path.abspath(self.path) == source else original(self, name)  # noqa: PTH100
+
+        importlib.machinery.SourceFileLoader.get_code = get_code  # pyright: ignore
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        options = ["-o", "addopts=", "--import-mode=importlib", "-m", "not slow", "-x", "-q"]
+        code = int(pytest.main([*options, "-p", "no:cacheprovider", "--tb=no", *tests]))
+    finally:
+        os._exit(code)
+
+
+def known() -> dict[str, bool]:
+    """What earlier calls found: whether a bug survived, by the bug."""
+    lines = RESULTS.read_text("utf-8").splitlines() if RESULTS.exists() else []
+    return {json.dumps(line["bug"]): line["survives"] for line in map(json.loads, lines)}
+
+
+def main() -> None:
+    """Try what has not been tried, and show the survivors."""
+    parser = argparse.ArgumentParser(description="Plant bugs and see whether tests find them.")
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", default=list(ROOMS))
+    parser.add_argument("--each", type=int, default=12, help="bugs a room")
+    parser.add_argument("--show", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    for module in ("torch", "torchvision", "matplotlib.figure", "scipy.stats"):
+        importlib.import_module(module)  # once, for all forks
+    results, chosen = known(), []
+    for room in options.rooms:
+        for bug in bugs(room)[: options.each]:
+            key = json.dumps(asdict(bug))
+            if key not in results and not options.show:
+                results[key] = survives(bug, related(bug, ROOT / ROOMS[room]))
+                RESULTS.parent.mkdir(exist_ok=True)
+                with RESULTS.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"bug": asdict(bug), "survives": results[key]}) + "\n")
+            if key in results:
+                chosen.append((bug, results[key]))
+    alive = [bug for bug, lives in chosen if lives]
+    for bug in alive:
+        text = (PACKAGE / bug.source).read_text("utf-8").splitlines()[bug.line - 1].strip()
+        sys.stdout.write(f"{bug.source}:{bug.line}: {bug.what}: {text}\n")
+    sys.stdout.write(f"{len(chosen)} bugs, {len(alive)} survivors\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Tests of operators and layers with every annotated shape and type checked at every call.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=1
+pytest -n 0 --jaxtyping-packages=neural_similarity.ops,neural_similarity.nn,beartype.beartype \
+  tests/nn tests/ops "$@"

@@ -1,0 +1,98 @@
+"""What runs on which versions: import, laws and a short training in fresh environments.
+
+    python scripts/versions.py                      the floor and the newest, by this Python
+    python scripts/versions.py --python 3.11 3.12   by others that uv finds
+    python scripts/versions.py --floor              the floor alone, as .ci/run has it
+
+Each environment holds the published requirements alone, at their lowest or their highest versions,
+and is kept below `--folder`, so that the next call takes seconds to begin. Prints a table; the exit
+code is 1 if anything failed.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FACTS = """
+import platform, torch, numpy
+print(torch.__version__, "/", platform.python_version(), "/ numpy", numpy.__version__)
+"""
+IMPORT = """
+import neural_similarity as ns, torch
+print(ns.Conv2d(4, 8, 3, similarity="dynamic-full")(torch.zeros(2, 4, 8, 8)).shape)
+"""
+LAWS = """
+from neural_similarity import testing
+cases = [case for s in (ns.Diagonal(), ns.Full()) for case in testing.cases(s)]
+[testing.check(law, case) for law in testing.QUICK for case in cases]
+"""
+CHECKS = {
+    "import": ("-W", "error", "-c", IMPORT),
+    "laws": ("-c", f"import neural_similarity as ns\n{LAWS}"),
+    "training": ("-m", "neural_similarity", "train", "--steps", "8", "--drops", "4"),
+}
+
+
+def environment(python: str, resolution: str, folder: Path) -> Path:
+    """The Python of an environment with the package as it stands and what it requires."""
+    folder.mkdir(parents=True, exist_ok=True)
+    home = folder / f"{python}-{resolution}"
+    found = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    package = f"neural-similarity[lab] @ {ROOT.as_uri()}"
+    created = ["uv", "venv", "--quiet", "--allow-existing", "--python", python, home]
+    options = ["--quiet", "--python", found, "--resolution", resolution]
+    fresh = ["--upgrade", "--reinstall-package", "neural-similarity"]
+    for command in (created, ["uv", "pip", "install", *options, *fresh, package]):
+        # Not in the project's folder, whose constraints are not those of its users.
+        subprocess.run(command, cwd=folder, check=True)
+    return found
+
+
+def row(python: Path) -> tuple[str, list[str]]:
+    """Versions, and how each check ends."""
+    facts = subprocess.run([python, "-c", FACTS], capture_output=True, text=True, check=True)
+    results = []
+    for name, words in CHECKS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out = ["--out", str(Path(folder) / "run")] if name == "training" else []
+            done = subprocess.run(
+                [python, *words, *out], cwd=folder, capture_output=True, text=True, check=False
+            )
+        results.append("passes" if done.returncode == 0 else "fails")
+        if done.returncode:
+            sys.stderr.write(done.stderr)
+    return facts.stdout.strip(), results
+
+
+def say(*cells: str) -> None:
+    """Print a row of the table."""
+    sys.stdout.write(f"| {' | '.join(cells)} |\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--python", nargs="*", default=[platform.python_version()])
+    parser.add_argument("--floor", action="store_true", help="the lowest versions alone")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "ns-versions")
+    options = parser.parse_args()
+    resolutions = ["lowest-direct"] if options.floor else ["lowest-direct", "highest"]
+    failed = 0
+    say("torch / Python / numpy", *CHECKS)
+    say("---", *["---" for _ in CHECKS])
+    for python in options.python:
+        for resolution in resolutions:
+            versions, results = row(environment(python, resolution, options.folder))
+            say(versions, *results)
+            failed += results.count("fails")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""`nsim report`: runs beside each other in one HTML file that needs no other file."""
+
+import base64
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from neural_similarity.lab import session
+from neural_similarity.lab.cli.commands import say
+from neural_similarity.lab.cli.parsing import parse
+from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.train import Run
+from neural_similarity.lab.train.files import read_json, write_text
+from neural_similarity.lab.train.journal import read_lines
+from neural_similarity.lab.train.recipe import recipe_to_json
+from neural_similarity.lab.train.run import ENVIRONMENT
+
+CURVES = ("loss", "accuracy", "validation_loss", "validation_accuracy")
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem;
+        padding: 0 1rem; color: #222; background: #fff }}
+section {{ overflow-x: auto }}
+table {{ border-collapse: collapse }}
+th, td {{ padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top;
+          border-bottom: 1px solid #ddd }}
+img {{ max-width: 100% }}
+</style></head><body>
+<h1>{title}</h1>
+{sections}
+</body></html>
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What `nsim report` takes."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
+    """Run folders, finished or not."""
+    out: Path = Path("report.html")
+    """File to write."""
+
+
+def report(args: Sequence[str]) -> int:
+    """Write the page and print its path."""
+    description = (
+        "Compare runs in one self-contained HTML file.\n\n"
+        "example:\n  nsim report runs/quickstart-seed0 runs/quickstart-seed1 --out seeds.html"
+    )
+    options = parse(ReportOptions, args, command="report", description=description)
+    if not options.runs:
+        raise UsageError("nsim report needs at least one run folder")
+    runs = [session.open_run(path) for path in options.runs]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(options.out, page(runs))
+    say(str(options.out))
+    return 0
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The page: results, learning curves, pictures of M, settings, environment."""
+    names = [run.path.name for run in runs]
+    settings = {run.path.name: recipe_to_json(run.recipe) for run in runs}
+    environments = {run.path.name: read_json(run.path / ENVIRONMENT) for run in runs}
+    title = "Settings that differ" if len(runs) > 1 else "Settings"
+    sections = {
+        "Results": _table({run.path.name: _results(run) for run in runs}),
+        "Learning curves": _curves(runs),
+        "Similarities": "".join(_pictures(run) for run in runs),
+        title: _table(_differing(settings) if len(runs) > 1 else settings),
+        "Environment": _table(environments),
+    }
+    parts = (f"<section><h2>{name}</h2>\n{text}</section>" for name, text in sections.items())
+    return PAGE.format(title=escape(", ".join(names)), sections="\n".join(parts))
+
+
+def _results(run: Run) -> dict[str, Any]:
+    """What the summary says in single values, and the accuracy of every few-shot evaluation."""
+    if not run.summary.exists():
+        steps = [line["step"] for line in read_lines(run.metrics)] if run.metrics.exists() else []
+        return {"steps": f"{max(steps, default=0)} of {run.recipe.steps}, not finished"}
+    summary = read_json(run.summary)
+    found = {name: value for name, value in summary.items() if not isinstance(value, dict | list)}
+    for file in sorted((run.path / "evaluations").glob("*.json")):
+        scores = read_json(file)["summary"]
+        found[file.stem] = f"{100 * scores['accuracy']:.2f} ± {100 * scores['reach']:.2f} %"
+    return found
+
+
+def _differing(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The fields whose values are not the same in all runs; of runs without a field, None."""
+    rows = list(settings.values())
+    fields = [n for n in _keys(rows) if any(row.get(n) != rows[0].get(n) for row in rows)]
+    return {name: {n: row.get(n) for n in fields} for name, row in settings.items()}
+
+
+def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def _table(columns: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for every key, a column for every run."""
+    keys = _keys(columns.values())
+    if not keys:
+        return "<p>None.</p>\n"
+    lines = [_row("th", ["", *columns])]
+    lines += [_row("td", [key, *(row.get(key, "") for row in columns.values())]) for key in keys]
+    return "<table>\n" + "\n".join(lines) + "\n</table>\n"
+
+
+def _row(tag: str, cells: Iterable[Any]) -> str:
+    texts = (f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells)
+    return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
+
+
+def _curves(runs: Sequence[Run]) -> str:
+    """A picture for every quantity that a run logged, a line a run."""
+    from matplotlib.figure import Figure
+
+    logs = {run.path.name: read_lines(run.metrics) for run in runs if run.metrics.exists()}
+    shown = [key for key in CURVES if any(key in line for log in logs.values() for line in log)]
+    if not shown:
+        return "<p>No run has logged anything yet.</p>\n"
+    figure = Figure(figsize=(5 * len(shown), 3.6), layout="constrained")
+    for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        for name, log in logs.items():
+            points = [(line["step"], line[key]) for line in log if key in line]
+            steps, values = zip(*points, strict=True) if points else ((), ())
+            axes.plot(steps, values, marker="." if len(points) < 30 else None, label=name)
+        axes.set(xlabel="step", title=key.replace("_", " "))
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=7)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return _image(file.getvalue(), "learning curves")
+
+
+def _pictures(run: Run) -> str:
+    """The pictures of M in a run's folder."""
+    files = [f for f in sorted(run.plots.glob("*.png")) if f.stem != "learning-curves"]
+    images = "".join(_image(file.read_bytes(), file.stem) for file in files)
+    return f"<h3>{escape(run.path.name)}</h3>\n{images or '<p>It has none.</p>'}\n"
+
+
+def _image(png: bytes, text: str) -> str:
+    data = base64.b64encode(png).decode()
+    return f'<img alt="{escape(text)}" src="data:image/png;base64,{data}">\n'

@@ -1,0 +1,236 @@
+"""A pretrained network learns other images: by its similarities, its head, or all of it."""
+
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import nn
+
+from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
+from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
+from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
+from neural_similarity.lab.tasks.classification import ClassificationTask
+from neural_similarity.lab.train import Run, RunError, Runtime
+from neural_similarity.lab.train.checkpoint import State, state_digest
+from neural_similarity.lab.train.files import read_json
+from neural_similarity.lab.train.progress import notice
+from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.run import ENVIRONMENT
+from neural_similarity.models import parameters
+from neural_similarity.nn import Full, Similarity, Static, evaluating
+
+PARTS = ("M", "head", "norm", "bias")
+"""What can train, beside "all"."""
+STATIC_FULL = Static(Full())
+ADAPTER = "adapter.safetensors"
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationRecipe(Recipe):
+    """Adaptation of a pretrained network to a folder of images, by its similarities at first."""
+
+    backbone: str = ""
+    """timm:NAME, torchvision:NAME, a run folder, or a file of weights of `model` (safetensors, or
+    torch's), such as timm:resnet18 or runs/cifar10-cnn-seed1."""
+    weights: str | None = None
+    """File of weights of a timm or torchvision network, in place of those it is downloaded with."""
+    pretrained: bool = True
+    """Take the weights that come with the name; False starts from random ones."""
+    train: str = "M+head"
+    """What trains, joined by +: M (the similarities), head, norm (its gains and shifts), bias; or
+    all. Without M, `similarity` must be none."""
+    where: str | None = None
+    """Layers that get a similarity: a name or a glob such as layer4.*; by default all convolutions
+    larger than 1x1."""
+    norm: Literal["auto", "eval", "train"] = "auto"
+    """Normalisation by running statistics, held as they are (eval), or by the batch's (train); auto
+    is eval, unless all trains."""
+    channels: int | None = None
+    """Channels that images get; the default is those of the backbone."""
+    dataset: str = "folder"
+    model: str = "resnet20"
+    similarity: Similarity | None = STATIC_FULL
+    steps: int = 300
+    lr: float = 0.01
+    drops: tuple[int, ...] = (200,)
+    batch_size: int = 32
+    weight_decay: float = 0.0
+    log_every: int = 10
+    evaluate_every: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts = self.train.split("+")
+        known = parts == ["all"] or (set(parts) <= set(PARTS) and len(set(parts)) == len(parts))
+        self._require(known, "train", f"be all, or some of {', '.join(PARTS)} joined by +")
+        if self.similarity is not None and "M" not in parts and parts != ["all"]:
+            raise ValueError(
+                f"`similarity` must be none where `train` leaves M out, got train={self.train!r}"
+            )
+        if self.similarity is None and "M" in parts:
+            raise ValueError(f"`train` must leave M out where there is none, got {self.train!r}")
+
+    @property
+    def norm_mode(self) -> Literal["eval", "train"]:
+        """What normalisation does in training."""
+        if self.norm == "auto":
+            return "train" if self.train == "all" else "eval"
+        return self.norm
+
+    @property
+    def source(self) -> Backbone:
+        """The pretrained network."""
+        return Backbone(self.backbone, self.weights, self.pretrained)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationRun(Run):
+    """A run folder of an adaptation; at its end it holds adapter.safetensors, what was learned."""
+
+    RECIPE: ClassVar[type[Recipe]] = AdaptationRecipe
+    COMMAND: ClassVar[str] = "nsim train adapt"
+
+    recipe: AdaptationRecipe
+    """Every setting."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the network's input."""
+        return {"in_channels": self.channels, "image_size": self.image_size}
+
+    def build(self, **overrides: Any) -> nn.Module:
+        """The adapted network without its weights, which needs no file of the backbone's.
+
+        Args:
+            overrides: fields of the recipe to change, such as `similarity=None`.
+        """
+        recipe = replace(self.recipe, train="all", **overrides) if overrides else self.recipe
+        torch.manual_seed(recipe.seed)
+        network = recipe.source.plain(recipe, len(self.classes), **self.sizes)
+        return adapted(network, recipe)
+
+    def load_backbone(self) -> Pretrained:
+        """The backbone with its weights, for the run's classes."""
+        torch.manual_seed(self.recipe.seed)
+        return self.recipe.source.load(self.recipe, self.classes, **self.sizes)
+
+    def begin(self) -> nn.Module:
+        """The network that training starts from: the backbone's weights, M = I."""
+        return adapted(self.load_backbone().model, self.recipe)
+
+
+def adapted(network: nn.Module, recipe: AdaptationRecipe) -> nn.Module:
+    """A network, changed in place, with the recipe's similarity; its parts alone train."""
+    head = head_name(network)
+    if recipe.similarity is not None:
+        network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
+    norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
+    named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"], "all": ["*"]}
+    trained = [part for word in recipe.train.split("+") for part in named[word]]
+    with redirect_stdout(StringIO()):  # the task tells how many numbers train, once
+        return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
+
+
+@dataclass(frozen=True)
+class AdaptationTask(ClassificationTask):
+    """A pretrained network learns to name the classes of other images; see `Task`."""
+
+    RUN: ClassVar[type[Run]] = AdaptationRun
+
+    recipe: AdaptationRecipe
+
+    @classmethod
+    def load(cls, recipe: Any, root: str | Path, progress: Progress | None = None) -> Self:
+        """The task of a recipe, its data from below `root`, in size and channels the backbone's."""
+        if recipe.channels is None:
+            recipe = _resolved(recipe)
+        task = super().load(recipe, root, progress)
+        train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
+        return replace(task, dataset=Dataset(task.dataset.name, train, test))
+
+    def check(self) -> dict[str, Any]:
+        """As for images of any kind; facts of the backbone."""
+        super().check()
+        recipe, (channels, size, _) = self.recipe, self.images.shape
+        sizes = {"in_channels": channels, "image_size": size}
+        torch.manual_seed(recipe.seed)
+        model, kept = recipe.source.load(recipe, self.images.classes, **sizes)
+        _check_outputs(model, self.images)
+        head, state = head_name(model), model.state_dict()
+        own = {key: t for key, t in state.items() if kept or not key.startswith(f"{head}.")}
+        facts = {"name": recipe.backbone, "parameters": parameters(model)}
+        facts |= {"head": "kept" if kept else "new", "digest": state_digest(own)}
+        trained = sum(p.numel() for p in adapted(model, recipe).parameters() if p.requires_grad)
+        classifier = (
+            f"{'its' if kept else 'a new'} classifier of {len(self.images.classes)} classes"
+        )
+        notice(
+            f"{recipe.backbone} with {classifier}, sha256 {facts['digest'][:12]}; {trained:,} of "
+            f"{parameters(model):,} parameters train"
+        )
+        if not kept and not {"head", "all"} & set(recipe.train.split("+")):
+            notice(f"Warning: the classifier is new, and stays random; --train {recipe.train}+head")
+        return {"backbone": facts | {"trained": trained}}
+
+    def preprocess(self) -> Preprocess:
+        """That of the backbone, or, where nothing tells, by the images."""
+        usual = self.recipe.source.usual(self.recipe).preprocess
+        return super().preprocess() if usual is None else usual
+
+    def finish(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
+        """Score the test set, draw the similarities, write the adapter."""
+        told = super().finish(run, state, runtime)
+        backbone = read_json(run.path / ENVIRONMENT)["backbone"]
+        model = state.model
+        inside = {id(p) for m in similarities_of(model) for p in m.parameters()}
+        names = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
+        if backbone["head"] == "new":
+            names.append(head_name(run.build(similarity=None)))
+        if self.recipe.norm_mode == "train" and any("running" in k for k in model.state_dict()):
+            names.append("*running*")
+        size = save_adapter(model, run.path / ADAPTER, extra=names).stat().st_size
+        return told | {"trained": backbone["trained"], "bytes": size}
+
+
+def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:
+    """The recipe with what its backbone says of itself; the run may go on elsewhere."""
+    usual = recipe.source.usual(recipe)
+    fields: dict[str, Any] = {"channels": usual.channels, **usual.fields}
+    if recipe.dataset in IN_PLACE and recipe.image_size is None:
+        notice(f"images are resized to {usual.image_size}x{usual.image_size} (--image-size)")
+        fields["image_size"] = usual.image_size
+    for name in ("backbone", "weights"):
+        path = getattr(recipe, name)
+        if path and Path(path).exists():
+            fields[name] = str(Path(path).absolute())
+    return replace(recipe, **fields)
+
+
+def _with_channels(images: ImageSet, recipe: AdaptationRecipe) -> ImageSet:
+    """Grey images in as many channels as the backbone takes."""
+    have, wanted = images.shape[0], recipe.channels
+    if wanted is None or have == wanted:
+        return images
+    if have != 1 or not isinstance(images, Images):
+        raise ValueError(
+            f"`backbone` must take images of {have} channels, got {recipe.backbone} of {wanted}"
+        )
+    return replace(images, pixels=images.pixels.repeat(1, wanted, 1, 1))
+
+
+@torch.no_grad()
+def _check_outputs(model: nn.Module, images: ImageSet) -> None:
+    """Raise a `RunError` where a network does not give one number a class for such images."""
+    wanted = (2, len(images.classes))
+    try:
+        with evaluating(model):
+            shape = tuple(model(torch.zeros(2, *images.shape)).shape)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise RunError(f"the backbone does not take {images.shape}: {error}") from error
+    if shape != wanted:
+        raise RunError(f"the backbone must give {wanted} for two images, got {shape}")

@@ -1,0 +1,237 @@
+"""Pretrained networks by a word: timm:NAME, torchvision:NAME, a file of weights, a run folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from neural_similarity import models
+from neural_similarity.choices import nearest, optional
+from neural_similarity.conversion import fold
+from neural_similarity.lab.data import Preprocess
+from neural_similarity.lab.data.preprocess import IMAGENET
+from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun
+from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.run import (
+    Run,
+    build_network,
+    command_of,
+    load_network,
+    read_run,
+    require_finished,
+)
+
+TIMM, TORCHVISION = "timm:", "torchvision:"
+WORDS = "timm:NAME, torchvision:NAME, a file of weights (with `model`), or a run folder"
+
+
+class Usual(NamedTuple):
+    """What a backbone was trained on."""
+
+    channels: int
+    image_size: int
+    preprocess: Preprocess | None = None
+    """None where nothing tells."""
+    fields: Mapping[str, Any] = {}
+    """Fields of the recipe that say which of `ns.models` it is."""
+
+
+class Pretrained(NamedTuple):
+    """A network with its weights."""
+
+    model: nn.Module
+    kept: bool
+    """Whether its classifier has its weights; else it is a new one."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network that somebody trained.
+
+    Args:
+        word: which it is.
+        weights: file of weights to take in place of those that come with the name.
+        pretrained: whether timm's and torchvision's networks come with weights.
+    """
+
+    word: str
+    weights: str | None = None
+    pretrained: bool = True
+
+    @property
+    def _named(self) -> bool:
+        return self.word.startswith((TIMM, TORCHVISION))
+
+    @property
+    def _name(self) -> str:
+        return self.word.partition(":")[2]
+
+    def usual(self, recipe: Recipe) -> Usual:
+        """What it was trained on; `recipe` says which of `ns.models` a file is of.
+
+        Raises:
+            ValueError: there is no such network, file or run.
+        """
+        if not (self._named or (self.word and Path(self.word).exists())):
+            raise ValueError(f"`backbone` must be {WORDS}, got {self.word!r}")
+        if self.word.startswith(TIMM):
+            config = _timm(self.word).get_pretrained_cfg(self._name)
+            if config is None:
+                return Usual(3, 224, Preprocess(*IMAGENET))
+            channels, size, _ = config.input_size
+            return Usual(channels, size, Preprocess(config.mean, config.std))
+        if self.word.startswith(TORCHVISION):
+            shown = _torchvision(self.word).get_model_weights(self._name).DEFAULT.transforms()
+            size = getattr(shown, "crop_size", [224])[0]
+            mean, std = (getattr(shown, key, IMAGENET[i]) for i, key in enumerate(("mean", "std")))
+            return Usual(3, size, Preprocess(tuple(mean), tuple(std)))
+        if Path(self.word).is_dir():
+            run = self._run()
+            fields = ("model", "width", "variant", "norm_momentum", "norm_eps")
+            told = {field: getattr(run.recipe, field) for field in fields}
+            return Usual(run.channels, run.image_size, run.preprocess, told)
+        kernels = (t for t in _read(Path(self.word)).values() if t.dim() == 4)
+        first = next(kernels, torch.empty(1, 3, 1, 1))
+        return Usual(first.shape[1], models.usual_sizes(recipe.model)[2])
+
+    def plain(self, recipe: Recipe, classes: int, **sizes: int) -> nn.Module:
+        """The network without its weights, for so many classes, of `in_channels`, `image_size`."""
+        if self.word.startswith(TIMM):
+            return _timm(self.word).create_model(self._name, num_classes=classes)
+        if self.word.startswith(TORCHVISION):
+            library = _torchvision(self.word)
+            return with_classes(library.get_model(self._name, weights=None), classes)
+        return build_network(recipe, classes, similarity=None, **sizes)
+
+    def load(self, recipe: Recipe, classes: tuple[str, ...], **sizes: int) -> Pretrained:
+        """The network with its weights, the classifier's too where it has the same classes.
+
+        Raises:
+            RunError: the weights cannot be downloaded or read, or are another network's.
+        """
+        model = self.plain(recipe, len(classes), **sizes)
+        head = head_name(model)
+        state, same = self._state(model, classes)
+        if state is None:
+            return Pretrained(model, False)
+        own = model.state_dict()
+        classifier = [key for key in own if key.startswith(f"{head}.")]
+        same = same and all(
+            key in state and state[key].shape == own[key].shape for key in classifier
+        )
+        taken = {key: t for key, t in state.items() if same or not key.startswith(f"{head}.")}
+        try:
+            wrong = model.load_state_dict(taken, strict=False)
+        except RuntimeError as error:
+            raise RunError(f"the weights of {self.word} do not fit: {_line(error)}") from error
+        lacking = [key for key in wrong.missing_keys if same or key not in classifier]
+        for key in (*lacking, *wrong.unexpected_keys):
+            raise RunError(
+                f"the weights of {self.word} do not fit: {key} is in one of the two only"
+            )
+        return Pretrained(model, same)
+
+    def _state(
+        self, model: nn.Module, classes: tuple[str, ...]
+    ) -> tuple[Mapping[str, Tensor] | None, bool]:
+        """The weights, and whether their classifier may be of these classes."""
+        if self.weights is not None:
+            return _read(Path(self.weights)), True
+        if self._named:
+            return (self._downloaded() if self.pretrained else None), True
+        if not Path(self.word).is_dir():
+            return _read(Path(self.word)), True
+        run = self._run()
+        trained = load_network(run, "best" if run.best.is_dir() else "last")
+        try:
+            return fold(trained).state_dict(), run.classes == classes
+        except ValueError as error:
+            raise RunError(f"{run.path} cannot be a backbone: {error}") from error
+
+    def _downloaded(self) -> dict[str, Tensor]:
+        """The weights that come with the name, which the libraries keep on the disk."""
+        try:
+            if self.word.startswith(TIMM):
+                network = _timm(self.word).create_model(self._name, pretrained=True)
+            else:
+                network = _torchvision(self.word).get_model(self._name, weights="DEFAULT")
+        except Exception as error:  # of whatever the libraries download with
+            raise RunError(
+                f"the weights of {self.word} cannot be had: {_line(error)}; give a file of them "
+                "by --weights"
+            ) from error
+        return network.state_dict()
+
+    def _run(self) -> Run:
+        path = Path(self.word)
+        few_shot = command_of(path) == FewShotRun.COMMAND
+        run = read_run(path, FewShotRun) if few_shot else read_run(path)
+        require_finished(run)
+        return run
+
+
+def head_name(model: nn.Module) -> str:
+    """The name of a network's classifier: its last layer with parameters."""
+    layers = [n for n, m in model.named_modules() if list(m.parameters(recurse=False))]
+    return layers[-1]
+
+
+def with_classes(model: nn.Module, classes: int) -> nn.Module:
+    """The network with a classifier for so many classes, a new one where it had others.
+
+    Raises:
+        ValueError: its last layer is neither linear nor a 1x1 convolution.
+    """
+    name = head_name(model)
+    old = model.get_submodule(name)
+    if isinstance(old, nn.Linear):
+        new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
+    elif isinstance(old, nn.Conv2d) and set(old.kernel_size) == {1}:
+        new = nn.Conv2d(old.in_channels, classes, 1, bias=old.bias is not None)
+    else:
+        raise ValueError(f"`backbone` must end in a classifier, got {name!r}, {old}")
+    model.set_submodule(name, new)
+    return model
+
+
+def _timm(word: str) -> Any:
+    timm = optional("timm", word, "adapt")
+    name = word.removeprefix(TIMM)
+    if not timm.is_model(name):
+        raise ValueError(
+            f"`backbone` must be a network of timm, got {name!r}; nearest: "
+            f"{nearest(name.partition('.')[0], timm.list_models())}"
+        )
+    return timm
+
+
+def _torchvision(word: str) -> Any:
+    library = optional("torchvision", word, "adapt").models
+    name, names = word.removeprefix(TORCHVISION), library.list_models(module=library)
+    if name not in names:
+        raise ValueError(
+            f"`backbone` must be a network of torchvision, got {name!r}; nearest: "
+            f"{nearest(name, names)}"
+        )
+    return library
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of safetensors or of torch, of which nothing is executed."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = content.get("state_dict", content.get("model", content))
+        return {str(key): tensor for key, tensor in content.items() if isinstance(tensor, Tensor)}
+    except Exception as error:  # readers raise whatever a damaged file makes them stumble on
+        raise RunError(f"{path} must hold weights, but cannot be read: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).strip()

@@ -1,0 +1,171 @@
+"""One run by several processes, which torchrun starts: each takes its share of every batch.
+
+Without torchrun there is one process, the first, and nothing here communicates.
+"""
+
+import atexit
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from itertools import islice
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+Input = TypeVar("Input")
+Result = TypeVar("Result")
+LONGEST_WAIT = timedelta(hours=2)
+"""For the first process, which may decode a data set or draw pictures meanwhile."""
+_host: "dist.ProcessGroup | None" = None
+"""What exchanges tensors of the CPU, whatever the device."""
+
+
+def join(device: torch.device) -> None:
+    """Let the processes of torchrun work together from now on: by NCCL on GPUs, else by gloo."""
+    global _host
+    if "TORCHELASTIC_RUN_ID" not in os.environ or _host is not None:
+        return
+    backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
+    if not dist.is_initialized():
+        if device.type != "cpu":
+            torch.accelerator.set_device_index(device.index)
+        dist.init_process_group(backend, timeout=LONGEST_WAIT)
+        atexit.register(dist.destroy_process_group)  # When no network holds it any more.
+    _host = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+
+
+def size() -> int:
+    """Number of processes."""
+    return 1 if _host is None else dist.get_world_size()
+
+
+def rank() -> int:
+    """Number of this process, from 0 on."""
+    return 0 if _host is None else dist.get_rank()
+
+
+def first() -> bool:
+    """Whether this process writes files and says how it goes."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
+
+
+def restarted() -> bool:
+    """Whether torchrun started these processes anew because one had ended."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def own_device(device: torch.device) -> torch.device:
+    """A device; of a kind without a number, and several processes a machine, that of this one."""
+    number = os.environ.get("LOCAL_RANK")
+    if number is None or device.index is not None or device.type not in ("cuda", "xpu"):
+        return device
+    return torch.device(device.type, int(number))
+
+
+def share(count: int) -> slice:
+    """Which of `count` consecutive things are this process's; sizes differ by one at most."""
+    start, stop = (count * r // size() for r in (rank(), rank() + 1))
+    return slice(start, stop)
+
+
+def by_first(work: Callable[[], Result]) -> Result | None:
+    """What `work` returns, done by the first process alone while the others wait; None there."""
+    wait()
+    result = work() if first() else None
+    wait()
+    return result
+
+
+def wait() -> None:
+    """Until every process is here."""
+    if size() > 1:
+        dist.barrier(_host)
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """The sum of the tensors of all processes."""
+    if size() > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def collect(totals: Tensor) -> None:
+    """Move the sum of all processes to the first one's `totals`; those of others begin anew."""
+    whole = summed(totals)
+    # What is not finite stays so: every process has to stop then.
+    totals.copy_(whole if first() else 0 * whole)
+
+
+def largest(*numbers: int) -> list[int]:
+    """The largest of each number among all processes."""
+    if size() == 1:
+        return list(numbers)
+    tensor = torch.tensor(numbers)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, _host)
+    return tensor.tolist()
+
+
+def gathered(tensor: Tensor | None) -> Tensor:
+    """The tensors of all processes, one after another by rank.
+
+    Their first sizes may differ, and all but one may be None.
+    """
+    parts = [tensor]
+    if size() > 1:
+        parts = parts * size()
+        dist.all_gather_object(parts, None if tensor is None else tensor.cpu(), _host)
+    whole = torch.cat([part for part in parts if part is not None])
+    return whole if tensor is None else whole.to(tensor.device)
+
+
+def by_turns(function: Callable[[Input], Tensor], inputs: Iterable[Input]) -> Iterator[Tensor]:
+    """`map(function, inputs)`: of every few results, which are joined, each process has one."""
+    inputs = iter(inputs)
+    while some := list(islice(inputs, size())):
+        yield gathered(function(some[rank()]) if rank() < len(some) else None)
+
+
+def replicated(model: nn.Module) -> nn.Module:
+    """The network whose backward pass averages gradients over the processes."""
+    if size() == 1:
+        return model
+    # Kernels of one channel have two layouts that are the same.
+    warnings.filterwarnings("ignore", "Grad strides do not match")
+    return DistributedDataParallel(model)
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Add up the gradients of all processes; those that no process has stay None."""
+    if size() == 1:
+        return
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    known = parameters[0].new_tensor([p.grad is not None for p in parameters])
+    own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = summed(torch.cat([known, *(gradient.flatten() for gradient in own)]))
+    counts, *sums = flat.split([len(known), *(p.numel() for p in parameters)])
+    for parameter, total, count in zip(parameters, sums, counts.tolist(), strict=True):
+        parameter.grad = total.view(parameter.shape) if count else None
+
+
+def agree(model: nn.Module) -> None:
+    """Give every process the first one's buffers: batch normalisation has seen its share alone."""
+    if size() > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def with_sync_norms(model: nn.Module) -> nn.Module:
+    """The model, its batch normalisation by the statistics of the whole batch.
+
+    Raises:
+        ValueError: it is on the CPU, where torch has none.
+    """
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        raise ValueError("`sync_norms` must be False on the CPU, where torch has none, got True")
+    return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))

@@ -1,0 +1,141 @@
+"""Settings from files, small sets, JSON for programs, TensorBoard, completion."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from tiny_folders import write_folders
+from tiny_images import TINY, train_tiny
+from tiny_images import tiny as tiny
+
+from neural_similarity.lab import cli, session
+from neural_similarity.lab.data import load_split
+from neural_similarity.lab.recipes import NAMED
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
+from neural_similarity.lab.train import read_run
+from neural_similarity.lab.train.journal import read_lines
+
+SMALL = ("--width", "0.1", "--batch-size", "8", "--device", "cpu", "--precision", "fp32")
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("words", [[], ["--seed", "3", "--lr", "0.5"]])
+def test_the_config_of_a_run_goes_back_in(tmp_path, words):
+    recipe = replace(TINY, similarity=None, steps=8, drops=(5,))
+    run = session.train(recipe, name="mine", budget=0.5, out=tmp_path / "run", device="cpu")
+    out = tmp_path / "again"
+    place = run.path if words else run.path / "config.json"
+    args = ["--config", str(place), "--out", str(out), "--device", "cpu"]
+    assert cli.main(["train", *args, *words]) == 0
+    again = read_run(out)
+    assert (again.name, again.budget, again.data_root) == ("mine", 0.5, run.data_root)
+    changes = {"seed": 3, "lr": 0.5} if words else {}
+    assert again.recipe == replace(run.recipe, **changes)
+    if not words:
+        before = session.load(run).state_dict()
+        assert all(torch.equal(t, before[n]) for n, t in session.load(again).state_dict().items())
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_config_by_hand_names_a_recipe_and_what_differs(tmp_path):
+    file = tmp_path / "mine.json"
+    fields = {"width": 0.1, "steps": 2, "drops": [], "similarity": "none"}
+    file.write_text(json.dumps({"recipe": "quickstart", "fields": fields}))
+    assert cli.main(["train", f"--config={file}", "--out", str(tmp_path / "run")]) == 0
+    recipe = replace(NAMED["quickstart"], **fields | {"drops": (), "similarity": None})
+    assert read_run(tmp_path / "run").recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "no.json"], "--config must be settings of a run, got no.json: FileNotFound"),
+        (["--config", "BAD"], "BAD: KeyError('nsim sing')"),
+        (["--config", "BAD", "--budget", "0.5"], "--budget cannot be given with --config"),
+    ],
+)
+def test_a_config_that_is_none(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "BAD").write_text('{"command": "nsim sing", "recipe": "x"}')
+    assert cli.main(["train", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_of_few_images_of_several_sizes(tmp_path, monkeypatch, capsys, caplog):
+    """Sizes, batch and drops adapt, with a notice of each; the run says so and goes back in."""
+    monkeypatch.chdir(tmp_path)
+    names = ["ant", "bee", "cat"]
+    write_folders(tmp_path / "small", {"train": names}, each=3)
+    write_folders(tmp_path / "photos", {"train": names}, each=16)
+    for index, name in enumerate(names):
+        for file in (tmp_path / "small" / "train" / name).iterdir():
+            file.rename(tmp_path / "photos" / "train" / name / f"s{file.name}")
+        wide = tmp_path / "photos" / "train" / name / "0.png"
+        if index == 0:
+            Image.open(wide).resize((9, 7)).save(wide)
+    args = ["--dataset", "folder", "--data", "photos/train", "--out", "run", "--steps", "3"]
+    assert cli.main(["train", "cifar10-cnn", *args, "--width", "0.1", "--device", "cpu"]) == 0
+    told = capsys.readouterr().err + "".join(f"{text}\n" for text in caplog.messages)
+    caplog.clear()
+    for line in (
+        "the learning rate drops at (2,), in proportion (--drops)",
+        "images of several sizes, or not square, are resized to 32x32 (--image-size)",
+        "batches have 48 images, all there are, not 128",
+        "48 training, 9 test images, 3 classes: ant, bee, cat",
+    ):
+        assert f"{line}\n" in told
+    recipe = read_run("run").recipe
+    assert (recipe.image_size, recipe.batch_size, recipe.drops) == (32, 48, (2,))
+    assert cli.main(["evaluate", "run", "--json", "--device", "cpu"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert scores["scores"]["test_correct"] == summary["test_correct"]
+    assert not caplog.messages
+
+
+def test_folder_is_the_word_for_few_shot_learning_too(tmp_path):
+    write_folders(tmp_path)
+    splits = [load_split(name, tmp_path, image_size=6) for name in ("folder", "classes")]
+    assert splits[0].digest == splits[1].digest
+    assert FewShotRecipe(dataset="classes") == FewShotRecipe(dataset="folder")
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["recipes"], {"group", "name", "data", "steps"}),
+        (["models", "convnet4"], {"name", "similarity", "parameters", "macs"}),
+        (["table", "4"], {"recipe", "paper", "values", "seeds", "to_baseline"}),
+        (["table", "6"], {"recipe", "shots", "accuracy", "reach", "seeds"}),
+    ],
+)
+def test_json_for_programs(words, keys, capsys):
+    assert cli.main([*words, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows
+    assert all(keys <= row.keys() for row in rows)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_tensorboard_has_the_metrics(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train_tiny(tmp_path, track="tensorboard", validation=8, evaluate_every=3)
+    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    for name in ("loss", "accuracy", "validation_accuracy"):
+        lines = {r["step"]: r[name] for r in read_lines(run.metrics) if name in r}
+        found = {event.step: event.value for event in events.Scalars(name)}
+        assert found == pytest.approx(lines)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_without_tensorboard_no_run_begins(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    words = ["--track", "tensorboard", "--steps", "2", *SMALL]
+    assert cli.main(["train", *words, "--out", str(tmp_path / "run")]) == 1
+    assert "pip install 'neural-similarity[track]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

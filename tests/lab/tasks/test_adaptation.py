@@ -1,0 +1,211 @@
+"""Pretrained networks on other images, from the command line to the file of the adapter."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import save_file
+from tiny_images import tiny as tiny
+
+import neural_similarity as ns
+from neural_similarity.lab import cli, session
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
+from neural_similarity.lab.train import Recipe
+from neural_similarity.lab.train.files import read_json
+
+FEW = ("--steps", "2", "--drops", "1", "--precision", "fp32", "--device", "cpu")
+RANDOM = ("--pretrained", "False", "--image-size", "32")
+RECIPE = Recipe(dataset="embedded", width=0.1, steps=2, drops=(), precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder of three classes, of images in several sizes."""
+    root, random = tmp_path_factory.mktemp("world"), np.random.default_rng(0)
+    for channel, name in enumerate(("red", "green", "blue")):
+        for number in range(20):
+            path = root / "colours" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = random.integers(0, 150, (*random.integers(20, 40, 2), 3), dtype=np.uint8)
+            pixels[..., channel] += 90
+            Image.fromarray(pixels).save(path)
+    return root
+
+
+def adapt(world, out, *args):
+    return cli.main(
+        ["train", "adapt", "--data", str(world / "colours"), "--out", str(out), *args, *FEW]
+    )
+
+
+def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
+    run = tmp_path / "run"
+    args = (
+        "--backbone",
+        "timm:resnet18",
+        *RANDOM,
+        "--where",
+        "layer4.*",
+        "--similarity",
+        "static-diagonal",
+    )
+    assert adapt(world, run, *args, "--batch-size", "64") == 0
+    told = capsys.readouterr()
+    assert "48 training, 12 test images, 3 classes: blue, green, red\n" in told.err
+    assert "batches have 48 images, all there are, not 64\n" in told.err
+    assert "timm:resnet18 with a new classifier of 3 classes, sha256 " in told.err
+    trained = 3 * 513 + 4 * 9
+    assert f"{trained:,} of 11,178,087 parameters train" in told.err
+    assert f"{trained:,} numbers trained, to be kept in {run}/adapter.safetensors" in told.out
+    assert (run / "adapter.safetensors").stat().st_size < 10_000
+    assert cli.main(["evaluate", str(run), "--device", "cpu"]) == 0
+    accuracy = read_json(run / "summary.json")["test_accuracy"]
+    assert f"accuracy {100 * accuracy:.2f} %" in capsys.readouterr().out
+    image = str(world / "colours" / "red" / "0.png")
+    assert cli.main(["predict", str(run), image]) == 0
+    assert capsys.readouterr().out.startswith(f"{image}: ")
+
+
+@pytest.mark.parametrize(
+    ("train", "similarity"),
+    [("M", "static-full"), ("head", "none"), ("M+norm", "static-full"), ("all", "none")],
+)
+def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train, similarity):
+    file, run = tmp_path / "resnet20.safetensors", tmp_path / "run"
+    torch.manual_seed(5)
+    backbone = ns.models.resnet20(num_classes=3, width=0.25)
+    save_file(backbone.state_dict(), file)
+    args = (
+        "--backbone",
+        str(file),
+        "--width",
+        "0.25",
+        "--train",
+        train,
+        "--similarity",
+        similarity,
+    )
+    assert adapt(world, run, *args, "--image-size", "16", "--lr", "0.02") == 0
+    network, x = session.load(run), torch.randn(2, 3, 16, 16)
+    assert (
+        ns.max_difference(ns.load_adapter(backbone, run / "adapter.safetensors"), network, x) == 0
+    )
+    assert ns.max_difference(backbone, network, x) > 1e-5
+    state = backbone.state_dict()
+    moved = {
+        n for n, t in network.state_dict().items() if n in state and not torch.equal(t, state[n])
+    }
+    kinds = {
+        "M": set(),
+        "head": {"linear"},
+        "M+norm": {
+            n.rpartition(".")[0] for n, m in backbone.named_parameters() if "bn" in n or "norm" in n
+        },
+    }
+    if train != "all":
+        assert {name.rpartition(".")[0] for name in moved} <= kinds[train]
+    else:
+        assert any("running" in name for name in moved)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_is_a_backbone_and_the_adaptation_needs_it_no_more(tmp_path):
+    """Of grey images; resumed and loaded after the run has gone."""
+    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
+    settings = {"steps": 4, "drops": (), "checkpoint_every": 2, "precision": "fp32"}
+    recipe = AdaptationRecipe(backbone=str(start.path), dataset="embedded", train="M", **settings)
+    run = session.train(recipe, out=tmp_path / "run", device="cpu")
+    facts = read_json(run.path / "environment.json")["backbone"]
+    assert facts["head"] == "kept"
+    assert facts["trained"] == 9 * 81
+    assert len(facts["digest"]) == 64
+    before = session.load(run).state_dict()
+    (tmp_path / "start").rename(tmp_path / "gone")
+    for path in (run.summary, run.path / "adapter.safetensors"):
+        path.unlink()
+    shutil.rmtree(run.checkpoints / "step-00000004")
+    session.resume(run.path, device="cpu")
+    assert all(torch.equal(t, before[n]) for n, t in session.load(run.path).state_dict().items())
+    assert (run.path / "adapter.safetensors").exists()
+
+
+def test_torchvision_and_grey_images(tmp_path):
+    settings = {"steps": 1, "drops": (), "precision": "fp32", "batch_size": 4}
+    recipe = AdaptationRecipe(
+        backbone="torchvision:mobilenet_v3_small", pretrained=False, dataset="embedded", **settings
+    )
+    weights = tmp_path / "weights.pth"
+    source = torchvision.models.mobilenet_v3_small()
+    torch.save({"state_dict": source.state_dict()}, weights)
+    task = AdaptationTask.load(AdaptationRecipe(**vars(recipe) | {"weights": str(weights)}), ".")
+    assert task.images.shape == (3, 28, 28)
+    assert task.preprocess().mean == (0.485, 0.456, 0.406)
+    model, kept = task.recipe.source.load(task.recipe, task.images.classes)
+    assert not kept
+    assert model.classifier[-1].out_features == 10
+    assert torch.equal(model.features[0][0].weight, source.features[0][0].weight)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "`backbone` must be timm:NAME, torchvision:NAME, a file of weights"),
+        (("--backbone", "tim:resnet18"), "`backbone` must be timm:NAME, torchvision:NAME"),
+        (("--backbone", "timm:resnet81"), "got 'resnet81'; nearest: resnet18"),
+        (("--backbone", "torchvision:resnet19"), "got 'resnet19'; nearest: resnet1"),
+        (("--backbone", "torchvision:resnet18", "--train", "heads"), "be all, or some of M, head"),
+        (("--backbone", "timm:resnet18", "--train", "head"), "`similarity` must be none where"),
+        (("--backbone", "timm:resnet18", *RANDOM, "--where", "layer5.*"), "layer5"),
+        (("--backbone", "timm:vit_tiny_patch16_224", *RANDOM, "--where", "x"), "does not take"),
+        (
+            ("--backbone", "timm:resnet18", *RANDOM, "--weights", "WORLD/colours/red/0.png"),
+            "must hold",
+        ),
+        (("--backbone", "WORLD/adapter"), "`backbone` must be"),
+        (("--backbone", "WORLD/colours"), "is not a run folder"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused_and_leaves_no_folder(
+    world, tmp_path, capsys, args, message
+):
+    args = [word.replace("WORLD", str(world)) for word in args]
+    assert adapt(world, tmp_path / "run", *args) in (1, 2)
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_library_that_is_missing(library, world, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, library, None)
+    assert adapt(world, tmp_path / "run", "--backbone", f"{library}:resnet18") == 1
+    assert f"{library}:resnet18 needs {library}: pip install" in capsys.readouterr().err
+
+
+def test_weights_that_cannot_be_downloaded(world, tmp_path, monkeypatch, capsys):
+    def fail(*_, pretrained=False, **__):
+        if pretrained:
+            raise OSError("no network")
+        return MODEL
+
+    MODEL = timm.create_model("resnet18", num_classes=3)
+    monkeypatch.setattr(timm, "create_model", fail)
+    assert adapt(world, tmp_path / "run", "--backbone", "timm:resnet18", "--image-size", "32") == 1
+    assert "cannot be had: no network; give a file of them by --weights" in capsys.readouterr().err
+
+
+def test_a_new_classifier_that_stays_random_is_told(world, tmp_path, capsys):
+    args = ("--backbone", "timm:resnet18", *RANDOM, "--train", "M")
+    assert adapt(world, tmp_path / "run", *args) == 0
+    assert (
+        "Warning: the classifier is new, and stays random; --train M+head"
+        in capsys.readouterr().err
+    )
+    assert (
+        json.loads((tmp_path / "run" / "config.json").read_text())["command"] == "nsim train adapt"
+    )

@@ -1,0 +1,56 @@
+"""The generated pages of the site: every public name has one."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import neural_similarity as ns
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def builder():
+    path = ROOT / "scripts" / "build_site.py"
+    spec = importlib.util.spec_from_file_location("build_site", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_public_name_has_a_page(builder):
+    pages = builder.reference()
+    names = set(dir(ns)) - {"__version__"}
+    assert set(pages) == {"index.md", *(f"{name}.md" for name in names)}
+    for name in names:
+        assert f"[`ns.{name}`]({name}.md)" in pages["index.md"]
+
+
+def test_a_page_shows_the_definition_itself(builder):
+    """Re-exports render empty, so that a page names the module of the definition."""
+    pages = builder.reference()
+    for name in set(dir(ns)) - {"__version__"}:
+        value = getattr(ns, name)
+        if isinstance(value, type) or hasattr(value, "__qualname__"):
+            assert f"::: {value.__module__}.{value.__qualname__}\n" in pages[f"{name}.md"]
+    assert "::: neural_similarity.nn.similarity.SIMILARITIES\n" in pages["SIMILARITIES.md"]
+
+
+def test_pages_of_modules_hold_what_has_no_page_of_its_own(builder):
+    nn = builder.reference()["nn.md"]
+    assert "::: neural_similarity.nn.structure.StructureModule" in nn
+    assert "[`Conv2d`](Conv2d.md)" in nn
+
+
+def test_every_public_name_says_what_it_is(builder):
+    empty = [name for name, path in builder.targets().items() if not builder.summary(path)]
+    assert not empty
+
+
+def test_a_page_that_renders_empty_is_found(builder, tmp_path):
+    for name, path in builder.targets().items():
+        page = tmp_path / "reference" / "api" / name / "index.html"
+        page.parent.mkdir(parents=True)
+        page.write_text("" if name == "fold" else f'<h2 id="{path}">')
+    assert builder.missing(tmp_path) == ["fold"]
