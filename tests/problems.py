@@ -63,3 +63,23 @@ KINDS = ["diagonal", "full"]
 
 def ids(problem) -> str:
     return getattr(problem, "name", str(problem))
+
+
+def by_blocks(x, weight, m, blocks, problem):
+    """(n, o, positions): every pair of a kernel and a channel with the M that its indices name."""
+    axis, count = blocks
+    stride, padding, dilation, groups = problem.geometry
+    n, c = x.shape[:2]
+    o, per_group = weight.shape[:2]
+    patches = F.unfold(x, weight.shape[2:], dilation, padding, stride).view(n, c, problem.taps, -1)
+    if m.dim() == 5:
+        m = torch.diag_embed(m.movedim(2, -1)).movedim((-2, -1), (2, 3))
+    m = m.flatten(-2)
+    y = x.new_zeros(n, o, patches.shape[-1])
+    for i in range(o):
+        for j in range(per_group):
+            channel = i // (o // groups) * per_group + j
+            block = channel // (c // count) if axis == "channels" else i // (o // count)
+            mixed = torch.einsum("npql,nql->npl", m[:, block], patches[:, channel])
+            y[:, i] += torch.einsum("p,npl->nl", weight[i, j].flatten(), mixed)
+    return y

@@ -74,32 +74,16 @@ def test_static_is_the_operator_with_one_matrix_everywhere(problem, similarity):
 @pytest.mark.parametrize("options", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_dynamic_with_a_constant_predictor_is_static(options, kind):
-    def constant(geometry, scalars):
-        return Constant(geometry, torch.linspace(-1, 1, scalars).double())
-
-    class Constant(nn.Module):
-        def __init__(self, geometry, numbers):
-            super().__init__()
-            self.probe = nn.Conv2d(
-                geometry.in_channels, 1, geometry.kernel_size, geometry.stride, geometry.padding,
-                geometry.dilation, padding_mode=geometry.padding_mode,
-            )  # fmt: skip
-            self.numbers = numbers
-
-        def forward(self, x):
-            return self.probe(x) * 0 + self.numbers[:, None, None]
-
     structure = {"diagonal": ns.Diagonal(), "full": ns.Full()}[kind]
-    dynamic = ns.Conv2d(
-        4, 6, (3, 5), dtype=torch.float64, **options,
-        similarity=ns.Dynamic(structure, constant, init="released"),
-    )  # fmt: skip
-    static = ns.Conv2d(
-        4, 6, (3, 5), dtype=torch.float64, similarity=ns.Static(structure), **options
-    )
+    options = options | {"dtype": torch.float64}
+    spec = ns.Dynamic(structure, ns.SphereNet(hidden=3), init="released")
+    dynamic = ns.Conv2d(4, 6, (3, 5), similarity=spec, **options)
+    last = dynamic.similarity.predictor.last
+    nn.init.zeros_(last.weight)
+    last.bias.data.copy_(torch.linspace(-1, 1, len(last.bias)))
+    static = ns.Conv2d(4, 6, (3, 5), similarity=ns.Static(structure), **options)
     static.load_state_dict(
-        {"weight": dynamic.weight, "bias": dynamic.bias}
-        | {"similarity.raw": dynamic.similarity.predictor.numbers}
+        {"weight": dynamic.weight, "bias": dynamic.bias, "similarity.raw": last.bias}
     )
     x = torch.randn(2, 4, 9, 11, dtype=torch.float64)
     assert_close(dynamic(x), static(x))

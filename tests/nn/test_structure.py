@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from against_float64 import error
+from problems import Problem, by_blocks
 from torch.autograd import gradcheck
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -115,18 +116,6 @@ def test_positive_semidefinite_matrices():
     assert_close(module(raw[None])[0], target)
 
 
-def channels_and_blocks(layer, axis, count):
-    """(kernel, index of its channel, channel, block) of every pair that the layer joins."""
-    per_group = layer.in_channels // layer.groups
-    for o in range(layer.out_channels):
-        for j in range(per_group):
-            channel = o // (layer.out_channels // layer.groups) * per_group + j
-            if axis == "channels":
-                yield o, j, channel, channel // (layer.in_channels // count)
-            else:
-                yield o, j, channel, o // (layer.out_channels // count)
-
-
 UNSHARED = [
     ("channels", 2, 1),
     ("channels", "each", 1),
@@ -137,31 +126,36 @@ UNSHARED = [
     ("filters", "each", 2),
     ("filters", 2, 4),
 ]
+EACH = {"channels": 4, "filters": 8}
 unshared = pytest.mark.parametrize(("axis", "count", "groups"), UNSHARED)
 inners = pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full(), ns.Symmetric()], ids=str)
 
 
+def joined(layer, x, m, blocks):
+    """What a layer of 8 filters computes, pair by pair of a kernel and a channel."""
+    problem = Problem("blocks", layer.kernel_size, padding=(0, 0), groups=layer.groups)
+    y = by_blocks(x, layer.weight, m, blocks, problem)
+    return y.view(2, 8, 3, 3) + layer.bias[:, None, None]
+
+
 @unshared
 @inners
-def test_unshared_static_blocks_are_convolutions_of_one_channel_by_one_kernel(
+def test_unshared_static_blocks_are_matrices_of_one_channel_by_one_kernel(
     axis, count, groups, inner
 ):
     spec = ns.Static(ns.Unshared(inner, **{axis: count}))
     layer = ns.Conv2d(4, 8, (2, 3), groups=groups, similarity=spec, dtype=torch.float64)
     layer.similarity.raw.data.normal_()
-    blocks = count if count != "each" else {"channels": 4, "filters": 8}[axis]
+    blocks = EACH[axis] if count == "each" else count
     module = inner.build(layer.geometry())
     assert layer.similarity.raw.shape == (blocks * module.scalars,)
     m = module(layer.similarity.raw.view(blocks, module.scalars))
-    m = torch.diag_embed(m) if m.dim() == 2 else m
     x = torch.randn(2, 4, 4, 5, dtype=torch.float64)
-    y = layer.bias[:, None, None].expand(2, 8, 3, 3).clone()
-    for o, j, channel, block in channels_and_blocks(layer, axis, blocks):
-        kernel = (layer.weight[o, j].flatten() @ m[block]).view(1, 1, 2, 3)
-        y[:, o] += F.conv2d(x[:, [channel]], kernel)[:, 0]
+    everywhere = m[(None, ..., None, None)].expand(2, *m.shape, 3, 3)
+    y = joined(layer, x, everywhere, (axis, blocks))
     assert_close(layer(x), y)
     assert_close(layer.fuse()(x), y)
-    assert_close(layer.similarity.full_matrix(), m)
+    assert_close(layer.similarity.full_matrix(), torch.diag_embed(m) if m.dim() == 2 else m)
 
 
 @unshared
@@ -169,18 +163,11 @@ def test_unshared_static_blocks_are_convolutions_of_one_channel_by_one_kernel(
 def test_unshared_dynamic_blocks_see_the_patch_of_one_channel(axis, count, groups, inner):
     spec = ns.Dynamic(ns.Unshared(inner, **{axis: count}), ns.SphereNet(hidden=4), init="released")
     layer = ns.Conv2d(4, 8, (2, 3), groups=groups, similarity=spec).double()
-    blocks = count if count != "each" else {"channels": 4, "filters": 8}[axis]
+    blocks = EACH[axis] if count == "each" else count
     x = torch.randn(2, 4, 4, 5, dtype=torch.float64)
-    raw = layer.similarity.predictor(x).flatten(2)
+    raw = layer.similarity.predictor(x)
     m = torch.stack([inner.build(layer.geometry())(r) for r in raw.chunk(blocks, 1)], 1)
-    if m.dim() == 4:
-        m = torch.diag_embed(m.movedim(2, -1)).movedim((-2, -1), (2, 3))
-    patches = F.unfold(x, (2, 3)).unflatten(1, (4, TAPS))
-    y = layer.bias[:, None].expand(2, 8, 9).clone()
-    for o, j, channel, block in channels_and_blocks(layer, axis, blocks):
-        mixed = torch.einsum("npql,nql->npl", m[:, block], patches[:, channel])
-        y[:, o] += torch.einsum("p,npl->nl", layer.weight[o, j].flatten(), mixed)
-    assert_close(layer(x).flatten(2), y)
+    assert_close(layer(x), joined(layer, x, m, (axis, blocks)))
 
 
 @pytest.mark.parametrize("groups", [1, 2])

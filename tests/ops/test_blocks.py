@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import KINDS, Problem
+from problems import KINDS, Problem, by_blocks
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -32,33 +32,13 @@ def operands(blocks, problem, kind):
     return x, weight, m
 
 
-def by_hand(x, weight, m, blocks, problem):
-    """Every pair of a kernel and a channel with the M that its indices name."""
-    axis, count = blocks
-    stride, padding, dilation, groups = problem.geometry
-    n, c = x.shape[:2]
-    o, per_group = weight.shape[:2]
-    patches = F.unfold(x, weight.shape[2:], dilation, padding, stride).view(n, c, problem.taps, -1)
-    if m.dim() == 5:
-        m = torch.diag_embed(m.movedim(2, -1)).movedim((-2, -1), (2, 3))
-    m = m.flatten(-2)
-    y = x.new_zeros(n, o, patches.shape[-1])
-    for i in range(o):
-        for j in range(per_group):
-            channel = i // (o // groups) * per_group + j
-            block = channel // (c // count) if axis == "channels" else i // (o // count)
-            mixed = torch.einsum("npql,nql->npl", m[:, block], patches[:, channel])
-            y[:, i] += torch.einsum("p,npl->nl", weight[i, j].flatten(), mixed)
-    return y
-
-
 @everywhere
 @both_kinds
 @pytest.mark.parametrize("backend", ["eager", "reference"])
 def test_each_block_has_its_own_matrix(blocks, problem, kind, backend):
     x, weight, m = operands(blocks, problem, kind)
     y = similarity_conv2d(x, weight, m, None, *problem.geometry, blocks=blocks, backend=backend)
-    assert_close(y.flatten(2), by_hand(x, weight, m, blocks, problem))
+    assert_close(y.flatten(2), by_blocks(x, weight, m, blocks, problem))
 
 
 @everywhere
@@ -67,7 +47,7 @@ def test_static_blocks_fold(blocks, problem, kind):
     x, weight, m = operands(blocks, problem, kind)
     static = m[0, ..., 0, 0]
     m = static[(None, ..., None, None)].expand(m.shape)
-    expected = by_hand(x, weight, m, blocks, problem)
+    expected = by_blocks(x, weight, m, blocks, problem)
     y = similarity_conv2d(x, weight, static, None, *problem.geometry, blocks=blocks)
     assert_close(y.flatten(2), expected)
     kernel = fold_kernel(weight, static, blocks, problem.groups)
@@ -97,7 +77,7 @@ def test_low_precision_blocks(kind):
     y = similarity_conv2d(
         x.bfloat16(), weight.bfloat16(), m.float(), padding=1, blocks=("channels", 2)
     )
-    expected = by_hand(x, weight, m, ("channels", 2), problem).view(y.shape)
+    expected = by_blocks(x, weight, m, ("channels", 2), problem).view(y.shape)
     assert (y - expected).abs().max() <= 0.03 * expected.abs().max()
 
 

@@ -275,8 +275,8 @@ def test_recipes_lists_every_recipe(capsys):
 
 
 def test_models_lists_every_network_with_every_similarity(capsys, monkeypatch):
-    for name in models.MODELS.keys() - {"cnn9", "cnn10", "cnn9_condconv", "spherenet9"}:
-        monkeypatch.delitem(models.MODELS, name)  # The same for fewer networks, in less time.
+    fewer = ("cnn9", "cnn10", "cnn9_condconv", "spherenet9")  # The same in less time.
+    monkeypatch.setattr(models, "MODELS", {name: models.MODELS[name] for name in fewer})
     assert cli.main(["models"]) == 0
     head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head == ["name", "classes", "image", "similarity", "parameters", "MACs"]
