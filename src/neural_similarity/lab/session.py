@@ -236,8 +236,9 @@ def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) 
 def _complete(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
     """Train `run` to its last step and write the summary, which ends it."""
     state = _trained(run, task, runtime)
-    draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
     summary = task.finish(run, state, runtime) | _facts_of(state, runtime)
+    curves = run.plots / "learning-curves.png"
+    draw_learning_curves(read_lines(run.metrics), curves, summary)
     if run.best.is_dir():
         summary["best_checkpoint"] = task.best(run, state, runtime)
     write_json(run.summary, summary)
