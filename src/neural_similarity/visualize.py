@@ -104,7 +104,7 @@ def plot_matrices(
     Where `kernels` has the layer's kernel size, taps stand in their places in the kernel: a
     diagonal M is one kernel, and of another M each kernel tap is a map over the patch's taps.
     """
-    figure, grid = _grid(-(-len(found) // columns), columns, 2 * CELL)
+    figure, grid = _grid(-(-len(found) // columns), min(columns, len(found)), 2 * CELL)
     panels = {name: _panel(m, (kernels or {}).get(name)) for name, m in found.items()}
     limit = max(1e-6, *(panel.nan_to_num().abs().max().item() for panel in panels.values()))
     for axis, (name, panel) in zip(grid.flat, panels.items(), strict=False):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -40,9 +41,8 @@ def test_onnx_for_any_batch_and_size(run, tmp_path, capsys, fold):
     file = tmp_path / "network.onnx"
     assert export(run, "--out", str(file), *fold) == 0
     told = capsys.readouterr().out
-    assert re.search(
-        r"onnxruntime agrees with torch on 32 test images: max .* at 8 and 10 pixels", told
-    )
+    agrees = r"onnxruntime agrees with torch on 32 test images: max .* at 8 and 10 pixels"
+    assert re.search(agrees, told)
     content = onnx.load(file)
     facts = {entry.key: entry.value for entry in content.metadata_props}
     assert json.loads(facts["classes"]) == list(run.classes)
@@ -83,7 +83,8 @@ def test_int8_with_its_accuracy(run, tmp_path, capsys):
     )
     runtime = onnxruntime.InferenceSession(file)
     logits = torch.from_numpy(runtime.run(None, {"images": x.numpy()})[0])
-    assert eight == pytest.approx(100 * (logits.argmax(1) == labels).double().mean(), abs=0.01)
+    right = logits.argmax(1) == labels
+    assert eight == pytest.approx(100 * right.double().mean().item(), abs=0.01)
     counts = [node.op_type for node in onnx.load(file).graph.node]
     assert counts.count("DequantizeLinear") > counts.count("Conv") > 18
 
@@ -97,7 +98,7 @@ def test_what_cannot_be_exported(run, tmp_path, capsys, monkeypatch):
     assert "has dynamic similarities, which cannot be folded" in capsys.readouterr().err
     assert export(dynamic, "--format", "pt2") == 0
     assert "the network takes images of 8 pixels alone" in capsys.readouterr().out
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert export(run, "--out", str(tmp_path / "none.onnx")) == 1
     assert "needs onnxruntime: pip install 'neural-similarity[export]'" in capsys.readouterr().err
     assert not (tmp_path / "none.onnx").exists()
