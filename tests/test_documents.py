@@ -1,12 +1,17 @@
 """The code in README and docs does what the text says."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torchvision
 
 import neural_similarity as ns
+from neural_similarity import testing
+from neural_similarity.lab import cli
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.train import Recipe
 
@@ -90,3 +95,17 @@ def test_the_tables_of_docs_name_what_the_library_has():
         assert f"`{structure.__name__}(" in text
     for predictor in ns.nn.text.PREDICTORS:
         assert f"`{predictor.__name__}()`" in text
+
+
+def test_shipping_a_network(tmp_path):
+    """The tutorial's path on embedded images, from training to onnxruntime in int8."""
+    pytest.importorskip("torchao")
+    command = [sys.executable, "-W", "ignore", ROOT / "examples/ship.py", tmp_path]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert "onnxruntime agrees with torch in int8 on 50 test images" in told.stdout
+    assert "int8: accuracy " in told.stdout
+    assert (tmp_path / "adapted/adapter.safetensors").stat().st_size < 20_000
+    text = (ROOT / "docs/tutorials/ship.md").read_text("utf-8")
+    for word in re.findall(r"nsim (\w+)", text):
+        assert word in cli.COMMANDS

@@ -1,14 +1,17 @@
 """Pictures of M show the numbers that the layers use."""
 
+import numpy as np
 import pytest
 import torch
 from moved import moved
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity import visualize
+from neural_similarity.lab.train.plots import draw_learning_curves
 
 
 def network(similarity):
@@ -110,14 +113,50 @@ def test_pictures_show_m_minus_the_identity():
     torch.testing.assert_close(torch.tensor(drawn), static - torch.eye(3))
 
 
-def test_maps_show_every_image_its_distance_and_every_tap_in_order():
-    x, m = torch.rand(2, 1, 4, 4), torch.randn(2, 3, 2, 2)
-    axes = visualize.plot_maps(x, m).axes
+@pytest.mark.parametrize(("taps", "kernel", "places"), [(9, None, (3, 3)), (6, (3, 2), (3, 2))])
+def test_maps_show_every_image_its_distance_and_every_tap_in_its_place(taps, kernel, places):
+    x, m = torch.rand(2, 1, 4, 4), torch.randn(2, taps, 2, 5)
+    figure = visualize.plot_maps(x, m, kernel=kernel)
     for number, (image, one) in enumerate(zip(x, m, strict=True)):
-        shown = [torch.tensor(a.images[0].get_array()) for a in axes[5 * number : 5 * number + 5]]
+        panels = [axis.images[0] for axis in figure.axes[3 * number : 3 * number + 3]]
+        shown = [torch.tensor(np.ma.filled(panel.get_array(), np.nan)) for panel in panels]
         assert_close(shown[0], (image[0] - image.min()) / (image.max() - image.min()))
         assert_close(shown[1], (one - 1).norm(dim=0))
-        assert_close(torch.stack(shown[2:]), one)
+        for tap, values in enumerate(one):
+            row, column = divmod(tap, places[1])
+            assert_close(shown[2][3 * row : 3 * row + 2, 6 * column : 6 * column + 5], values)
+        assert shown[2].shape == (3 * places[0] - 1, 6 * places[1] - 1)
+    scales = [axis.images[0].get_clim() for axis in figure.axes[1:6:3]]
+    assert scales[0] == scales[1] == (0, pytest.approx((m - 1).norm(dim=1).max().item()))
+    assert len(figure.axes) == 6 + 2  # and the bars of both scales
+
+
+def test_taps_of_static_matrices_stand_in_their_places():
+    full, diagonal = torch.randn(6, 6), torch.randn(6)
+    found, kernels = {"full": full, "diagonal": diagonal}, {"full": (2, 3), "diagonal": (2, 3)}
+    axes = visualize.plot_matrices(found, kernels=kernels).axes
+    first, second = (
+        torch.tensor(np.ma.filled(axis.images[0].get_array(), np.nan)) for axis in axes[:2]
+    )
+    assert_close(second, (diagonal - 1).view(2, 3))
+    for tap, row in enumerate(full - torch.eye(6)):
+        top, left = 3 * (tap // 3), 4 * (tap % 3)
+        assert_close(first[top : top + 2, left : left + 3], row.view(2, 3))
+
+
+def test_learning_curves_have_held_out_points_and_the_test(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    records = [{"step": 5 * n, "loss": 1 / n, "accuracy": 0.1 * n} for n in range(1, 4)]
+    records += [{"step": 10, "validation_loss": 0.7, "validation_accuracy": 0.2}]
+    summary = {"steps": 15, "test_loss": 0.6, "test_accuracy": 0.25}
+    draw_learning_curves(records, tmp_path / "curves.png", summary)
+    for axes, held_out, test in zip(drawn[0].axes, (0.7, 0.2), (0.6, 0.25), strict=True):
+        lines = {line.get_label(): line for line in axes.lines}
+        assert list(lines) == ["training batches", "held-out images", "test images"]
+        assert lines["held-out images"].get_xydata().tolist() == [[10, held_out]]
+        assert lines["test images"].get_xydata().tolist() == [[15, test]]
+        assert all(line.get_marker() != "None" for line in axes.lines[1:])
 
 
 def test_the_picture_of_a_kernel_shape_is_the_kernel_shape():

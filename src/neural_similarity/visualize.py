@@ -1,10 +1,13 @@
 """Pictures of what a network learned: M of every layer, and dynamic M over images."""
 
+from collections.abc import Mapping, Sequence
+from math import isqrt, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from neural_similarity.choices import extra_needed
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 CELL = 1.4
 """Inches of a small picture."""
-_MARGINS = {"left": 0.01, "right": 0.99, "bottom": 0.02, "top": 0.82, "wspace": 0.08, "hspace": 0.2}
+Kernels = Mapping[str, Sequence[int]]
 
 
 @torch.no_grad()
@@ -93,27 +96,58 @@ def mean_matrix(m: Tensor) -> Tensor:
     return torch.diag(m) if m.dim() == 1 else m
 
 
-def plot_matrices(found: dict[str, Tensor], columns: int = 5) -> "Figure":
-    """A K×K heat map of M - I per layer: rows are kernel taps, columns patch taps."""
-    figure, grid = _grid(-(-len(found) // columns), columns, 2 * CELL)
-    means = {name: mean_matrix(m) for name, m in found.items()}
-    matrices = {name: mean - torch.eye(len(mean)) for name, mean in means.items()}
-    limit = max(1e-6, *(matrix.abs().max().item() for matrix in matrices.values()))
-    for axis, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
-        axis.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
+def plot_matrices(
+    found: dict[str, Tensor], columns: int = 5, kernels: Kernels | None = None
+) -> "Figure":
+    """A heat map of M - I per layer, on one colour scale: rows are kernel taps, columns patch taps.
+
+    Where `kernels` has the layer's kernel size, taps stand in their places in the kernel: a
+    diagonal M is one kernel, and of another M each kernel tap is a map over the patch's taps.
+    """
+    figure, grid = _grid(-(-len(found) // columns), min(columns, len(found)), 2 * CELL)
+    panels = {name: _panel(m, (kernels or {}).get(name)) for name, m in found.items()}
+    limit = max(1e-6, *(panel.nan_to_num().abs().max().item() for panel in panels.values()))
+    for axis, (name, panel) in zip(grid.flat, panels.items(), strict=False):
+        axis.imshow(panel.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(name, fontsize=8)
-    figure.colorbar(grid.flat[0].images[0], ax=grid, shrink=0.8)
-    figure.suptitle("M - I [kernel tap, patch tap], mean over positions where dynamic", fontsize=9)
+    figure.colorbar(grid.flat[0].images[0], ax=grid, shrink=0.8, label="M - I")
+    figure.suptitle("M - I, mean over positions where dynamic", fontsize=9)
     return figure
 
 
-def plot_maps(x: Tensor, m: Tensor, title: str = "") -> "Figure":
-    """A dynamic M over images: each image, the distance ‖M - I‖ and M's diagonal, tap by tap.
+def _panel(m: Tensor, kernel: Sequence[int] | None) -> Tensor:
+    """M - I as a picture."""
+    mean = mean_matrix(m)
+    change = mean - torch.eye(len(mean))
+    if kernel is None:
+        return change
+    rows, columns = prod(kernel[:-1]), kernel[-1]
+    if m.dim() in (1, 4):
+        return change.diagonal().view(rows, columns)
+    return _mosaic(change.view(-1, rows, columns), (rows, columns))
+
+
+def _mosaic(maps: Tensor, places: tuple[int, int]) -> Tensor:
+    """Maps (rows * columns, h, w) in their places (rows, columns), with NaN between them."""
+    rows, columns = places
+    framed = functional.pad(maps, (0, 1, 0, 1), value=torch.nan)
+    height, width = framed.shape[1:]
+    whole = framed.view(rows, columns, height, width).transpose(1, 2)
+    return whole.reshape(rows * height, columns * width)[:-1, :-1]
+
+
+def plot_maps(
+    x: Tensor, m: Tensor, title: str = "", kernel: tuple[int, int] | None = None
+) -> "Figure":
+    """A dynamic M over images: each image, the distance ‖M - I‖, and M's diagonal tap by tap.
+
+    The taps' maps stand in their places in the kernel; all images share the two colour scales.
 
     Args:
         x: (n, c, height, width), in any range.
         m: (n, K, h, w) or (n, K, K, h, w).
         title: Above the picture.
+        kernel: Height and width of the kernel; None is square where K allows it, else one row.
 
     Raises:
         ValueError: the shapes are others.
@@ -124,18 +158,20 @@ def plot_maps(x: Tensor, m: Tensor, title: str = "") -> "Figure":
             f"{tuple(x.shape)} and {tuple(m.shape)}"
         )
     diagonal = m if m.dim() == 4 else m.diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    taps, side = diagonal.shape[1], isqrt(diagonal.shape[1])
+    places = kernel or ((side, side) if side * side == taps else (1, taps))
     distance = _distance(m)
-    figure, grid = _grid(len(x), 2 + diagonal.shape[1])
+    figure, grid = _grid(len(x), 3, 2 * CELL)
     spread = max((diagonal - 1).abs().max().item(), 1e-6)
-    for row, image, far, taps in zip(grid, x, distance, diagonal, strict=True):
+    for row, image, far, one in zip(grid, x, distance, diagonal, strict=True):
         row[0].imshow(_displayable(image).numpy(), cmap="gray")
         row[1].imshow(far.numpy(), cmap="magma", vmin=0, vmax=max(distance.max().item(), 1e-6))
-        for axis, tap in zip(row[2:], taps, strict=True):
-            axis.imshow(tap.numpy(), cmap="RdBu_r", vmin=1 - spread, vmax=1 + spread)
-    titles = ["image", "‖M - I‖", *(f"tap {tap}" for tap in range(diagonal.shape[1]))]
-    for axis, text in zip(grid[0], titles, strict=True):
-        axis.set_title(text, fontsize=7)
-    figure.colorbar(grid[0, 2].images[0], ax=grid[:, 2:], shrink=0.8)
+        mosaic = _mosaic(one, places).numpy()
+        row[2].imshow(mosaic, cmap="RdBu_r", vmin=1 - spread, vmax=1 + spread)
+    for axis, text in zip(grid[0], ("image", "‖M - I‖", "M's diagonal, by tap"), strict=True):
+        axis.set_title(text, fontsize=8)
+    for column in (1, 2):
+        figure.colorbar(grid[0, column].images[0], ax=grid[:, column], shrink=0.8)
     figure.suptitle(title, fontsize=9)
     return figure
 
@@ -149,9 +185,9 @@ def _grid(
     except ModuleNotFoundError as error:
         raise extra_needed(error, "ns.visualize") from None
 
-    figure = Figure((columns * cell, rows * cell + 0.5))
+    figure = Figure((columns * cell, rows * cell + 0.5), layout="constrained")
     look = {"frame_on": frames, "xticks": [], "yticks": []}
-    grid = figure.subplots(rows, columns, squeeze=False, subplot_kw=look, gridspec_kw=_MARGINS)
+    grid = figure.subplots(rows, columns, squeeze=False, subplot_kw=look)
     return figure, grid
 
 
@@ -191,10 +227,12 @@ def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
         raise ValueError(f"`x` must be images (n, c, height, width), got {tuple(x.shape)}")
     folder = Path(folder)
     found = similarities(model, x)
-    figures = {"similarities": plot_matrices(found)} if found else {}
+    layers = {name: model.get_submodule(name) for name in found}
+    kernels: Any = {name: layer.kernel_size for name, layer in layers.items()}
+    figures = {"similarities": plot_matrices(found, kernels=kernels)} if found else {}
     for name, m in found.items():
         if m.dim() > 2:
-            figures[f"maps-{name}"] = plot_maps(x, m, name)
+            figures[f"maps-{name}"] = plot_maps(x, m, name, kernels[name])
     if shapes := kernel_shapes(model):
         figures["shapes"] = plot_shapes(shapes)
     folder.mkdir(parents=True, exist_ok=True)

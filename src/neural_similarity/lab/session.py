@@ -261,7 +261,8 @@ def _complete(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
     if run.best.is_dir():
         summary["best_checkpoint"] = task.best(run, state, runtime)
     if distributed.first():
-        draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
+        curves = run.plots / "learning-curves.png"
+        draw_learning_curves(read_lines(run.metrics), curves, summary)
         write_json(run.summary, summary)
     distributed.wait()
 

@@ -30,6 +30,7 @@ COMMANDS: Commands = {
     "evaluate": (_late("runs", "evaluate"), "score a run on test images or tasks"),
     "predict": (_late("runs", "predict"), "name the classes of images"),
     "fold": (_late("runs", "fold"), "fold static similarities into plain convolutions"),
+    "export": (_late("export", "export"), "write a network as ONNX or torch.export, also in int8"),
     "inspect": (_late("runs", "inspect"), "draw the similarities that a run learned"),
     "report": (_late("report", "report"), "compare runs in one HTML file"),
     "fewshot": (

@@ -100,8 +100,8 @@ def evaluate(args: Sequence[str]) -> int:
     if any(command_of(Path(arg)) == FewShotRun.COMMAND for arg in args):
         return evaluate_few_shot(args)
     options = parse(EvaluateOptions, args, command="evaluate", description=description, flags=True)
-    run = _opened(options.run)
-    dataset = _dataset(run, options)
+    run = opened(options.run)
+    dataset = dataset_of(run, options)
     runtime, model = _network(run, options, run.precision)
     distributed.join(runtime.device)
     scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
@@ -125,7 +125,7 @@ def predict(args: Sequence[str]) -> int:
     options = parse(PredictOptions, args, command="predict", description=description)
     if not options.images:
         raise UsageError("nsim predict needs at least one image")
-    run = _opened(options.run)
+    run = opened(options.run)
     pixels = torch.stack([_read_image(path, run) for path in options.images])
     runtime, model = _network(run, options)
     logits = training.predict(runtime.place(model), pixels, run.preprocess, runtime)
@@ -147,10 +147,10 @@ def fold(args: Sequence[str]) -> int:
         "others of their own sizes.\n\nexample:\n  nsim fold runs/cifar10-static-dns-seed0"
     )
     options = parse(FoldOptions, args, command="fold", description=description)
-    run = _opened(options.run)
-    dataset = _dataset(run, options)
+    run = opened(options.run)
+    dataset = dataset_of(run, options)
     runtime, model = _network(run, options)
-    _require_foldable(run, model)
+    require_foldable(run, model)
     plain = fold_network(model).eval()
     path = options.out or run.path / "folded.safetensors"
     with new_file(path) as temporary:
@@ -175,8 +175,8 @@ def inspect(args: Sequence[str]) -> int:
         "  nsim inspect runs/quickstart-seed0 --images shoe.png bag.png"
     )
     options = parse(InspectOptions, args, command="inspect", description=description)
-    run = _opened(options.run)
-    dataset = _dataset(run, options)
+    run = opened(options.run)
+    dataset = dataset_of(run, options)
     runtime, model = _network(run, options)
     pixels = dataset.train.head(PICTURED)
     if options.images:
@@ -189,13 +189,14 @@ def inspect(args: Sequence[str]) -> int:
     return 0
 
 
-def _opened(path: Path) -> Run:
+def opened(path: Path) -> Run:
     """A run that names classes: of recognition or of adaptation."""
     run = session.open_run(path)
     return read_run(path) if isinstance(run, FewShotRun) else run  # which says what it is
 
 
-def _dataset(run: Run, options: DataOptions) -> Dataset:
+def dataset_of(run: Run, options: DataOptions) -> Dataset:
+    """The data set that a run was trained on."""
     return cast(ClassificationTask, session.load_task(run, options.data)).dataset
 
 
@@ -207,7 +208,8 @@ def _network(
     return runtime, load_network(run, options.checkpoint)
 
 
-def _require_foldable(run: Run, model: nn.Module) -> None:
+def require_foldable(run: Run, model: nn.Module) -> None:
+    """Refuse a network with dynamic similarities."""
     if any(is_dynamic(module) for module in model.modules()):
         raise RunError(
             f"{run.path} has dynamic similarities, which cannot be folded: they differ from image "

@@ -1,0 +1,50 @@
+"""From a trained network to an int8 ONNX file: docs/tutorials/ship.md as a program.
+
+It adapts a small network to embedded images by its similarities, exports it, and asks onnxruntime.
+A minute or two on a laptop; `python examples/ship.py FOLDER` writes below FOLDER, else here.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import onnxruntime
+import torch
+
+from neural_similarity.lab.cli import main
+from neural_similarity.lab.session import load, open_run
+
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+start, adapted = folder / "start", folder / "adapted"
+
+
+def nsim(*words: object) -> None:
+    """Run a command as in a terminal."""
+    if code := main([str(word) for word in words]):
+        raise SystemExit(code)
+
+
+# A backbone: plain, trained for a moment. Yours would be timm:resnet18, or a run of hours.
+small = ("--dataset", "embedded", "--model", "resnet20", "--width", 0.25, "--batch-size", 32)
+nsim("train", *small, "--similarity", "none", "--steps", 20, "--out", start)
+
+# M and the classifier learn; the kernels stay, and what was learned is a file of kilobytes.
+learn = ("--similarity", "static-full", "--train", "M+head", "--steps", 20)
+nsim("train", "adapt", "--backbone", start, "--dataset", "embedded", *learn, "--out", adapted)
+
+# M folds into the kernels, and they become int8; the command checks what it wrote.
+file = folder / "network.onnx"
+nsim("export", adapted, "--format", "onnx", "--int8", "--out", file)
+
+# Deployed: onnxruntime, and what the file says of its input.
+session = onnxruntime.InferenceSession(file)
+facts = session.get_modelmeta().custom_metadata_map
+mean, std = (torch.tensor(json.loads(facts[key])).view(-1, 1, 1) for key in ("mean", "std"))
+pixels = torch.randint(256, (3, len(mean), 28, 28), dtype=torch.uint8)
+(logits,) = session.run(None, {"images": ((pixels / 255 - mean) / std).numpy()})
+print(json.loads(facts["classes"])[logits[0].argmax()], logits.shape)
+
+run = open_run(adapted)
+with torch.no_grad():
+    whole = load(run)(run.preprocess(pixels))
+print(f"int8 is {(torch.from_numpy(logits) - whole).abs().max():.3f} from the run's own logits")

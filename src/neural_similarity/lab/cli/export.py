@@ -1,0 +1,145 @@
+"""`nsim export`: the network of a run in a file for other programs, checked on images."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor, nn
+
+from neural_similarity.conversion import fold, unfreeze_backbone
+from neural_similarity.lab.cli.commands import say
+from neural_similarity.lab.cli.parsing import parse
+from neural_similarity.lab.cli.runs import DataOptions, dataset_of, opened, require_foldable
+from neural_similarity.lab.data import ImageSet
+from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.train import Run, score
+from neural_similarity.lab.train.exporting import (
+    ROUNDED,
+    TOLERANCE,
+    WRITERS,
+    agreement,
+    facts_of,
+    logits_of,
+    quantised,
+    traced,
+)
+from neural_similarity.lab.train.files import new_file
+from neural_similarity.lab.train.run import load_network
+from neural_similarity.lab.train.weights import load_weights, save_weights
+
+BATCH, BATCHES = 50, (1, 7)
+CALIBRATION = 10
+"""Batches of training images that tell the ranges of activations."""
+DESCRIPTION = """Write a run's network for other programs, and check it on the run's test images.
+
+onnx runs in onnxruntime, pt2 by torch.export.load, safetensors are weights. Batch and size stay
+free, where the network itself leaves them free. --int8 quantises by PyTorch's pt2e (torchao).
+
+examples:
+  nsim export runs/quickstart-seed0 --format onnx
+  nsim export runs/adapt-seed0 --format onnx --int8
+  nsim export runs/cifar10-static-dns-seed0 --format safetensors --fold"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(DataOptions):
+    """What `nsim export` takes."""
+
+    format: Literal["onnx", "pt2", "safetensors"] = "onnx"
+    """Of the file."""
+    fold: bool = False
+    """Fold static similarities into the kernels before: torch's plain layers, at no cost."""
+    int8: bool = False
+    """Quantise to eight bits; it folds before, as quantisation does not see M."""
+    out: Path | None = None
+    """File to write; the default is network[-folded|-int8].FORMAT in the run folder."""
+
+    def __post_init__(self) -> None:
+        if self.int8 and self.format == "safetensors":
+            raise UsageError("--int8 needs the format onnx or pt2: safetensors hold weights alone")
+
+    @property
+    def stem(self) -> str:
+        """The usual name of the file."""
+        return "network" + ("-int8" if self.int8 else "-folded" if self.fold else "")
+
+
+def export(args: Sequence[str]) -> int:
+    """Write the file, read it again, and say what was checked."""
+    options = parse(ExportOptions, args, command="export", description=DESCRIPTION, flags=True)
+    run = opened(options.run)
+    dataset = dataset_of(run, options)
+    model = unfreeze_backbone(load_network(run, options.checkpoint))
+    if options.fold or options.int8:
+        require_foldable(run, model)
+        model = fold(model).eval()
+    path = options.out or run.path / f"{options.stem}.{options.format}"
+    with new_file(path) as temporary:
+        if options.format == "safetensors":
+            lines = _weights(run, model, temporary, _head(run, dataset.test), options)
+        else:
+            lines = _program(run, model, temporary, (dataset.train, dataset.test), options)
+    say(f"{path}: {path.stat().st_size / 1000:,.1f} kB")
+    for line in lines:
+        say(line)
+    return 0
+
+
+def _weights(
+    run: Run, model: nn.Module, path: Path, x: Tensor, options: ExportOptions
+) -> list[str]:
+    save_weights(path, model, run.metadata)
+    plain = "similarity=None" if options.fold else ""
+    again = run.build(similarity=None) if options.fold else run.build()
+    load_weights(path, again)
+    worst, _ = agreement(model, again.eval(), x, BATCHES)
+    return [f"read into a new network ({plain or 'as the run has it'}): max |Δlogit| {worst:.2e}"]
+
+
+def _program(
+    run: Run, model: nn.Module, path: Path, parts: tuple[ImageSet, ImageSet], options: ExportOptions
+) -> list[str]:
+    train, test = parts
+    x, lines = _head(run, test), list[str]()
+    network = model
+    if options.int8:
+        batches = (
+            batch for batch, _ in zip(_batches(run, train), range(CALIBRATION), strict=False)
+        )
+        network = quantised(model, x, batches)
+    write = WRITERS[options.format]
+    facts = facts_of(run.classes, run.preprocess, run.image_size)
+    written = write(traced(network, x), path, facts)
+    worst, sizes = agreement(network, written, x, BATCHES, ROUNDED if options.int8 else TOLERANCE)
+    reader = "onnxruntime" if options.format == "onnx" else "torch.export.load"
+    lines.append(
+        f"{reader} agrees with torch{' in int8' * options.int8} on {len(x)} test images: max "
+        f"|Δlogit| {worst:.2e}, in batches of {', '.join(map(str, BATCHES))} and the rest, at "
+        f"{' and '.join(map(str, sizes))} pixels"
+    )
+    if len(sizes) == 1:
+        lines.append(f"the network takes images of {sizes[0]} pixels alone")
+    if options.int8:
+        whole, eight = (logits_of(one, _batches(run, test)) for one in (model, written))
+        lines.append(
+            f"int8: accuracy {_percent(eight, test)}, in float {_percent(whole, test)}, on "
+            f"{len(test):,} test images; {100 * _same(whole, eight):.2f} % of the answers are equal"
+        )
+    return lines
+
+
+def _batches(run: Run, images: ImageSet) -> Iterator[Tensor]:
+    return (run.preprocess(chunk).contiguous() for chunk in images.chunks(BATCH))
+
+
+def _head(run: Run, images: ImageSet) -> Tensor:
+    return run.preprocess(images.head(BATCH)).contiguous()
+
+
+def _percent(logits: Tensor, images: ImageSet) -> str:
+    return f"{100 * score(logits, images.labels).accuracy:.2f} %"
+
+
+def _same(one: Tensor, other: Tensor) -> float:
+    return (one.argmax(1) == other.argmax(1)).double().mean().item()

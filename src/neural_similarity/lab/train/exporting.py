@@ -1,0 +1,128 @@
+"""Networks in files that other programs run: ONNX and torch.export, in float or eight bits."""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.nn import functional as F
+
+from neural_similarity.choices import optional
+from neural_similarity.lab.errors import RunError
+
+Network = Callable[[Tensor], Tensor]
+NAME = "images"
+TOLERANCE, ROUNDED = 1e-3, 0.05
+"""Of a file's logits, over the largest of torch's: sums in another order stay far below it. In
+int8, where they may round a number another way, it is more."""
+
+
+def traced(model: nn.Module, x: Tensor) -> ExportedProgram:
+    """The network as torch.export has it, for any batch, and any size that it takes itself."""
+    free = {0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}
+    return export(model, (x,), dynamic_shapes=(free,))
+
+
+def quantised(model: nn.Module, x: Tensor, batches: Iterable[Tensor]) -> nn.Module:
+    """The network with convolutions and linear layers in int8, by PyTorch's pt2e and torchao.
+
+    Kernels are quantised by channel; the ranges of activations are those of `batches`. Layers with
+    a similarity would stay in float: fold before.
+    """
+    home = "torchao.quantization.pt2e"
+    steps = optional(f"{home}.quantize_pt2e", "int8", "export")
+    x86 = optional(f"{home}.quantizer.x86_inductor_quantizer", "int8", "export")
+    settings = x86.get_default_x86_inductor_quantization_config()
+    quantizer = x86.X86InductorQuantizer().set_global(settings)
+    prepared = steps.prepare_pt2e(traced(model, x).module(), quantizer)
+    with torch.no_grad():
+        for batch in batches:
+            prepared(batch)
+    return steps.convert_pt2e(prepared)
+
+
+def write_pt2(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -> Network:
+    """Write a file that `torch.export.load` reads; what it computes, read again."""
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files=dict(facts))
+    path.write_bytes(content.getvalue())
+    with path.open("rb") as file:
+        return torch.export.load(file).module()
+
+
+def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -> Network:
+    """Write an ONNX file, `facts` in its metadata; what onnxruntime computes by it."""
+    runtime = optional("onnxruntime", "--format onnx", "export")
+    optional("onnxscript", "--format onnx", "export")
+    names = {"input_names": [NAME], "output_names": ["logits"]}
+    written = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    if written is None:
+        raise RunError("torch.onnx gave no program")
+    written.model.metadata_props.update(facts)
+    written.save(path)
+    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {NAME: x.numpy()})[0])
+
+
+WRITERS: dict[str, Callable[[ExportedProgram, Path, Mapping[str, str]], Network]] = {
+    "onnx": write_onnx,
+    "pt2": write_pt2,
+}
+
+
+@torch.no_grad()
+def agreement(
+    model: nn.Module,
+    other: Network,
+    x: Tensor,
+    batches: Sequence[int],
+    tolerance: float = TOLERANCE,
+) -> tuple[float, list[int]]:
+    """The largest difference of two networks' logits, and the sizes that both take.
+
+    Args:
+        model: what torch computes.
+        other: what a file computes.
+        x: images (n, c, h, w), of a size that `model` takes; a larger one is tried as well.
+        batches: how many images at a time, one after the other; the rest at once.
+        tolerance: largest difference over the largest logit.
+
+    Raises:
+        RunError: they differ by more, or `other` takes no other batch.
+    """
+    side = x.shape[2]
+    larger = F.interpolate(x, size=(side * 5 // 4,) * 2, mode="bilinear")
+    parts = list(batches) + [len(x) - sum(batches)] * (len(x) > sum(batches))
+    worst, sizes = 0.0, []
+    for images in (x, larger):
+        try:
+            wanted = model(images)
+            got = torch.cat([other(part) for part in images.split(parts)])
+        except Exception as error:  # of onnxruntime or torch, each with its own
+            if images is x:
+                raise RunError(f"the file does not take other batches: {error}") from error
+            continue
+        difference = (got - wanted).abs().max().item()
+        if not difference <= tolerance * max(1.0, wanted.abs().max().item()):
+            raise RunError(f"the file computes other logits than the run: {difference:.2e} apart")
+        worst = max(worst, difference)
+        sizes.append(images.shape[2])
+    return worst, sizes
+
+
+@torch.no_grad()
+def logits_of(network: Network, images: Iterable[Tensor]) -> Tensor:
+    """What a network gives for batches of images."""
+    return torch.cat([network(batch) for batch in images])
+
+
+def facts_of(classes: Sequence[str], preprocess: Any, size: int) -> dict[str, str]:
+    """What whoever runs the file has to know, as texts."""
+    scale = {"mean": list(preprocess.mean), "std": list(preprocess.std), "image_size": size}
+    how = "float32 (batch, channels, height, width), (pixels / 255 - mean) / std"
+    texts = {key: json.dumps(value) for key, value in scale.items()}
+    return {"classes": json.dumps(list(classes)), "input": how} | texts

@@ -1,0 +1,103 @@
+"""`nsim export`: what other programs compute is what the run computes."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from tiny_images import TINY, make_dataset, tiny_world
+from tiny_images import tiny as tiny
+
+import neural_similarity as ns
+from neural_similarity.lab import cli, session
+from neural_similarity.lab.session import load
+
+pytestmark = [
+    pytest.mark.usefixtures("tiny"),
+    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*:UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Of a network of any size; its M is away from the identity."""
+    with tiny_world():
+        recipe = replace(TINY, model="resnet20", similarity=ns.Static(ns.Full()), width=0.5, lr=0.3)
+        return session.train(recipe, out=tmp_path_factory.mktemp("run") / "run", device="cpu")
+
+
+def export(run, *words):
+    return cli.main(["export", str(run.path), "--device", "cpu", *words])
+
+
+@pytest.mark.parametrize("fold", [(), ("--fold",)])
+def test_onnx_for_any_batch_and_size(run, tmp_path, capsys, fold):
+    file = tmp_path / "network.onnx"
+    assert export(run, "--out", str(file), *fold) == 0
+    told = capsys.readouterr().out
+    agrees = r"onnxruntime agrees with torch on 32 test images: max .* at 8 and 10 pixels"
+    assert re.search(agrees, told)
+    content = onnx.load(file)
+    facts = {entry.key: entry.value for entry in content.metadata_props}
+    assert json.loads(facts["classes"]) == list(run.classes)
+    assert json.loads(facts["mean"]) == list(run.preprocess.mean)
+    assert {node.op_type for node in content.graph.node} >= {"Conv", "Gemm"}
+    runtime = onnxruntime.InferenceSession(file)
+    for count, side in ((1, 8), (5, 12)):
+        x = torch.randn(count, 1, side, side)
+        (logits,) = runtime.run(None, {"images": x.numpy()})
+        np.testing.assert_allclose(logits, load(run)(x).detach().numpy(), atol=1e-4)
+
+
+def test_pt2_and_weights(run, tmp_path, capsys):
+    x = run.preprocess(make_dataset().test.pixels)
+    wanted = load(run)(x)
+    assert export(run, "--format", "pt2", "--out", str(tmp_path / "network.pt2")) == 0
+    assert "torch.export.load agrees with torch on 32" in capsys.readouterr().out
+    network = torch.export.load(tmp_path / "network.pt2").module()
+    assert (network(x) - wanted).abs().max() < 1e-4
+    assert export(run, "--format", "safetensors", "--fold") == 0
+    assert "read into a new network (similarity=None): max" in capsys.readouterr().out
+    assert (run.path / "network-folded.safetensors").exists()
+
+
+def test_int8_with_its_accuracy(run, tmp_path, capsys):
+    pytest.importorskip("torchao")
+    file = tmp_path / "network.onnx"
+    assert export(run, "--int8", "--out", str(file)) == 0
+    told = capsys.readouterr().out
+    line = next(line for line in told.splitlines() if line.startswith("int8: accuracy "))
+    eight, whole, same = (float(number) for number in re.findall(r"([\d.]+) %", line))
+    assert same > 80
+    x = run.preprocess(make_dataset().test.pixels)
+    labels = make_dataset().test.labels
+    assert whole == pytest.approx(
+        100 * (load(run)(x).argmax(1) == labels).double().mean(), abs=0.01
+    )
+    runtime = onnxruntime.InferenceSession(file)
+    logits = torch.from_numpy(runtime.run(None, {"images": x.numpy()})[0])
+    right = logits.argmax(1) == labels
+    assert eight == pytest.approx(100 * right.double().mean().item(), abs=0.01)
+    counts = [node.op_type for node in onnx.load(file).graph.node]
+    assert counts.count("DequantizeLinear") > counts.count("Conv") > 18
+
+
+def test_what_cannot_be_exported(run, tmp_path, capsys, monkeypatch):
+    assert export(run, "--format", "safetensors", "--int8") == 2
+    assert "--int8 needs the format onnx or pt2" in capsys.readouterr().err
+    with tiny_world():
+        dynamic = session.train(TINY, out=tmp_path / "dynamic", device="cpu")
+    assert export(dynamic, "--fold") == 1
+    assert "has dynamic similarities, which cannot be folded" in capsys.readouterr().err
+    assert export(dynamic, "--format", "pt2") == 0
+    assert "the network takes images of 8 pixels alone" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert export(run, "--out", str(tmp_path / "none.onnx")) == 1
+    assert "needs onnxruntime: pip install 'neural-similarity[export]'" in capsys.readouterr().err
+    assert not (tmp_path / "none.onnx").exists()
