@@ -54,7 +54,7 @@ def train_all(folder):
             run = session.train(BY_TASKS, out=folder / "tasks", device="cpu")
             split = tiny_classes.make_split()
             drawn = {"seed": 0, "data": split.digest, "part": "test"}
-            tasks = draw_tasks(split.test, TaskSizes(2, 2, 3), 5, **drawn)
+            tasks = draw_tasks(split.test, TaskSizes(ways=2, shots=2, queries=3), 5, **drawn)
             Evaluator(device="cpu")(run, split, tasks)
     finally:
         models.set_norms = SET_NORMS
