@@ -35,7 +35,7 @@ def without_norms(model, **_):
     """The model with what sees each image alone in the place of batch normalisation."""
     for module in model.modules():
         for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
+            if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
                 setattr(module, name, nn.GroupNorm(1, child.num_features))
     return model
 
