@@ -3,15 +3,13 @@
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # On Windows.
-    fcntl = None
-
 
 Progress = Callable[[int, int | None], None]
 """Told how many images or bytes are done, and of how many, None where that is not known."""
@@ -99,7 +97,7 @@ def lock(descriptor: int, *, wait: bool) -> None:
     Raises:
         BlockingIOError: another process has it, and this one is not to wait.
     """
-    if fcntl is not None:
+    if sys.platform != "win32":
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
