@@ -35,7 +35,7 @@ def without_norms(model, **_):
     """The model with what sees each image alone in the place of batch normalisation."""
     for module in model.modules():
         for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
+            if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
                 setattr(module, name, nn.GroupNorm(1, child.num_features))
     return model
 
@@ -54,7 +54,7 @@ def train_all(folder):
             run = session.train(BY_TASKS, out=folder / "tasks", device="cpu")
             split = tiny_classes.make_split()
             drawn = {"seed": 0, "data": split.digest, "part": "test"}
-            tasks = draw_tasks(split.test, TaskSizes(2, 2, 3), 5, **drawn)
+            tasks = draw_tasks(split.test, TaskSizes(ways=2, shots=2, queries=3), 5, **drawn)
             Evaluator(device="cpu")(run, split, tasks)
     finally:
         models.set_norms = SET_NORMS

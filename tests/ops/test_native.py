@@ -2,6 +2,7 @@
 
 import ctypes
 import platform
+import shlex
 
 import pytest
 import torch
@@ -144,15 +145,15 @@ def test_compilers_are_tried_in_turn(monkeypatch, tmp_path):
     tried = []
 
     def compiles(compiler, _path):
-        tried.append(compiler)
-        return f"{compiler} fails: no such builtin"
+        tried.append(shlex.join(compiler))
+        return f"{tried[-1]} fails: no such builtin"
 
     monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
-    monkeypatch.setenv("CC", "gcc-13")
+    monkeypatch.setenv("CC", "ccache gcc-13")
     monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(compiling, "_compile", compiles)
     assert declines("compiled", X, 9) == "; ".join(f"{c} fails: no such builtin" for c in tried)
-    assert tried == ["/bin/gcc-13", "/bin/cc", "/bin/gcc"]
+    assert tried == ["/bin/ccache gcc-13", "/bin/cc", "/bin/gcc"]
 
 
 @pytest.mark.usefixtures("fresh")

@@ -246,8 +246,7 @@ def _begin_together(
         image_size=size,
         preprocess=task.preprocess(),
     )
-    environment = describe_environment(runtime) | facts
-    distributed.by_first(lambda: create_run(run, environment))
+    distributed.by_first(lambda: create_run(run, describe_environment(runtime) | facts))
     with removed_if_nothing_began(run) if distributed.first() else nullcontext():
         _complete(run, task, runtime)
     return run
@@ -296,8 +295,11 @@ def _take_up(run: Run, state: State, runtime: Runtime) -> None:
     cut_back(run.metrics, state.step)
     if state.step:
         _note_resumption(run, state.step, runtime)
+    if not any(map(is_dynamic, state.model.modules())):
+        return
     reason = fallback(runtime.device)
-    if reason and any(map(is_dynamic, state.model.modules())):
+    write_json(run.path / ENVIRONMENT, read_json(run.path / ENVIRONMENT) | {"fallback": reason})
+    if reason:
         log.warning(
             "Warning: dynamic similarities run as torch's own operations, up to 2.2 times slower "
             "than they can: %s.",

@@ -104,6 +104,8 @@ def exit_code(run: Callable[[], int]) -> int:
 
 def _unread() -> bool:
     """Whether the reader of our output has enough, as `head` has; shells then expect 141."""
+    if not hasattr(select, "poll"):  # On Windows.
+        return False
     output = select.poll()
     output.register(sys.stdout, 0)  # errors alone, which are always told
     if not output.poll(0):

@@ -3,9 +3,13 @@
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+if sys.platform != "win32":
+    import fcntl
 
 Progress = Callable[[int, int | None], None]
 """Told how many images or bytes are done, and of how many, None where that is not known."""
@@ -77,12 +81,24 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk."""
+    """Wait until a file or the names in a folder are on the disk; Windows opens no folders."""
+    if os.name == "nt" and path.is_dir():
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock(descriptor: int, *, wait: bool) -> None:
+    """Keep an open file or folder from every other process that would lock it, but on Windows.
+
+    Raises:
+        BlockingIOError: another process has it, and this one is not to wait.
+    """
+    if sys.platform != "win32":
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Images kept in a file that later runs map into memory."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from torch import Tensor
 from neural_similarity.lab.data.class_files import ClassFiles
 from neural_similarity.lab.data.class_split import PARTS, ClassSplit
 from neural_similarity.lab.data.decoding import read_header, read_pixels
-from neural_similarity.lab.data.files import Progress, new_file, read_json, sync
+from neural_similarity.lab.data.files import Progress, lock, new_file, read_json, sync
 from neural_similarity.lab.data.images import Images, digest_of
 from neural_similarity.lab.data.unpickling import unpickle
 
@@ -121,9 +120,12 @@ class Cache:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Wait until no other process makes a cache in `folder`, and let none begin."""
+    if os.name == "nt":  # It opens no folders.
+        yield
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

@@ -31,7 +31,7 @@ def join(device: torch.device) -> None:
         return
     backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
     if not dist.is_initialized():
-        if device.type != "cpu":
+        if device.index is not None:
             torch.accelerator.set_device_index(device.index)
         dist.init_process_group(backend, timeout=LONGEST_WAIT)
         atexit.register(dist.destroy_process_group)  # When no network holds it any more.

@@ -28,7 +28,6 @@ def describe_environment(runtime: Runtime) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": distributed.size(),
         "device": device_name(runtime.device),
-        "fallback": fallback(runtime.device),
         "precision": runtime.precision,
         "command": command_line(),
     }

@@ -1,15 +1,15 @@
 """Files that are there whole or not at all, also when the process is killed while writing."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from neural_similarity.lab.data.files import lock
+from neural_similarity.lab.data.files import sync as sync
 from neural_similarity.lab.errors import RunError
 
 PARTIAL = ".partial"
@@ -103,19 +103,10 @@ def locked(path: Path, taken: str) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file.fileno(), wait=False)
         except BlockingIOError:
             raise RunError(taken) from None
         yield file
-
-
-def sync(path: Path) -> None:
-    """Flush a file or the names of a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sha256(path: Path) -> str:

@@ -5,15 +5,24 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 
 _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
+_INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {
+    "Darwin x86_64": {"-fopenmp": ("-Xclang", "-fopenmp")},
+    "Darwin arm64": {"-fopenmp": ("-Xclang", "-fopenmp"), "-march=native": ("-mcpu=native",)},
+    "Windows AMD64": {"-fPIC": ()},
+}
+"""What stands for some of them elsewhere: Apple's clang has its own names."""
+_SUFFIX = {"Darwin": ".dylib", "Windows": ".dll"}.get(platform.system(), ".so")
 _COMPILERS = ("cc", "gcc")
 """Tried in this order, after what CC names; `cc` may be another one, which lacks what GCC has."""
 _SOURCES = ("operators.c", "batch_norm.h", "element.h", "product.h", "vector.h")
@@ -23,7 +32,8 @@ _SOURCES = ("operators.c", "batch_norm.h", "element.h", "product.h", "vector.h")
 def library() -> ctypes.CDLL | str:
     """The compiled library, or why there is none."""
     names = (os.environ.get("CC", ""), *_COMPILERS)
-    compilers = [path for name in names if (path := shutil.which(name))]
+    commands = [shlex.split(name) for name in names if name]
+    compilers = [(path, *words) for name, *words in commands if (path := shutil.which(name))]
     if not compilers:
         return "there is no C compiler (GCC, as cc, gcc or CC)"
     problems: list[str] = []
@@ -35,12 +45,12 @@ def library() -> ctypes.CDLL | str:
     return "; ".join(problems)
 
 
-def _built(compiler: str) -> ctypes.CDLL | str:
-    """The library by a compiler, or why it has none."""
+def _built(compiler: Sequence[str]) -> ctypes.CDLL | str:
+    """The library by a compiler and its own options, or why it has none."""
     sources = [(Path(__file__).parent / name).read_bytes() for name in _SOURCES]
-    machine = " ".join((compiler, platform.machine(), _processor(), *_FLAGS)).encode()
+    machine = " ".join((*compiler, platform.machine(), _processor(), *_flags())).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
-    path = _cache_folder() / f"operators-{key}.so"
+    path = _cache_folder() / f"operators-{key}{_SUFFIX}"
     if not path.exists():
         error = _compile(compiler, path)
         if error is not None:
@@ -51,26 +61,33 @@ def _built(compiler: str) -> ctypes.CDLL | str:
         return f"the compiled library does not load: {error}"
 
 
-def _compile(compiler: str, path: Path) -> str | None:
+def _compile(compiler: Sequence[str], path: Path) -> str | None:
     """Compile into a file that appears at `path` whole; what went wrong, or None."""
     try:
         return _call_compiler(compiler, path)
     except OSError as error:
-        return f"{compiler} cannot run: {error}"
+        return f"{shlex.join(compiler)} cannot run: {error}"
 
 
-def _call_compiler(compiler: str, path: Path) -> str | None:
-    openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+def _call_compiler(compiler: Sequence[str], path: Path) -> str | None:
+    openmp = sorted((Path(torch.__file__).parent / "lib").glob("lib[go]omp*"))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
         source = Path(__file__).parent / _SOURCES[0]
-        command = [compiler, *_FLAGS, str(source), "-o", str(built), *map(str, openmp)]
+        command = [*compiler, *_flags(), str(source), "-o", str(built), *map(str, openmp)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-            return f"{compiler} fails: {lines[-1]}"
+            first = next((line for line in lines if "error" in line), lines[-1])
+            return f"{shlex.join(compiler)} fails: {first}"
         built.replace(path)
     return None
+
+
+def _flags() -> list[str]:
+    """Options of the compiler on this machine."""
+    instead = _INSTEAD.get(f"{platform.system()} {platform.machine()}", {})
+    return [word for flag in _FLAGS for word in instead.get(flag, (flag,))]
 
 
 def _cache_folder() -> Path:

@@ -197,9 +197,14 @@ def _launch(
     kernel: Any, task: Plan, arguments: Sequence[Any], constants: Constants, grid: Sequence[Any]
 ) -> None:
     """Run a kernel on a grid whose first size may depend on the rows of a tile."""
-    fixed = interpreted() or torch.are_deterministic_algorithms_enabled()
     first = arguments[0].at
-    run = kernel if fixed else _tuned(kernel, first.element_size(), tuple(constants))
+    extent = task.positions.bit_length()
+    key = (kernel, first.element_size(), tuple(constants), extent)
+    choice = (*key, task.channels, tuple(constants.values()))
+    fixed = interpreted() or torch.are_deterministic_algorithms_enabled()
+    # Timing configurations would end a capture.
+    fixed = fixed or (choice not in _CHOSEN and torch.cuda.is_current_stream_capturing())
+    run = kernel if fixed else _tuned(*key)
     config = CONFIGS[first.element_size()][0] if fixed else {}
     place = torch.cuda.device_of(first) if first.is_cuda else nullcontext()
     with place, nullcontext() if fixed else _TUNING:
@@ -207,15 +212,22 @@ def _launch(
             *arguments, task.sizes, task.channels, **constants, **config,
             enable_fp_fusion=True,  # Triton 3.9 warns unless it is asked for or refused
         )  # fmt: skip
+    if not fixed:
+        _CHOSEN.add(choice)
 
 
+_CHOSEN: set[tuple[Any, ...]] = set()
+"""For what configurations have been timed."""
 _TUNING = Lock()
 """Triton's tuner keeps what it is called with in itself, and threads share it."""
 
 
 @cache
-def _tuned(kernel: Any, width: int, constants: tuple[str, ...]) -> Any:
-    """The kernel, which times the configurations for new channels and constants."""
+def _tuned(kernel: Any, width: int, constants: tuple[str, ...], extent: int) -> Any:
+    """The kernel, which times the configurations for new channels and constants.
+
+    `extent` is the number of bits of the number of positions, by which choices differ as well.
+    """
     configs = [
         triton.Config({"ROWS": c["ROWS"]}, num_warps=c["num_warps"], num_stages=c["num_stages"])
         for c in CONFIGS[width]
