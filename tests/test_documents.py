@@ -10,7 +10,6 @@ import torch
 import torchvision
 
 import neural_similarity as ns
-from neural_similarity import testing
 from neural_similarity.lab import cli
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.train import Recipe

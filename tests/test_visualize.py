@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from moved import moved
 from matplotlib.figure import Figure
+from moved import moved
 from PIL import Image
 from torch import nn
 from torch.testing import assert_close
