@@ -1,18 +1,18 @@
-"""A size to measure at, and the operands of an operator of that size."""
+"""What is compared: at what size, with which operands, and as which modules."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from neural_similarity.choices import require_known, require_least
-from neural_similarity.lab.train.runtime import Precision
+from neural_similarity.lab.train.runtime import Runtime
+from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
 
-Kind = Literal["diagonal", "full"]
+KINDS = ("diagonal", "full")
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KERNEL, PADDING, TAPS = 3, 1, 9
 SEED = 0
@@ -22,33 +22,21 @@ SEED = 0
 class Case:
     """A 3×3 convolution of stride 1 that keeps the size of its map."""
 
-    kind: Kind
-    """Of M."""
-    dtype: Precision
-    """Of input and kernel: "fp32" or "bf16"; a predicted M is float32, as in the layers."""
+    kind: str
+    """Of M, one of `KINDS`."""
+    runtime: Runtime
+    """Device, and precision of input and kernel; a predicted M is float32, as in the layers."""
     batch: int
     """Images."""
     channels: int
     """Of input and output."""
     size: int
     """Height and width."""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where it is computed."""
-
-    def __post_init__(self) -> None:
-        require_known("dtype", self.dtype, DTYPES)
-        for name in ("batch", "channels", "size"):
-            require_least(name, getattr(self, name))
 
     @property
-    def positions(self) -> int:
-        """Output positions of the whole batch."""
-        return self.batch * self.size**2
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """`dtype` as torch has it."""
-        return DTYPES[self.dtype]
+    def dtype(self) -> torch.dtype:
+        """Of input and kernel."""
+        return DTYPES[self.runtime.precision]
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -61,30 +49,29 @@ class Operands(NamedTuple):
 
     x: Tensor
     """Input (n, c, h, w), of the case's dtype; requires a gradient."""
-    weight: Tensor
+    weight: nn.Parameter
     """Kernel (c, c, 3, 3), of the case's dtype."""
     dynamic: Tensor
     """M as a predictor puts it out, float32 (n, 9, h, w) or (n, 81, h, w); requires a gradient."""
     static: Tensor
-    """One M, float32 (9,) or (9, 9)."""
+    """One M, float32 (9,) or (9, 9); requires a gradient."""
     grad: Tensor
     """Gradient of the output, of the case's dtype."""
 
 
 def operands(case: Case) -> Operands:
     """Random operands, the same at every call."""
-    generator = torch.Generator().manual_seed(SEED)
-
-    def normal(*shape: int) -> Tensor:
-        values = torch.randn(shape, generator=generator).to(case.device)
-        return values.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else values
-
-    n, c, s, dtype = case.batch, case.channels, case.size, case.torch_dtype
-    scalars = TAPS if case.kind == "diagonal" else TAPS**2
-    x, grad = normal(n, c, s, s).to(dtype), normal(n, c, s, s).to(dtype)
-    weight = (normal(c, c, KERNEL, KERNEL) / sqrt(TAPS * c)).to(dtype)
-    dynamic, static = normal(n, scalars, s, s), normal(*case.taps)
-    return Operands(x.requires_grad_(), weight, dynamic.requires_grad_(), static, grad)
+    n, c, s, dtype = case.batch, case.channels, case.size, case.dtype
+    place = case.runtime.place_images
+    with seeded():
+        x, grad = (place(torch.randn(n, c, s, s)).to(dtype) for _ in range(2))
+        weight = place(torch.randn(c, c, KERNEL, KERNEL) / sqrt(TAPS * c)).to(dtype)
+        dynamic = place(torch.randn(n, TAPS ** len(case.taps), s, s))
+        static = torch.randn(case.taps, device="cpu").to(x.device)
+    parameters = nn.Parameter(weight), nn.Parameter(static)
+    return Operands(
+        x.requires_grad_(), parameters[0], dynamic.requires_grad_(), parameters[1], grad
+    )
 
 
 @contextmanager
@@ -93,3 +80,69 @@ def seeded() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A module with its inputs, and what it must compute.
+
+    Gradients are taken by its inputs that require them and by its parameters.
+    """
+
+    name: str
+    """What it is called in tables."""
+    module: nn.Module
+    """What is called."""
+    inputs: tuple[Tensor, ...]
+    """With what."""
+    oracle: Callable[..., Tensor]
+    """What it must equal: a function of its float64 copy and of its inputs in float64."""
+    smooth: bool = True
+    """Whether gradients change little with rounding: before a ReLU it flips signs."""
+
+
+class Absent(NamedTuple):
+    """What is not measured here."""
+
+    name: str
+    """What it is called in tables."""
+    reason: str
+    """Why."""
+
+
+class Operator(nn.Module):
+    """A function of input, kernel and M, whose kernel is a parameter."""
+
+    def __init__(self, function: Callable[..., Tensor], weight: nn.Parameter):
+        super().__init__()
+        self.function, self.weight = function, weight
+
+    def forward(self, x: Tensor, m: Tensor) -> Tensor:
+        """The output for an input and M."""
+        return self.function(x, self.weight, m)
+
+
+class Placed(nn.Module):
+    """A network on a device, in a precision and a layout, as it is trained."""
+
+    def __init__(self, network: nn.Module, runtime: Runtime):
+        super().__init__()
+        self.network = runtime.place(network)
+        self.runtime = runtime
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output under the runtime's autocast; in float64, for checks, without."""
+        if x.dtype == torch.float64:
+            return self.network(x)
+        with self.runtime.autocast():
+            return self.network(x)
+
+
+def learn(model: nn.Module) -> nn.Module:
+    """Move every similarity of `model` off the identity, in place, as if it had learned."""
+    for part in model.modules():
+        if isinstance(part, StaticSimilarity):
+            nn.init.normal_(part.raw, std=0.1)
+        elif isinstance(part, DynamicSimilarity) and part.gain is not None:
+            nn.init.normal_(part.gain, std=0.1)
+    return model

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,10 +15,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from benchmarks.case import SEED, seeded
-from benchmarks.checking import problem, relative, trained
-from benchmarks.costs import peak_bytes
+from benchmarks.compare import Entrant, compare
+from benchmarks.measure import Call, Effort, peak_bytes
+from benchmarks.oracle import Errors, relative, trained
 from benchmarks.report import Row
-from benchmarks.timing import Call, Effort, measure
 from neural_similarity import models
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
@@ -28,7 +28,7 @@ from neural_similarity.lab.tasks.few_shot.gradient import maml
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes, draw_tasks
-from neural_similarity.lab.train.runtime import Runtime, threads
+from neural_similarity.lab.train.runtime import Runtime
 
 STEPS, RATE = 5, 0.05
 CHANNELS, FEATURES = 3, 800
@@ -57,20 +57,7 @@ class FewShotCase:
     """Of a task."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entrant:
-    """What is timed, once it has been checked."""
-
-    name: str
-    call: Call
-    """Does so many tasks."""
-    error: float
-    """How far its result is from what is right."""
-    dtype: torch.dtype
-    """In which that was computed."""
-
-
-def meta_gradients(case: FewShotCase, counts: Sequence[int], effort: Effort) -> list[Row]:
+def meta_gradients(case: FewShotCase, effort: Effort) -> list[Row]:
     """The gradient of a task's query loss through five steps on all parameters.
 
     Batch normalisation uses the statistics of each batch, as it does under `higher`. Ours runs
@@ -79,28 +66,30 @@ def meta_gradients(case: FewShotCase, counts: Sequence[int], effort: Effort) -> 
     with seeded():
         network = models.convnet4(image_size=case.image_size, width=case.width)
         method = maml(network, case.sizes.ways, steps=STEPS, rate=RATE)
-    case.runtime.place(set_statistics(method, "transductive"))
+    set_statistics(method, "transductive")
     plain = nn.Sequential(deepcopy(method.backbone), deepcopy(method.head))
     set_statistics(plain, None).train()
-    task = _task(case)
-    exact = Episode(*(part.double() if part.is_floating_point() else part for part in task))
-    expected = _joined(_by_definition(deepcopy(plain).double(), exact))
+    exact = _task(case, case.runtime, torch.float64)
+    expected = _joined(_by_definition(case.runtime.place(deepcopy(plain)).double(), exact))
 
-    def entrant(
-        name: str, module: nn.Module, gradients: Gradients, layout: torch.memory_format
-    ) -> _Entrant:
-        found = _joined(gradients(deepcopy(module).double(), exact))
-        error = relative(found, expected)
-        call = partial(gradients, module.to(memory_format=layout), _laid_out(task, layout))
-        return _Entrant(name=name, call=call, error=error, dtype=torch.float64)
+    def entrant(name: str, module: nn.Module, gradients: Gradients, runtime: Runtime) -> Entrant:
+        runtime.place(module)
 
-    entrants = [entrant(OURS, method, _by_ours, torch.channels_last)]
+        def errors() -> Errors:
+            found = _joined(gradients(deepcopy(module).double(), exact))
+            return {torch.float64: relative(found, expected)}
+
+        call = partial(gradients, module, _task(case, runtime, torch.float32))
+        return _entrant(name, case, 1, errors, call)
+
+    entrants = [entrant(OURS, method, _by_ours, case.runtime)]
     if find_spec(HIGHER):
-        entrants.insert(0, entrant(HIGHER, plain, _by_higher, torch.contiguous_format))
-    return _race(case, META, 1, entrants, counts, effort)
+        runtime = replace(case.runtime, channels_last=False)
+        entrants.insert(0, entrant(HIGHER, plain, _by_higher, runtime))
+    return compare({"what": META, "dtype": case.runtime.precision}, entrants, effort)
 
 
-def kept_features(case: FewShotCase, counts: Sequence[int], effort: Effort) -> list[Row]:
+def kept_features(case: FewShotCase, effort: Effort) -> list[Row]:
     """The evaluator, and the definition of ProtoNet for one task after another.
 
     An error is by how many right queries the tasks differ from float64, over all queries.
@@ -111,54 +100,32 @@ def kept_features(case: FewShotCase, counts: Sequence[int], effort: Effort) -> l
     features = runtime.place_images(preprocess(images.pixels)).flatten(1)
     method = ProtoNet(nn.Flatten())
     expected = _prototypes(features.double(), tasks)
+    queries = len(tasks) * len(case.sizes.query_labels)
 
-    def entrant(name: str, call: Callable[[], Tensor]) -> _Entrant:
-        otherwise = (call() - expected).abs().sum().item()
-        error = otherwise / (len(tasks) * len(case.sizes.query_labels))
-        return _Entrant(name=name, call=call, error=error, dtype=torch.float32)
+    def entrant(name: str, call: Callable[[], Tensor]) -> Entrant:
+        def errors() -> Errors:
+            return {torch.float32: (call() - expected).abs().sum().item() / queries}
 
-    entrants = [
-        entrant(BY_TASK, lambda: _prototypes(features, tasks)),
-        entrant(
-            OURS,
-            lambda: evaluate(method, images, tasks, preprocess=preprocess, runtime=runtime),
-        ),
-    ]
-    return _race(case, KEPT, len(tasks), entrants, counts, effort)
+        return _entrant(name, case, len(tasks), errors, call)
+
+    ours = partial(evaluate, method, images, tasks, preprocess=preprocess, runtime=runtime)
+    entrants = [entrant(BY_TASK, partial(_prototypes, features, tasks)), entrant(OURS, ours)]
+    return compare({"what": KEPT, "dtype": runtime.precision}, entrants, effort)
 
 
-def _race(
-    case: FewShotCase,
-    what: str,
-    tasks: int,
-    entrants: Sequence[_Entrant],
-    counts: Sequence[int],
-    effort: Effort,
-) -> list[Row]:
-    """A row for each; what is wrong has no times."""
-    rows = []
-    problems = {one.name: problem({one.dtype: one.error}) for one in entrants}
-    right = {one.name: one.call for one in entrants if not problems[one.name]}
-    for count in counts:
-        with threads(count):
-            times = measure(right, effort) if right else {}
-            peaks = {name: peak_bytes(call, case.runtime.device) for name, call in right.items()}
-        for place, one in enumerate(entrants):
-            costs: dict[str, float | None] = {"peak_bytes": peaks.get(one.name)}
-            if one.name in times:
-                costs[SPEED] = tasks / times[one.name].seconds
-            row = Row(
-                group={"what": what, "dtype": case.runtime.precision, "threads": count},
-                name=one.name,
-                baseline=place == 0,
-                problem=problems[one.name],
-                wrong=problems[one.name] is not None,
-                error=one.error,
-                times={TIME: times[one.name]} if one.name in times else {},
-                costs={name: value for name, value in costs.items() if value is not None},
-            )
-            rows.append(row)
-    return rows
+def _entrant(
+    name: str, case: FewShotCase, tasks: int, errors: Callable[[], Errors], call: Call
+) -> Entrant:
+    """What does so many tasks in a call."""
+    return Entrant(
+        name=name,
+        errors=errors,
+        calls={TIME: call},
+        costs=lambda times: {
+            "peak_bytes": peak_bytes(call, case.runtime.device),
+            SPEED: tasks / times[TIME].seconds,
+        },
+    )
 
 
 def _by_ours(method: nn.Module, task: Episode) -> Sequence[Tensor]:
@@ -197,29 +164,23 @@ def _prototypes(features: Tensor, tasks: TaskList) -> Tensor:
     return torch.stack(right).cpu()
 
 
-def _task(case: FewShotCase) -> Episode:
-    """A task of random images."""
-    generator = torch.Generator().manual_seed(SEED)
-    device, sizes = case.runtime.device, case.sizes
-
-    def images(labels: Tensor) -> Tensor:
-        shape = (len(labels), CHANNELS, case.image_size, case.image_size)
-        return case.runtime.place_images(torch.randn(shape, generator=generator))
-
-    support, query = sizes.support_labels, sizes.query_labels
-    return Episode(images(support), support.to(device), images(query), query.to(device))
-
-
-def _laid_out(task: Episode, layout: torch.memory_format) -> Episode:
-    parts = (p.contiguous(memory_format=layout) if p.is_floating_point() else p for p in task)
-    return Episode(*parts)
+def _task(case: FewShotCase, runtime: Runtime, dtype: torch.dtype) -> Episode:
+    """A task of random images, the same every time."""
+    sizes, side = case.sizes, case.image_size
+    with seeded():
+        support, query = (
+            runtime.place_images(torch.randn(len(labels), CHANNELS, side, side)).to(dtype)
+            for labels in (sizes.support_labels, sizes.query_labels)
+        )
+    labels = sizes.support_labels.to(runtime.device), sizes.query_labels.to(runtime.device)
+    return Episode(support, labels[0], query, labels[1])
 
 
 def _features() -> Images:
     """Features of images as pixels; those of a class are nearer to each other, most of the time."""
-    generator = torch.Generator().manual_seed(SEED)
-    centres = torch.rand(CLASSES, 1, FEATURES, generator=generator)
-    near = centres / 4 + 2.75 * torch.rand(CLASSES, IMAGES, FEATURES, generator=generator)
+    with seeded():
+        centres = torch.rand(CLASSES, 1, FEATURES)
+        near = centres / 4 + 2.75 * torch.rand(CLASSES, IMAGES, FEATURES)
     pixels = (85 * near).to(torch.uint8).view(-1, 1, 1, FEATURES)
     labels = torch.arange(CLASSES).repeat_interleave(IMAGES)
     return Images(pixels, labels, tuple(map(str, range(CLASSES))))

@@ -70,3 +70,17 @@ def _channels_last(maps: Tensor) -> Tensor:
 def _columns(x: Tensor) -> Tensor:
     """Patches (n, c, 9, positions)."""
     return F.unfold(x, KERNEL, padding=PADDING).unflatten(1, (-1, TAPS))
+
+
+BY_KIND = {
+    "diagonal": {
+        "TensorFlow form": tensorflow_diagonal,
+        "unfold + matmul": unfold_diagonal,
+        "deform_conv2d": deformable,
+    },
+    "full": {
+        "TensorFlow form": tensorflow_full,
+        "unfold + matmul": unfold_full,
+    },
+}
+"""All of them by their names, by the kind of M."""

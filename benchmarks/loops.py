@@ -1,72 +1,69 @@
-"""`python -m benchmarks training`, second part: the loop of `nsim train` beside a bare one."""
+"""The loop of `nsim train` beside a bare one."""
 
-import time
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle
+from functools import partial
+from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.case import DTYPES, SEED
-from benchmarks.checking import problem, relative, without_tf32
-from benchmarks.networks import CHANNELS, CLASSES, SIZE, Setting
+from benchmarks.case import DTYPES, Placed, seeded
+from benchmarks.compare import Entrant, compare
+from benchmarks.measure import Effort
+from benchmarks.networks import CHANNELS, CLASSES, SIZE, STEP, Setting, update
+from benchmarks.oracle import Errors, relative
 from benchmarks.report import Row
-from benchmarks.subject import Placed
-from benchmarks.timing import Call, Effort, Timing, quietest, timing
-from benchmarks.training import STEP, update
 from neural_similarity.lab.data import Images, Preprocess
+from neural_similarity.lab.session import start
+from neural_similarity.lab.tasks.classification import batches_of
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.graph import WARM_UP
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.loop import Job, fit
 from neural_similarity.lab.train.objective import Classification
+from neural_similarity.lab.train.progress import Lines
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.run import Run
-from neural_similarity.lab.train.runtime import Runtime, threads
-from neural_similarity.lab.train.session import batches_of, start
 
 WHAT, BARE, OURS = "images through the loop", "bare loop", "nsim train"
 IMAGES = 4096
 """Images to train on, or a batch where that is more."""
-BLOCK = 5
-"""Steps that are timed as one, ours with a line of the log: ten times as often as by default."""
+LOGGED = 5
+"""Steps between lines of the log: ten times as many as by default."""
+STEPS = {"cpu": 10, "cuda": 500}
+"""Steps that are timed as one; on a GPU the capture of the update is to be a small part."""
 READY = 8
 """Batches that the bare loop has ready."""
 CHECKED = WARM_UP + 3
 """Steps after which both loops must have come to the same weights: on a GPU, replays among them."""
 
 
-def training_loops(setting: Setting, counts: Sequence[int], effort: Effort) -> list[Row]:
-    """Images per second of both loops on the plain CNN-9, a step of each by turns.
+def training_loops(setting: Setting, effort: Effort) -> list[Row]:
+    """Images per second of both loops on the plain CNN-9, each from the same start.
 
     Ours cuts and mirrors images, counts and logs; the bare one has its batches ready and does
     nothing but update.
     """
-    rows = []
-    for count in counts:
-        group = {"what": WHAT} | setting.group | {"threads": count}
-        with threads(count), TemporaryDirectory() as folder:
-            race = _Race(setting, Path(folder))
-            with without_tf32():
-                error = race.error()
-            reason = problem({DTYPES[setting.runtime.precision]: error})
-            times = {} if reason else race.times(effort)
-        for name in (BARE, OURS):
-            row = Row(group=group, name=name, baseline=name == BARE, error=error)
-            if reason:
-                rows.append(replace(row, problem=reason, wrong=True))
-                continue
-            costs = {"images_per_second": setting.batch / times[name].seconds}
-            rows.append(replace(row, times={STEP: times[name]}, costs=costs))
-    return rows
+    steps = STEPS[setting.runtime.device.type]
+    with TemporaryDirectory() as folder:
+        loops = _Loops(setting, Path(folder))
+        entrants = [
+            Entrant(
+                name=name,
+                errors=loops.errors,
+                calls={STEP: partial(loop, steps)},
+                costs=lambda times: {"images_per_second": setting.batch / times[STEP].seconds},
+                steps=steps,
+            )
+            for name, loop in ((BARE, loops.bare), (OURS, loops.ours))
+        ]
+        return compare({"what": WHAT} | setting.group, entrants, effort)
 
 
-class _Race:
-    """Both loops from the same start."""
+class _Loops:
+    """Both loops; each returns the weights that it comes to."""
 
     def __init__(self, setting: Setting, folder: Path):
         self.runtime = setting.runtime
@@ -75,10 +72,10 @@ class _Race:
             width=setting.width,
             batch_size=setting.batch,
             drops=(),
-            log_every=BLOCK,
+            log_every=LOGGED,
             precision=setting.runtime.precision,
         )
-        self.template = Run(
+        self.run = Run(
             path=folder,
             name="bench",
             budget=1,
@@ -90,85 +87,37 @@ class _Race:
             image_size=SIZE,
             preprocess=Preprocess.fit(images),
         )
-        self.batches = batches_of(images, self.template, self.runtime)
+        self.batches = batches_of(images, self.run, self.runtime)
+        self.ready = [self.batches.at(step) for step in range(READY)]
 
-    def error(self) -> float:
-        """How far the ways of both, all weights together, are apart after a few steps, in norms."""
-        bare = start(self.template, self.runtime)
-        step, began = self._bare(bare), _joined(bare.model)
-        for _ in range(CHECKED):
-            step()
-        ours = _joined(self._fit(CHECKED, _Silent()))
-        return relative(ours - began, _joined(bare.model) - began)
+    def errors(self) -> Errors:
+        """How far the ways of both are apart after a few steps."""
+        began, bare, ours = self.bare(0), self.bare(CHECKED), self.ours(CHECKED)
+        return {DTYPES[self.runtime.precision]: relative(ours - began, bare - began)}
 
-    def times(self, effort: Effort) -> dict[str, Timing]:
-        """A step of both loops."""
-
-        def attempt() -> dict[str, Timing]:
-            seconds = self._run(effort.rounds)
-            return {name: timing(own, seconds[BARE]) for name, own in seconds.items()}
-
-        return quietest(attempt, BARE, effort)
-
-    def _run(self, rounds: int) -> dict[str, dict[int, float]]:
-        """Seconds of a step by blocks of both loops; a first block is left out."""
-        turns = _Turns(self._bare(start(self.template, self.runtime)), self.runtime)
-        self._fit(BLOCK * (rounds + 1), turns)
-        return {
-            name: {
-                block: sum(seconds[block * BLOCK :][:BLOCK]) / BLOCK
-                for block in range(1, rounds + 1)
-            }
-            for name, seconds in turns.seconds.items()
-        }
-
-    def _bare(self, state: State) -> Call:
-        """A step of the bare loop."""
+    def bare(self, steps: int) -> Tensor:
+        """Updates alone."""
+        state = start(self.run, self.runtime)
         model = Placed(state.model, self.runtime).train()
-        batches = cycle([self.batches.at(step) for step in range(READY)])
-        return lambda: update(model, state.optimizer, next(batches))
+        for step in range(steps):
+            update(model, state.optimizer, self.ready[step % READY])
+        return _joined(model)
 
-    def _fit(self, steps: int, progress: "_Silent") -> nn.Module:
-        """The network after so many steps of ours."""
-        path = Path(mkdtemp(dir=self.template.path))
-        recipe = replace(self.template.recipe, steps=steps)
-        run = replace(self.template, path=path, recipe=recipe)
-        state = start(run, self.runtime)
+    def ours(self, steps: int) -> Tensor:
+        """What `nsim train` does, without checkpoints."""
+        recipe = replace(self.run.recipe, steps=steps)
+        run, state = replace(self.run, recipe=recipe), start(self.run, self.runtime)
         objective = Classification(recipe, self.runtime, self.batches)
-        fit(Job(recipe, self.runtime, objective), state, Journal(run, progress))
-        return state.model
+        journal = _Journal(run, Lines(steps, 0, StringIO()))
+        fit(Job(recipe, self.runtime, objective), state, journal)
+        return _joined(state.model)
 
 
-class _Silent:
-    """Shows nothing."""
+class _Journal(Journal):
+    """Leaves out checkpoints, of which training saves one every two minutes."""
 
-    def stepped(self, step: int) -> None:
-        """Nothing."""
-
-    def measured(self, record: dict[str, Any]) -> None:
-        """Nothing."""
-
-
-class _Turns(_Silent):
-    """Lets the bare loop take a step after each of ours, and times both."""
-
-    def __init__(self, bare: Call, runtime: Runtime):
-        self.bare, self.runtime = bare, runtime
-        self.seconds: dict[str, list[float]] = {BARE: [], OURS: []}
-        self.mark = time.perf_counter()
-
-    def stepped(self, step: int) -> None:
-        """Note ours, with what came before it since the last step; then a bare one."""
-        del step
-        self._note(OURS)
-        self.bare()
-        self._note(BARE)
-
-    def _note(self, name: str) -> None:
-        self.runtime.synchronize()
-        now = time.perf_counter()
-        self.seconds[name].append(now - self.mark)
-        self.mark = now
+    def save(self, state: State) -> None:
+        """Save nothing."""
 
 
 def _joined(model: nn.Module) -> Tensor:
@@ -176,8 +125,7 @@ def _joined(model: nn.Module) -> Tensor:
 
 
 def _images(count: int) -> Images:
-    generator = torch.Generator().manual_seed(SEED)
-    shape = (count, CHANNELS, SIZE, SIZE)
-    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    with seeded():
+        pixels = torch.randint(0, 256, (count, CHANNELS, SIZE, SIZE), dtype=torch.uint8)
     classes = tuple(map(str, range(CLASSES)))
     return Images(pixels, torch.arange(count) % CLASSES, classes)

@@ -1,21 +1,30 @@
-"""CNN-9 with every similarity, and the networks of recipes, to be trained or used."""
+"""CNN-9 with every similarity, and the networks of recipes, while they are trained or used."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Optimizer
 
 from benchmarks import oracle
-from benchmarks.case import SEED, seeded
-from benchmarks.subject import Placed, Subject, learn
+from benchmarks.case import DTYPES, Placed, Subject, learn, seeded
+from benchmarks.compare import Entrant, compare, entrant, forward
+from benchmarks.measure import Call, Effort, Timing, macs, peak_bytes
+from benchmarks.oracle import Checker
+from benchmarks.report import Group, Row
 from neural_similarity import models
-from neural_similarity.choices import require_least
+from neural_similarity.conversion import fold
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.studies import CHEAPER
+from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.run import build_network
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.nn import SIMILARITIES, format_similarity
+from neural_similarity.regularize import parameter_groups
 
 CLASSES, CHANNELS, SIZE = 10, 3, 32
 PREDICTORS = {
@@ -25,7 +34,7 @@ PREDICTORS = {
 """Diagonal M by the predictor of the tables, and by cheaper ones."""
 KNOWN = {name: spec for name, spec in SIMILARITIES.items() if spec is not None} | PREDICTORS
 """Every similarity that CNN-9 is measured with."""
-PLAIN = "plain"
+PLAIN, STEP, FORWARD = "plain", "step", "forward"
 CHECKED = 16
 """Images that networks are checked on: enough for the statistics of batch normalisation."""
 
@@ -46,52 +55,125 @@ class Setting:
     width: float = 1.0
     """Factor on the number of filters."""
 
-    def __post_init__(self) -> None:
-        require_least("batch", self.batch)
-
     @property
-    def group(self) -> dict[str, str | int]:
+    def group(self) -> Group:
         """What the rows of a comparison have in common."""
         return {"dtype": self.runtime.precision, "batch": self.batch}
 
     def images(self, count: int) -> Tensor:
         """Random images, placed."""
-        generator = torch.Generator().manual_seed(SEED)
-        images = torch.randn(count, CHANNELS, SIZE, SIZE, generator=generator)
-        return self.runtime.place_images(images)
-
-    def network(self, similarity: str | None) -> nn.Module:
-        """CNN-9 whose similarities have left the identity."""
         with seeded():
-            chosen = KNOWN[similarity] if similarity else None
-            model = models.cnn9(CLASSES, width=self.width, similarity=chosen)
-            learn(model)
-        return model
+            return self.runtime.place_images(torch.randn(count, CHANNELS, SIZE, SIZE))
 
-    def subject(self, name: str) -> Subject:
-        """The network of the similarity called `name`, or the plain one, as it is trained."""
-        return self._trained(name, self.network(None if name == PLAIN else name))
+    def checker(self) -> Checker:
+        """Compares networks with their oracles."""
+        with seeded():
+            grad = torch.randn(CHECKED, CLASSES).to(self.runtime.device)
+        return Checker(grad, DTYPES[self.runtime.precision])
 
-    def recipe(self, name: str) -> Subject:
-        """The network of the recipe called `name`, one of CIFAR-10, as it is trained."""
+    def network(self, name: str) -> nn.Module:
+        """CNN-9 of the similarity called `name`, learned, or the plain one."""
+        similarity = None if name == PLAIN else KNOWN[name]
+        with seeded():
+            return learn(models.cnn9(CLASSES, width=self.width, similarity=similarity))
+
+    def of_recipe(self, name: str) -> nn.Module:
+        """The network of the recipe called `name`, one of CIFAR-10, learned."""
         recipe = RECIPES[name]
         with seeded():
-            model = build_network(recipe, CLASSES, width=self.width * recipe.width)
-            learn(model)
-        return self._trained(name, model)
+            return learn(build_network(recipe, CLASSES, width=self.width * recipe.width))
 
-    def _trained(self, name: str, model: nn.Module) -> Subject:
+    def subject(self, name: str, network: nn.Module) -> Subject:
+        """A network, checked on a few images."""
         return Subject(
             name=name,
-            module=Placed(model, self.runtime),
+            module=Placed(network, self.runtime),
             inputs=(self.images(CHECKED),),
             oracle=oracle.network,
-            separable=False,
-            smooth=False,
+            smooth=not network.training,
         )
 
-    @property
-    def check_grad(self) -> Tensor:
-        """Gradient of the scores, for the check."""
-        generator = torch.Generator().manual_seed(SEED)
-        return torch.randn(CHECKED, CLASSES, generator=generator).to(self.runtime.device)
+
+def training(setting: Setting, similarities: Sequence[str], effort: Effort) -> list[Row]:
+    """Updates of CNN-9, plain and with similarities."""
+    found = {name: setting.network(name) for name in (PLAIN, *similarities)}
+    return _updates("updates of CNN-9", setting, found, effort)
+
+
+def recipes(setting: Setting, names: Sequence[str], effort: Effort) -> list[Row]:
+    """Updates of the networks of recipes, the baseline first."""
+    found = {name: setting.of_recipe(name) for name in names}
+    return _updates("updates by recipe", setting, found, effort)
+
+
+def inference(setting: Setting, similarities: Sequence[str], effort: Effort) -> list[Row]:
+    """CNN-9's forward pass in evaluation mode: plain, with similarities, static ones folded too."""
+    subjects, images = [], setting.images(setting.batch)
+    for name in (PLAIN, *similarities):
+        network = setting.network(name).eval().requires_grad_(False)
+        subjects.append(setting.subject(name, network))
+        if name.startswith("static"):
+            folded = setting.subject(f"{name}, folded", fold(network).requires_grad_(False))
+            subjects.append(replace(folded, oracle=_scores(subjects[-1].module)))
+
+    def call(subject: Subject) -> Call:
+        return forward(subject.module, [images])
+
+    return _compared(setting, setting.group, {FORWARD: call}, subjects, effort)
+
+
+def _scores(original: nn.Module) -> Callable[..., Tensor]:
+    """What a network must compute in the original's place."""
+    twin = deepcopy(original).double()
+    return lambda _, x: oracle.network(twin, x)
+
+
+def _updates(
+    what: str, setting: Setting, found: Mapping[str, nn.Module], effort: Effort
+) -> list[Row]:
+    """Updates on one batch: no data, no log."""
+    subjects = [setting.subject(name, network) for name, network in found.items()]
+    images = setting.images(setting.batch)
+    labels = torch.arange(setting.batch, device=images.device) % CLASSES
+
+    def call(subject: Subject) -> Call:
+        recipe = Recipe()
+        groups = parameter_groups(subject.module, weight_decay=recipe.weight_decay)
+        optimizer = SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+        return partial(update, subject.module, optimizer, (images, labels))
+
+    return _compared(setting, {"what": what} | setting.group, {STEP: call}, subjects, effort)
+
+
+def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> None:
+    """One step of gradient descent, and nothing else."""
+    images, labels = batch
+    loss = F.cross_entropy(model(images).float(), labels)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+
+
+def _compared(
+    setting: Setting,
+    group: Group,
+    timed: dict[str, Callable[[Subject], Call]],
+    subjects: Sequence[Subject],
+    effort: Effort,
+) -> list[Row]:
+    checker, images = setting.checker(), setting.images(setting.batch)
+    ((what, make),) = timed.items()
+
+    def enter(subject: Subject) -> Entrant:
+        call = make(subject)
+
+        def costs(times: Mapping[str, Timing]) -> dict[str, float | None]:
+            return {
+                "images_per_second": setting.batch / times[what].seconds,
+                "peak_bytes": peak_bytes(call, images.device),
+                "macs": macs(subject.module, [images]) / setting.batch,
+            }
+
+        return entrant(subject, checker, {what: call}, costs)
+
+    return compare(group, [enter(subject) for subject in subjects], effort)

@@ -1,52 +1,34 @@
-"""What the subjects must compute: the defining einsum, or torch's convolution image by image."""
+"""What a module must compute, by the definition in float64, and how far from it it is."""
 
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from math import inf, isnan
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from benchmarks.case import KERNEL, PADDING, TAPS
-from benchmarks.odconv import ODConv2d
+from benchmarks.case import PADDING, TAPS, Subject
 from neural_similarity.nn import Conv2d, DynamicSimilarity, StaticSimilarity
 from neural_similarity.ops import reference
 
 KINDS = (StaticSimilarity, DynamicSimilarity)
+CHUNK = 1 << 15
+"""Positions that the definition takes at a time: what it keeps of each is a hundred times x."""
+Errors = Mapping[torch.dtype, float]
 
 
-def bilinear(module: nn.Module, x: Tensor, m: Tensor) -> Tensor:
-    """The operator with M at every position, as a predictor puts it out (n, 9 or 81, h, w)."""
-    taps = (TAPS,) if m.shape[1] == TAPS else (TAPS, TAPS)
-    return _reference(x, cast(Tensor, module.weight), m.unflatten(1, taps))
-
-
-def static(module: nn.Module, x: Tensor) -> Tensor:
-    """The operator with one M (9,) or (9, 9) at every position."""
-    return _reference(x, cast(Tensor, module.weight), _everywhere(cast(Tensor, module.m), x))
-
-
-def plain(module: nn.Module, x: Tensor) -> Tensor:
-    """The operator with M = I."""
-    return _reference(x, cast(Tensor, module.weight), _everywhere(x.new_ones(TAPS), x))
-
-
-def condconv(module: nn.Module, x: Tensor, routing: Tensor) -> Tensor:
-    """CondConv: every image's kernel is the sum of the experts' by its routing weights (n, e)."""
-    kernels = torch.einsum("ne,ek->nk", routing, cast(Tensor, module.weight))
-    return _per_image(x, kernels.view(len(x), -1, x.shape[1], KERNEL, KERNEL))
-
-
-def odconv(module: nn.Module, x: Tensor) -> Tensor:
-    """ODConv by its paper's formula: all four attentions on the kernels."""
-    channels, filters, taps, kernels = cast(ODConv2d, module).attentions(x)
-    weight = cast(Tensor, module.weight).flatten(3)
-    equation = "ni,nf,nc,nt,ifct->nfct"
-    mixed = torch.einsum(equation, kernels, filters, channels, taps, weight)
-    return _per_image(x, mixed.unflatten(-1, (KERNEL, KERNEL)))
+def operator(module: nn.Module, x: Tensor, m: Tensor) -> Tensor:
+    """The operator with one M, (9,) or (9, 9), or a predictor's output, (n, 9 or 81, h, w)."""
+    if m.dim() == 4:
+        m = m.unflatten(1, (TAPS,) if m.shape[1] == TAPS else (TAPS, TAPS))
+    return _defined(x, cast(Tensor, module.weight), m)
 
 
 def network(module: nn.Module, x: Tensor) -> Tensor:
-    """A network, or a layer, with its similarities applied by the defining einsum from now on."""
+    """A network, or a layer, with its similarities applied by the definition from now on."""
     for layer in list(module.modules()):
         if isinstance(layer, Conv2d) and isinstance(layer.similarity, KINDS):
             layer.similarity = _Defined(layer.similarity)
@@ -62,21 +44,100 @@ class _Defined(nn.Module):
 
     def forward(self, layer: Conv2d, x: Tensor) -> Tensor:
         if isinstance(self.similarity, StaticSimilarity):
-            return _reference(x, layer.weight, _everywhere(self.similarity.matrix(), x))
-        m = cast(DynamicSimilarity, self.similarity).matrix(x)
-        return _reference(x, layer.weight, m)
+            return _defined(x, layer.weight, self.similarity.matrix())
+        return _defined(x, layer.weight, cast(DynamicSimilarity, self.similarity).matrix(x))
 
 
-def _per_image(x: Tensor, kernels: Tensor) -> Tensor:
-    """Every image (n, c, h, w) convolved with its own of the kernels (n, o, c, k, k)."""
-    pairs = zip(x, kernels, strict=True)
-    return torch.stack([F.conv2d(image, kernel, padding=PADDING) for image, kernel in pairs])
+def _defined(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
+    """The definition, some images at a time, which the backward pass computes again."""
+    if m.dim() < 3:
+        m = m[(None, ..., None, None)].expand(len(x), *m.shape, *x.shape[2:])
+    images = max(1, CHUNK // x[0, 0].numel())
+    parts = zip(x.split(images), m.unsqueeze(1).split(images), strict=True)
+    return torch.cat([_definition(x, weight, m) for x, m in parts])
 
 
-def _everywhere(m: Tensor, x: Tensor) -> Tensor:
-    return m[(None, ..., None, None)].expand(len(x), *m.shape, *x.shape[2:])
+def _definition(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
+    geometry = (1, 1), (PADDING, PADDING), (1, 1), 1
+    return checkpoint(reference.similarity_conv, x, weight, m, *geometry, use_reentrant=False)
 
 
-def _reference(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
-    pairs = (1, 1), (PADDING, PADDING), (1, 1)
-    return reference.similarity_conv(x, weight, m.unsqueeze(1), *pairs, 1)
+class Checker:
+    """Compares subjects with their oracles in float64, gradients included.
+
+    Args:
+        grad: Gradient of every subject's output.
+        dtype: In which the subjects compute.
+    """
+
+    def __init__(self, grad: Tensor, dtype: torch.dtype):
+        self.grad, self.dtype = grad, dtype
+        self.known: dict[tuple, list[Tensor]] = {}
+
+    def errors(self, subject: Subject) -> Errors:
+        """The largest error of the output or of a gradient, by the dtype that it was computed in.
+
+        Gradients that rounding may change at will are compared in float64.
+        """
+        if subject.smooth:
+            found = outcome(subject.module, subject.inputs, trained(subject.module), self.grad)
+            return {self.dtype: _largest(found, self._expected(subject))}
+        twin = deepcopy(subject.module).double()
+        exact = outcome(twin, _in_float64(subject.inputs), trained(twin), self.grad)
+        expected = _by_oracle(subject, self.grad)
+        return {self.dtype: _output_error(subject), torch.float64: _largest(exact, expected)}
+
+    def _expected(self, subject: Subject) -> list[Tensor]:
+        """What formulations of the same operator, kernel and inputs must compute, computed once."""
+        operands = *subject.inputs, *subject.module.parameters()
+        key = subject.oracle, *map(id, operands)
+        if key not in self.known:
+            self.known[key] = _by_oracle(subject, self.grad)
+        return self.known[key]
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of what is expected, float64; NaN counts as infinite."""
+    difference, length = (found.double() - expected).norm().item(), expected.norm().item()
+    value = difference / length if length else difference
+    return inf if isnan(value) else value
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module whose gradients count."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def outcome(
+    function: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    grad: Tensor,
+) -> list[Tensor]:
+    """The output, then the gradients of the inputs that require one and of the parameters."""
+    y = function(*inputs)
+    wanted = [tensor for tensor in inputs if tensor.requires_grad] + list(parameters)
+    gradients = torch.autograd.grad(y, wanted, grad.to(y.dtype)) if wanted else ()
+    return [y.detach(), *gradients]
+
+
+def _by_oracle(subject: Subject, grad: Tensor) -> list[Tensor]:
+    twin = deepcopy(subject.module).double()
+    function = partial(subject.oracle, twin)
+    return outcome(function, _in_float64(subject.inputs), trained(twin), grad)
+
+
+def _output_error(subject: Subject) -> float:
+    """Error of the output alone, in the subject's own precision and in evaluation mode."""
+    module = deepcopy(subject.module).eval()
+    with torch.no_grad():
+        found = module(*subject.inputs)
+        return relative(found, subject.oracle(module.double(), *_in_float64(subject.inputs)))
+
+
+def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    return max(relative(*pair) for pair in zip(found, expected, strict=True))
+
+
+def _in_float64(inputs: Sequence[Tensor]) -> list[Tensor]:
+    return [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]

@@ -1,23 +1,35 @@
-"""What a benchmark found, as values and as a file."""
+"""What a benchmark found: values, a file, and tables in Markdown."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import Timing
+from benchmarks.measure import Timing
 from neural_similarity.lab.paper.costs import doubt
 from neural_similarity.lab.train.files import read_json, write_json
 
 SIZES = ("channels", "size", "batch")
 """Keys of a group that are sizes; the others name what kind of thing is measured."""
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "images_per_second": ("images/s", "{:,.0f}".format),
+    "tasks_per_second": (
+        "tasks/s",
+        lambda value: f"{value:,.3g}" if value < 10 else f"{value:,.0f}",
+    ),
+    "saved_bytes": ("saved, bytes/position", "{:,.0f}".format),
+    "peak_bytes": ("peak, MiB", lambda value: f"{value / 2**20:,.1f}"),
+    "macs": ("MMACs/image", lambda value: f"{value / 1e6:,.2f}"),
+}
+"""Heading and format of every cost."""
+Group = dict[str, str | int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """What was found of one subject."""
 
-    group: dict[str, str | int]
+    group: Group
     """What it has in common with the rows that it is compared with: dtype, batch, sizes."""
     name: str
     """What it is called."""
@@ -28,7 +40,7 @@ class Row:
     wrong: bool = False
     """Whether that is because its result is wrong."""
     error: float | None = None
-    """Of its output and gradients, see `checking.Checker`."""
+    """Of its output and gradients."""
     times: dict[str, Timing] = field(default_factory=dict)
     """By what was timed."""
     costs: dict[str, float] = field(default_factory=dict)
@@ -69,36 +81,6 @@ class Report:
         unit = {True: " with AMX", False: " without AMX", None: ""}[self.environment.get("amx")]
         return f"{place}{unit if device == 'cpu' else ''}, torch {self.environment['torch']}"
 
-    @property
-    def wrong(self) -> tuple[Row, ...]:
-        """The rows whose result is wrong."""
-        return tuple(row for row in self.rows if row.wrong)
-
-
-def grouped(rows: Iterable[Row]) -> list[tuple[Row, ...]]:
-    """The rows that are compared with each other, in the order of their first."""
-    found: dict[tuple, list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row.group.items()), []).append(row)
-    return [tuple(group) for group in found.values()]
-
-
-def split(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows of which only the sizes differ, by what they have in common."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        words = {key: value for key, value in row.group.items() if key not in SIZES}
-        found.setdefault(title(words), []).append(row)
-    return found
-
-
-def title(group: dict[str, str | int]) -> str:
-    """A group in words, such as "bf16, batch 32, channels 64"."""
-    words = (
-        value if isinstance(value, str) else f"{name} {value}" for name, value in group.items()
-    )
-    return ", ".join(words)
-
 
 def write(report: Report, folder: Path) -> Path:
     """Write a report to `folder`/BENCH.json."""
@@ -124,3 +106,72 @@ def read(path: Path) -> Report:
 def _row(content: dict[str, Any]) -> Row:
     times = {name: Timing(**timing) for name, timing in content["times"].items()}
     return replace(Row(**content), times=times)
+
+
+def grouped(rows: Iterable[Row]) -> list[tuple[Row, ...]]:
+    """The rows that are compared with each other, in the order of their first."""
+    found: dict[tuple, list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row.group.items()), []).append(row)
+    return [tuple(group) for group in found.values()]
+
+
+def split(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows of which only the sizes differ, by what they have in common."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        words = {key: value for key, value in row.group.items() if key not in SIZES}
+        found.setdefault(title(words), []).append(row)
+    return found
+
+
+def title(group: Group) -> str:
+    """A group in words, such as "bf16, batch 32, channels 64"."""
+    words = (
+        value if isinstance(value, str) else f"{name} {value}" for name, value in group.items()
+    )
+    return ", ".join(words)
+
+
+def to_markdown(report: Report) -> str:
+    """Every comparison as a table, after what makes the numbers doubtful."""
+    parts = [f"**{report.noise}**"] if report.noise else []
+    return "\n\n".join(parts + comparisons(report)) + "\n"
+
+
+def comparisons(report: Report) -> list[str]:
+    """A heading and a table for every group."""
+    parts = []
+    for rows in grouped(report.rows):
+        times = list(dict.fromkeys(name for row in rows for name in row.times))
+        costs = [name for name in COSTS if any(name in row.costs for row in rows)]
+        baseline = next((row.name for row in rows if row.baseline), "")
+        head = ["", *(text for name in times for text in (f"{name}, ms", f"÷ {baseline}"))]
+        head += [COSTS[name][0] for name in costs] + ["error"]
+        lines = [_line(row, times, costs) for row in rows]
+        parts += [f"### {title(rows[0].group)}", table(head, lines)]
+    return parts
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Cells as a Markdown table."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _line(row: Row, times: Sequence[str], costs: Sequence[str]) -> Sequence[str]:
+    if row.problem:
+        return [row.name, row.problem, *[""] * (2 * len(times) + len(costs))]
+    cells = [row.name]
+    for name in times:
+        timing = row.times.get(name)
+        cells += ["", ""] if timing is None else [f"{1e3 * timing.seconds:,.2f}", _ratio(timing)]
+    cells += [COSTS[name][1](row.costs[name]) if name in row.costs else "" for name in costs]
+    return [*cells, f"{row.error:.0e}" if row.error else "0"]
+
+
+def _ratio(timing: Timing) -> str:
+    """A ratio and its interval."""
+    if timing.low == timing.high == 1:
+        return "1"
+    return f"{timing.ratio:.2f} [{timing.low:.2f}, {timing.high:.2f}]"

@@ -1,36 +1,38 @@
 """The operators that are compared: ours, other formulations of the same, and other operators."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
-import torch
 from torch import Tensor, nn
 
 from benchmarks import formulations, oracle
-from benchmarks.case import KERNEL, PADDING, TAPS, Case, Operands, seeded
-from benchmarks.odconv import ODConv2d
-from benchmarks.subject import Absent, Operator, Placed, Subject, learn
+from benchmarks.case import (
+    KERNEL,
+    KINDS,
+    PADDING,
+    TAPS,
+    Absent,
+    Case,
+    Operands,
+    Operator,
+    Placed,
+    Subject,
+    learn,
+    operands,
+    seeded,
+)
+from benchmarks.compare import Entrant, compare, entrant, forward
+from benchmarks.measure import Effort, Timing, macs, peak_bytes, saved_bytes
+from benchmarks.oracle import Checker, outcome, trained
+from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
-from neural_similarity.lab.train import Runtime
 from neural_similarity.nn import Conv2d
 from neural_similarity.ops import declines
 from neural_similarity.ops.backend import Backend
 
 BASELINE = "nn.Conv2d"
-EXPERTS = 4
-FORMULATIONS: dict[str, dict[str, Callable[..., Tensor]]] = {
-    "diagonal": {
-        "TensorFlow form": formulations.tensorflow_diagonal,
-        "unfold + matmul": formulations.unfold_diagonal,
-        "deform_conv2d": formulations.deformable,
-    },
-    "full": {
-        "TensorFlow form": formulations.tensorflow_full,
-        "unfold + matmul": formulations.unfold_full,
-    },
-}
-"""Other ways to compute the same, by the kind of M."""
+FORWARD, BOTH = "forward", "forward + backward"
 BACKENDS: dict[str, tuple[Backend, ...]] = {
     "cpu": ("compiled", "eager"),
     "cuda": ("triton", "eager"),
@@ -38,27 +40,71 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
 """Our ways, by the kind of device."""
 
 
+def operators(case: Case, effort: Effort) -> list[Row]:
+    """All operators at a case."""
+    given = operands(case)
+    return _compared({"similarity": case.kind}, case, list(subjects(case, given)), given, effort)
+
+
+def scaling(sweep: str, case: Case, effort: Effort) -> list[Row]:
+    """The baseline and our two operators, each as fast as it is, at one size of a sweep."""
+    given = operands(case)
+    chosen = [plain(given)]
+    for kind in KINDS:
+        of_kind = replace(case, kind=kind)
+        chosen.append(dynamic(f"ours, {kind}", of_kind, operands(of_kind)))
+    return _compared({"sweep": sweep}, case, chosen, given, effort)
+
+
+def _compared(
+    words: dict[str, str],
+    case: Case,
+    chosen: Sequence[Subject | Absent],
+    given: Operands,
+    effort: Effort,
+) -> list[Row]:
+    checker = Checker(given.grad, case.dtype)
+
+    def enter(subject: Subject) -> Entrant:
+        module, inputs, parameters = subject.module, subject.inputs, trained(subject.module)
+        both = partial(outcome, module, inputs, parameters, given.grad)
+
+        def costs(_: Mapping[str, Timing]) -> dict[str, float | None]:
+            return {
+                "saved_bytes": saved_bytes(module, inputs) / (case.batch * case.size**2),
+                "peak_bytes": peak_bytes(both, case.runtime.device),
+                "macs": macs(module, inputs) / case.batch,
+            }
+
+        calls = {FORWARD: forward(module, inputs), BOTH: both}
+        return entrant(subject, checker, calls, costs)
+
+    sizes = {"channels": case.channels, "size": case.size, "batch": case.batch}
+    entrants = [one if isinstance(one, Absent) else enter(one) for one in chosen]
+    return compare(words | {"dtype": case.runtime.precision} | sizes, entrants, effort)
+
+
 def subjects(case: Case, given: Operands) -> Iterator[Subject | Absent]:
     """What is compared at a case, the baseline first."""
-    yield plain(case, given)
+    yield plain(given)
     for backend in BACKENDS[given.x.device.type]:
         reason = declines(backend, given.x, TAPS)
         name = f"ours, {backend}"
         yield Absent(name, reason) if reason else dynamic(name, case, given, backend)
-    yield static(case, given)
-    for name, function in FORMULATIONS[case.kind].items():
+    static = partial(similarity_conv2d, padding=PADDING)
+    yield _operator(f"ours, static {case.kind}", static, given, given.static)
+    for name, function in formulations.BY_KIND[case.kind].items():
         reason = _fails(function, given)
-        yield Absent(name, reason) if reason else _of_positions(name, function, given)
+        yield Absent(name, reason) if reason else _operator(name, function, given, given.dynamic)
     yield layer(case, given)
-    yield condconv(case, given)
-    yield odconv(case, given)
 
 
-def plain(case: Case, given: Operands) -> Subject:
+def plain(given: Operands) -> Subject:
     """torch's convolution with the same kernel."""
-    module = nn.Conv2d(case.channels, case.channels, KERNEL, padding=PADDING, bias=False)
-    module.weight = nn.Parameter(given.weight.clone())
-    return Subject(name=BASELINE, module=module, inputs=(given.x,), oracle=oracle.plain)
+    channels = len(given.weight)
+    module = nn.Conv2d(channels, channels, KERNEL, padding=PADDING, bias=False)
+    module.weight = given.weight
+    return Subject(name=BASELINE, module=module, inputs=(given.x,), oracle=oracle.network)
 
 
 def dynamic(name: str, case: Case, given: Operands, backend: Backend = "auto") -> Subject:
@@ -68,15 +114,7 @@ def dynamic(name: str, case: Case, given: Operands, backend: Backend = "auto") -
         m = m.unflatten(1, case.taps)
         return similarity_conv2d(x, weight, m, padding=PADDING, backend=backend)
 
-    return _of_positions(name, function, given)
-
-
-def static(case: Case, given: Operands) -> Subject:
-    """Our operator with one M, which it folds into the kernel at every call."""
-    function = partial(similarity_conv2d, padding=PADDING)
-    module = Operator(function, given.weight.clone(), given.static.clone())
-    name = f"ours, static {case.kind}"
-    return Subject(name=name, module=module, inputs=(given.x,), oracle=oracle.static)
+    return _operator(name, function, given, given.dynamic)
 
 
 def layer(case: Case, given: Operands) -> Subject:
@@ -87,50 +125,16 @@ def layer(case: Case, given: Operands) -> Subject:
         learn(module)
     return Subject(
         name="ours, layer with predictor",
-        module=Placed(module, Runtime(case.device, case.dtype, channels_last=True)),
+        module=Placed(module, case.runtime),
         inputs=(given.x,),
         oracle=oracle.network,
-        separable=False,
         smooth=False,
     )
 
 
-def condconv(case: Case, given: Operands) -> Subject | Absent:
-    """timm's CondConv2d at given routing weights: a kernel for every image, not the same."""
-    name = "CondConv2d (timm)"
-    if find_spec("timm") is None:
-        return Absent(name, "timm is not installed")
-    from timm.layers.cond_conv2d import CondConv2d
-
-    width = case.channels
-    with seeded():
-        module = CondConv2d(width, width, KERNEL, padding=PADDING, num_experts=EXPERTS)
-        routing = torch.rand(case.batch, EXPERTS).to(given.x).requires_grad_()
-    module = module.to(case.device, case.torch_dtype)
-    return Subject(name=name, module=module, inputs=(given.x, routing), oracle=oracle.condconv)
-
-
-def odconv(case: Case, given: Operands) -> Subject:
-    """ODConv with its attentions: a kernel for every image, not the same.
-
-    In evaluation mode: over few images, batch normalisation would say little but their signs.
-    """
-    with seeded():
-        module = ODConv2d(case.channels, EXPERTS).eval()
-    return Subject(
-        name="ODConv2d",
-        module=module.to(case.device, case.torch_dtype),
-        inputs=(given.x,),
-        oracle=oracle.odconv,
-        smooth=False,
-    )
-
-
-def _of_positions(name: str, function: Callable[..., Tensor], given: Operands) -> Subject:
-    module = Operator(function, given.weight.clone())
-    return Subject(
-        name=name, module=module, inputs=(given.x, given.dynamic), oracle=oracle.bilinear
-    )
+def _operator(name: str, function: Callable[..., Tensor], given: Operands, m: Tensor) -> Subject:
+    module = Operator(function, given.weight)
+    return Subject(name=name, module=module, inputs=(given.x, m), oracle=oracle.operator)
 
 
 def _fails(function: Callable[..., Tensor], given: Operands) -> str | None:

@@ -1,96 +1,102 @@
 """What the project set out to reach, beside what was found."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
 from benchmarks import few_shot, loops
-from benchmarks.plots import SWEEPS, nanoseconds, peak
-from benchmarks.ratios import Values, ratios
-from benchmarks.report import Report, Row
-from neural_similarity.ops import BACKENDS
+from benchmarks.plots import GROWING, SWEEPS
+from benchmarks.report import Group, Report, grouped
+from benchmarks.subjects import BASELINE, BOTH, FORWARD
 
-FLOAT_BYTES = 4
+COMPILED = "ours, compiled"
+EVERY, SMALL, NARROW, WIDE, LARGE = (32, 64, 128), (32,), (32, 64), (64, 128), (128,)
+"""Channels of the shapes that are measured: 32 at 32x32, 64 at 16x16, 128 at 8x8."""
+BESIDE_CONVOLUTION = (
+    ("diagonal", "compiled", FORWARD, EVERY, {"fp32": 2.5, "bf16": 2.5}),
+    ("diagonal", "compiled", BOTH, SMALL, {"fp32": 3.5, "bf16": 3.5}),
+    ("diagonal", "compiled", BOTH, WIDE, {"fp32": 2.5, "bf16": 2.5}),
+    ("diagonal", "eager", FORWARD, EVERY, {"fp32": 4.5, "bf16": 4.5}),
+    ("diagonal", "eager", BOTH, EVERY, {"fp32": 5.5, "bf16": 5.5}),
+    ("full", "compiled", BOTH, SMALL, {"fp32": 5, "bf16": 7}),
+    ("full", "compiled", BOTH, LARGE, {"fp32": 3.5, "bf16": 3.5}),
+)
+"""Kind of M, backend, what is timed, channels, and the most times of a convolution's."""
+BESIDE_COMPILED = (
+    ("TensorFlow form", EVERY, {"fp32": 2.5, "bf16": 2.5}),
+    ("unfold + matmul", NARROW, {"fp32": 2, "bf16": 2}),
+    ("unfold + matmul", LARGE, {"fp32": 1.5, "bf16": 1.5}),
+    ("deform_conv2d", NARROW, {"fp32": 12}),
+    ("deform_conv2d", LARGE, {"fp32": 8}),
+)
+"""Another formulation, channels, and the fewest times of our diagonal operator's."""
+
+Where = Mapping[str, tuple]
+"""Values of a group, by its keys."""
+Values = Callable[[Report], Iterable[float]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(NamedTuple):
     """A limit on what a benchmark finds."""
 
-    text: str
-    """What is limited."""
     bench: str
     """Which benchmark finds it."""
-    limit: float
-    """At most, or at least, this."""
+    text: str
+    """What is limited."""
+    limit: str
+    """At most ("≤ 2.5") or at least ("≥ 95 %") this, with its unit."""
     values: Values
     """All that was found of it; the worst counts."""
-    least: bool = False
-    """Whether more is better."""
-    unit: str = ""
-    """Of the numbers."""
 
     def line(self, report: Report | None) -> tuple[str, str, str, str]:
         """Text, limit, what was found and whether that is enough."""
-        sign = "≥" if self.least else "≤"
-        wanted = f"{sign} {self.limit:g}{self.unit}"
-        found = [] if report is None else list(self.values(report))
+        sign, number, *unit = self.limit.split(" ")
+        found = sorted(self.values(report), reverse=sign == "≥") if report else []
         if not found:
-            return self.text, wanted, "", "not measured"
-        best, worst = (max, min) if self.least else (min, max)
-        reached = worst(found) >= self.limit if self.least else worst(found) <= self.limit
-        ends = dict.fromkeys(f"{value(found):.3g}{self.unit}" for value in (best, worst))
-        return self.text, wanted, " to ".join(ends), "reached" if reached else "**not reached**"
+            return self.text, self.limit, "", "not measured"
+        best, worst = found[0], found[-1]
+        reached = worst <= float(number) if sign == "≤" else worst >= float(number)
+        ends = dict.fromkeys(" ".join([f"{value:.3g}", *unit]) for value in (best, worst))
+        return self.text, self.limit, " to ".join(ends), "reached" if reached else "**not reached**"
 
 
-def _saved(kind: str) -> Values:
+def _times(names: str, over: str, where: Where, timed: str = ".*", scale: float = 1.0) -> Values:
+    """Times of what `names` matches over those of `over`, where the group has these values."""
+
     def values(report: Report) -> Iterator[float]:
-        for row in report.rows:
-            ours = row.name.removeprefix("ours, ") in BACKENDS
-            wanted = {"similarity": kind, "channels": 32, "dtype": "fp32"}
-            if ours and wanted.items() <= row.group.items() and "saved_bytes" in row.costs:
-                yield row.costs["saved_bytes"] / FLOAT_BYTES
+        for rows in grouped(report.rows):
+            others = {what: t for row in rows if row.name == over for what, t in row.times.items()}
+            for row in rows:
+                if not (re.fullmatch(names, row.name) and _fits(row.group, where)):
+                    continue
+                for what in others.keys() & row.times.keys():
+                    if re.fullmatch(timed, what):
+                        yield scale * row.times[what].ratio / others[what].ratio
 
     return values
 
 
-def _ratios(wanted: Callable[[str], bool]) -> Values:
+def _costs(cost: str, names: str, where: Where, scale: float = 1.0) -> Values:
+    """A cost of what `names` matches."""
+
     def values(report: Report) -> Iterator[float]:
         for row in report.rows:
-            if wanted(row.name):
-                yield from (timing.ratio for timing in row.times.values())
+            if re.fullmatch(names, row.name) and _fits(row.group, where) and cost in row.costs:
+                yield scale * row.costs[cost]
 
     return values
 
 
-def _speed(ours: str, what: str) -> Values:
-    """How fast ours is in percent of the baseline; `what` is in its group."""
-
-    def values(report: Report) -> Iterator[float]:
-        for row in report.rows:
-            if row.name == ours and row.group.get("what") == what and not row.baseline:
-                yield from (100 / timing.ratio for timing in row.times.values())
-
-    return values
-
-
-def _tasks_per_second(report: Report) -> Iterator[float]:
-    for row in report.rows:
-        if row.name == few_shot.OURS and row.group["what"] == few_shot.KEPT:
-            if few_shot.SPEED in row.costs:
-                yield row.costs[few_shot.SPEED]
-
-
-def _growth(value: Callable[[Row], float | None]) -> Values:
+def _growth(label: str) -> Values:
     """How much more a position costs at one size than at the size before it."""
 
     def values(report: Report) -> Iterator[float]:
         lines: dict[tuple, list[tuple[int, float]]] = {}
         for row in report.rows:
-            sweep = str(row.group["sweep"])
-            varied = SWEEPS[sweep]
-            line = (sweep, row.name, row.group["dtype"], row.group["threads"])
-            if (cost := value(row)) and not row.baseline:
+            varied = SWEEPS[str(row.group["sweep"])]
+            line = (varied, row.name, row.group["dtype"], row.group["threads"])
+            if (cost := GROWING[label](row)) and not row.baseline:
                 lines.setdefault(line, []).append((int(row.group[varied]), cost))
         for points in lines.values():
             for (_, before), (_, after) in pairwise(sorted(points)):
@@ -99,74 +105,93 @@ def _growth(value: Callable[[Row], float | None]) -> Values:
     return values
 
 
+def _fits(group: Group, where: Where) -> bool:
+    return all(group.get(name) in values for name, values in where.items())
+
+
+def _operators(dtype: str) -> Iterator[Target]:
+    """Ratios of operators, of each dtype apart."""
+    of = {"dtype": (dtype,)}
+    for kind, backend, time, channels, limits in BESIDE_CONVOLUTION:
+        text = f"{kind}, {backend}, {dtype}, {time}, {_words(channels)} ÷ `{BASELINE}`"
+        case = of | {"similarity": (kind,), "channels": channels}
+        values = _times(f"ours, {backend}", BASELINE, case, re.escape(time))
+        yield Target("operators", text, f"≤ {limits[dtype]}", values)
+    for other, channels, limits in BESIDE_COMPILED:
+        text = f"{other} ÷ diagonal, compiled, {dtype}, {BOTH}, {_words(channels)}"
+        case = of | {"similarity": ("diagonal",), "channels": channels}
+        values = _times(re.escape(other), COMPILED, case, re.escape(BOTH))
+        if dtype in limits:
+            yield Target("operators", text, f"≥ {limits[dtype]}", values)
+    for kind, limit in (("diagonal", "1.5"), ("full", "2")):
+        for time in (FORWARD, BOTH):
+            text = f"{kind}, {dtype}, {time}, eager ÷ compiled"
+            case = of | {"similarity": (kind,)}
+            values = _times("ours, eager", COMPILED, case, re.escape(time))
+            yield Target("operators", text, f"≤ {limit}", values)
+
+
+def _words(channels: tuple[int, ...]) -> str:
+    return f"{' and '.join(map(str, channels))} channels"
+
+
+def _saved(kind: str) -> Values:
+    """Floats that autograd keeps of a position."""
+    case = {"similarity": (kind,), "channels": SMALL, "dtype": ("fp32",)}
+    return _costs("saved_bytes", "ours, (compiled|eager|triton)", case, 1 / 4)
+
+
 TARGETS = (
-    *(Target(bench="operators", **ratio._asdict()) for ratio in ratios()),
+    *_operators("fp32"),
+    *_operators("bf16"),
     Target(
-        text="saved for backward at C = O = 32, dynamic diagonal, fp32",
-        bench="operators",
-        limit=45,
-        unit=" floats/position",
-        values=_saved("diagonal"),
+        "operators",
+        "saved for backward at C = O = 32, dynamic diagonal, fp32",
+        "≤ 45 floats/position",
+        _saved("diagonal"),
+    ),
+    Target("operators", "the same, dynamic full", "≤ 120 floats/position", _saved("full")),
+    Target(
+        "training",
+        "training step of CNN-9, dynamic diagonal (predictor without batch norm) ÷ plain",
+        "≤ 4.2",
+        _times("dynamic-(diagonal|dns)", "plain", {}),
     ),
     Target(
-        text="the same, dynamic full",
-        bench="operators",
-        limit=120,
-        unit=" floats/position",
-        values=_saved("full"),
+        "training",
+        "training step of CNN-9, static ÷ plain",
+        "≤ 1.05",
+        _times("static.*", "plain", {}),
     ),
     Target(
-        text="training step of CNN-9, dynamic diagonal (predictor without batch norm) ÷ plain",
-        bench="training",
-        limit=4.2,
-        values=_ratios(lambda name: name in ("dynamic-diagonal", "dynamic-dns")),
+        "training",
+        "images/s of `nsim train` in percent of a bare loop's, the same network",
+        "≥ 95 %",
+        _times(loops.BARE, loops.OURS, {"what": (loops.WHAT,)}, scale=100),
     ),
     Target(
-        text="training step of CNN-9, static ÷ plain",
-        bench="training",
-        limit=1.05,
-        values=_ratios(lambda name: name.startswith("static")),
+        "inference", "inference of CNN-9, folded ÷ plain", "≤ 1.03", _times(".*folded", "plain", {})
     ),
     Target(
-        text="images/s of `nsim train` in percent of a bare loop's, the same network",
-        bench="training",
-        limit=95,
-        unit=" %",
-        least=True,
-        values=_speed(loops.OURS, loops.WHAT),
+        "scaling",
+        "time of a position at one size ÷ at the size before: linear, no cliff",
+        "≤ 1.5",
+        _growth("ns a position, forward + backward"),
     ),
     Target(
-        text="inference of CNN-9, folded ÷ plain",
-        bench="inference",
-        limit=1.03,
-        values=_ratios(lambda name: name.endswith("folded")),
+        "scaling", "peak memory of a position, likewise", "≤ 1.5", _growth("peak bytes a position")
     ),
     Target(
-        text="time of a position at one size ÷ at the size before: linear, no cliff",
-        bench="scaling",
-        limit=1.5,
-        values=_growth(nanoseconds),
+        "fewshot",
+        "tasks/s of second-order MAML in percent of `higher`'s",
+        "≥ 95 %",
+        _times(few_shot.HIGHER, few_shot.OURS, {"what": (few_shot.META,)}, scale=100),
     ),
     Target(
-        text="peak memory of a position, likewise",
-        bench="scaling",
-        limit=1.5,
-        values=_growth(peak),
-    ),
-    Target(
-        text="tasks/s of second-order MAML in percent of `higher`'s",
-        bench="fewshot",
-        limit=95,
-        unit=" %",
-        least=True,
-        values=_speed(few_shot.OURS, few_shot.META),
-    ),
-    Target(
-        text="tasks/s of ProtoNet on kept features",
-        bench="fewshot",
-        limit=500,
-        least=True,
-        values=_tasks_per_second,
+        "fewshot",
+        "tasks/s of ProtoNet on kept features",
+        "≥ 500",
+        _costs(few_shot.SPEED, few_shot.OURS, {"what": (few_shot.KEPT,)}),
     ),
 )
 """What is aimed at. Growth by half as much again counts as a cliff."""

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from neural_similarity.lab.data import Images
-from neural_similarity.lab.data.embedded import EACH, FILE
-from neural_similarity.lab.data.fashion_mnist import load_fashion_mnist
+from neural_similarity.lab.data.fashion_mnist import EACH, FILE, load_fashion_mnist
 
 TARGET = Path(__file__).parents[1] / "src/neural_similarity/lab/data/embedded" / FILE
 # Four bits of context from the byte to the left and no alignment: the smallest for 28-byte rows.

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
 
-from benchmarks.checking import without_tf32
+from benchmarks.compare import without_tf32
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.triton import kernels, launch
 from neural_similarity.ops.window import Window

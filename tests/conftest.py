@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from neural_similarity import visualize
-from neural_similarity.lab import data, train
+from neural_similarity.lab import data, session
 from neural_similarity.lab.paper import TABLES
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, RECIPES
-from neural_similarity.lab.tasks.few_shot import session as few_shot_session
 
 # Every process that a test starts would compile torch anew: as long again as its import takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -23,8 +22,13 @@ def _no_leaks():
 
 def shared_state():
     functions = data.load, data.load_split, visualize.draw
-    curves = train.session.draw_learning_curves, few_shot_session.draw_learning_curves
-    return functions, curves, dict(RECIPES), dict(FEW_SHOT_RECIPES), dict(TABLES)
+    return (
+        functions,
+        session.draw_learning_curves,
+        dict(RECIPES),
+        dict(FEW_SHOT_RECIPES),
+        dict(TABLES),
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "neural_similarity"
-LIBRARY = ("ops", "functional", "nn", "models", "conversion", "regularize", "visualize", "testing")
-LABORATORY = ("data", "train", "tasks", "recipes", "paper", "theory", "cli")
+LIBRARY = (
+    "ops",
+    "functional",
+    "nn",
+    "models",
+    "conversion",
+    "regularize",
+    "visualize",
+    "testing",
+    "hub",
+)
+LABORATORY = ("data", "train", "tasks", "session", "recipes", "paper", "theory", "cli")
 IMPORT = re.compile(r"^\s*from ([\w.]+) import ([\w, ]+|\()", re.MULTILINE)
 
 

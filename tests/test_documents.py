@@ -8,8 +8,9 @@ import torch
 
 import neural_similarity as ns
 from neural_similarity import testing
+from neural_similarity.lab.session import load, train
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
-from neural_similarity.lab.train import Recipe, load, train
+from neural_similarity.lab.train import Recipe
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,6 +64,18 @@ def test_a_network_of_ones_own(tmp_path, monkeypatch):
     network = load(train(recipe, out=tmp_path / "run"))
     assert network[0].out_channels == 8
     assert network(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_adapting_a_network(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program = "\n".join(blocks("docs/adapting.md"))
+    names: dict = {}
+    exec(compile(program, "adapting.md", "exec"), names)
+    text, printed = (ROOT / "docs/adapting.md").read_text("utf-8"), capsys.readouterr().out
+    shown = re.findall(r"# prints: (.*)", text)
+    assert len(shown) == 2
+    for line in shown:
+        assert line in printed
 
 
 def test_a_method_of_ones_own(tmp_path, monkeypatch):

@@ -9,10 +9,9 @@ import pytest
 
 import neural_similarity as ns
 from neural_similarity.choices import EXTRA
-from neural_similarity.lab.cli import kinds, recipes
+from neural_similarity.lab.cli import recipes
 from neural_similarity.lab.recipes import listing
 from neural_similarity.lab.recipes.listing import LIST, listed
-from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({EXTRA}))\n"
 USE = """
@@ -105,5 +104,4 @@ def test_the_list_of_recipes_is_theirs():
 
 
 def test_what_is_written_twice_to_load_no_torch_is_the_same():
-    assert kinds.FEW_SHOT == FewShotRun.COMMAND
     assert (recipes.LIST, recipes.FEW_SHOT_GROUP) == (LIST, listing.FEW_SHOT_GROUP)

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from neural_similarity.lab import data
+from neural_similarity.lab import data, session
 from neural_similarity.lab.data import ClassSplit, Images
 from neural_similarity.lab.data.images import digest_of
-from neural_similarity.lab.tasks.few_shot import session
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train.runtime import threads
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from neural_similarity import visualize
-from neural_similarity.lab import data
+from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Dataset, Images
-from neural_similarity.lab.train import Recipe, session
+from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.runtime import threads
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 

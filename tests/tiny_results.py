@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_images import TINY, use_tiny_images
 
-from neural_similarity.lab.paper import TABLES, make_plan
+from neural_similarity.lab.paper import TABLES, Scope, make_plan, wanted_runs
 from neural_similarity.lab.paper.records import record_path
 from neural_similarity.lab.paper.tables import Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
@@ -66,4 +66,6 @@ def plan_of(folder, **changes):
     """The plan of the tiny table below `folder`."""
     options = {"seeds": (1, 2), "budget": 1.0}
     options |= {"results": folder / "results", "runs": folder / "runs"}
-    return make_plan(TINY_TABLE, **options | changes)
+    options |= changes
+    wanted = wanted_runs(TINY_TABLE, options.pop("seeds"), options.pop("only", ()))
+    return make_plan(wanted, Scope(**options))

@@ -10,20 +10,26 @@ from neural_similarity.choices import extra_needed as _extra_needed
 
 if _typing.TYPE_CHECKING:
     from neural_similarity import functional as functional
+    from neural_similarity import hub as hub
     from neural_similarity import models as models
     from neural_similarity import testing as testing
     from neural_similarity import visualize as visualize
+    from neural_similarity.conversion import adapters as adapters
     from neural_similarity.conversion import convert as convert
     from neural_similarity.conversion import fold as fold
     from neural_similarity.conversion import freeze_backbone as freeze_backbone
+    from neural_similarity.conversion import load_adapter as load_adapter
     from neural_similarity.conversion import max_difference as max_difference
     from neural_similarity.conversion import plan as plan
+    from neural_similarity.conversion import save_adapter as save_adapter
     from neural_similarity.conversion import unconvert as unconvert
     from neural_similarity.conversion import unfreeze_backbone as unfreeze_backbone
-    from neural_similarity.lab.train.run import load as load
+    from neural_similarity.lab.session import load as load
+    from neural_similarity.models import macs as macs
     from neural_similarity.nn import CNN as CNN
     from neural_similarity.nn import LSTM as LSTM
     from neural_similarity.nn import SIMILARITIES as SIMILARITIES
+    from neural_similarity.nn import Affine as Affine
     from neural_similarity.nn import Conv1d as Conv1d
     from neural_similarity.nn import Conv2d as Conv2d
     from neural_similarity.nn import Conv3d as Conv3d
@@ -54,21 +60,26 @@ if _typing.TYPE_CHECKING:
     from neural_similarity.regularize import penalty as penalty
 
 __version__ = "0.1.0"
-_MODULES = ("functional", "models", "nn", "testing", "visualize")
+_MODULES = ("functional", "hub", "models", "nn", "testing", "visualize")
 _HOMES = {
     "neural_similarity.conversion": (
+        "adapters",
         "convert",
         "fold",
         "freeze_backbone",
+        "load_adapter",
         "max_difference",
         "plan",
+        "save_adapter",
         "unconvert",
         "unfreeze_backbone",
     ),
+    "neural_similarity.models": ("macs",),
     "neural_similarity.nn": (
         "CNN",
         "LSTM",
         "SIMILARITIES",
+        "Affine",
         "Conv1d",
         "Conv2d",
         "Conv3d",
@@ -97,7 +108,7 @@ _HOMES = {
         "sharing",
     ),
     "neural_similarity.regularize": ("parameter_groups", "penalty"),
-    "neural_similarity.lab.train.run": ("load",),
+    "neural_similarity.lab.session": ("load",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [*_MODULES, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -32,6 +32,7 @@ from neural_similarity.choices import require_known
 from neural_similarity.conversion import unconvert
 from neural_similarity.nn import (
     LSTM,
+    Affine,
     Conv1d,
     Conv2d,
     Conv3d,
@@ -74,6 +75,7 @@ STRUCTURES: dict[str, Structure] = {
     "Sparse": Sparse(keep=5),
     "Select": Select(),
     "Shift": Unshared(Shift(), channels="each"),
+    "Affine": Affine(),
 }
 """A representative of every structure."""
 

@@ -1,6 +1,7 @@
 """What the benchmarks compare computes what it says, and what does not is not timed."""
 
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -10,22 +11,22 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from benchmarks import checking, formulations, loops, networks, oracle
+from benchmarks import formulations, loops, networks, oracle
 from benchmarks import subjects as catalogue
-from benchmarks.case import Case, operands
-from benchmarks.checking import Checker, problem, tolerance
-from benchmarks.comparison import Comparison, compare, forward
-from benchmarks.odconv import ODConv2d
-from benchmarks.subject import Absent, Operator, Subject
-from benchmarks.timing import Effort
+from benchmarks.case import Absent, Case, Operator, Subject, operands
+from benchmarks.compare import Entrant, compare, problem, tolerance
+from benchmarks.measure import Effort
+from benchmarks.oracle import Checker
 from neural_similarity import models
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import choose_runtime
 
-SMALL = Case(kind="diagonal", dtype="fp32", batch=3, channels=4, size=5)
+CPU = choose_runtime("cpu", "fp32")
+SMALL = Case(kind="diagonal", runtime=CPU, batch=3, channels=4, size=5)
+SHORT = Effort(rounds=3, attempts=1)
 BOTH = pytest.mark.parametrize("kind", ["diagonal", "full"])
 DTYPES = pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-FUNCTIONS = [(kind, f) for kind, fs in catalogue.FORMULATIONS.items() for f in fs.values()]
+FUNCTIONS = [(kind, f) for kind, fs in formulations.BY_KIND.items() for f in fs.values()]
 
 
 def by_loops(x, weight, m):
@@ -64,17 +65,16 @@ def test_formulations_are_the_loops(kind, function):
 def test_oracles_are_the_loops(kind):
     given = operands(replace(SMALL, kind=kind))
     x, weight, m = (t.detach().double() for t in given[:3])
-    module = Operator(by_loops, weight)
-    assert_close(oracle.bilinear(module, x, m), by_loops(x, weight, m))
-    module.m = nn.Parameter(given.static.double())
-    everywhere = given.static.double().reshape(1, -1, 1, 1).expand(3, -1, 5, 5)
-    assert_close(oracle.static(module, x), by_loops(x, weight, everywhere))
-    assert_close(oracle.plain(module, x), F.conv2d(x, weight, padding=1))
+    module = Operator(by_loops, nn.Parameter(weight))
+    assert_close(oracle.operator(module, x, m), by_loops(x, weight, m))
+    one = given.static.detach().double()
+    everywhere = one.reshape(1, -1, 1, 1).expand(3, -1, 5, 5)
+    assert_close(oracle.operator(module, x, one), by_loops(x, weight, everywhere))
 
 
-@pytest.mark.parametrize("similarity", [None, "static-full", "dynamic-diagonal"])
+@pytest.mark.parametrize("similarity", ["plain", "static-full", "dynamic-diagonal"])
 def test_the_networks_oracle_is_the_network_in_float64(similarity):
-    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1)
+    setting = networks.Setting(runtime=CPU, width=0.1)
     model = setting.network(similarity).double().eval()
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     expected = model(x)
@@ -82,47 +82,25 @@ def test_the_networks_oracle_is_the_network_in_float64(similarity):
     assert_close(oracle.network(model, x), expected)  # and once more
 
 
-def test_odconv_is_its_formula_image_by_image():
-    layer = ODConv2d(4, kernels=3).double().eval()
-    x = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    pooled = layer.squeeze(x)
-    for n in range(2):
-        kernel = torch.zeros(4, 4, 3, 3, dtype=torch.float64)
-        weights = layer.over_kernels(pooled[n]).softmax(0)
-        taps = layer.over_taps(pooled[n]).sigmoid().view(3, 3)
-        channels, filters = layer.over_channels(pooled[n]), layer.over_filters(pooled[n])
-        for i in range(3):
-            for o in range(4):
-                for c in range(4):
-                    scale = weights[i] * filters[o].sigmoid() * channels[c].sigmoid()
-                    kernel[o, c] += scale * taps * layer.weight[i, o, c]
-        assert_close(layer(x)[n], F.conv2d(x[n], kernel, padding=1))
-    assert_close(oracle.odconv(layer, x), layer(x))
-
-
-def test_condconvs_oracle_is_a_sum_of_convolutions():
-    module = nn.Module()
-    module.weight = nn.Parameter(torch.randn(3, 4 * 4 * 9, dtype=torch.float64))
-    x, routing = torch.randn(2, 4, 5, 6).double(), torch.rand(2, 3).double()
-    kernels = module.weight.view(3, 4, 4, 3, 3)
-    parts = torch.stack([F.conv2d(x, kernel, padding=1) for kernel in kernels], 1)
-    expected = (routing[..., None, None, None] * parts).sum(1)
-    assert_close(oracle.condconv(module, x, routing), expected)
-
-
 @BOTH
 @DTYPES
 @pytest.mark.parametrize(("batch", "channels", "size"), [(1, 4, 5), (5, 3, 9)])
 def test_every_subject_is_right(kind, dtype, batch, channels, size, monkeypatch):
-    monkeypatch.setattr(checking, "CHUNK", 200)  # Oracles take two images of 9×9 at a time.
-    case = replace(SMALL, kind=kind, dtype=dtype, batch=batch, channels=channels, size=size)
+    monkeypatch.setattr(oracle, "CHUNK", 200)  # Oracles take two images of 9×9 at a time.
+    case = Case(
+        kind=kind,
+        runtime=choose_runtime("cpu", dtype),
+        batch=batch,
+        channels=channels,
+        size=size,
+    )
     given = operands(case)
     found = list(catalogue.subjects(case, given))
     assert found[0].name == catalogue.BASELINE
     assert (
-        len({subject.name for subject in found}) == len(found) == (10 if kind == "diagonal" else 9)
+        len({subject.name for subject in found}) == len(found) == (8 if kind == "diagonal" else 7)
     )
-    checker = Checker(given.grad, case.torch_dtype)
+    checker = Checker(given.grad, case.dtype)
     for subject in found:
         if isinstance(subject, Absent):
             assert (subject.name, dtype) == ("deform_conv2d", "bf16")
@@ -139,13 +117,13 @@ def few(monkeypatch):
 
 @DTYPES
 @pytest.mark.parametrize(
-    "similarity", ["plain", "static-full", "dynamic-diagonal", *networks.PREDICTORS]
+    "similarity", [networks.PLAIN, "static-full", "dynamic-diagonal", *networks.PREDICTORS]
 )
 @pytest.mark.usefixtures("few")
 def test_networks_are_right(dtype, similarity):
     setting = networks.Setting(runtime=choose_runtime("cpu", dtype), width=0.1)
-    checker = Checker(setting.check_grad, replace(SMALL, dtype=dtype).torch_dtype)
-    assert problem(checker.errors(setting.subject(similarity))) is None
+    subject = setting.subject(similarity, setting.network(similarity))
+    assert problem(setting.checker().errors(subject)) is None
 
 
 @pytest.mark.parametrize(
@@ -157,9 +135,9 @@ def test_networks_are_right(dtype, similarity):
 )
 @pytest.mark.usefixtures("few")
 def test_networks_of_recipes_are_right_and_the_recipes_own(name):
-    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1)
-    subject = setting.recipe(name)
-    assert problem(Checker(setting.check_grad, torch.float32).errors(subject)) is None
+    setting = networks.Setting(runtime=CPU, width=0.1)
+    subject = setting.subject(name, setting.of_recipe(name))
+    assert problem(setting.checker().errors(subject)) is None
     recipe = RECIPES[name]
     options = {"width": 0.1 * recipe.width, "similarity": recipe.similarity}
     options |= {"variant": "released"} if name.endswith("released") else {}
@@ -202,10 +180,8 @@ WRONG = {
 
 @pytest.mark.parametrize("function", WRONG.values(), ids=WRONG)
 def test_what_is_wrong_has_no_time(function, monkeypatch):
-    monkeypatch.setitem(catalogue.FORMULATIONS, "diagonal", {"planted": function})
-    given = operands(SMALL)
-    comparison = make_comparison(list(catalogue.subjects(SMALL, given)), given.grad)
-    rows = {row.name: row for row in compare(comparison, Effort(rounds=3))}
+    monkeypatch.setitem(formulations.BY_KIND, "diagonal", {"planted": function})
+    rows = {row.name: row for row in catalogue.operators(SMALL, SHORT)}
     wrong = rows.pop("planted")
     assert wrong.wrong
     assert wrong.problem.startswith("wrong: error ")
@@ -214,29 +190,24 @@ def test_what_is_wrong_has_no_time(function, monkeypatch):
     assert all(row.times and not row.wrong for row in rows.values())
 
 
-def make_comparison(subjects, grad):
-    return Comparison(
-        group={"dtype": "fp32"},
-        subjects=subjects,
-        grad=grad,
-        dtype=torch.float32,
-        timed={"forward": forward},
-        costs=lambda *_: {"known": 1.0, "unknown": None},
+def entrant(name, error=0.0, **costs):
+    return Entrant(
+        name=name,
+        errors=lambda: {torch.float32: error},
+        calls={"forward": lambda: None},
+        costs=lambda _: costs,
     )
 
 
 def test_nothing_is_timed_beside_a_wrong_baseline():
-    given = operands(SMALL)
-    right = catalogue.plain(SMALL, given)
-    wrong = replace(right, name="wrong", oracle=lambda module, x: 2 * oracle.plain(module, x))
-    rows = compare(make_comparison([wrong, right], given.grad), Effort(rounds=3))
+    rows = compare({}, [entrant("wrong", 0.5), entrant("right")], SHORT)
     assert [row.wrong for row in rows] == [True, False]
     assert not any(row.times for row in rows)
 
 
 def test_unknown_costs_are_left_out():
-    given = operands(SMALL)
-    (row,) = compare(make_comparison([catalogue.plain(SMALL, given)], given.grad), Effort(rounds=3))
+    (row,) = compare({"dtype": "fp32"}, [entrant("plain", known=1.0, unknown=None)], SHORT)
+    assert row.group == {"dtype": "fp32", "threads": 1}
     assert row.costs == {"known": 1.0}
     assert (row.baseline, row.times["forward"].ratio) == (True, 1)
 
@@ -245,8 +216,7 @@ def test_unknown_costs_are_left_out():
 def test_gradients_of_networks_are_compared_in_float64():
     """A gradient that is wrong by a thousandth is found, though bf16 itself errs by more."""
     setting = networks.Setting(runtime=choose_runtime("cpu", "bf16"), width=0.1)
-    subject = setting.subject("dynamic-diagonal")
-    checker = Checker(setting.check_grad, torch.bfloat16)
+    subject = setting.subject("", setting.network("dynamic-diagonal"))
 
     class Slightly(nn.Module):
         def __init__(self, network):
@@ -261,7 +231,7 @@ def test_gradients_of_networks_are_compared_in_float64():
         return oracle.network(module.network, x)
 
     planted = replace(subject, module=Slightly(subject.module), oracle=of_the_network)
-    assert "in float64, allowed 1.5e-08" in problem(checker.errors(planted))
+    assert "in float64, allowed 1.5e-08" in problem(setting.checker().errors(planted))
 
 
 def test_expectations_are_computed_once_for_equal_subjects_only():
@@ -270,15 +240,15 @@ def test_expectations_are_computed_once_for_equal_subjects_only():
 
     def counted(module, *inputs):
         calls.append(module)
-        return oracle.bilinear(module, *inputs)
+        return oracle.operator(module, *inputs)
 
     subject = replace(catalogue.dynamic("", SMALL, given), oracle=counted)
     checker = Checker(given.grad, torch.float32)
     checker.errors(subject)
     checker.errors(replace(subject, name="again"))
     assert len(calls) == 1
-    other = replace(subject, module=Operator(subject.module.function, 2 * given.weight))
-    assert problem(checker.errors(other)) is None
+    other = Operator(subject.module.function, nn.Parameter(2 * given.weight))
+    assert problem(checker.errors(replace(subject, module=other))) is None
     assert len(calls) == 2
 
 
@@ -290,14 +260,12 @@ def test_tolerance_is_half_of_the_digits():
     )
 
 
-def test_rivals_that_are_not_installed_are_skipped_with_a_reason(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
+def test_what_is_not_installed_is_skipped_with_its_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision.ops", None)
     found = list(catalogue.subjects(SMALL, operands(SMALL)))
-    absent = {subject.name: subject.reason for subject in found if isinstance(subject, Absent)}
-    assert absent["CondConv2d (timm)"] == "timm is not installed"
-    assert "torchvision" in absent["deform_conv2d"]
-    assert len(absent) == 2
+    (absent,) = [subject for subject in found if isinstance(subject, Absent)]
+    assert absent.name == "deform_conv2d"
+    assert "torchvision" in absent.reason
 
 
 def test_a_backend_that_declines_is_skipped_with_its_reason(monkeypatch):
@@ -310,17 +278,28 @@ def test_a_backend_that_declines_is_skipped_with_its_reason(monkeypatch):
 
 
 def test_learning_leaves_the_identity():
-    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1)
+    setting = networks.Setting(runtime=CPU, width=0.1)
     for similarity in ("static-full", "dynamic-diagonal"):
-        moved, plain = setting.network(similarity).eval(), setting.network(None).eval()
+        moved, plain = setting.network(similarity).eval(), setting.network(networks.PLAIN).eval()
         x = setting.images(2)
         assert (moved(x) - plain(x)).abs().max() > 1e-3
         assert torch.equal(moved(x), setting.network(similarity).eval()(x))
 
 
+def test_scores_that_folding_changes_have_no_time(monkeypatch):
+    def wrong(network):
+        return networks.learn(deepcopy(network))
+
+    monkeypatch.setattr(networks, "fold", wrong)
+    setting = networks.Setting(runtime=CPU, width=0.1, batch=2)
+    rows = networks.inference(setting, ["static-full"], SHORT)
+    assert [row.name for row in rows if row.wrong] == ["static-full, folded"]
+    assert [bool(row.times) for row in rows] == [True, True, False]
+
+
 def test_both_loops_come_to_the_same_weights():
-    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1, batch=4)
-    bare, ours = loops.training_loops(setting, [1], Effort(rounds=3))
+    setting = networks.Setting(runtime=CPU, width=0.1, batch=4)
+    bare, ours = loops.training_loops(setting, SHORT)
     assert (bare.error, ours.error) == (0, 0)
     assert bare.baseline
     assert ours.times["step"].rounds == 3
@@ -329,22 +308,16 @@ def test_both_loops_come_to_the_same_weights():
 
 def test_loops_that_differ_are_not_timed(monkeypatch):
     monkeypatch.setattr(loops, "update", lambda *_: None)
-    setting = networks.Setting(runtime=choose_runtime("cpu", "fp32"), width=0.1, batch=4)
-    rows = loops.training_loops(setting, [1], Effort(rounds=3))
+    setting = networks.Setting(runtime=CPU, width=0.1, batch=4)
+    rows = loops.training_loops(setting, SHORT)
     assert all(row.wrong and not row.times for row in rows)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (partial(replace, SMALL, dtype="fp16"), "`dtype` must be one of fp32, bf16, got 'fp16'"),
-        (partial(replace, SMALL, size=0), "`size` must be at least 1, got 0"),
         (partial(Effort, rounds=2), "`rounds` must be at least 3, got 2"),
         (partial(Effort, attempts=0), "`attempts` must be at least 1, got 0"),
-        (
-            partial(networks.Setting, runtime=choose_runtime("cpu"), batch=0),
-            "`batch` must be at least 1, got 0",
-        ),
     ],
 )
 def test_wrong_settings(make, message):

@@ -3,7 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import Effort, FewShotCase, few_shot, kept_features, meta_gradients
+from benchmarks import few_shot
+from benchmarks.few_shot import FewShotCase, kept_features, meta_gradients
+from benchmarks.measure import Effort
 from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train import choose_runtime
@@ -15,11 +17,11 @@ CASE = FewShotCase(
     tasks=8,
     sizes=TaskSizes(ways=3, shots=2, queries=2),
 )
-SHORT = Effort(rounds=3, seconds=0.01)
+SHORT = Effort(rounds=3, attempts=1)
 
 
 def test_higher_and_we_have_the_gradient_of_the_definition():
-    higher, ours = meta_gradients(CASE, [1], SHORT)
+    higher, ours = meta_gradients(CASE, SHORT)
     assert (higher.name, ours.name) == ("higher", "ours")
     assert higher.baseline
     assert not ours.baseline
@@ -34,7 +36,7 @@ def test_a_gradient_of_first_order_has_no_time(monkeypatch):
         return torch.autograd.grad(method.loss(task), few_shot.trained(method))
 
     monkeypatch.setattr(few_shot, "_by_ours", first_order)
-    higher, ours = meta_gradients(CASE, [1], SHORT)
+    higher, ours = meta_gradients(CASE, SHORT)
     assert higher.times
     assert ours.wrong
     assert not ours.times
@@ -42,12 +44,12 @@ def test_a_gradient_of_first_order_has_no_time(monkeypatch):
 
 def test_without_higher_there_is_no_baseline_but_ours(monkeypatch):
     monkeypatch.setattr(few_shot, "find_spec", lambda _: None)
-    (ours,) = meta_gradients(CASE, [1], SHORT)
+    (ours,) = meta_gradients(CASE, SHORT)
     assert ours.baseline
 
 
 def test_the_evaluator_judges_as_the_definition():
-    definition, ours = kept_features(replace(CASE, tasks=50), [1], SHORT)
+    definition, ours = kept_features(replace(CASE, tasks=50), SHORT)
     assert definition.baseline
     assert ours.error == 0
     seconds = ours.times["all tasks"].seconds
@@ -67,7 +69,7 @@ def turned(adapt):
 def test_an_evaluator_that_is_wrong_has_no_time(monkeypatch, mistake):
     monkeypatch.setattr(ProtoNet, "adapt", mistake(ProtoNet.adapt))
     case = replace(CASE, tasks=50, sizes=TaskSizes(ways=5, shots=5, queries=15))
-    definition, ours = kept_features(case, [1], SHORT)
+    definition, ours = kept_features(case, SHORT)
     assert definition.times
     assert ours.wrong
     assert not ours.times

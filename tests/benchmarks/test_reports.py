@@ -6,22 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import benchmarks
-from benchmarks import (
-    comparison,
-    few_shot,
-    loops,
-    performance,
-    read,
-    to_markdown,
-    write,
-)
-from benchmarks import subjects as catalogue
-from benchmarks.__main__ import main
+from benchmarks import compare, few_shot, formulations, loops, performance
+from benchmarks.__main__ import BENCHES, main
+from benchmarks.measure import Effort, Timing
 from benchmarks.networks import texts
-from benchmarks.report import Report, Row, split
+from benchmarks.report import Report, Row, read, split, to_markdown, write
 from benchmarks.targets import TARGETS
-from benchmarks.timing import Timing
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import recipe_to_json
 
@@ -165,6 +155,9 @@ def test_ratios_of_operators_against_their_targets():
     rows = [timed("nn.Conv2d", 1.0, 1.0, baseline=True), timed("ours, compiled", 1.5, 2.0)]
     rows += [timed("ours, compiled", 2.6, 2.0, channels=64), timed("TensorFlow form", 8.0, 6.0)]
     rows += [timed("deform_conv2d", 30.0, 20.0), timed("ours, eager", 1.0, 1.0, dtype="bf16")]
+    rows += [
+        timed("nn.Conv2d", 1.0, 1.0, **other) for other in ({"channels": 64}, {"dtype": "bf16"})
+    ]
     lines = {text: (seen, verdict) for text, _, seen, verdict in found("operators", *rows)}
     assert lines == {
         "diagonal, compiled, fp32, forward, 32 and 64 and 128 channels ÷ `nn.Conv2d`": (
@@ -212,7 +205,8 @@ def test_training_against_its_targets():
     rows += [network(loops.WHAT, name, ratio) for name, ratio in LOOPS]
     lines = found("training", *rows)
     assert [line[2:] for line in lines] == [("4.1", "reached"), ("1.06", NOT), ("80 %", NOT)]
-    (line,) = found("training", network(loops.WHAT, "nsim train", 1.02))
+    rows = [network(loops.WHAT, name, ratio) for name, ratio in (LOOPS[0], ("nsim train", 1.02))]
+    (line,) = found("training", *rows)
     assert line[1:] == ("≥ 95 %", "98 %", "reached")
 
 
@@ -224,8 +218,11 @@ def test_few_shot_learning_against_its_targets():
     assert kept[1:] == ("≥ 500", "499", NOT)
 
 
+INFERENCE = (("plain", 1.0), ("static-full", 1.5), ("static-full, folded", 1.01))
+
+
 def test_inference_against_its_target():
-    rows = [network("", "static-full", 1.5), network("", "static-full, folded", 1.01)]
+    rows = [network("", name, ratio) for name, ratio in INFERENCE]
     (line,) = found("inference", *rows)
     assert line[2:] == ("1.01", "reached")
 
@@ -321,7 +318,7 @@ def test_a_page_of_nothing_is_refused_and_the_old_one_stays(tmp_path, capsys):
 
 
 def test_every_benchmark_has_a_section():
-    assert set(performance.HEADINGS) == set(performance.NOTES) == set(QUICK)
+    assert set(performance.HEADINGS) == set(BENCHES) == set(QUICK)
     assert {target.bench for target in TARGETS} <= set(QUICK)
 
 
@@ -345,7 +342,7 @@ def test_commands_print_save_and_draw(name, tmp_path, capsys):
 
 def test_a_wrong_result_has_no_time_and_the_command_fails(tmp_path, capsys, monkeypatch):
     planted = {"planted": lambda x, weight, m: (x + 0 * m.sum()) * weight.sum()}
-    monkeypatch.setitem(catalogue.FORMULATIONS, "diagonal", planted)
+    monkeypatch.setitem(formulations.BY_KIND, "diagonal", planted)
     args = ["--quick", "--dtype", "fp32", "--similarity", "diagonal", "--out", str(tmp_path)]
     assert main(["operators", *args, "--device", "cpu"]) == 1
     told = capsys.readouterr()
@@ -358,13 +355,9 @@ def test_a_wrong_result_has_no_time_and_the_command_fails(tmp_path, capsys, monk
 
 def test_rows_are_measured_with_their_threads(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        comparison, "compare", lambda *_: seen.append(torch.get_num_threads()) or []
-    )
-    case = benchmarks.Case(kind="full", dtype="fp32", batch=1, channels=2, size=4)
-    benchmarks.operators([case], [2, 1], benchmarks.Effort())
-    benchmarks.scaling({"by batch": [case]}, [1, 2], benchmarks.Effort())
-    assert seen == [2, 1, 1, 2]
+    monkeypatch.setattr(compare, "_compared", lambda *_: seen.append(torch.get_num_threads()) or [])
+    compare.compare({}, [], Effort(threads=[2, 1]))
+    assert seen == [2, 1]
     assert torch.get_num_threads() == 1
 
 
@@ -372,18 +365,17 @@ def test_rows_are_measured_with_their_threads(monkeypatch):
     ("args", "message"),
     [
         (["operator"], "no benchmark is named 'operator'; did you mean 'operators'?"),
-        (["operators", "--shapes", "32"], "`shapes` must be like 64x16"),
         (["operators", "--rounds", "2"], "`rounds` must be at least 3, got 2"),
-        (["operators", "--threads", "-1"], "`threads` must not be negative, got (-1,)"),
+        (["operators", "--threads", "-1"], "`threads` must be at least 0, got (-1,)"),
         (["operators", "--batch", "0"], "`batch` must be at least 1, got (0,)"),
+        (["operators", "--recipes", "cifar10-cnn"], "`recipes` is no option of operators"),
         (["training", "--similarity", "static"], "no similarity is named 'static'; did you mean"),
+        (["training", "--similarity", "full"], "no similarity is named 'full'; did you mean"),
+        (["operators", "--similarity", "static-full"], "no similarity is named 'static-full'"),
         (["training", "--roundz", "3"], "--rounds"),
         (["recipes", "--recipes", "cifar10-cn"], "no recipe of CIFAR-10 by gradient descent is na"),
         (["recipes", "--recipes", "cifar100-cnn"], "no recipe of CIFAR-10 by gradient descent is"),
         (["recipes", "--recipes", "cifar10-spherenet"], "no recipe of CIFAR-10 by gradient descen"),
-        (["fewshot", "--threads", "-1"], "`threads` must not be negative, got (-1,)"),
-        (["fewshot", "--tasks", "1"], "`tasks` must be at least 2, got 1"),
-        (["fewshot", "--size", "8"], "`size` must be at least 16"),
     ],
 )
 def test_wrong_command_lines(args, message, capsys):

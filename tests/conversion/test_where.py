@@ -93,7 +93,7 @@ def test_reasons_of_every_kind(mixed):
     assert {name: reason for name, reason in named.items() if reason} == {
         "up": "is a transposed convolution, whose similarity is static",
         "bridge": "is an LSTM with two directions or a projection",
-        "last": "is a Head, not exactly a torch.nn.Linear",
+        "last": "is a Head, not exactly a torch.nn.Linear; where=Head, its class, converts it",
     }
     blocks = ns.Static(ns.Unshared(ns.Full(), channels=3))
     plan = ns.plan(mixed, blocks, where=["audio", "image", "head", "memory"])
@@ -113,11 +113,8 @@ def test_reasons_of_every_kind(mixed):
 def test_where_is_a_class_or_several(mixed, kinds):
     plan = ns.plan(mixed, "static-full", kinds[0] if len(kinds) == 1 else kinds)
     subclasses = {
-        name: f"is a {name_of_class}, not exactly a torch.nn.Linear"
-        for name, name_of_class in (
-            ("last", "Head"),
-            ("attention.out_proj", "NonDynamicallyQuantizableLinear"),
-        )
+        "last": "is a Head, not exactly a torch.nn.Linear; where=Head, its class, converts it",
+        "attention.out_proj": "is in a MultiheadAttention, which reads its weight alone",
     }
     assert plan == ns.plan(mixed, "static-full", of_type(*kinds)) | subclasses
     with pytest.raises(ValueError, match="`where` must be names of modules, classes, or a func"):
@@ -282,3 +279,98 @@ def test_trying_a_predictor_changes_no_statistics():
     norm = converted[0].similarity.predictor[1]
     assert norm.training
     assert norm.num_batches_tracked == 0
+
+
+class Doubled(nn.Conv2d):
+    def _conv_forward(self, *args):
+        return 2 * super()._conv_forward(*args)
+
+
+class Renamed(nn.Conv2d):
+    """No more than another constructor, as torchvision's Conv3DSimple."""
+
+    def __init__(self, channels):
+        super().__init__(channels, channels, 3, padding=1)
+
+
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_a_subclass_that_computes_the_same_is_converted_where_its_class_is_named(similarity):
+    network = nn.Sequential(Renamed(3), Doubled(3, 3, 3), nn.Conv2d(3, 3, 3)).double()
+    assert "where=Renamed, its class, converts it" in ns.plan(network, similarity)["0"]
+    assert ns.plan(network, similarity, nn.Conv2d)["0"] is not None
+    with pytest.raises(ValueError, match="cannot be converted"):
+        ns.convert(network, similarity, "0")
+    refused = "is a Doubled, not exactly a torch.nn.Conv2d"
+    assert ns.plan(network, similarity, (Renamed, Doubled))["1"] == refused
+    converted = ns.convert(network, similarity, (Renamed, Doubled))
+    assert [type(layer) for layer in converted] == [ns.Conv2d, Doubled, nn.Conv2d]
+    x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
+    assert ns.max_difference(converted, network, x) <= 1e-12
+    if similarity == "static-full":
+        nn.init.normal_(converted[0].similarity.raw)
+        assert ns.max_difference(converted, network, x) > 1e-3
+        assert ns.max_difference(ns.fold(converted), converted, x) <= 1e-12
+
+
+def test_a_failed_conversion_leaves_a_subclass_what_it_was():
+    def failing(geometry, _):
+        if geometry.in_channels == 3:
+            raise ValueError("no")
+        return nn.Conv2d(geometry.in_channels, 9, 3, padding=1)
+
+    network = nn.Sequential(Renamed(2), Renamed(3))
+    with pytest.raises(ValueError, match="layer '1': no"):
+        ns.convert(network, ns.Dynamic(predictor=failing), Renamed, inplace=True)
+    assert [type(layer) for layer in network] == [Renamed, Renamed]
+    assert not hasattr(network[0], "similarity")
+
+
+class Experts(nn.Module):
+    """As timm's CondConv2d: a convolution that is none of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel_size = 3, 3
+        self.weight = nn.Parameter(torch.ones(4, 81))
+
+
+def test_convolutions_of_classes_of_their_own_are_in_the_plan():
+    plan = ns.plan(nn.Sequential(Experts(), nn.Conv2d(1, 1, 3)), "static-full")
+    assert plan["0"].startswith("is a Experts with a forward of its own; put a torch.nn.Conv2d in")
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        network = timm.create_model("tf_efficientnet_cc_b0_4e")
+    assert "is a CondConv2d with" in ns.plan(network, "static-full")["blocks.4.0.conv_pw"]
+
+
+def test_globs_choose_what_can_be_converted_below(mixed):
+    nested = nn.ModuleDict({"a": mixed, "b": nn.Conv2d(2, 2, 3), "c1": nn.Conv2d(2, 2, 1)})
+    found = ns.plan(nested, "static-full", ["a.[ai]*", "b"])
+    assert {name for name, why in found.items() if why is None} == {"a.audio", "a.image", "b"}
+    assert found["c1"] == "is not named in `where`"
+    assert found["a.attention.out_proj"].startswith("is in a MultiheadAttention")
+    converted = ns.convert(nested, "static-full", "a.h*")
+    assert type(converted["a"].head) is ns.Linear
+    assert type(converted["b"]) is nn.Conv2d
+    for nothing in ("x.*", "a.nothing*"):
+        with pytest.raises(ValueError, match=r"`where` must name layers.* got \['"):
+            ns.plan(nested, "static-full", [nothing, "b"])
+
+
+def test_a_plan_is_printed_as_a_table():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, (2, 5)))
+    plan = ns.plan(network, "static-full")
+    assert plan == {"0": None, "1": "has a single kernel tap", "2": None}
+    assert str(plan).splitlines() == [
+        "layer  kind    scalars  why not",
+        "0      Conv2d       81",
+        "1      Conv2d           has a single kernel tap",
+        "2      Conv2d      100",
+        "2 of 3 layers are converted, 181 scalars",
+    ]
+    assert str(ns.plan(network, "dynamic-diagonal")).endswith("converted, 19 scalars a position")
+    assert "0 of 0 layers" in str(ns.plan(nn.Sequential(), "static-full"))
+    printed = repr(ns.convert(network, "static-full"))
+    assert "Full()), 81 scalars" in printed.replace("structure=", "")
+    assert "100 scalars" in printed
+    assert "9 scalars a position" in repr(ns.convert(network, "dynamic-diagonal"))

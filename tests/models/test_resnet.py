@@ -1,15 +1,22 @@
-"""ResNets against torchvision's."""
+"""ResNets against torchvision's, and those for CIFAR against their definition."""
+
+from pathlib import Path
 
 import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity import models
+from neural_similarity.lab.data import load
 
 NAMES = ["resnet18", "resnet34", "resnet50"]
+DATA = Path(__file__).parents[2] / "data"
+ACCURACIES = {"resnet20": 0.9173, "resnet56": 0.9339}
+DEPTHS = {"resnet20": 3, "resnet56": 9}
 
 
 def randomized(network):
@@ -51,3 +58,65 @@ def test_the_stem_is_plain_where_too_many_numbers_would_be_predicted(similarity)
     with torch.device("meta"):
         stem = models.resnet18(similarity=similarity).conv1
     assert (stem.similarity is None) == (similarity in ("none", "dynamic-full"))
+
+
+def definition(state, x, depth):
+    """He et al., §4.2: blocks of two convolutions, shortcuts of every second position and zeros."""
+
+    def block(x, name, stride):
+        y = norm(F.conv2d(x, state[f"{name}conv1.weight"], None, stride, 1), f"{name}bn1").relu()
+        y = norm(F.conv2d(y, state[f"{name}conv2.weight"], None, 1, 1), f"{name}bn2")
+        if stride == 2:
+            x = x[:, :, ::2, ::2]
+            zeros = torch.zeros(len(x), x.shape[1] // 2, *x.shape[2:], dtype=x.dtype)
+            x = torch.cat([zeros, x, zeros], 1)
+        return (x + y).relu()
+
+    def norm(x, name):
+        mean, var, weight, bias = (
+            state[f"{name}.{part}"].view(-1, 1, 1)
+            for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (x - mean) / (var + 1e-5).sqrt() * weight + bias
+
+    x = norm(F.conv2d(x, state["conv1.weight"], None, 1, 1), "bn1").relu()
+    for stage in (1, 2, 3):
+        for number in range(depth):
+            x = block(x, f"layer{stage}.{number}.", 2 if stage > 1 and number == 0 else 1)
+    return x.mean((2, 3)) @ state["linear.weight"].T + state["linear.bias"]
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet56"])
+def test_outputs_are_the_definitions(name):
+    network = randomized(getattr(ns.models, name)(7)).double().eval()
+    x = torch.randn(2, 3, 31, 34).double()
+    with torch.no_grad():
+        assert_close(network(x), definition(network.state_dict(), x, DEPTHS[name]))
+    assert sum(p.dim() == 4 for p in network.parameters()) == 6 * DEPTHS[name] + 1
+
+
+def test_parameters_are_the_papers():
+    sizes = [ns.models.parameters(ns.models.build(name, 10)) for name in DEPTHS]
+    assert [round(size / 1e6, 2) for size in sizes] == [0.27, 0.85]
+    assert ns.macs(ns.models.resnet20(), (3, 32, 32)) == ns.models.macs(
+        ns.models.resnet20(), 3, 32, 32
+    )
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["resnet20", pytest.param("resnet56", marks=pytest.mark.slow)])
+def test_the_public_weights_have_their_accuracy(name):
+    file = DATA / "pretrained-cifar10" / f"{name}.pt"
+    if not file.exists() or not (DATA / "cifar-10-batches-bin").is_dir():
+        pytest.skip(f"no {file}, or no CIFAR-10 beside it; ../shared/data/prepare.py writes both")
+    network = getattr(ns.models, name)().eval()
+    network.load_state_dict(torch.load(file, weights_only=True))
+    network = ns.convert(network, "static-full")
+    test = load("cifar10", DATA).test
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    right = 0
+    with torch.no_grad():
+        for images, labels in zip(test.pixels.split(500), test.labels.split(500), strict=True):
+            x = (images / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+            right += (network(x).argmax(1) == labels).sum().item()
+    assert abs(right / 10_000 - ACCURACIES[name]) <= 0.0002

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from against_float64 import error
 from torch.autograd import gradcheck
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
+from neural_similarity.functional import fold_kernel
 from neural_similarity.nn import Geometry, format_similarity, parse_similarity
 
 GEOMETRY = Geometry(4, 6, (2, 3), (1, 1), (1, 1), (1, 1))
@@ -52,6 +54,29 @@ def test_every_position_is_mapped_alike(spec):
     raw = torch.randn(2, module.scalars, 3, 4, dtype=torch.float64)
     m = module(raw)
     assert_close(m[1, ..., 2, 1], module(raw[1:, :, 2, 1])[0])
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_predicted_numbers_times_gains_are_mapped_in_float32_at_least(spec, dtype):
+    module = spec.build(GEOMETRY)
+    raw, gain = torch.randn(2, module.scalars, 3, 4).to(dtype), torch.randn(module.scalars)
+    m = module.predicted(raw, gain)
+    assert m.dtype == torch.promote_types(dtype, torch.float32)
+    right = module(raw.double() * gain.double().view(-1, 1, 1))
+    assert error(m, right) < (1e-14 if dtype == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dimensions"), [(ns.Diagonal(), 9), (ns.Full(), 81), (ns.Unstructured(), 216)], ids=str
+)
+def test_dimensions_of_the_kernels_that_an_m_makes(spec, dimensions):
+    """Of the 216 of 4 to 6 channels and 3×3 taps: one M for all channels is no dynamic filter."""
+    module = spec.build(Geometry(4, 6, (3, 3), (1, 1), (1, 1), (1, 1)))
+    weight, raw = torch.randn(6, 36, dtype=torch.float64), torch.eye(module.scalars).double()
+    moved = module(raw) - module(torch.zeros_like(raw))
+    kernels = [fold_kernel(weight.view(6, 4, 3, 3), m).flatten() for m in moved]
+    assert torch.linalg.matrix_rank(torch.stack(kernels)) == dimensions
 
 
 @every

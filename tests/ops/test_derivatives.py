@@ -1,7 +1,5 @@
 """Derivatives of every order, batching rules, registration, and what is kept for backward."""
 
-import importlib
-
 import pytest
 import torch
 from problems import KINDS, PROBLEMS, Problem, ids
@@ -20,11 +18,6 @@ TINY = [
     Problem("tiny", size=(3, 4), channels=(2, 2), batch=1),
     Problem("tiny-stride-groups", (2, 3), (2, 1), (1, 1), (1, 2), 2, (2, 4), (4, 5), 1),
 ]
-
-
-@pytest.fixture
-def _flop_formulas():
-    importlib.import_module("neural_similarity.ops.flops")
 
 
 def function(problem, backend="auto"):
@@ -142,7 +135,6 @@ def test_backward_keeps_only_x_weight_and_m(kind, limit):
 
 
 @both_kinds
-@pytest.mark.usefixtures("_flop_formulas")
 def test_flops_are_twice_the_multiplications(kind):
     problem = Problem("flops", groups=2)
     operands = [t.requires_grad_() for t in (*problem.operands(), problem.similarity(kind))]

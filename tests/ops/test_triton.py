@@ -11,7 +11,7 @@ import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
 from problems import Problem
 
-from benchmarks.checking import without_tf32
+from benchmarks.compare import without_tf32
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.ops import declines, triton
 from neural_similarity.ops.backend import chosen

@@ -1,9 +1,11 @@
 """Training the similarities of a network alone."""
 
+from collections.abc import Container
 from typing import Any, Literal, TypeVar, get_args
 
 from torch import nn
 
+from neural_similarity.conversion.names import Parts, chosen
 from neural_similarity.nn import GlobalSimilarity, SelfAttention
 from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import check_module
@@ -12,19 +14,23 @@ Network = TypeVar("Network", bound=nn.Module)
 NormMode = Literal["eval", "train"]
 
 
-def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
-    """Let only the similarities of `model` train, in place. Paper, §4.
+def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None = None) -> Network:
+    """Let only the similarities of `model` train, and what `train` names, in place. Paper, §4.
 
-    Freeze last: what puts new normalisation in place of the old, as
-    `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, drops the hold.
+    Prints how many of all parameters that is; with `train=None` also which layer, the last, is
+    frozen with the backbone, in case it is a new head. Freeze last: what puts new normalisation in
+    place of the old, as `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, drops the hold.
 
     Args:
         model: A converted network.
         norm: "eval" holds normalisation at its running statistics in training mode too, so that
             the backbone stays the function that it was; "train" leaves it to the mode.
+        train: What else trains: names or globs of modules and parameters ("fc", "*.bn?"), or
+            modules. () is nothing else.
 
     Raises:
-        ValueError: the network has no similarity, or `norm` is unknown.
+        ValueError: the network has no similarity, `train` names what has no parameter there, or
+            `norm` is unknown.
     """
     if norm not in get_args(NormMode):
         raise ValueError(f'`norm` must be "eval" or "train", got {norm!r}')
@@ -34,16 +40,30 @@ def freeze_backbone(model: Network, norm: NormMode = "eval") -> Network:
         raise ValueError(
             "`model` must have similarities to train, got a network without; convert it"
         )
+    trained = chosen(model, () if train is None else train, "train", nn.Parameter)
     unfreeze_backbone(model).requires_grad_(False)
-    for similarity in similarities:
-        similarity.requires_grad_(True)
+    for part in (*similarities, *trained.values()):
+        part.requires_grad_(True)
     inside = {part for similarity in similarities for part in similarity.modules()}
     for module in model.modules():
         if norm == "eval" and module not in inside and hasattr(module, "running_mean"):
             held = _Held(module)
             module.register_forward_pre_hook(held.before)
             module.register_forward_hook(held.after, always_call=True)
+    print(_trained(model, inside if train is None else None))  # noqa: T201
     return model
+
+
+def _trained(model: nn.Module, similarities: Container[nn.Module] | None) -> str:
+    """How many parameters train, and what is frozen last outside of `similarities`, where given."""
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    text = f"{count:,} of {sum(p.numel() for p in model.parameters()):,} parameters train"
+    if similarities is None:
+        return text
+    modules = [(name, m) for name, m in model.named_modules() if m not in similarities]
+    frozen = [name for name, m in modules if next(m.parameters(recurse=False), None) is not None]
+    last = frozen[-1] if frozen else ""
+    return f"{text}; {last!r} is frozen too, train={last!r} trains it" if last else text
 
 
 def unfreeze_backbone(model: Network) -> Network:

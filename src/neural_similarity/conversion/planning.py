@@ -2,15 +2,29 @@
 
 from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from neural_similarity.conversion.freezing import similarities_of
-from neural_similarity.conversion.where import Choice, Where, choice_of, is_chosen, is_exact, named
+from neural_similarity.conversion.names import is_glob, matches
+from neural_similarity.conversion.where import (
+    Choice,
+    Where,
+    choice_of,
+    converts_class,
+    is_chosen,
+    named,
+)
 from neural_similarity.nn import Dynamic, Geometry
-from neural_similarity.nn.layer import LAYERS, check_ready, geometry_of, has_similarity
+from neural_similarity.nn.layer import (
+    LAYERS,
+    check_ready,
+    geometry_of,
+    has_similarity,
+    torchs_class,
+)
 from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
@@ -19,22 +33,58 @@ from neural_similarity.nn.text import Similarity, required_similarity
 _INSIDE = "is part of a similarity"
 _PARALLEL = "is in DistributedDataParallel, which knows its parameters already; convert it before"
 _READ = "is in a TransformerEncoderLayer, which in evaluation reads its weight alone"
+_READ_BY_ATTENTION = "is in a MultiheadAttention, which reads its weight alone"
+_WRAPPED = "is in a layer of PEFT's, which knows its kernel without M; merge_and_unload() before"
 
 
 class _Unfit(str):
     """A reason that lies in the similarity, not in the layer."""
 
 
-def plan(
-    model: nn.Module, similarity: Similarity | str, where: Where | None = None
-) -> dict[str, str | None]:
+class Plan(dict[str, str | None]):
+    """Why each layer is not converted, or None where it is; printed, a table with its numbers."""
+
+    def __init__(self, reasons: Mapping[str, str | None], model: nn.Module, spec: Similarity):
+        super().__init__(reasons)
+        layers = {name: model.get_submodule(name) for name in self}
+        self._kinds = {name: type(layer).__name__ for name, layer in layers.items()}
+        converted = {layers[name]: name for name, why in self.items() if why is None}
+        self._scalars = {name: scalars(spec, layer) for layer, name in converted.items()}
+        self._unit = " a position" if isinstance(spec, Dynamic) else ""
+
+    def __str__(self) -> str:
+        """The table: layer, kind, numbers of M, and why not."""
+        head = ("layer", "kind", "scalars", "why not")
+        rows = [
+            (name, self._kinds[name], f"{self._scalars.get(name, '')}", why or "")
+            for name, why in self.items()
+        ]
+        widths = [max(map(len, column)) for column in list(zip(head, *rows, strict=True))[:3]]
+        lines = [
+            f"{name:{widths[0]}}  {kind:{widths[1]}}  {count:>{widths[2]}}  {why}".rstrip()
+            for name, kind, count, why in (head, *rows)
+        ]
+        total = sum(self._scalars.values())
+        converted = f"{len(self._scalars)} of {len(self)} layers are converted"
+        return "\n".join([*lines, f"{converted}, {total:,} scalars{self._unit}"])
+
+
+def scalars(spec: Similarity, layer: nn.Module) -> int:
+    """How many numbers make up the M of a layer: learned, or predicted at every position."""
+    return sum(spec.structure.build(geometry).scalars for geometry in _geometries(layer))
+
+
+def plan(model: nn.Module, similarity: Similarity | str, where: Where | None = None) -> Plan:
     """What `convert` does with each convolution: why it skips it, or None if it converts it.
+
+    A dict by the names of layers; `print` shows it as a table.
 
     Raises:
         ValueError: `model` is no network, `similarity` does not start at the identity, or `where`
             names what is no layer of the model that could have a similarity.
     """
-    return make_plan(model, identity_start(similarity), choice_of(where))
+    spec = identity_start(similarity)
+    return Plan(make_plan(model, spec, choice_of(where)), model, spec)
 
 
 def identity_start(similarity: Similarity | str) -> Similarity:
@@ -53,9 +103,12 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
     layers = {
         name: module
         for name, module in modules.items()
-        if isinstance(module, _ConvNd) or name in names or is_chosen(where, name, module)
+        if _is_convolution(module) or name in names or is_chosen(where, name, module)
     }
     missing = sorted(name for name in names if not isinstance(modules.get(name), tuple(LAYERS)))
+    globs = [glob for glob in where if is_glob(glob)] if isinstance(where, list) else []
+    kept = [name for name, layer in layers.items() if isinstance(layer, tuple(LAYERS))]
+    missing += [glob for glob in globs if not any(matches(name, glob) for name in kept)]
     if missing:
         kinds = ", ".join(kind.__name__ for kind in LAYERS)
         raise ValueError(f"`where` must name layers of the model ({kinds}), got {missing}")
@@ -66,14 +119,24 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
     }
 
 
+def _is_convolution(module: nn.Module) -> bool:
+    """Whether a module is one, also of a class of its own, as timm's CondConv2d."""
+    own = hasattr(module, "kernel_size") and isinstance(getattr(module, "weight", None), Tensor)
+    return isinstance(module, _ConvNd) or own
+
+
 def _places(model: nn.Module) -> dict[nn.Module, str]:
     """Why the place of some parts of a network leaves no room for a similarity."""
     read = ("linear1", "linear2")
     encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoderLayer)]
     parallel = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
+    attentions = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
+    wrapped = [m for m in model.modules() if isinstance(m._modules.get("base_layer"), nn.Module)]
     return (
         {part: _READ for outer in encoders for name, part in outer.named_children() if name in read}
+        | {outer.out_proj: _READ_BY_ATTENTION for outer in attentions}
         | {part: _PARALLEL for outer in parallel for part in outer.modules()}
+        | {part: _WRAPPED for outer in wrapped for part in outer.modules()}
         | {part: _INSIDE for outer in similarities_of(model) for part in outer.modules()}
     )
 
@@ -93,13 +156,28 @@ def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None)
         return "is a transposed convolution, whose similarity is static"
     if type(layer) in LAYERS and not chosen:
         return f"is a {type(layer).__name__}; name it in `where` to have it converted too"
-    if not chosen or not is_exact(layer):
-        mend = "; remove its parametrizations" if parametrize.is_parametrized(layer) else ""
-        return f"is a {_kind(layer)}, not exactly a torch.nn.{_nearest(layer, where)}{mend}"
+    if not isinstance(layer, tuple(LAYERS)):
+        return f"is a {_kind(layer)} with a forward of its own; put a torch.nn.Conv2d in its place"
+    if not chosen or not converts_class(where, layer):
+        return f"is a {_kind(layer)}, not exactly a torch.nn.{_nearest(layer, where)}{_mend(layer)}"
     if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
         return "is an LSTM with two directions or a projection"
+    return _misfit(_geometries(layer), spec, where)
+
+
+def _geometries(layer: nn.Module) -> list[Geometry]:
+    """Of a layer, or of the parts of an LSTM."""
     geometries = lstm_geometries(layer).values() if isinstance(layer, nn.LSTM) else ()
-    return _misfit(list(geometries) or [geometry_of(layer)], spec, where)
+    return list(geometries) or [geometry_of(layer)]
+
+
+def _mend(layer: nn.Module) -> str:
+    """How a layer of a subclass can be converted, if it can."""
+    if parametrize.is_parametrized(layer):
+        return "; remove its parametrizations"
+    if torchs_class(type(layer)) is None:
+        return ""
+    return f"; where={_kind(layer)}, its class, converts it"
 
 
 def _kind(layer: nn.Module) -> str:

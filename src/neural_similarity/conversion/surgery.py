@@ -12,7 +12,7 @@ from neural_similarity.conversion.freezing import Network, let_go, similarities_
 from neural_similarity.conversion.planning import check_plan, identity_start, make_plan
 from neural_similarity.conversion.where import Where, choice_of
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
-from neural_similarity.nn.layer import LAYERS, check_exact, equip, is_dynamic, strip
+from neural_similarity.nn.layer import check_exact, equip, is_dynamic, strip
 from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.text import Similarity
 
@@ -40,21 +40,23 @@ def convert(
         model: Any network; a copy is converted unless `inplace`.
         similarity: A name or spec that starts at the identity, see `ns.Conv2d`. A predictor that
             is a ready module serves a single layer.
-        where: Name or names of the modules to convert, as in `model.named_modules()`, or a class or
-            classes, such as `torch.nn.Linear`, or a function of (name, module) that tells whether
-            to; by default all convolutions.
+        where: Name or names of the modules to convert, as in `model.named_modules()`, globs among
+            them ("layer4.*": whatever fits and can be converted), or a class or classes, such as
+            `torch.nn.Linear`, or a function of (name, module) that tells whether to; by default all
+            convolutions. A class that overrides no more than `__init__` of torch's (torchvision's
+            Conv3DSimple) is converted where it is named itself, and `fold` leaves torch's class.
         inplace: Convert `model` itself; where that fails, it is as it was.
 
     Raises:
-        ValueError: a module named in `where` is missing or cannot be converted, there is no layer
-            to convert (and none with a similarity already), the similarity fits none or does not
-            start at the identity in any of them, or a ready predictor would serve several. Errors
-            of a single layer carry its name.
+        ValueError: a module named in `where` is missing or cannot be converted, a glob fits no
+            layer, there is no layer to convert (and none with a similarity already), the similarity
+            fits none or does not start at the identity in any of them, or a ready predictor would
+            serve several. Errors of a single layer carry its name.
     """
     spec, where = identity_start(similarity), choice_of(where)
     reasons = make_plan(model, spec, where)
     check_plan(model, reasons, spec, where)
-    model = model if inplace else _copy(model)
+    model = model if inplace else copied(model)
     layers = dict(model.named_modules(remove_duplicate=False))
     _equip_all({layers[name]: name for name, why in reasons.items() if why is None}, spec)
     return model
@@ -69,7 +71,7 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
         ValueError: a layer is of another class than ours, as with a parametrization.
     """
     check_module(model)
-    model = model if inplace else _copy(model)
+    model = model if inplace else copied(model)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, SimilarityLayer)}
     for name, layer in layers.items():
         with _naming(name):
@@ -84,7 +86,9 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     """A copy in which every static layer is torch's own and computes the same.
 
     Selections and shifts become smaller layers still, see `ns.Conv2d.fold`. Normalisation that
-    `freeze_backbone` holds is let go where no similarity is left.
+    `freeze_backbone` holds is let go where no similarity is left. A full M mixes taps, so that
+    kernels that were pruned lose their zeros: prune after folding. Quantise and wrap (PEFT) after
+    folding, too: such tools read the kernel without M.
 
     Args:
         model: Any network.
@@ -105,7 +109,7 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
             f"dynamic similarities cannot be folded, and these layers have one: {names}; "
             f"dynamic='keep' leaves them as they are"
         )
-    model = _copy(model)
+    model = copied(model)
     folded: dict[nn.Module, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(layer, SimilarityLayer) or is_dynamic(layer):
@@ -122,7 +126,7 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     return model
 
 
-def _copy(model: Network) -> Network:
+def copied(model: Network) -> Network:
     """A deep copy in the same modes: torchvision's feature extractors copy into training mode."""
     try:
         copied = deepcopy(model)
@@ -154,8 +158,8 @@ def _equip_all(names: Mapping[nn.Module, str], spec: Similarity) -> None:
         for layer, kind in kinds.items():
             if isinstance(layer, SimilarityLayer):
                 layer.similarity = None
-                if kind in LAYERS:
-                    strip(layer)
+                if not issubclass(kind, SimilarityLayer):
+                    strip(layer).__class__ = kind
         raise
 
 

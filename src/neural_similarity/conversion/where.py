@@ -5,7 +5,8 @@ from typing import Any, cast
 
 from torch import nn
 
-from neural_similarity.nn.layer import LAYERS
+from neural_similarity.conversion.names import is_glob, matches
+from neural_similarity.nn.layer import LAYERS, torchs_class
 
 Kinds = tuple[type[nn.Module], ...]
 Choose = Callable[[str, nn.Module], bool]
@@ -31,17 +32,28 @@ def choice_of(where: Where | None) -> Choice | None:
 
 
 def named(where: Choice | None) -> set[str]:
-    """The names that `where` consists of."""
-    return set(where) if isinstance(where, list) else set()
+    """The names that `where` consists of, without its globs."""
+    return {name for name in where if not is_glob(name)} if isinstance(where, list) else set()
 
 
 def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     """Whether `where` asks for a module."""
     if where is None:
         return type(module) in (nn.Conv2d, LAYERS[nn.Conv2d])
+    if isinstance(where, list):
+        found = any(is_glob(glob) and matches(name, glob) for glob in where)
+        return name in where or (found and isinstance(module, tuple(LAYERS)))
     if isinstance(where, tuple):
         return isinstance(module, tuple(LAYERS)) and isinstance(module, where)
-    return name in where if isinstance(where, list) else is_exact(module) and where(name, module)
+    return is_exact(module) and where(name, module)
+
+
+def converts_class(where: Choice | None, layer: nn.Module) -> bool:
+    """Whether a layer is of a class that has one of ours, or that `where` names and may be one."""
+    if is_exact(layer):
+        return True
+    asked = isinstance(where, tuple) and type(layer) in where
+    return asked and torchs_class(type(layer)) is not None
 
 
 def is_exact(layer: nn.Module) -> bool:

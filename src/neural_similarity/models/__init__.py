@@ -29,6 +29,8 @@ from neural_similarity.models.resnet import resnet18 as resnet18
 from neural_similarity.models.resnet import resnet34 as resnet34
 from neural_similarity.models.resnet import resnet50 as resnet50
 from neural_similarity.models.resnet12 import resnet12 as resnet12
+from neural_similarity.models.resnet_cifar import resnet20 as resnet20
+from neural_similarity.models.resnet_cifar import resnet56 as resnet56
 from neural_similarity.models.rivals import CondConv2d, DeformableConv2d, DynamicFilter2d
 from neural_similarity.models.spherenet9 import spherenet9 as spherenet9
 from neural_similarity.models.wide_resnet import wrn28_10 as wrn28_10
@@ -48,6 +50,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "convnet4": convnet4,
     "resnet12": resnet12,
     "wrn28_10": wrn28_10,
+    "resnet20": resnet20,
+    "resnet56": resnet56,
     "resnet18": resnet18,
     "resnet34": resnet34,
     "resnet50": resnet50,

@@ -1,32 +1,36 @@
 """A convolution with what follows it: batch normalisation, pool, ReLU."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.models.rivals import Rival
-from neural_similarity.nn.normalization import fused, fuses, has_hooks
+from neural_similarity.nn.layer import has_hooks
+from neural_similarity.ops.batch_norm import pooled_relu
+from neural_similarity.ops.native import available
 
 _MAP_DIMS = 4
 """Those of maps: image, channel, row, column."""
-_BEHIND = ([nn.ReLU], [nn.MaxPool2d, nn.ReLU])
 
 
 class ConvBlock(nn.Sequential):
     """A sequence of a convolution, batch normalisation, a 2×2 pool where a stage ends, and ReLU.
 
     The ReLU stands behind the pool, where the map is a quarter: the largest number of a window is
-    the same before and after it, and so is the gradient. On a CPU what follows the convolution is
-    one operator, on channels-last maps and unless a layer was replaced or has hooks.
+    the same before and after it, and so is the gradient. Behind a pool, a normalisation of a class
+    that gives its `line`, slope and offset of every channel (2, c), for a batch, is one operator
+    with pool and ReLU (`ops.batch_norm`): on channels-last maps on a CPU, and unless a layer was
+    replaced or has hooks.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """The block's maps of `input`."""
         conv, *others = self
         x = conv(input)
-        if _as_made(others) and fuses(others[0], None, x) and _images(x):
-            return fused(others[0], None, x, pool=pools(self))
+        if _as_made(others) and _fits(others[0], x):
+            return pooled_relu(x, cast(Any, others[0]).line(x))
         for layer in others:
             x = layer(x)
         return x
@@ -48,19 +52,25 @@ def without_pool(block: nn.Module) -> ConvBlock:
     return ConvBlock(*(layer for layer in block.children() if not isinstance(layer, nn.MaxPool2d)))
 
 
-def _as_made(layers: list[nn.Module]) -> bool:
-    """Whether these follow the convolution as `conv_block` has it, and none has hooks."""
-    behind = [type(layer) for layer in layers[1:]]
-    return behind in _BEHIND and not any(map(has_hooks, layers)) and all(map(_halves, layers[1:-1]))
-
-
-def _halves(pool: Any) -> bool:
-    shape = pool.kernel_size, pool.stride, pool.padding, pool.dilation
-    return shape == (2, 2, 0, 1) and not pool.ceil_mode and not pool.return_indices
-
-
-def _images(x: Tensor) -> bool:
-    """Whether x is channels-last maps of some size."""
-    if x.dim() != _MAP_DIMS:
+def _as_made(layers: list[Any]) -> bool:
+    """Whether these are a normalisation with a `line`, a pool and ReLU as `conv_block` has them."""
+    if [type(layer) for layer in layers[1:]] != [nn.MaxPool2d, nn.ReLU]:
         return False
-    return min(x.shape[2:]) > 1 and x.is_contiguous(memory_format=torch.channels_last)
+    norm, pool, _ = layers
+    halves = (pool.kernel_size, pool.stride, pool.padding, pool.dilation) == (2, 2, 0, 1)
+    lined = isinstance(norm, _BatchNorm) and hasattr(norm, "line")
+    whole = halves and not pool.ceil_mode and not pool.return_indices
+    return lined and whole and not any(map(has_hooks, layers))
+
+
+def _fits(norm: Any, x: Tensor) -> bool:
+    """Whether x is channels-last maps that the operator can take, and `norm` in float32 theirs."""
+    if not available(x) or x.dim() != _MAP_DIMS or min(x.shape[2:]) < 2:
+        return False
+    running = [t for t in (norm.running_mean, norm.running_var) if t is not None]
+    whole = all(
+        t is not None and t.dtype == torch.float32 and t.is_cpu
+        for t in (norm.weight, norm.bias, *running)
+    )
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    return whole and last and norm.num_features == x.shape[1] < x.numel()

@@ -1,7 +1,7 @@
 """What a network costs: its parameters, and its multiplications for one image."""
 
+from collections.abc import Sequence
 from copy import deepcopy
-from importlib import import_module
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ def parameters(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def macs(model: nn.Module, *size: int) -> int:
+def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
     """Multiply-adds of the forward pass for one input, in evaluation mode.
 
     Those of convolutions, linear layers and matrix products, as torch's counter has them; a dynamic
@@ -24,16 +24,16 @@ def macs(model: nn.Module, *size: int) -> int:
 
     Args:
         model: Any network of one input.
-        size: Of the input without its batch dimension: channels, height, width.
+        size: Of the input without its batch dimension, (channels, height, width) or the three.
     """
     # Here, because torch's counter imports triton, which takes longer than all of the library.
-    import_module("neural_similarity.ops.flops")
     from torch.utils.flop_counter import FlopCounterMode
 
+    sizes = [n for part in size for n in (part if isinstance(part, Sequence) else [part])]
     model = _without_norms(deepcopy(model).to("meta").eval().requires_grad_(False))
     dtype = next(model.parameters()).dtype
     with FlopCounterMode(display=False) as counter:
-        model(torch.empty(1, *size, dtype=dtype, device="meta"))
+        model(torch.empty(1, *sizes, dtype=dtype, device="meta"))
     return counter.get_total_flops() // 2
 
 

@@ -1,5 +1,6 @@
 """Layers with a similarity, and the specs that describe one."""
 
+from neural_similarity.nn.affine import Affine as Affine
 from neural_similarity.nn.conv import Conv1d as Conv1d
 from neural_similarity.nn.conv import Conv2d as Conv2d
 from neural_similarity.nn.conv import Conv3d as Conv3d

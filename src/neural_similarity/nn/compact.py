@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.normalization import has_hooks
+from neural_similarity.nn.layer import has_hooks
 from neural_similarity.nn.sparse import ShiftModule
 from neural_similarity.nn.structure import StructureModule
 

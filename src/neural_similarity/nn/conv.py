@@ -9,10 +9,9 @@ from torch.nn import functional as F
 from neural_similarity.nn.compact import compacted
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import SimilarityLayer, leaf
-from neural_similarity.nn.linear import Kernel
+from neural_similarity.nn.linear import Kernel, check_type
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity
-from neural_similarity.ops.window import autocast_dtype
 
 Sizes = int | tuple[int, ...]
 
@@ -49,9 +48,10 @@ class _Convolution(SimilarityLayer):
     @leaf
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of `input`, batched or not, with M between kernel and patch."""
-        if self.similarity is None:
+        similarity = self.similarity
+        if similarity is None:
             return super().forward(input)
-        return self.similarity(self, input)
+        return similarity(self, input)
 
     def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         """torch's convolution with `kernel`."""
@@ -60,12 +60,19 @@ class _Convolution(SimilarityLayer):
 
     def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
         """The convolution with a predicted M."""
-        layer = cast(nn.Conv2d, self)
-        _check_unchanged(layer, similarity.geometry)
-        _check_input(x, layer.weight, similarity.geometry.in_channels)
-        if x.dim() == layer.weight.dim() - 1:
-            return similarity.convolve(x[None], layer.weight, layer.bias)[0]
-        return similarity.convolve(x, layer.weight, layer.bias)
+        layer, built = cast(nn.Conv2d, self), similarity.geometry
+        weight = layer.weight
+        _check_unchanged(layer, weight, built)
+        dims, channels = weight.dim() - 2, built.in_channels
+        if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
+            raise ValueError(
+                f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, "
+                f"got {tuple(x.shape)}"
+            )
+        check_type(x, weight)
+        if x.dim() == dims + 1:
+            return similarity.convolve(x[None], weight, layer.bias)[0]
+        return similarity.convolve(x, weight, layer.bias)
 
     def fold(self) -> nn.Module:
         """The layer made torch's in place, or a smaller equal of it, see `compacted`."""
@@ -74,10 +81,14 @@ class _Convolution(SimilarityLayer):
         return plain if structure is None else compacted(plain, geometry, structure)
 
 
-def _check_unchanged(layer: nn.Conv2d, built: Geometry) -> None:
-    """Refuse a predictor whose window is no longer the layer's."""
+def _check_unchanged(layer: nn.Conv2d, weight: Tensor, built: Geometry) -> None:
+    """Refuse a predictor whose window or channels are no longer the layer's."""
+    inner = built.in_channels // built.groups
+    if weight.shape[1:] == (inner, *built.kernel_size) and _window(layer) == _window(built):
+        return
     present = convolution_geometry(layer)
-    for name in ("stride", "padding", "dilation", "padding_mode", "groups"):
+    names = "in_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode", "groups"
+    for name in names:
         now, before = getattr(present, name), getattr(built, name)
         if now != before:
             raise ValueError(
@@ -86,16 +97,8 @@ def _check_unchanged(layer: nn.Conv2d, built: Geometry) -> None:
             )
 
 
-def _check_input(x: Tensor, weight: Tensor, channels: int) -> None:
-    """Refuse what torch's convolution would, before the predictor does in its own terms."""
-    dims = weight.dim() - 2
-    if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
-        raise ValueError(
-            f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, got "
-            f"{tuple(x.shape)}"
-        )
-    if not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight):
-        raise ValueError(f"`input` must be of the kernel's {weight.dtype}, got {x.dtype}")
+def _window(of: Any) -> tuple[Any, ...]:
+    return of.stride, of.padding, of.dilation, of.padding_mode, of.groups
 
 
 class Conv2d(_Convolution, nn.Conv2d):

@@ -8,7 +8,7 @@ from typing import Literal, cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.ops.window import Window, same_padding
+from neural_similarity.ops.window import Window
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
@@ -33,17 +33,20 @@ class Geometry:
         """Number of kernel taps, K."""
         return prod(self.kernel_size)
 
-    def pad(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """`x` padded as far as a convolution cannot do it, and the zero padding left to it."""
-        none = (0,) * len(self.kernel_size)
-        if self.padding == "valid":
-            return x, none
-        if self.padding_mode == "zeros":
-            if isinstance(self.padding, tuple):
-                return x, self.padding
-            return same_padding(x, self.kernel_size, self.dilation), none
+    @property
+    def window(self) -> Window:
+        """What goes over an input that `pad` returns; zeros, where it can add them, are its own."""
+        own = self.padding if self.padding_mode == "zeros" else None
+        padding = own if isinstance(own, tuple) else (0,) * len(self.kernel_size)
+        return Window(self.kernel_size, self.stride, padding, self.dilation)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """`x` padded as far as a convolution cannot do it."""
+        zeros = self.padding_mode == "zeros"
+        if self.padding == "valid" or (zeros and isinstance(self.padding, tuple)):
+            return x
         sides = [amount for pair in reversed(self.both_sides()) for amount in pair]
-        return F.pad(x, sides, mode=self.padding_mode), none
+        return F.pad(x, sides, mode="constant" if zeros else self.padding_mode)
 
     def output_size(self, input_size: Sequence[int]) -> tuple[int, ...]:
         """Output positions along every dimension."""

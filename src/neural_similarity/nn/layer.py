@@ -1,11 +1,16 @@
 """What the layers with a similarity have in common, and their exchange for torch's own."""
 
+import warnings
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import wraps
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from torch import fx, nn
+from torch.nn.modules.module import (
+    _has_any_global_hook,
+    register_module_module_registration_hook,
+)
 from torch.nn.utils.parametrize import is_parametrized
 
 from neural_similarity.nn.geometry import Geometry
@@ -15,6 +20,12 @@ from neural_similarity.nn.text import Similarity, parse_similarity
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 LAYERS: dict[type[nn.Module], type["SimilarityLayer"]] = {}
 """Ours by torch's."""
+_OF_EVERY_CLASS = {
+    "__init__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
+    "__static_attributes__",
+}  # fmt: skip
+
+_AFTER_FOLDING = "has a similarity and can only be {} after ns.fold(model)"
 
 
 def leaf(forward: Forward) -> Forward:
@@ -22,19 +33,24 @@ def leaf(forward: Forward) -> Forward:
 
     @wraps(forward)
     def recorded(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        proxies = [value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)]
-        if not proxies:
-            return forward(layer, *args, **kwargs)
-        tracer = cast(fx.Tracer, proxies[0].tracer)
-        path = tracer.path_of_module(layer)
-        if not path:
-            raise ValueError(
-                "a layer with a similarity must be in a network to be traced by torch.fx, as one "
-                "call of the layer, got the layer alone; trace torch.nn.Sequential(layer)"
-            )
-        return tracer.create_proxy("call_module", path, args, kwargs)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, fx.Proxy):
+                return _record(cast(fx.Tracer, value.tracer), layer, args, kwargs)
+        return forward(layer, *args, **kwargs)
 
     return cast(Forward, recorded)
+
+
+def _record(tracer: fx.Tracer, layer: nn.Module, args: Any, kwargs: Any) -> fx.Proxy:
+    path = tracer.path_of_module(layer)
+    if not path:
+        raise ValueError(
+            "a layer with a similarity must be in a network to be traced by torch.fx, as one "
+            "call of the layer, got the layer alone; trace torch.nn.Sequential(layer)"
+        )
+    if "quantization" in type(tracer).__module__ and has_similarity(layer):
+        warnings.warn(f"{path!r} {_AFTER_FOLDING.format('quantised')}", stacklevel=3)
+    return tracer.create_proxy("call_module", path, args, kwargs)
 
 
 class SimilarityLayer(nn.Module):
@@ -127,14 +143,39 @@ def resolve(similarity: Any) -> Similarity | nn.Module | None:
 
 def equip(layer: nn.Module, similarity: Similarity | str) -> SimilarityLayer:
     """A torch layer made ours in place; parameters, hooks and references to it stay."""
+    return become(layer).with_similarity(similarity)
+
+
+def become(layer: nn.Module) -> SimilarityLayer:
+    """A torch layer made of our class in place, which needs a `similarity` yet.
+
+    Raises:
+        ValueError: there is none of ours for its class.
+    """
     if not isinstance(layer, SimilarityLayer):
-        layer.__class__ = LAYERS[type(layer)]
-    return cast(SimilarityLayer, layer).with_similarity(similarity)
+        plain = torchs_class(type(layer))
+        if plain is None:
+            raise ValueError(f"a {type(layer).__name__} cannot have a similarity")
+        layer.__class__ = LAYERS[plain]
+    return cast(SimilarityLayer, layer)
+
+
+def torchs_class(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """The class of torch's that a class is, or computes the same as: it overrides only `__init__`.
+
+    None where there is no such class: a `forward` or another method of torch's is overridden.
+    """
+    plain = next((base for base in kind.__mro__ if base in LAYERS), None)
+    if plain is None or issubclass(kind, SimilarityLayer):
+        return None
+    above = kind.__mro__[: kind.__mro__.index(plain)]
+    overridden = {name for base in above for name in vars(base) if hasattr(plain, name)}
+    return None if overridden - _OF_EVERY_CLASS else plain
 
 
 def geometry_of(layer: nn.Module) -> Geometry:
     """What a similarity would know of a torch layer, or of ours."""
-    kind = LAYERS.get(type(layer), type(layer))
+    kind = LAYERS.get(torchs_class(type(layer)) or type(layer), type(layer))
     return cast(type[SimilarityLayer], kind).geometry(cast(SimilarityLayer, layer))
 
 
@@ -196,3 +237,21 @@ def has_similarity(module: nn.Module) -> bool:
 def is_dynamic(module: nn.Module) -> bool:
     """Whether a module is a layer that no plain one equals."""
     return isinstance(module, SimilarityLayer) and not module.foldable()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a hook sees the module's calls, one of its own or one of all modules."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+    return any((*hooks, module._backward_pre_hooks)) or bool(_has_any_global_hook())
+
+
+def _refuse_wrappers(_: nn.Module, name: str, layer: nn.Module | None) -> None:
+    """Raise a `ValueError` where PEFT wraps a layer with a similarity.
+
+    Its branch would run without M, and merge into the kernel, which M multiplies.
+    """
+    if name == "base_layer" and layer is not None and has_similarity(layer):
+        raise ValueError(f"a {type(layer).__name__} {_AFTER_FOLDING.format('wrapped')}")
+
+
+register_module_module_registration_hook(_refuse_wrappers)

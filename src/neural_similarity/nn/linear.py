@@ -1,6 +1,6 @@
 """torch's linear layer with a similarity."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +76,12 @@ def linear_geometry(in_features: int, out_features: int) -> Geometry:
     return Geometry(1, out_features, (in_features,), (1,), (0,), (1,), spatial=False)
 
 
-class Kernel(NamedTuple):
+@dataclass(frozen=True)
+class Kernel:
     """What a similarity is called with where its layer needs more than one, or more than it gives.
 
-    A static one returns the kernel with M in it, a dynamic one the linear function of x.
+    A static one returns the kernel with M in it, a dynamic one the linear function of x. No tuple,
+    in which torch's counter of FLOPs would look for tensors.
     """
 
     weight: Tensor
@@ -107,8 +109,16 @@ def dynamic_linear(
         raise ValueError(
             f"`input` must be (*n, {weight.shape[1]}), in_features last, got {tuple(x.shape)}"
         )
-    if not x.is_floating_point() or autocast_dtype(x) != autocast_dtype(weight):
-        raise ValueError(f"`input` must be of the kernel's {weight.dtype}, got {x.dtype}")
+    check_type(x, weight)
     rows = x.reshape(-1, 1, x.shape[-1])
     y = similarity.convolve(rows, weight.unsqueeze(1), bias)
     return y.reshape(*x.shape[:-1], len(weight))
+
+
+def check_type(x: Tensor, weight: Tensor) -> None:
+    """Refuse an input whose type or device is not the kernel's, before the predictor does."""
+    if x.device != weight.device:
+        raise ValueError(f"`input` must be on the kernel's {weight.device}, got {x.device}")
+    same = x.dtype == weight.dtype or autocast_dtype(x) == autocast_dtype(weight)
+    if not same or not x.is_floating_point():
+        raise ValueError(f"`input` must be of the kernel's {weight.dtype}, got {x.dtype}")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from torch.nn import functional as F
 
 from neural_similarity.choices import require_count, require_flag, require_known, require_positive
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.normalization import norm, rectifier
 from neural_similarity.nn.spec import Spec
-from neural_similarity.ops.positionwise import Finish, scaled
 from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere_conv
 from neural_similarity.ops.window import CONVOLUTIONS, promoted
 
@@ -23,6 +21,7 @@ Predictor = Callable[[Geometry, int], nn.Module]
 """(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out)."""
 
 CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 PatchNormalize = Literal["rms", "input", "both"]
 Bound = Literal["tanh", "sigmoid", "normalize"]
 BOUNDS: dict[Bound, Callable[[Tensor], Tensor]] = {
@@ -85,8 +84,8 @@ class TwoLayers(Spec, ABC):
         return 1.0, 1.0
 
     @abstractmethod
-    def first(self, x: Tensor, weight: Tensor, *window: Any, finish: Finish) -> Tensor:
-        """The first convolution, and what follows it; `window` is stride, padding, dilation."""
+    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
+        """The first convolution; `window` is stride, padding, dilation."""
 
     @abstractmethod
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
@@ -158,25 +157,19 @@ class SphereNet(TwoLayers):
         """He's for what the patches are divided by."""
         return patch_size**0.5 if self.normalize == "input" else 1.0, 1.0
 
-    def first(self, x: Tensor, weight: Tensor, *window: Any, finish: Finish) -> Tensor:
+    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
         """The patch-normalised convolution."""
-        if self.normalize == "rms":
-            finish = partial(_by_rms, weight[0].numel() ** 0.5, finish)
+        factor = weight[0].numel() ** 0.5 if self.normalize == "rms" else 1.0
         norms: Normalize = "both" if self.normalize == "both" else "input"
         options = {"angle": self.angle, "k": self.k, "normalize": norms, "eps": self.eps}
-        return sphere_conv(x, weight, None, *window, **options, finish=finish)
+        return sphere_conv(x, weight, *window, **options, factor=factor)
 
     def second(self, hidden: Tensor, last: Any) -> Tensor:
         """A plain convolution, or a hyperspherical one without bias."""
         if not self.bounded:
             return last(hidden)
         options = {"angle": self.angle, "k": self.k, "eps": self.eps}
-        return sphere_conv(hidden, last.weight, None, last.stride, last.padding, **options)
-
-
-def _by_rms(root: float, finish: Finish, d: Tensor | None, x: Tensor) -> Tensor:
-    """`finish` with the root of a patch's size in d: in the kernel it would overflow float16."""
-    return finish(cast(Tensor, d) * root, x)
+        return sphere_conv(hidden, last.weight, last.stride, last.padding, **options)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -203,9 +196,9 @@ class CNN(TwoLayers):
                 f'`bound` must be "tanh", "sigmoid", "normalize" or None, got {self.bound!r}'
             )
 
-    def first(self, x: Tensor, weight: Tensor, *window: Any, finish: Finish) -> Tensor:
+    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
         """The plain convolution."""
-        return finish(None, CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window))
+        return CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
 
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
         """The plain convolution."""
@@ -239,7 +232,7 @@ class _TwoLayers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out)."""
-        hidden = self.patch(x, rectifier(self.norm1))
+        hidden = F.relu(self.norm1(self.patch(x)))
         positions = tuple(range(2, x.dim()))
         if self.spec.per_image:
             hidden = hidden.mean(positions, keepdim=True)
@@ -259,7 +252,8 @@ class PatchConv(nn.Module):
         super().__init__()
         self.spec = spec
         self.geometry = geometry
-        self.stride = tuple(spec.resolution * step for step in geometry.stride)
+        stride = tuple(spec.resolution * step for step in geometry.stride)
+        self.window = stride, geometry.window.padding, geometry.dilation
         size = (out_channels, geometry.in_channels, *geometry.kernel_size)
         self.weight = nn.Parameter(torch.empty(size))
 
@@ -272,15 +266,20 @@ class PatchConv(nn.Module):
         """Draw the kernel anew."""
         reset_kernel(self, self.scales[0])
 
-    def forward(self, x: Tensor, finish: Finish = scaled) -> Tensor:
-        """(n, c, *size) to (n, out_channels, *out), with what follows."""
-        x, padding = self.geometry.pad(x)
-        window = self.stride, padding, self.geometry.dilation
-        return self.spec.first(x, self.weight, *window, finish=finish)
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, c, *size) to (n, out_channels, *out)."""
+        return self.spec.first(self.geometry.pad(x), self.weight, *self.window)
 
     def extra_repr(self) -> str:
         """Shape of the kernel."""
         return ", ".join(map(str, self.weight.shape))
+
+
+def norm(spec: Any, channels: int, dims: int) -> nn.Module:
+    """Batch normalisation if `spec.batch_norm`, with eps `spec.batch_norm_eps`, or nothing."""
+    if not spec.batch_norm:
+        return nn.Identity()
+    return _NORMS[dims](channels, eps=spec.batch_norm_eps)
 
 
 def reset_kernel(layer: Any, scale: float = 1.0) -> None:

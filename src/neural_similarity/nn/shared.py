@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from neural_similarity.choices import require_count, require_flag, require_positive
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.normalization import norm, rectifier
-from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, reset_kernel
+from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, norm, reset_kernel
 from neural_similarity.nn.spec import Spec
 
-Module = TypeVar("Module", bound=nn.Module)
+Part = TypeVar("Part", bound=nn.Module | nn.Parameter)
 
 _POOL: ContextVar[dict[Hashable, Any] | None] = ContextVar("_POOL", default=None)
 
@@ -75,9 +75,9 @@ class Shared(Spec):
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
         """The predictor module for a layer of this geometry."""
         own = replace(geometry, out_channels=1, groups=1) if self.share_adaptation else object()
-        adaptation = _pooled((self, own), lambda: self._adaptation(geometry))
+        adaptation = pooled((self, own), lambda: self._adaptation(geometry))
         key = (self, geometry.kernel_size, geometry.spatial, scalars)
-        head = _pooled(key, lambda: self._head(geometry, scalars))
+        head = pooled(key, lambda: self._head(geometry, scalars))
         return _Shared(self, geometry, scalars, adaptation, head)
 
     def _adaptation(self, geometry: Geometry) -> nn.Module:
@@ -123,12 +123,12 @@ class _Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out)."""
         first, second = self.head
-        adapted = self.adaptation(x, rectifier(self.norm1))
-        return self.norm3(second(rectifier(self.norm2)(None, first(adapted))))
+        adapted = F.relu(self.norm1(self.adaptation(x)))
+        return self.norm3(second(F.relu(self.norm2(first(adapted)))))
 
 
-def _pooled(key: Hashable, make: Callable[[], Module]) -> Module:
-    """The module of this key in the current `sharing`, made where it is missing."""
+def pooled(key: Hashable, make: Callable[[], Part]) -> Part:
+    """The module or parameter of this key in the current `sharing`, made where it is missing."""
     pool = _POOL.get()
     if pool is None:
         return make()

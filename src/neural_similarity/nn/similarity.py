@@ -1,6 +1,7 @@
 """The two kinds of similarity: static, learned with the kernel, and dynamic, predicted from x."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor, nn
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.modes import evaluating
 from neural_similarity.nn.predictor import Predictor, SphereNet
+from neural_similarity.nn.shared import pooled
 from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.structure import Diagonal, Full, Structure, StructureModule
-from neural_similarity.ops import fold_kernel, similarity_conv
+from neural_similarity.ops import fold_kernel
+from neural_similarity.ops.operands import Operands
+from neural_similarity.ops.similarity import dynamic_conv
 from neural_similarity.ops.window import promoted
 
 Init = Literal["identity", "released"]
@@ -79,7 +83,7 @@ class Dynamic(Spec):
         _check_structure(self.structure)
         _check_predictor(self.predictor)
         _check_init(self.init)
-        if not self.structure.dynamic:
+        if not self.structure.dynamic or self.structure.shared:
             raise ValueError(f"`structure` must not be static only, got {self.structure!r}")
         if self.init == "identity" and not self.structure.zero_is_identity:
             raise ValueError(
@@ -170,7 +174,10 @@ class StaticSimilarity(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
-        self.raw = nn.Parameter(self._start())
+        start = partial(nn.Parameter, self._start())
+        self.raw = (
+            pooled((spec, self.structure.scalars), start) if spec.structure.shared else start()
+        )
 
     def _start(self) -> Tensor:
         raw = self.structure.initial()
@@ -185,7 +192,9 @@ class StaticSimilarity(nn.Module):
         """M: (K,) diagonal or (K, K), with an axis of blocks first where there are; float32."""
         # Between forward passes FSDP has a part of it, a DTensor, whose import takes half a second.
         whole = getattr(self.raw, "full_tensor", None)
-        return self.structure(promoted(whole() if whole else self.raw)[None])[0]
+        # `stack`, as a view of a parameter requires gradients under no_grad too, at which torch's
+        # FlopCounterMode fails.
+        return self.structure(promoted(torch.stack([whole() if whole else self.raw])))[0]
 
     def full_matrix(self) -> Tensor:
         """M with diagonal ones written out: (K, K), after an axis of blocks where there are."""
@@ -203,8 +212,8 @@ class StaticSimilarity(nn.Module):
         return layer.static_forward(x, self.fold(layer.weight))
 
     def extra_repr(self) -> str:
-        """The spec."""
-        return repr(self.spec)
+        """The spec, and how many numbers are learned."""
+        return f"{self.spec!r}, {self.raw.numel()} scalars"
 
 
 def _released_start(geometry: Geometry) -> Tensor:
@@ -223,6 +232,7 @@ class DynamicSimilarity(nn.Module):
         super().__init__()
         self.spec = spec
         self.geometry = geometry
+        self.window = geometry.window
         self.structure = spec.structure.build(geometry)
         self.predictor = _predictor_of(spec.predictor, geometry, self.structure.scalars)
         gains = torch.zeros(self.structure.scalars)
@@ -239,15 +249,15 @@ class DynamicSimilarity(nn.Module):
 
         (n, K, *out) or (n, K, K, *out), with an axis of blocks after n where there are.
         """
-        raw = self._predicted(x)
-        if self.gain is None:
-            return self.structure(promoted(raw))
-        return self.structure.predicted(raw, self.gain)
+        return self._matrix(self.structure, x, self.geometry.output_size(x.shape[2:]))
 
-    def _predicted(self, x: Tensor) -> Tensor:
+    def _matrix(self, structure: StructureModule, x: Tensor, output: tuple[int, ...]) -> Tensor:
+        raw, gain = self._predicted(structure, x, output), self.gain
+        return structure(promoted(raw)) if gain is None else structure.predicted(raw, gain)
+
+    def _predicted(self, structure: StructureModule, x: Tensor, output: tuple[int, ...]) -> Tensor:
         raw = self.predictor(x)
-        size = self.geometry.output_size(x.shape[2:])
-        expected = (x.shape[0], self.structure.scalars, *size)
+        expected = (x.shape[0], structure.scalars, *output)
         if tuple(raw.shape) != expected:
             raise ValueError(
                 f"the predictor must output {expected}, the scalars of {self.spec.structure!r} at "
@@ -264,7 +274,7 @@ class DynamicSimilarity(nn.Module):
         """
         x = next(self.parameters()).new_zeros(1, self.geometry.in_channels, *self._some_size())
         with evaluating(self.predictor):
-            self._predicted(x)
+            self._predicted(self.structure, x, self.geometry.output_size(x.shape[2:]))
 
     def _some_size(self) -> list[int]:
         """A small input size with several output positions along every dimension."""
@@ -278,22 +288,23 @@ class DynamicSimilarity(nn.Module):
         return [max(d * (k - 1) + 1 + 2 * s, 1 + max(pad)) for k, s, d, pad in windows]
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution of x (n, c, *size) with M between `weight` and the patches."""
-        m = self.matrix(x)
-        frame = self.geometry
-        x, padding = frame.pad(x)
-        return similarity_conv(
-            len(frame.kernel_size), x, weight, m, bias, frame.stride, padding, frame.dilation,
-            frame.groups, blocks=self.structure.blocks,
-        )  # fmt: skip
+        """The convolution of x (n, c, *size) with M between `weight` and the patches.
+
+        Its layer has checked that x, `weight` and `bias` are of the geometry.
+        """
+        structure, padded = self.structure, self.geometry.pad(x)
+        output = self.window.output_size(padded.shape[2:])
+        m = self._matrix(structure, x, output)
+        given = Operands(padded, weight, m, self.window, self.geometry.groups)
+        return dynamic_conv(given, output, bias, structure.blocks)
 
     def forward(self, layer: "Layer", x: Tensor) -> Tensor:
         """The layer's output for its input `x`."""
         return layer.dynamic_forward(x, self)
 
     def extra_repr(self) -> str:
-        """The spec."""
-        return repr(self.spec)
+        """The spec, and how many numbers are predicted."""
+        return f"{self.spec!r}, {self.structure.scalars} scalars a position"
 
 
 def _predictor_of(make: Predictor | nn.Module, geometry: Geometry, scalars: int) -> nn.Module:

@@ -152,7 +152,7 @@ class Sparse(Wrapper):
 
 @dataclass(frozen=True, repr=False)
 class Select(Structure):
-    """Every kernel tap sees the one patch tap of its highest score: K² scores. Paper, §3.1.
+    """Every kernel tap sees the one patch tap of its highest score: K² scores. Not in the paper.
 
     Row p of M is one-hot at argmax_q S_pq for scores S = I + raw, which take the gradient of M
     (straight-through). Starts at the identity. Where no kernel tap selects the border of the

@@ -101,9 +101,9 @@ class SphereConv2d(nn.Conv2d):
     @leaf
     def forward(self, input: Float[Tensor, "*n c height width"]) -> Float[Tensor, "*n o h w"]:
         """g of the angle between every kernel and every patch of `input`."""
-        x, padding = convolution_geometry(self).pad(input)
+        geometry = convolution_geometry(self)
         return sphere_conv2d(
-            x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups,
+            geometry.pad(input), self.weight, self.bias, *geometry.window[1:], self.groups,
             angle=self.angle, k=self.k, normalize=self.normalize, eps=self.eps,
         )  # fmt: skip
 

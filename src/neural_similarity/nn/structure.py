@@ -12,7 +12,7 @@ from neural_similarity.choices import require_count, require_flag
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.blocks import Axis, Blocks, check_blocks
-from neural_similarity.ops.gained import gained
+from neural_similarity.ops.window import promoted
 
 
 class StructureModule(nn.Module):
@@ -31,7 +31,7 @@ class StructureModule(nn.Module):
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
         """M of predicted numbers (n, scalars, *positions) times gains (scalars,)."""
-        return self(gained(raw, gain, torch.zeros_like(gain)))
+        return self(_affine(raw, gain, torch.zeros_like(gain)))
 
     def initial(self, block: int = 0) -> Float[Tensor, " scalars"]:
         """The raw numbers to start from: those of the identity, where M can be that.
@@ -69,6 +69,11 @@ class Structure(Spec, ABC):
         """Whether raw numbers of zero mean I where M can be that, as a gated prediction needs."""
         return True
 
+    @property
+    def shared(self) -> bool:
+        """Whether the layers of one `ns.sharing()` learn the same numbers."""
+        return False
+
     @abstractmethod
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry.
@@ -97,6 +102,11 @@ class Wrapper(Structure):
     def zero_is_identity(self) -> bool:
         """As the inner structure."""
         return self.structure.zero_is_identity
+
+    @property
+    def shared(self) -> bool:
+        """As the inner structure."""
+        return self.structure.shared
 
     def require(self, *kinds: type[Structure]) -> None:
         """Raise a `ValueError` unless the inner structure is of these kinds."""
@@ -138,7 +148,10 @@ class Diagonal(_Residual):
 class Full(_Residual):
     """M any K×K matrix: K² scalars. UNS in the paper, §3.1.
 
-    M = I + raw, or with `residual=False` M = raw: a dynamic filter network.
+    M = I + raw, or with `residual=False` M = raw. The kernels W M of a kernel W of c channels and o
+    filters span at most K² of its o·c·K dimensions: 81 of 216 for 4 to 6 channels and 3×3 taps. A
+    dynamic filter network, which predicts any kernel (§6), takes an M over channels as well, as
+    `Unstructured` is.
     """
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -160,7 +173,7 @@ class Symmetric(_Residual):
 
 @dataclass(frozen=True, repr=False)
 class PositiveSemidefinite(_Residual):
-    """M = L Lᵀ with L lower triangular: K(K + 1)/2 scalars, row by row. Paper, §3.1.
+    """M = L Lᵀ with L lower triangular: K(K + 1)/2 scalars, row by row. Paper, §3.4.
 
     L = I + raw, or with `residual=False` L = raw. Every such M is symmetric with no negative
     eigenvalue, and every symmetric positive semi-definite matrix is such an M.
@@ -175,7 +188,8 @@ class PositiveSemidefinite(_Residual):
 class Unstructured(Structure):
     """M any matrix over channels and taps: (C·K)² scalars for C = c/groups. Static only.
 
-    M = I + raw. The paper's full CHV×CHV matrix, §3.1.
+    M = I + raw. The paper's full CHV×CHV matrix, §3.1: with one, W M may be every kernel where the
+    filters are no more than C·K and W has no dependent ones.
     """
 
     dynamic: ClassVar[bool] = False
@@ -260,7 +274,7 @@ class _Diagonal(StructureModule):
         return raw + 1 if self.residual else raw
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
-        return gained(raw, gain, torch.full_like(gain, float(self.residual)))
+        return _affine(raw, gain, torch.full_like(gain, float(self.residual)))
 
     def initial(self, block: int = 0) -> Tensor:
         return torch.zeros(self.scalars) if self.residual else torch.ones(self.scalars)
@@ -291,7 +305,8 @@ class _Full(_Matrix):
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
         eye = torch.eye(self.taps, dtype=gain.dtype, device=gain.device).flatten()
-        return gained(raw, gain, float(self.residual) * eye).unflatten(1, (self.taps, self.taps))
+        m = _affine(raw, gain, float(self.residual) * eye)
+        return m.unflatten(1, (self.taps, self.taps))
 
     def initial(self, block: int = 0) -> Tensor:
         return super().initial() if self.residual else torch.eye(self.taps).flatten()
@@ -329,3 +344,12 @@ class _PositiveSemidefinite(_Triangular):
     def forward(self, raw: Tensor) -> Tensor:
         lower = self.with_identity(self.lower(raw))
         return torch.einsum("npr...,nqr...->npq...", lower, lower)
+
+
+def _affine(raw: Tensor, gain: Tensor, start: Tensor) -> Tensor:
+    """Maps (n, c, *size) times a gain of every channel, plus what M starts from, in one pass.
+
+    In float32 at least: a prediction in bfloat16 would lose what is small beside the identity.
+    """
+    raw, shape = promoted(raw), (-1, *[1] * (raw.dim() - 2))
+    return torch.addcmul(start.to(raw.dtype).view(shape), raw, gain.to(raw.dtype).view(shape))

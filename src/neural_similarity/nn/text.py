@@ -8,6 +8,7 @@ import ast
 from typing import Any
 
 from neural_similarity.choices import nearest
+from neural_similarity.nn.affine import Affine
 from neural_similarity.nn.predictor import CNN, SphereNet
 from neural_similarity.nn.shared import Shared
 from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
@@ -25,7 +26,7 @@ from neural_similarity.nn.structure import (
 Similarity = Static | Dynamic
 STRUCTURES = (
     Diagonal, Full, Symmetric, PositiveSemidefinite, Unstructured, Unshared,
-    Masked, Dilation, Sparse, Select, Shift,
+    Masked, Dilation, Sparse, Select, Shift, Affine,
 )  # fmt: skip
 PREDICTORS = (SphereNet, CNN, Shared)
 SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURES, *PREDICTORS)}

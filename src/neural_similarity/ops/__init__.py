@@ -1,5 +1,6 @@
 """Functions on tensors: what the operators mean, and how they are computed. Imports torch only."""
 
+from neural_similarity.ops import flops as flops
 from neural_similarity.ops.backend import BACKENDS as BACKENDS
 from neural_similarity.ops.backend import Backend as Backend
 from neural_similarity.ops.backend import declines as declines

@@ -35,6 +35,6 @@ def chosen(backend: str, x: Tensor, taps: int, groups: int) -> str:
     if backend != "auto":
         return backend
     if x.is_cuda:
-        return "eager" if declines("triton", x, taps) else "triton"
+        return "eager" if triton.declines(x, taps) else "triton"
     narrow = groups > 1 and x.shape[1] // groups < NARROW
-    return "eager" if narrow or declines("compiled", x, taps) else "compiled"
+    return "eager" if narrow or native.declines(x, taps) else "compiled"

@@ -97,7 +97,7 @@ class Eager:
         """
         x, weight, m, window, _ = given
         filters, taps = weight.shape[0], window.taps
-        tiles = Tiles(x, window, filters, PRODUCT_BYTES)
+        tiles = Tiles(given, filters, PRODUCT_BYTES)
         kernel = weight.flatten(2).permute(2, 0, 1).flatten(0, 1)
         bags = self._bags(tiles.inputs(), m, x.dtype)[:, :, 0] * taps
         bags = (bags + numbered((taps, 1), x.device)).flatten(1)
@@ -121,8 +121,8 @@ class Eager:
         self, given: Operands, *, other: Tensor | None = None, joins: bool = True
     ) -> tuple[Tensor, Tensor]:
         """y, where it `joins`, and the gradient of the kernel where `other` is that of y."""
-        x, weight, m, window, groups = given
-        tiles = Tiles(x, window, x.shape[1], COLUMN_BYTES)
+        x, weight, m, _, groups = given
+        tiles = Tiles(given, x.shape[1], COLUMN_BYTES)
         kernel = _kernel_matrix(weight, groups)
         y = x.new_empty(groups, x.shape[0] * prod(tiles.output), weight.shape[0] // groups)
         grad_kernel = torch.zeros_like(kernel, dtype=_accumulator(kernel))
@@ -149,7 +149,7 @@ class Eager:
         """Gradients of x and M, through that of the columns, into the `targets` that there are."""
         x, weight, m, window, groups = given
         grad_x, grad_m = targets
-        tiles = Tiles(x, window, x.shape[1], COLUMN_BYTES)
+        tiles = Tiles(given, x.shape[1], COLUMN_BYTES)
         kernel = _kernel_matrix(weight, groups)
         gradients, patches = tiles.buffers(2)
         numbers, transposed = tiles.patches(), self.arithmetic.transpose(m)

@@ -1,28 +1,57 @@
-"""FLOP formulas of the operators for `torch.utils.flop_counter`; importing this registers them.
+"""FLOP formulas of the operators for `torch.utils.flop_counter`.
 
-A module of its own because the counter imports triton, which takes longer than all of the library.
+The counter has them when it is imported, before or after the library: the library does not import
+it, since it imports triton, which takes longer than all of the library.
 """
 
+import sys
 from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from math import prod
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 from neural_similarity.ops import diagonal as diagonal
 from neural_similarity.ops import full as full
 
 Shape = Sequence[int]
-_OPERATORS = torch.ops.neural_similarity
+_COUNTER = "torch.utils.flop_counter"
 
 
-@register_flop_formula([_OPERATORS.diagonal_conv, _OPERATORS.full_conv])
+class _AtImport(MetaPathFinder):
+    """Registers the formulas once the counter is imported."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != _COUNTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        loader = cast(Any, spec).loader
+        execute = loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            _register(module)
+
+        loader.exec_module = execute_and_register
+        return spec
+
+
+def _register(counter: Any) -> None:
+    operators = torch.ops.neural_similarity
+    counter.register_flop_formula([operators.diagonal_conv, operators.full_conv])(_forward)
+    backward = [operators.diagonal_conv_backward, operators.full_conv_backward]
+    counter.register_flop_formula(backward)(_backward)
+
+
 def _forward(x: Shape, weight: Shape, similarity: Shape, *_: Any, **__: Any) -> int:
     return 2 * (_product_macs(weight, similarity) + _mixing_macs(x, similarity))
 
 
-@register_flop_formula([_OPERATORS.diagonal_conv_backward, _OPERATORS.full_conv_backward])
 def _backward(grad: Shape, x: Shape, weight: Shape, similarity: Shape, *rest: Any, **_: Any) -> int:
     needs_x, needs_weight, needs_m = rest[5]
     products = needs_weight + (needs_x or needs_m)
@@ -39,3 +68,9 @@ def _product_macs(weight: Shape, similarity: Shape) -> int:
 def _mixing_macs(x: Shape, similarity: Shape) -> int:
     """M times patches; every block of channels has its own."""
     return x[1] // similarity[1] * prod(similarity)
+
+
+if _COUNTER in sys.modules:
+    _register(sys.modules[_COUNTER])
+else:
+    sys.meta_path.insert(0, _AtImport())

@@ -27,8 +27,8 @@ class Operands(NamedTuple):
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Number of positions along every dimension of y."""
-        return self.window.output_size(self.x.shape[2:])
+        """Number of positions along every dimension of y: those that M is given at."""
+        return tuple(self.m.shape[2 - self.x.dim() :])
 
     def empty_output(self) -> Tensor:
         """Uninitialised y (n, o, *out), in the memory format of torch's convolution."""
@@ -51,8 +51,7 @@ class Operands(NamedTuple):
         """Channels-last where the input or the kernel is."""
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         last = formats.get(self.x.dim(), torch.contiguous_format)
-        either = any(_lies(t, last) for t in (self.x, self.weight))
-        return last if either else torch.contiguous_format
+        return last if _lies(self.x, last) or _lies(self.weight, last) else torch.contiguous_format
 
 
 class Implementation(Protocol):

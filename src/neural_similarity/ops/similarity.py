@@ -12,11 +12,13 @@ from neural_similarity.ops.blocks import Blocks, by_channels, check_blocks
 from neural_similarity.ops.diagonal import diagonal_conv
 from neural_similarity.ops.full import full_conv
 from neural_similarity.ops.kernel import fold_kernel
+from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.tracing import by_torch
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     Window,
     autocast_dtype,
+    autocasts,
     same_padding,
     window,
     without_autocast,
@@ -148,7 +150,8 @@ def similarity_conv(
     if similarity.is_complex():
         raise ValueError(f"`similarity` must be of real numbers, got {similarity.dtype}")
     check_blocks(blocks, x.shape[-dims - 1], weight.shape[0], groups)
-    if reason := declines(backend, x, weight[0, 0].numel()):
+    asks = backend != "auto" or not x.is_floating_point()
+    if asks and (reason := declines(backend, x, weight[0, 0].numel())):
         raise ValueError(f"the {backend} backend declines this input: {reason}")
     if similarity.dim() <= 2 + (blocks is not None):
         _check_static(similarity, weight, blocks)
@@ -161,17 +164,44 @@ def similarity_conv(
         )  # fmt: skip
         return y[0]
     x, frame = _framed(x, weight, stride, padding, dilation)
-    diagonal = _check_dynamic(similarity, x, frame, blocks)
-    x, weight, similarity = _autocast(x, weight, similarity)
-    x, similarity, groups = by_channels(x, similarity, blocks, groups)
-    geometry = (frame.stride, frame.padding, frame.dilation, groups)
-    with without_autocast(x):
-        if backend == "reference" or by_torch():
-            y = reference.similarity_conv(x, weight, similarity, *geometry)
-        else:
-            operator = diagonal_conv if diagonal else full_conv
-            y = operator(x, weight, similarity, *geometry, backend)
-        return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * dims)
+    given = Operands(x, weight, similarity, frame, groups)
+    return dynamic_conv(given, frame.output_size(x.shape[2:]), bias, blocks, backend)
+
+
+def dynamic_conv(
+    given: Operands,
+    output: tuple[int, ...],
+    bias: Tensor | None,
+    blocks: Blocks | None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """`similarity_conv` of a batch whose x, weight, bias and blocks fit each other.
+
+    Args:
+        given: The operands; M is without the axis of blocks where there are none.
+        output: Number of positions along every dimension of y.
+        bias: (o,), or None.
+        blocks: As in `similarity_conv2d`.
+        backend: One that does not decline x.
+
+    Raises:
+        ValueError: M is not one matrix per output position, or the dtypes of x and weight differ.
+    """
+    x, weight, m, window, groups = given
+    diagonal = _check_dynamic(m, x, window, output, blocks)
+    if autocasts(x):
+        given = given._replace(x=x.to(autocast_dtype(x)), weight=weight.to(autocast_dtype(weight)))
+        with without_autocast(x):
+            return dynamic_conv(given, output, bias, blocks, backend)
+    if x.dtype != weight.dtype:
+        raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
+    x, m, groups = by_channels(x, m.to(torch.promote_types(torch.float32, x.dtype)), blocks, groups)
+    geometry = (window.stride, window.padding, window.dilation, groups)
+    if backend == "reference" or by_torch():
+        y = reference.similarity_conv(x, weight, m, *geometry)
+    else:
+        y = (diagonal_conv if diagonal else full_conv)(x, weight, m, *geometry, backend)
+    return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * len(output))
 
 
 def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tensor, Window]:
@@ -190,14 +220,6 @@ def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tenso
     if any(t % 2 for t in total):
         return same_padding(x, frame.kernel_size, frame.dilation), frame
     return x, frame._replace(padding=tuple(t // 2 for t in total))
-
-
-def _autocast(x: Tensor, weight: Tensor, similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The operands as a convolution under autocast takes them; M in float32, or float64 as x."""
-    x, weight = x.to(autocast_dtype(x)), weight.to(autocast_dtype(weight))
-    if x.dtype != weight.dtype:
-        raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
-    return x, weight, similarity.to(torch.promote_types(torch.float32, x.dtype))
 
 
 _SIZES = {1: "w", 2: "h, w", 3: "d, h, w"}
@@ -236,14 +258,15 @@ def _check_static(similarity: Tensor, weight: Tensor, blocks: Blocks | None) -> 
         )
 
 
-def _check_dynamic(similarity: Tensor, x: Tensor, frame: Window, blocks: Blocks | None) -> bool:
+def _check_dynamic(
+    similarity: Tensor, x: Tensor, frame: Window, output: tuple[int, ...], blocks: Blocks | None
+) -> bool:
     """Whether M is diagonal; an error unless it has one matrix per output position."""
-    output = frame.output_size(x.shape[2:])
     if min(output) < 1:
         raise ValueError(f"the window {frame} is larger than `x`, {_shape(x)}")
     lead = (x.shape[0],) if blocks is None else (x.shape[0], blocks[1])
     diagonal = similarity.dim() <= len(lead) + 1 + len(output)
-    taps = (frame.taps,) if diagonal else (frame.taps, frame.taps)
+    taps = (frame.taps,) * (1 if diagonal else 2)
     if similarity.shape != (*lead, *taps, *output):
         raise ValueError(
             f"`similarity` must be {(*lead, *taps, *output)}, one per output position, "

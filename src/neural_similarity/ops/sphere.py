@@ -7,11 +7,17 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import Function
 
 from neural_similarity.choices import require_known, require_positive
-from neural_similarity.ops import positionwise
-from neural_similarity.ops.positionwise import Finish, scaled
-from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promoted, without_autocast
+from neural_similarity.ops.tracing import by_torch
+from neural_similarity.ops.window import (
+    CONVOLUTIONS,
+    autocast_dtype,
+    autocasts,
+    promoted,
+    without_autocast,
+)
 
 Angle = Literal["cosine", "linear", "sigmoid"]
 Normalize = Literal["both", "input"]
@@ -43,7 +49,11 @@ def patch_norm(
             other dimensions or of integers.
     """
     require_positive("eps", eps)
-    dims = len(kernel_size)
+    _check_maps(x, len(kernel_size), groups)
+    return _patch_norm(x, kernel_size, (stride, padding, dilation, groups), eps)
+
+
+def _check_maps(x: Tensor, dims: int, groups: int) -> None:
     channels = -dims - 1
     if x.dim() not in (dims + 1, dims + 2) or not x.is_floating_point():
         raise ValueError(
@@ -52,13 +62,20 @@ def patch_norm(
         )
     if not isinstance(groups, int) or groups < 1 or x.shape[channels] % groups:
         raise ValueError(f"`groups` must divide the {x.shape[channels]} channels, got {groups}")
-    with without_autocast(x):
-        energy = _energy(x, groups, channels)
-        box = energy.new_ones(groups, 1, *kernel_size)
-        energy = CONVOLUTIONS[dims](energy, box, None, stride, padding, dilation, groups)
-        if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
-            energy = energy.clamp_min(0)
-        return (energy + eps).sqrt()
+
+
+def _patch_norm(x: Tensor, kernel_size: Sequence[int], geometry: tuple, eps: float) -> Tensor:
+    """`patch_norm` of arguments that are checked."""
+    if autocasts(x):
+        with without_autocast(x):
+            return _patch_norm(x, kernel_size, geometry, eps)
+    dims, groups = len(kernel_size), geometry[-1]
+    energy = _energy(x, groups, -dims - 1)
+    box = energy.new_ones(groups, 1, *kernel_size)
+    energy = CONVOLUTIONS[dims](energy, box, None, *geometry)
+    if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
+        energy = energy.clamp_min(0)
+    return (energy + eps).sqrt()
 
 
 def sphere_conv2d(
@@ -103,16 +120,19 @@ def sphere_conv2d(
         ValueError: an option is unknown or does not fit the others, or `x` or `bias` has another
             shape.
     """
-    return sphere_conv(
-        x, weight, bias, stride, padding, dilation, groups,
-        angle=angle, k=k, normalize=normalize, eps=eps,
-    )  # fmt: skip
+    check_options(angle, normalize, k, eps)
+    _check_maps(x, weight.dim() - 2, groups)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"`bias` must be ({len(weight)},), got {tuple(bias.shape)}")
+    y = sphere_conv(
+        x, weight, stride, padding, dilation, groups, angle=angle, k=k, normalize=normalize, eps=eps
+    )
+    return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * (weight.dim() - 2))
 
 
 def sphere_conv(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
@@ -122,57 +142,61 @@ def sphere_conv(
     k: float | Tensor = 0.3,
     normalize: Normalize = "both",
     eps: float = 1e-4,
-    finish: Finish = scaled,
+    factor: float = 1.0,
 ) -> Tensor:
-    """`sphere_conv2d` over as many dimensions as `weight` has, and what follows it.
+    """`sphere_conv2d` over as many dimensions as `weight` has, of arguments that are checked.
 
-    `finish` is fused with the division by the patch norms, whose reciprocals are its d, where the
-    angle is "cosine" and there are neither groups nor a bias; it comes last, without d, elsewhere.
+    Cosines are multiplied by `factor` in float32: a kernel times it could overflow float16.
     """
-    check_options(angle, normalize, k, eps)
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"`bias` must be ({len(weight)},), got {tuple(bias.shape)}")
     geometry = stride, padding, dilation, groups
     if angle == "cosine":
         kernel = weight if normalize == "input" else _normalized(weight, eps)
-        if bias is None:
-            return _cosine(x, kernel, geometry, eps, finish)
-        y = _cosine(x, kernel, geometry, eps, scaled)
-    else:
-        with without_autocast(x):
-            kernel = _normalized(promoted(weight), eps)
-            cosine = _cosine(promoted(x), kernel, geometry, eps, scaled)
-            theta = cosine.clamp(-1 + _EDGE, 1 - _EDGE).acos()
-        y = _of_angle(theta, angle, k).to(autocast_dtype(x))
-    if bias is not None:
-        y = y + bias.to(y.dtype).view(-1, *[1] * (weight.dim() - 2))
-    return finish(None, y)
+        return _cosine(x, kernel, geometry, eps, factor)
+    with without_autocast(x):
+        kernel = _normalized(promoted(weight), eps)
+        cosine = _cosine(promoted(x), kernel, geometry, eps, factor)
+        theta = cosine.clamp(-1 + _EDGE, 1 - _EDGE).acos()
+    return _of_angle(theta, angle, k).to(autocast_dtype(x))
 
 
-def _cosine(x: Tensor, kernel: Tensor, geometry: tuple, eps: float, finish: Finish) -> Tensor:
-    """The convolution with `kernel`, divided by the norm of every patch, and what follows."""
-    norm = patch_norm(x, kernel.shape[2:], *geometry, eps=eps)
-    y = CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry)
-    return _finished(finish, norm.reciprocal(), y, 1 - kernel.dim())
+def _cosine(x: Tensor, kernel: Tensor, geometry: tuple, eps: float, factor: float) -> Tensor:
+    """The convolution with `kernel`, times `factor` over the norm of every patch."""
+    factors = _patch_norm(x, kernel.shape[2:], geometry, eps).reciprocal()
+    if factor != 1:
+        factors = factors * factor
+    y, channels = CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry), 1 - kernel.dim()
+    if geometry[-1] == 1:
+        return (y * factors).to(y.dtype)
+    y = y.unflatten(channels, (geometry[-1], -1)) * factors.to(y.dtype).unsqueeze(channels)
+    return y.flatten(channels - 1, channels)
 
 
 def _energy(x: Tensor, groups: int, channels: int) -> Tensor:
     """Squares of x (*n, c, *size) summed over each group's channels, (*n, groups, *size)."""
     if groups > 1:
         return promoted(x).square().unflatten(channels, (groups, -1)).sum(channels)
-    if x.dim() == -channels:
-        return positionwise.energy(x[None])[0]
-    return positionwise.energy(x)
+    if x.dtype in (torch.float32, torch.float64) or by_torch():
+        return promoted(x).square().sum(channels, keepdim=True)
+    return _Energy.apply(x, channels)
 
 
-def _finished(finish: Finish, factors: Tensor, y: Tensor, channels: int) -> Tensor:
-    """`finish` of every group's channels of y (*n, o, *out) and its factor, (*n, groups, *out)."""
-    if y.dim() == -channels:
-        return _finished(finish, factors[None], y[None], channels)[0]
-    if factors.shape[1] == 1:
-        return finish(factors, y)
-    y = y.unflatten(1, (factors.shape[1], -1)) * factors.to(y.dtype).unsqueeze(2)
-    return finish(None, y.flatten(1, 2))
+class _Energy(Function):
+    """The sum of squares that keeps x for backward, not x in float32."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, channels):
+        return promoted(x).square().sum(channels, keepdim=True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (grad,), (x,) = grad_outputs, ctx.saved_tensors
+        return (2 * grad * x).to(x.dtype), None
 
 
 def _normalized(weight: Tensor, eps: float) -> Tensor:

@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from neural_similarity.ops.window import Window
+from neural_similarity.ops.operands import Operands
 
 
 class Tiles:
@@ -16,14 +16,13 @@ class Tiles:
     K times `channels` numbers a position are at most so many bytes in a tile, or it is one row.
     """
 
-    def __init__(self, x: Tensor, window: Window, channels: int, limit: int):
-        self.x, self.window = x, window
-        self.output = window.output_size(x.shape[2:])
+    def __init__(self, given: Operands, channels: int, limit: int):
+        self.x, self.window, self.output = given.x, given.window, given.output
         self.row = prod(self.output[1:])
-        row_bytes = max(1, self.row * window.taps * channels * x.element_size())
+        row_bytes = max(1, self.row * self.window.taps * channels * self.x.element_size())
         rows = max(1, limit // row_bytes)
         self.step_rows = min(self.output[0], rows)
-        self.step_images = max(1, min(x.shape[0], rows // self.output[0]))
+        self.step_images = max(1, min(self.x.shape[0], rows // self.output[0]))
 
     @cached_property
     def _padded(self) -> Tensor:

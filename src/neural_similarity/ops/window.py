@@ -28,10 +28,8 @@ class Window(NamedTuple):
 
     def output_size(self, input_size: Sequence[int]) -> tuple[int, ...]:
         """Number of positions along every dimension, as a convolution counts them."""
-        return tuple(
-            (size + 2 * p - d * (k - 1) - 1) // s + 1
-            for size, k, s, p, d in zip(input_size, *self, strict=True)
-        )
+        sizes = zip(input_size, *self, strict=True)
+        return tuple([(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes])
 
     def interior(self, padded: Tensor) -> Tensor:
         """View of `padded` (n, *padded, c) without its border."""
@@ -117,7 +115,7 @@ def promoted(raw: Tensor) -> Tensor:
 def autocasts(tensor: Tensor) -> bool:
     """Whether autocast is on for `tensor`'s device; some, as meta, have none."""
     device = tensor.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch._C._is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:

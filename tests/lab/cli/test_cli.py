@@ -20,7 +20,8 @@ from neural_similarity import models, visualize
 from neural_similarity.lab import cli, data
 from neural_similarity.lab import train as training
 from neural_similarity.lab.recipes import GROUPS, RECIPES
-from neural_similarity.lab.train import load, read_run, train
+from neural_similarity.lab.session import load, train
+from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.recipe import scaled
 from neural_similarity.nn import SIMILARITIES, Diagonal, Static
 

@@ -1,3 +1,4 @@
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -235,6 +236,21 @@ def test_other_names(tmp_path, value, match):
     write(tmp_path, "cifar10", "python 3")
     (tmp_path / "batches.meta").write_bytes(pickle.dumps(value, protocol=2))
     with pytest.raises(ValueError, match=rf"batches\.meta {match}"):
+        load_cifar(CIFAR10, tmp_path, COUNTS)
+
+
+@pytest.mark.parametrize("name", ["batches.meta", "data_batch_2"])
+def test_a_sparse_pickle_of_ten_gibibytes(tmp_path, name):
+    write(tmp_path, "cifar10", "python 3")
+    os.truncate(tmp_path / name, 10 << 30)
+    with pytest.raises(ValueError, match=rf"{name} must hold at most .* bytes, got 10,737,418,240"):
+        load_cifar(CIFAR10, tmp_path, COUNTS)
+
+
+def test_names_that_are_no_text(tmp_path):
+    write(tmp_path, "cifar10", "binary")
+    (tmp_path / "batches.meta.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"batches\.meta\.txt must be in UTF-8, got"):
         load_cifar(CIFAR10, tmp_path, COUNTS)
 
 

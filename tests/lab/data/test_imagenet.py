@@ -1,10 +1,8 @@
 """ImageNet's layout: listing, decoding, batches from files."""
 
 import json
-import os
 import pickle
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +10,14 @@ import pytest
 import torch
 from PIL import Image
 from tiny_imagenet import CLASSES, make_imagenet, settled, write_jpeg
-from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from neural_similarity.lab import data
-from neural_similarity.lab.data import (
-    FileBatches,
-    Preprocess,
-    file_batches,
-    image_files,
-    imagenet,
-    layout,
-)
-from neural_similarity.lab.data.decoding import random_window, read_centre, read_random_window
-from neural_similarity.lab.data.prefetch import in_order
-from neural_similarity.lab.data.seeding import generator
+from neural_similarity.lab.data import FileBatches, Preprocess, imagenet
+from neural_similarity.lab.data import batches as batches_module
+from neural_similarity.lab.data import images as images_module
+from neural_similarity.lab.data.augment import generator
+from neural_similarity.lab.data.decoding import read_centre, read_random_window
 
 SIZE = 24
 RAW = Preprocess.raw(3)
@@ -54,43 +45,6 @@ def test_listing(root):
     assert dataset.train.path(5) == root / "train" / CLASSES[1] / f"{CLASSES[1]}_1.JPEG"
     assert dataset.train.shape == (3, SIZE, SIZE)
     assert load(root, image_size=None).train.shape == (3, 224, 224)
-
-
-def test_random_windows_are_torchvisions(tmp_path):
-    """The same numbers drawn from the same generator, and the same pixels."""
-    path = tmp_path / "image.JPEG"
-    for seed, size in enumerate(((50, 40), (31, 67), (8, 90), (90, 7)) * 3):
-        write_jpeg(path, seed, size)
-        image = Image.open(path).convert("RGB")
-        torch.manual_seed(seed)
-        drawn = v2.RandomResizedCrop(SIZE, antialias=True).make_params([image])
-        top, left, height, width = (drawn[key] for key in ("top", "left", "height", "width"))
-        box = random_window(*size, torch.Generator().manual_seed(seed))
-        assert box == (left, top, left + width, top + height)
-        expected = np.asarray(F.resized_crop(image, top, left, height, width, [SIZE, SIZE]))
-        pixels = read_random_window(path, SIZE, torch.Generator().manual_seed(seed))
-        assert np.array_equal(pixels, expected)
-
-
-@pytest.mark.parametrize("size", [(50, 40), (31, 67), (256, 256), (500, 375), (23, 23)])
-@pytest.mark.parametrize("side", [24, 84, 224])
-def test_centres_are_torchvisions(tmp_path, size, side):
-    path = tmp_path / "image.JPEG"
-    write_jpeg(path, 0, size)
-    image = Image.open(path).convert("RGB")
-    resized = F.resize(image, [round(side * 256 / 224)])
-    expected = np.asarray(F.center_crop(resized, [side, side]))
-    assert np.array_equal(read_centre(path, side), expected)
-
-
-def test_images_of_more_than_8_bits_are_refused(tmp_path):
-    path = tmp_path / "deep.png"
-    Image.fromarray(np.linspace(0, 60_000, 900).astype(np.uint16).reshape(30, 30)).save(path)
-    message = r"deep\.png must have 8 bits per channel, got the mode I;16"
-    with pytest.raises(ValueError, match=message):
-        read_centre(path, SIZE)
-    with pytest.raises(ValueError, match=message):
-        read_random_window(path, SIZE, torch.Generator())
 
 
 def test_a_batch_is_a_function_of_its_step(root):
@@ -262,26 +216,12 @@ def test_a_folder_that_cannot_be_written_is_listed_every_time(tmp_path, monkeypa
     assert not (tmp_path / imagenet.CACHE).exists()
 
 
-def square(number):
-    return torch.tensor(number * number)
-
-
-def process(_):
-    return os.getpid()
-
-
-def test_work_is_done_in_order_by_other_processes():
-    assert list(in_order(square, range(7), workers=2)) == [square(i) for i in range(7)]
-    assert next(in_order(process, range(3), workers=1)) != os.getpid()
-    assert next(in_order(process, range(3), workers=0)) == os.getpid()
-
-
 def test_what_goes_to_other_processes_can_be_pickled(root, monkeypatch):
     """Python 3.14 starts them anew, and so do other systems."""
     sent = []
-    monkeypatch.setattr(image_files, "in_order", lambda work, *_, **__: sent.append(work))
+    monkeypatch.setattr(images_module, "in_order", lambda work, *_, **__: sent.append(work))
     monkeypatch.setattr(
-        file_batches, "in_order", lambda work, steps, **_: sent.append(work) or map(work, steps)
+        batches_module, "in_order", lambda work, steps, **_: sent.append(work) or map(work, steps)
     )
     load(root).test.chunks(4)
     batches(root).at(3)
@@ -335,7 +275,7 @@ def test_lay_out_takes_a_file_of_two_lists_once_and_starts_anew(tmp_path):
     source.mkdir()
     lists(source, {"train": ("n1",), "trainval": ("n1", "n2")})
     before = {path.name: path.read_bytes() for path in (source / "images").iterdir()}
-    left = tmp_path / "made" / layout.PARTIAL / "train" / "n1"
+    left = tmp_path / "made" / imagenet.PARTIAL / "train" / "n1"
     left.mkdir(parents=True)
     (left / "n19.jpg").write_bytes(b"of an interrupted call")
     root = data.lay_out(source, tmp_path / "made", held_out=2)
@@ -395,13 +335,3 @@ def test_the_cache_is_plain_json(root):
     load(root)
     kept = json.loads(Path(root, imagenet.CACHE).read_text())
     assert set(kept["files"]) == {"train", "val"}
-
-
-def handlers(_):
-    found = (signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM))
-    return torch.tensor([int(handler) if isinstance(handler, int) else -1 for handler in found])
-
-
-def test_helping_processes_leave_ctrl_c_to_training():
-    (found,) = in_order(handlers, range(1), workers=1)
-    assert found.tolist() == [signal.SIG_IGN, signal.SIG_DFL]

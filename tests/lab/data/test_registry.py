@@ -1,6 +1,207 @@
-import pytest
+import os
 
-from neural_similarity.lab.data import NAMES, load
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from neural_similarity.lab.data import NAMES, listing, load
+
+
+def picture(path, seed=0, *, grey=False, size=(6, 5), mode=None):
+    """Save a random image of (width, height) `size` and return its pixels (c, h, w)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0]) if grey else (size[1], size[0], 3)
+    values = np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
+    image = Image.fromarray(values)
+    (image.convert(mode) if mode else image).save(path)
+    return values[None] if grey else values.transpose(2, 0, 1)
+
+
+def classes(folder, names=("cat", "ant"), each=2, **options):
+    """Write `each` images of every class and return the pixels in the order of sorted names."""
+    pixels = [
+        picture(folder / name / f"{i}.png", seed=100 * len(name) + ord(name[0]) + i, **options)
+        for name in sorted(names)
+        for i in range(each)
+    ]
+    return np.stack(pixels)
+
+
+@pytest.mark.parametrize("test", ["test", "val", "validation", "valid", "Test"])
+@pytest.mark.parametrize("grey", [True, False])
+def test_train_and_test_folders(tmp_path, test, grey):
+    train = classes(tmp_path / "train", grey=grey)
+    tests = classes(tmp_path / test, each=1, grey=grey)
+    dataset = load("folder", tmp_path)
+    assert dataset.train.classes == dataset.test.classes == ("ant", "cat")
+    assert np.array_equal(dataset.train.pixels.numpy(), train)
+    assert np.array_equal(dataset.test.pixels.numpy(), tests)
+    assert dataset.train.labels.tolist() == [0, 0, 1, 1]
+    assert dataset.test.labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("inside", [".", "train"])
+def test_class_folders_alone_give_a_fifth_to_the_test(tmp_path, inside):
+    whole = classes(tmp_path / inside, ("b", "aa"), each=10)
+    first, second = load("folder", tmp_path), load("folder", tmp_path)
+    assert first.digest == second.digest
+    assert first.digest[:16] == "d2db769571a9b7bb", (
+        "records of such folders are of another test part"
+    )
+    assert first.train.labels.tolist() == [0] * 8 + [1] * 8
+    assert first.test.labels.tolist() == [0] * 2 + [1] * 2
+    together = torch.cat([first.train.pixels, first.test.pixels]).flatten(1).tolist()
+    assert sorted(together) == sorted(whole.reshape(20, -1).tolist())
+
+
+def test_classes_may_be_called_like_parts(tmp_path):
+    """A folder that holds images is a class, beside others and within a part."""
+    classes(tmp_path / "one", ("train", "test", "bus"), each=5)
+    dataset = load("folder", tmp_path / "one")
+    assert dataset.train.classes == ("bus", "test", "train")
+    assert (len(dataset.train), len(dataset.test)) == (12, 3)
+    for part in ("train", "val"):
+        classes(tmp_path / "two" / part, ("train", "val"), each=2)
+    dataset = load("folder", tmp_path / "two")
+    assert dataset.train.classes == dataset.test.classes == ("train", "val")
+    picture(tmp_path / "two" / "train" / "overview.png")
+    assert load("folder", tmp_path / "two").digest == dataset.digest
+
+
+def test_small_classes_give_one_image_and_single_images_nothing(tmp_path):
+    classes(tmp_path, each=2)
+    assert load("folder", tmp_path).test.labels.tolist() == [0, 1]
+    (tmp_path / "cat" / "1.png").unlink()
+    with pytest.raises(ValueError, match=r"more than 1 images of the class 'cat' .* got 1"):
+        load("folder", tmp_path)
+
+
+def test_one_colour_image_makes_all_rgb(tmp_path):
+    grey = classes(tmp_path / "train", ("a",), grey=True)
+    colour = picture(tmp_path / "test" / "a" / "0.png", seed=9)
+    dataset = load("folder", tmp_path)
+    assert np.array_equal(dataset.train.pixels.numpy(), np.repeat(grey, 3, axis=1))
+    assert np.array_equal(dataset.test.pixels[0].numpy(), colour)
+
+
+def test_palette_images_are_rgb(tmp_path):
+    classes(tmp_path, each=2, mode="P")
+    assert load("folder", tmp_path).train.pixels.shape[1] == 3
+
+
+def test_other_files_and_hidden_ones_are_no_images(tmp_path):
+    classes(tmp_path, each=5)
+    (tmp_path / "cat" / "notes.txt").write_text("mine")
+    (tmp_path / "cat" / "._0.png").write_text("a file manager's")
+    (tmp_path / ".cache").mkdir()
+    dataset = load("folder", tmp_path)
+    assert len(dataset.train) + len(dataset.test) == 10
+    assert dataset.train.classes == ("ant", "cat")
+
+
+def test_resize_and_centre_crop(tmp_path):
+    """Halving a wide image averages 2x2 blocks; constant blocks stay, the centre is kept."""
+    values = np.repeat(np.repeat(np.arange(8, dtype=np.uint8) * 30, 4)[None], 16, axis=0)
+    for name in ("a", "b"):
+        for suffix in ("png", "bmp"):
+            path = tmp_path / name / f"0.{suffix}"
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(values if name == "a" else values.T.copy()).save(path)
+    dataset = load("folder", tmp_path, image_size=8)
+    assert dataset.train.pixels.shape == (2, 1, 8, 8)
+    wide, tall = dataset.train.pixels[:, 0]
+    assert torch.equal(wide, tall.T)
+    # 32 columns shrink to 16; the middle 8 are the inner four of the eight steps, two columns each.
+    middle = wide[4].reshape(4, 2).float().mean(1)
+    assert torch.allclose(middle, torch.tensor([60.0, 90.0, 120.0, 150.0]), atol=4)
+
+
+def test_images_of_the_right_size_are_left_alone(tmp_path):
+    train = classes(tmp_path / "train", size=(5, 5))
+    classes(tmp_path / "test", size=(9, 7))
+    assert np.array_equal(load("folder", tmp_path, image_size=5).train.pixels.numpy(), train)
+
+
+def test_sizes_differ(tmp_path):
+    classes(tmp_path / "train", each=3)
+    classes(tmp_path / "test", each=1)
+    picture(tmp_path / "train" / "ant" / "0.png", size=(7, 5))
+    match = r"unless `image_size` is given: 7 of 8 are 6x5, got .*train/ant/0\.png of 7x5"
+    with pytest.raises(ValueError, match=match):
+        load("folder", tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["text", "truncated", "empty"])
+def test_unreadable_image(tmp_path, damage):
+    classes(tmp_path, each=3, size=(40, 40))
+    path = tmp_path / "cat" / "1.png"
+    content = {"text": b"hello", "truncated": path.read_bytes()[:1500], "empty": b""}[damage]
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"cat/1\.png must be an image, but cannot be read"):
+        load("folder", tmp_path)
+
+
+def test_deep_images_are_refused(tmp_path):
+    classes(tmp_path, each=3)
+    Image.fromarray(np.zeros((5, 6), np.uint16)).save(tmp_path / "ant" / "2.png")
+    with pytest.raises(
+        ValueError, match=r"ant/2\.png must have 8 bits per channel, got the mode I;16"
+    ):
+        load("folder", tmp_path)
+
+
+@pytest.mark.parametrize(("lacking", "having"), [("train", "test"), ("test", "train")])
+def test_a_class_in_one_part_only(tmp_path, lacking, having):
+    classes(tmp_path / lacking)
+    classes(tmp_path / having, ("cat", "ant", "bee"))
+    with pytest.raises(ValueError, match=f"got 'bee' in .*{having} and not in .*{lacking}"):
+        load("folder", tmp_path)
+
+
+def test_empty_class(tmp_path):
+    classes(tmp_path)
+    (tmp_path / "bee").mkdir()
+    with pytest.raises(ValueError, match=r"bee must hold images \(\.bmp .*\), got none"):
+        load("folder", tmp_path)
+
+
+def test_a_name_that_is_no_text(tmp_path, monkeypatch):
+    """As Linux has it, where names are bytes; other systems' disks refuse to make one."""
+    classes(tmp_path)
+    monkeypatch.setattr(listing, "_images_in", lambda *_: {os.fsdecode(b"\xff.png"): 1})
+    with pytest.raises(ValueError, match=r"names in .* must be valid UTF-8, got '\\udcff.png'"):
+        load("folder", tmp_path)
+
+
+def test_no_classes(tmp_path):
+    with pytest.raises(ValueError, match="must hold one folder for every class, got none"):
+        load("folder", tmp_path)
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"`root` must be a folder of class folders, got .*no"
+    ):
+        load("folder", tmp_path / "no")
+
+
+def test_no_training_images(tmp_path):
+    classes(tmp_path / "val")
+    with pytest.raises(ValueError, match="`root` must hold train/ beside val/"):
+        load("folder", tmp_path)
+
+
+def test_image_size_is_positive(tmp_path):
+    with pytest.raises(ValueError, match="`image_size` must be at least 1, got 0"):
+        load("folder", tmp_path, image_size=0)
+
+
+def test_files_are_sorted_folder_by_folder(tmp_path):
+    """As a file manager shows them, though "-" comes before "/"."""
+    for name in ("x-1.png", "x/0.png", "x/2.png"):
+        picture(tmp_path / "one" / name)
+    assert list(listing.list_images(tmp_path).members["one"]) == ["x/0.png", "x/2.png", "x-1.png"]
 
 
 @pytest.mark.parametrize(

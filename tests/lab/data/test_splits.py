@@ -1,64 +1,15 @@
-import csv
 import json
-import os
-import pickle
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_folders import WANTED, check, picture, write_csv, write_folders
 
-from neural_similarity.lab.data import (
-    ClassSplit,
-    Images,
-    class_images,
-    class_pickles,
-    load_split,
-    mapped,
-)
+from neural_similarity.lab.data import ClassSplit, Images, load_split
 from neural_similarity.lab.data.cifar import CIFAR100
-from neural_similarity.lab.data.cifar_splits import SPLITS, load_cifar_split
 from neural_similarity.lab.data.class_split import PARTS, random_split
-from neural_similarity.lab.data.images import digest_of
-
-WANTED = {"train": ["ant", "bee"], "val": ["cat"], "test": ["dog"]}
-
-
-def picture(path, seed, size=6):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    values = np.random.default_rng(seed).integers(256, size=(size, size, 3), dtype=np.uint8)
-    Image.fromarray(values).save(path)
-    return values.transpose(2, 0, 1)
-
-
-def write_folders(folder, split=WANTED, each=2):
-    """Folders part/class; the pixels of each part, in order."""
-    pixels, seed = {}, 0
-    for part, names in split.items():
-        for name in names:
-            for i in range(each):
-                seed += 1
-                found = picture(folder / part / name / f"{i}.png", seed)
-                pixels.setdefault(part, []).append(found)
-    return {part: np.stack(found) for part, found in pixels.items()}
-
-
-def write_csv(folder, split=WANTED, each=2):
-    """Images beside three lists, interleaved as a csv may have them."""
-    for part, names in split.items():
-        rows = [(f"{name}{i}.png", name) for i in range(each) for name in names]
-        with (folder / f"{part}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("filename", "label"), *rows])
-        for name, _ in rows:
-            picture(folder / "images" / name, sum(map(ord, name)))
-
-
-def check(split, each=2):
-    for part, names in WANTED.items():
-        images = split.part(part)
-        assert list(images.classes) == names
-        assert images.labels.tolist() == [i for i in range(len(names)) for _ in range(each)]
+from neural_similarity.lab.data.splits import SPLITS, load_cifar_split
 
 
 def test_folders_of_parts(tmp_path):
@@ -97,76 +48,6 @@ def test_mini_imagenet_is_never_split_at_random(tmp_path):
 def test_mini_imagenet_as_folders_of_parts(tmp_path):
     write_folders(tmp_path / "mini-imagenet")
     check(load_split("mini-imagenet", tmp_path, image_size=6))
-
-
-def test_pictures_are_decoded_once(tmp_path):
-    write_folders(tmp_path)
-    counts = []
-    options = {"image_size": 6, "progress": lambda *count: counts.append(count)}
-    first = load_split("classes", tmp_path, **options)
-    assert counts == [(i, 8) for i in range(1, 9)]
-    assert load_split("classes", tmp_path, **options).digest == first.digest
-    assert len(counts) == 8
-    picture(tmp_path / "train" / "ant" / "9.png", 99)
-    third = load_split("classes", tmp_path, **options)
-    assert len(counts) == 8 + 9
-    assert third.digest != first.digest
-    assert len(third.train) == 5
-
-
-def test_two_that_begin_at_once_decode_once(tmp_path):
-    write_folders(tmp_path)
-    counts = []
-
-    def load(progress):
-        return load_split("classes", tmp_path, image_size=6, progress=progress)
-
-    with ThreadPoolExecutor() as pool:
-        others = []
-
-        def start_another(*_):
-            if not others:
-                others.append(pool.submit(load, lambda *count: counts.append(count)))
-                wait(others, timeout=0.3)
-
-        first = load(start_another)
-        assert others[0].result().digest == first.digest
-    assert not counts
-
-
-def test_a_file_that_changed_at_equal_size_is_decoded_anew(tmp_path):
-    write_folders(tmp_path)
-    path = tmp_path / "test" / "dog" / "2.bmp"
-    picture(path, 98)
-    os.utime(path, ns=(0, 0))
-    size, before = path.stat().st_size, load_split("classes", tmp_path, image_size=6)
-    expected = picture(path, 99)
-    assert path.stat().st_size == size
-    after = load_split("classes", tmp_path, image_size=6)
-    assert np.array_equal(after.test.pixels[2].numpy(), expected)
-    assert after.digest != before.digest
-
-
-def test_the_cache_is_mapped_and_never_written(tmp_path):
-    write_folders(tmp_path)
-    pixels = load_split("classes", tmp_path, image_size=6).train.pixels
-    before = pixels.clone()
-    pixels.zero_()
-    assert torch.equal(load_split("classes", tmp_path, image_size=6).train.pixels, before)
-
-
-def test_a_damaged_cache_is_named(tmp_path):
-    write_folders(tmp_path)
-    load_split("classes", tmp_path, image_size=6)
-    description = tmp_path / "cache-6.json"
-    kept = description.read_text()
-    for other in ("[]", '{"version": 1, "content": []}', "{"):
-        description.write_text(other)
-        assert load_split("classes", tmp_path, image_size=6).train.classes == ("ant", "bee")
-    description.write_text(kept)
-    os.truncate(tmp_path / "cache-6.pixels", 100)
-    with pytest.raises(ValueError, match=r"cache-6.pixels must hold 864 bytes"):
-        load_split("classes", tmp_path, image_size=6)
 
 
 def write_classes(folder, names):
@@ -228,99 +109,6 @@ def test_omniglot(tmp_path):
     assert split.train.pixels.shape == (8, 1, 28, 28)
     assert split.val.classes == ("e/character01", "e/character02")
     assert split.test.classes == ("f/character01",)
-
-
-def pickles(folder, values, protocol=None):
-    for part, content in values.items():
-        path = folder / f"mini-imagenet-cache-{part}.pkl"
-        path.write_bytes(pickle.dumps(content, protocol))
-
-
-def arrays(names, each=2):
-    data = np.random.default_rng(len(names)).integers(
-        256, size=(each * len(names), 84, 84, 3), dtype=np.uint8
-    )
-    # Positions of the classes alternate.
-    positions = {name: list(range(i, len(data), len(names))) for i, name in enumerate(names)}
-    return {"image_data": data, "class_dict": positions}
-
-
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_mini_imagenet_as_pickles(tmp_path, protocol):
-    values = {part: arrays(names) for part, names in WANTED.items()}
-    pickles(tmp_path, values, protocol)
-    split = load_split("mini-imagenet", tmp_path)
-    check(split)
-    expected = values["train"]["image_data"][3].transpose(2, 0, 1)
-    assert np.array_equal(split.train.pixels[3].numpy(), expected)  # of bee: positions 1 and 3
-    with pytest.raises(ValueError, match="`image_size` must be 84 for these pickles, got 28"):
-        load_split("mini-imagenet", tmp_path, image_size=28)
-
-
-def test_pickles_are_read_once(tmp_path, monkeypatch):
-    values = {part: arrays(names) for part, names in WANTED.items()}
-    pickles(tmp_path, values)
-    monkeypatch.setattr(class_pickles, "CHUNK", 3)
-    counts = []
-
-    def load():
-        return load_split("mini-imagenet", tmp_path, progress=lambda *count: counts.append(count))
-
-    first = load()
-    assert counts == [(3, 8), (4, 8), (6, 8), (8, 8)]
-    assert first.digest == digest_of((first.train, first.val, first.test))
-    second = load()
-    check(second)
-    assert len(counts) == 4
-    assert second.digest == first.digest
-    assert torch.equal(second.train.pixels, first.train.pixels)
-    second.test.pixels.zero_()
-    assert torch.equal(load().test.pixels, first.test.pixels)
-    values["test"]["image_data"][0] += 1  # as many bytes
-    pickles(tmp_path, values)
-    third = load()
-    assert len(counts) == 8
-    assert third.digest != first.digest
-    assert np.array_equal(
-        third.test.pixels[0].numpy(), values["test"]["image_data"][0].transpose(2, 0, 1)
-    )
-
-
-def test_pickles_of_images_of_two_sizes(tmp_path):
-    pickles(tmp_path, {part: arrays(names) for part, names in WANTED.items()})
-    small = {"image_data": np.zeros((2, 28, 28, 3), np.uint8), "class_dict": {"dog": [0, 1]}}
-    pickles(tmp_path, {"test": small})
-    with pytest.raises(ValueError, match=r"must hold images of one shape, got \[\(3, 28, 28\), "):
-        load_split("mini-imagenet", tmp_path)
-
-
-def test_older_pickles_have_labels(tmp_path):
-    for part, names in WANTED.items():
-        data = arrays(names)["image_data"]
-        name = "train_phase_train" if part == "train" else part
-        path = tmp_path / f"miniImageNet_category_split_{name}.pickle"
-        labels = [names[i % len(names)] for i in range(len(data))]
-        path.write_bytes(pickle.dumps({"data": data, "labels": labels}))
-    check(load_split("mini-imagenet", tmp_path))
-
-
-class Malicious:
-    def __reduce__(self):
-        return os.system, ("true",)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"image_data": Malicious()}, "system is refused"),
-        ({"image_data": np.zeros((2, 84, 84))}, r"must hold images, uint8 \(n, h, w, c\)"),
-        (arrays(["dog"]) | {"class_dict": {"dog": [0, 0]}}, "must tell the class of each of its 2"),
-    ],
-)
-def test_bad_pickles(tmp_path, content, message):
-    pickles(tmp_path, {part: arrays(names) for part, names in WANTED.items()} | {"test": content})
-    with pytest.raises(ValueError, match=rf"cache-test.pkl.*{message}"):
-        load_split("mini-imagenet", tmp_path)
 
 
 @pytest.mark.parametrize(("name", "counts"), [("cifar-fs", (64, 16, 20)), ("fc100", (60, 20, 20))])
@@ -445,28 +233,6 @@ def test_overlapping_classes_of_images():
         ClassSplit("x", one, one, one, digest="")
 
 
-def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
-    """A description stands beside whole pixels only: what is there before stays until then."""
-    write_folders(tmp_path)
-    first = load_split("classes", tmp_path, image_size=6)
-    (tmp_path / "cache-6.json").unlink()
-    read, calls = class_images.read_pixels, []
-
-    def fails(*args):
-        calls.append(args)
-        if len(calls) == 3:
-            raise OSError("the disk is gone")
-        return read(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(class_images, "read_pixels", fails)
-        with pytest.raises(OSError, match="the disk is gone"):
-            load_split("classes", tmp_path, image_size=6)
-    assert (tmp_path / "cache-6.pixels").stat().st_size == 864
-    assert not (tmp_path / "cache-6.json").exists()
-    assert load_split("classes", tmp_path, image_size=6).digest == first.digest
-
-
 @pytest.mark.parametrize("colour", [False, True])
 def test_mini_imagenet_has_colour_and_folders_where_one_image_has(tmp_path, colour):
     write_folders(tmp_path / "mini-imagenet")
@@ -506,26 +272,3 @@ def test_cifar_fs_is_that_of_its_authors():
     test += "fox|snail worm|baby man woman|bicycle pickup_truck|rocket"
     for part, names in (("val", val), ("test", test)):
         assert sorted(SPLITS["cifar-fs"][part]) == sorted(names.replace("|", " ").split())
-
-
-def test_a_cache_without_pixels_or_of_another_version_is_made_again(tmp_path, monkeypatch):
-    write_folders(tmp_path)
-    first = load_split("classes", tmp_path, image_size=6)
-    (tmp_path / "cache-6.pixels").unlink()
-    assert load_split("classes", tmp_path, image_size=6).digest == first.digest
-    monkeypatch.setattr(mapped, "VERSION", mapped.VERSION + 1)
-    counts = []
-    load_split("classes", tmp_path, image_size=6, progress=lambda *count: counts.append(count))
-    assert len(counts) == 8
-
-
-def test_the_digest_tells_which_class_has_which_images(tmp_path):
-    """The same pictures under other names, or one of them in another class."""
-    digests = set()
-    for number, train in enumerate((["ant", "bee"], ["ant", "boa"])):
-        write_folders(tmp_path / str(number), WANTED | {"train": train})
-        digests.add(load_split("classes", tmp_path / str(number), image_size=6).digest)
-    moved = tmp_path / "0" / "train"
-    (moved / "bee" / "0.png").rename(moved / "ant" / "2.png")
-    digests.add(load_split("classes", tmp_path / "0", image_size=6).digest)
-    assert len(digests) == 3

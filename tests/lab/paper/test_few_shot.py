@@ -6,15 +6,20 @@ import torch
 from tiny_classes import TINY as SMALL
 from tiny_classes import make_split, tiny_classes_world
 
-from neural_similarity.lab import cli, paper
-from neural_similarity.lab.paper import few_shot_records, few_shot_table
-from neural_similarity.lab.paper.statistics import by_task
+from neural_similarity.lab import cli, paper, session
+from neural_similarity.lab.paper import few_shot_table, recording, records
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, few_shot
-from neural_similarity.lab.tasks.few_shot import session
-from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
-from neural_similarity.lab.tasks.few_shot.run import load_method
+from neural_similarity.lab.tasks.few_shot.evaluation import (
+    EVALUATIONS,
+    Evaluation,
+    Evaluator,
+    read_evaluation,
+    write_evaluation,
+)
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
-from neural_similarity.lab.train import RunError, choose_runtime
+from neural_similarity.lab.train import RunError
+from neural_similarity.lab.train.recipe import recipe_to_json, scaled
+from neural_similarity.lab.train.statistics import by_task
 
 SIZES = TaskSizes(ways=2, shots=2, queries=3)
 RECIPES = {
@@ -38,18 +43,12 @@ def evaluated(
     """A run that was trained and evaluated on the same ten tasks, or on others."""
     path = folder / f"{name}-{seed}"
     recipe = replace(RECIPES[name], seed=seed, **changes)
-    run = session.read_run(path, session.FewShotRun) if path.exists() else None
+    run = session.open_run(path) if path.exists() else None
     run = run or session.train(recipe, name=name, out=path, device="cpu")
     split = make_split()
     images = split.part(part)
     tasks = draw_tasks(images, sizes, count, seed=task_seed, data=split.digest, part=part)
-    module = load_method(run, "last", method)
-    runtime = choose_runtime("cpu", "fp32")
-    right = evaluate(module, images, tasks, preprocess=run.preprocess, runtime=runtime)
-    evaluation = paper.make_evaluation(
-        run, (method, module), tasks, right, checkpoint="last", seconds=1.0
-    )
-    paper.write_evaluation(run.path / paper.EVALUATIONS, evaluation)
+    Evaluator(method=method, device="cpu")(run, split, tasks)
     return run
 
 
@@ -60,19 +59,23 @@ def results(world, tmp_path_factory):
     for seed in (0, 1):
         for method in ("fine-tuning", "nearest-neighbour"):
             run = evaluated(folder, "mini-cnn4", method, seed)
-        paper.record_few_shot(run, folder / "results")
-    paper.record_few_shot(evaluated(folder, "mini-proto", "proto"), folder / "results")
+        paper.write_records(run, folder / "results")
+    paper.write_records(evaluated(folder, "mini-proto", "proto"), folder / "results")
     return folder / "results"
 
 
+def accuracies(record):
+    return record.evaluation.accuracies
+
+
 def read(results, recipe, method):
-    found = few_shot_records.read_evaluations(results, recipe, 1.0)
-    return [one for one in found if one.method == method]
+    found = records.read_records(results, recipe, 1.0)
+    return [one for one in found if one.evaluation.method == method]
 
 
 def copied(source, results, name, budget, pattern="*.json"):
     """Copies of records in a folder, as of another recipe or budget."""
-    config = few_shot_records.recipe_to_json(few_shot_records.scaled(SMALL, float(budget)))
+    config = recipe_to_json(scaled(SMALL, float(budget)))
     folder = results / "fewshot" / name / budget
     folder.mkdir(parents=True)
     for path in source.glob(pattern):
@@ -106,23 +109,23 @@ def test_records_in_anothers_place_or_of_other_settings_are_refused(
     config = content["config"] | changes.get("config", {})
     path.write_text(json.dumps(content | changes | {"config": config}))
     with pytest.raises(ValueError, match=message):
-        few_shot_records.read_evaluations(tmp_path, "mini-cnn4", 1.0)
+        records.read_records(tmp_path, "mini-cnn4", 1.0)
 
 
 @pytest.mark.usefixtures("world")
 def test_a_record_is_never_replaced_by_another_outcome(tmp_path):
     run = evaluated(tmp_path, "mini-proto", "proto")
-    (path,) = paper.record_few_shot(run, tmp_path / "results")
+    (path,) = paper.write_records(run, tmp_path / "results")
     before = path.read_bytes()
-    assert paper.record_few_shot(run, tmp_path / "results") == [path]
-    (ours,) = (run.path / paper.EVALUATIONS).glob("*.json")
-    one = few_shot_records.read_evaluation(ours)
+    assert paper.write_records(run, tmp_path / "results") == [path]
+    (ours,) = (run.path / EVALUATIONS).glob("*.json")
+    one = read_evaluation(ours)
     correct = (one.correct + 1) % 2
     right = by_task(correct.double() / len(one.sizes.query_labels))
     summary = one.summary | {"accuracy": right.mean, "reach": right.reach}
-    few_shot_records.write_evaluation(ours.parent, replace(one, correct=correct, summary=summary))
+    write_evaluation(ours, replace(one, correct=correct, summary=summary))
     with pytest.raises(RunError, match="exists already with another outcome; delete it"):
-        paper.record_few_shot(run, tmp_path / "results")
+        paper.write_records(run, tmp_path / "results")
     assert path.read_bytes() == before
 
 
@@ -130,13 +133,13 @@ def test_records_tell_every_task(results):
     path = results / "fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json"
     content = json.loads(path.read_text())
     assert {"code", "environment", "data", "config", "training", "tasks"} <= content.keys()
-    one = few_shot_records.read_evaluation(path)
-    assert one.accuracies.shape == (10,)
-    right = by_task(one.accuracies)
+    one = records.read_record(path)
+    assert one.evaluation.accuracies.shape == (10,)
+    right = by_task(one.evaluation.accuracies)
     assert (right.mean, right.reach) == (one.summary["accuracy"], one.summary["reach"])
-    assert one.config.seed == 1
-    assert one.tasks["count"] == 10
-    assert one.statistics == "running"
+    assert one.recipe.seed == one.seed == 1
+    assert one.evaluation.tasks["count"] == 10
+    assert one.evaluation.statistics == "running"
 
 
 def test_damaged_records_are_named(results, tmp_path):
@@ -147,8 +150,8 @@ def test_damaged_records_are_named(results, tmp_path):
     for changed in (*wrong, content | {"correct": packed}):
         damaged = tmp_path / "damaged.json"
         damaged.write_text(json.dumps(changed))
-        with pytest.raises(ValueError, match=r"damaged.json cannot be read as an evaluation"):
-            few_shot_records.read_evaluation(damaged)
+        with pytest.raises(ValueError, match=r"damaged.json cannot be read as a run record"):
+            records.read_record(damaged)
 
 
 @pytest.fixture
@@ -172,8 +175,8 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
     base = read(results, "mini-cnn4", "fine-tuning")
     near = read(results, "mini-cnn4", "nearest-neighbour")
     assert len(base) == len(near) == 2
-    mean = 100 * (near[0].accuracies + near[1].accuracies) / 2
-    before = 100 * (base[0].accuracies + base[1].accuracies) / 2
+    mean = 100 * (accuracies(near[0]) + accuracies(near[1])) / 2
+    before = 100 * (accuracies(base[0]) + accuracies(base[1])) / 2
     ours, change = by_task(mean), by_task(mean - before)
     row = found["nearest neighbour"]
     assert row[3] == "51.04 ± 0.65"
@@ -189,8 +192,8 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
 def test_differences_are_of_common_seeds_alone(results):
     found = rows(paper.few_shot_markdown(results))
     base, ours = read(results, "mini-cnn4", "fine-tuning"), read(results, "mini-proto", "proto")
-    first = next(one for one in base if one.config.seed == 0)
-    change = by_task(100 * ours[0].accuracies - 100 * first.accuracies)
+    first = next(one for one in base if one.seed == 0)
+    change = by_task(100 * accuracies(ours[0]) - 100 * accuracies(first))
     assert found["ProtoNet"][5] == f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
 
 
@@ -210,9 +213,9 @@ def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
 def test_a_shorter_list_of_the_same_seed_is_compared_on_its_tasks(tmp_path, task_seed, compared):
     evaluated(tmp_path, "mini-cnn4", "fine-tuning")
     run = evaluated(tmp_path, "mini-cnn4", "nearest-neighbour", count=6, task_seed=task_seed)
-    paper.record_few_shot(run, tmp_path)
+    paper.write_records(run, tmp_path)
     base, near = (
-        read(tmp_path, "mini-cnn4", method)[0].accuracies
+        accuracies(read(tmp_path, "mini-cnn4", method)[0])
         for method in ("fine-tuning", "nearest-neighbour")
     )
     change = by_task(100 * near - 100 * base[:6])
@@ -233,14 +236,14 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
     ]
     for facts in ({}, *others):
         run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", **facts)
-    paths = paper.record_few_shot(run, tmp_path)
+    paths = paper.write_records(run, tmp_path)
     assert len(paths) == len(set(paths)) == 1 + len(others)
-    wanted = few_shot_records.read_evaluation(
+    wanted = records.read_record(
         paths[0].with_name("fine-tuning.train.2w2s3q.test-10-0.running.0.json")
     )
     text = paper.few_shot_markdown(tmp_path)
     row = rows(text)["fine-tuning"]
-    ours = by_task(100 * wanted.accuracies)
+    ours = by_task(100 * accuracies(wanted))
     assert (row[4], row[13]) == (f"{ours.mean:.2f} ± {ours.reach:.2f}", "10")
     assert text.count("| fine-tuning |") == 2  # of two shots and of one
 
@@ -287,9 +290,9 @@ def test_rows_are_compared_with_the_control_too(tmp_path, monkeypatch):
     monkeypatch.setitem(FEW_SHOT_RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
     monkeypatch.setitem(RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
     for name in ("mini-cnn4", "mini-cnn4-64"):
-        paper.record_few_shot(evaluated(tmp_path, name, "fine-tuning"), tmp_path)
+        paper.write_records(evaluated(tmp_path, name, "fine-tuning"), tmp_path)
     ours, control = (
-        read(tmp_path, name, "fine-tuning")[0].accuracies for name in ("mini-cnn4", "mini-cnn4-64")
+        accuracies(read(tmp_path, name, "fine-tuning")[0]) for name in ("mini-cnn4", "mini-cnn4-64")
     )
     change = by_task(100 * ours - 100 * control)
     found = rows(paper.few_shot_markdown(tmp_path))
@@ -342,10 +345,10 @@ def test_the_papers_numbers(label, paper_says):
 def test_overridden_runs_have_no_records(tmp_path):
     run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", lr=0.5)
     with pytest.raises(RunError, match="it overrides lr"):
-        paper.record_few_shot(run, tmp_path)
+        paper.write_records(run, tmp_path)
     run = session.train(RECIPES["mini-cnn4"], name="mini-cnn4", out=tmp_path / "b", device="cpu")
     with pytest.raises(RunError, match="has no evaluations; `nsim evaluate"):
-        paper.record_few_shot(run, tmp_path)
+        paper.write_records(run, tmp_path)
 
 
 @pytest.mark.usefixtures("world")
@@ -354,19 +357,19 @@ def test_retrained_runs_are_of_their_recipe(tmp_path):
     chosen = {"train_on": "train+val", "steps": 5, "drops": ()}
     run = evaluated(tmp_path / "by-hand", "mini-cnn4", "fine-tuning", **chosen)
     with pytest.raises(RunError, match="it overrides train_on, select_on, steps, drops"):
-        paper.record_few_shot(run, tmp_path / "results")
+        paper.write_records(run, tmp_path / "results")
     recipe = replace(RECIPES["mini-cnn4"], select_on="val")
     chooses = session.train(recipe, name="mini-cnn4", out=tmp_path / "chooses", device="cpu")
     session.retrain(chooses, out=tmp_path / "mini-cnn4-0", device="cpu")
     run = evaluated(tmp_path, "mini-cnn4", "fine-tuning")
-    (record,) = paper.record_few_shot(run, tmp_path / "results")
+    (record,) = paper.write_records(run, tmp_path / "results")
     assert record.name == "fine-tuning.train+val.2w2s3q.test-10-0.running.0.json"
-    assert few_shot_records.read_evaluations(tmp_path / "results", "mini-cnn4", 1.0)
+    assert records.read_records(tmp_path / "results", "mini-cnn4", 1.0)
     path = run.path / "environment.json"
     told = json.loads(path.read_text())
     for changed in ({"step": 1, "growth": 9.0}, told["retrained"]):
         path.write_text(json.dumps(told | {"retrained": changed}))
-        assert ("steps" in few_shot_records.overridden(run)) == (changed["growth"] == 9.0)
+        assert ("steps" in recording.overridden(run)) == (changed["growth"] == 9.0)
 
 
 @pytest.mark.usefixtures("tiny_table")
@@ -375,11 +378,14 @@ def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, t
     """Of the baseline there are other evaluations, where everything is wrong."""
     folder = copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "1")
     for one in read(tmp_path, "mini-cnn4", "fine-tuning"):
-        config = replace(one.config, train_on="train+val") if change == "classes" else one.config
-        statistics = "support" if change == "statistics" else one.statistics
-        wrong = {"correct": 0 * one.correct, "summary": one.summary | {"accuracy": 0.0}}
-        other = replace(one, config=config, statistics=statistics, **wrong)
-        few_shot_records.write_evaluation(folder, other)
+        content, summary = json.loads(one.path.read_text()), one.summary | {"accuracy": 0.0}
+        statistics = "support" if change == "statistics" else one.evaluation.statistics
+        wrong = {"correct": 0 * one.correct, "summary": summary, "statistics": statistics}
+        other = replace(one.evaluation, **wrong)
+        classes = "train+val" if change == "classes" else "train"
+        content |= other.to_json() | {"config": content["config"] | {"train_on": classes}}
+        path = folder / f"{other.name(classes, one.seed)}.json"
+        path.write_text(json.dumps(content))
     found, before = (
         rows(paper.few_shot_markdown(r))["nearest neighbour"] for r in (tmp_path, results)
     )
@@ -390,7 +396,7 @@ def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, t
 def test_shorter_lists_of_other_data_are_not_compared(tmp_path):
     evaluated(tmp_path, "mini-cnn4", "fine-tuning")
     run = evaluated(tmp_path, "mini-cnn4", "nearest-neighbour", count=6)
-    (path,) = [p for p in paper.record_few_shot(run, tmp_path) if "nearest" in p.name]
+    (path,) = [p for p in paper.write_records(run, tmp_path) if "nearest" in p.name]
     other = json.loads(path.read_text()) | {"data": {"name": "embedded", "digest": "another"}}
     path.write_text(json.dumps(other))
     assert rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"][5] == ""
@@ -447,13 +453,14 @@ def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path, change):
     for seed in (0, 1):
         tasks = seed if change == "tasks" else 0
         run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", seed, task_seed=tasks)
-        (path,) = paper.record_few_shot(run, tmp_path)
-    one = few_shot_records.read_evaluation(path)
-    config = replace(one.config, train_on="train+val") if change == "classes" else one.config
-    statistics = "support" if change == "statistics" else "running"
+        (path,) = paper.write_records(run, tmp_path)
+    content = json.loads(path.read_text())
     path.unlink()
-    changed = replace(one, config=config, statistics=statistics)
-    few_shot_records.write_evaluation(path.parent, changed)
+    statistics = "support" if change == "statistics" else "running"
+    classes = "train+val" if change == "classes" else "train"
+    content |= {"statistics": statistics, "config": content["config"] | {"train_on": classes}}
+    name = Evaluation.from_json(content).name(classes, 1)
+    (path.parent / f"{name}.json").write_text(json.dumps(content))
     text = paper.few_shot_markdown(tmp_path)
     start = "| fine-tuning | `mini-cnn4` | 2"
     found = [line for line in text.splitlines() if line.startswith(start)]
@@ -466,5 +473,5 @@ def test_records_name_no_folder_of_the_machine(tmp_path):
     told = json.loads(run.summary.read_text()) | {"command": f"nsim {tmp_path}"}
     run.summary.write_text(json.dumps(told))
     evaluated(tmp_path, "mini-cnn4", "nearest-neighbour")
-    (path,) = [p for p in paper.record_few_shot(run, tmp_path / "results") if "nearest" in p.name]
+    (path,) = [p for p in paper.write_records(run, tmp_path / "results") if "nearest" in p.name]
     assert str(tmp_path) not in path.read_text()

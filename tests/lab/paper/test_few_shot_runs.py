@@ -1,4 +1,4 @@
-"""`nsim fewshot reproduce`: nothing is done twice, and every run starts where it should."""
+"""`nsim reproduce 6`: nothing is done twice, and every run starts where it should."""
 
 import json
 import re
@@ -7,22 +7,25 @@ from dataclasses import replace
 
 import pytest
 import torch
+from launches import launched_here
 from tiny_classes import TINY, make_split, tiny_classes_world
 
-from neural_similarity.lab import cli, data
-from neural_similarity.lab.cli import few_shot_reproduce
+from neural_similarity.lab import cli, data, session
+from neural_similarity.lab.cli import paper as commands
 from neural_similarity.lab.paper import (
-    few_shot_evaluation,
-    few_shot_records,
-    few_shot_runs,
+    Scope,
     few_shot_table,
+    make_plan,
+    recording,
+    wanted_evaluations,
 )
 from neural_similarity.lab.paper.few_shot_table import FewShotRow
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
-from neural_similarity.lab.tasks.few_shot import session
+from neural_similarity.lab.tasks.few_shot import evaluation
+from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.run import usual_checkpoint
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
-from neural_similarity.lab.train import RunError, Runtime, read_run
+from neural_similarity.lab.train import RunError, Runtime
 from neural_similarity.lab.train.checkpoint import weights_digest
 from neural_similarity.lab.train.run import find_checkpoint
 from neural_similarity.nn import Diagonal, Static
@@ -48,7 +51,7 @@ ROWS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def world():
-    with tiny_classes_world(), pytest.MonkeyPatch.context() as patch:
+    with tiny_classes_world(), launched_here(), pytest.MonkeyPatch.context() as patch:
         for name, recipe in RECIPES.items():
             patch.setitem(FEW_SHOT_RECIPES, name, recipe)
         table = {"PANELS": {"tiny": ROWS}, "WAYS": 2, "QUERIES": 3, "SHOTS": (2,)}
@@ -96,7 +99,7 @@ def test_runs_start_from_those_on_the_same_classes(done):
         facts = {"recipe": "mini-resnet12", "seed": 4, "classes": classes, "budget": 1.0}
         assert environment["start"].items() >= facts.items()
         (path,) = (p for n, p in records(done).items() if f"tadam.{classes}." in n)
-        start = read_run(done / "runs" / f"mini-resnet12-1-seed4{suffix}", session.FewShotRun)
+        start = session.open_run(done / "runs" / f"mini-resnet12-1-seed4{suffix}")
         digest = {"weights": weights_digest(find_checkpoint(start, "last" if suffix else "best"))}
         assert json.loads(path.read_text())["start"] == facts | digest
         fields = json.loads((folder / "config.json").read_text())["fields"]
@@ -118,11 +121,15 @@ def refuse(*_, **__):
     raise AssertionError("done again")
 
 
+def fail(*_, **__):
+    raise RunError("not today")
+
+
 def test_nothing_is_done_again(done, monkeypatch, capsys):
     monkeypatch.setattr(session, "train", refuse)
-    monkeypatch.setattr(few_shot_runs, "evaluate_run", refuse)
+    monkeypatch.setattr(Evaluator, "__call__", refuse)
     assert reproduce(done) == 0
-    assert "table 6: 0 to evaluate, 8 recorded" in capsys.readouterr().out
+    assert "budget 1: 0 to run, 8 recorded" in capsys.readouterr().out
     lost = next(path for name, path in records(done).items() if "nearest" in name)
     before = lost.read_bytes()
     lost.unlink()
@@ -131,13 +138,13 @@ def test_nothing_is_done_again(done, monkeypatch, capsys):
 
 
 def test_only_what_is_missing_is_evaluated(done, monkeypatch, capsys):
-    evaluated, real = [], few_shot_runs.evaluate_run
+    evaluated, real = [], Evaluator.__call__
 
-    def noted(run, *args, **options):
-        evaluated.append((run.path.name, options["method"], options["processes"]))
-        return real(run, *args, **options)
+    def noted(evaluator, run, *args):
+        evaluated.append((run.path.name, evaluator.method, evaluator.processes))
+        return real(evaluator, run, *args)
 
-    monkeypatch.setattr(few_shot_runs, "evaluate_run", noted)
+    monkeypatch.setattr(Evaluator, "__call__", noted)
     monkeypatch.setattr(session, "train", refuse)
     for path in (done / "runs/mini-cnn4-1-seed4/evaluations").glob("nearest*"):
         path.unlink()
@@ -145,30 +152,35 @@ def test_only_what_is_missing_is_evaluated(done, monkeypatch, capsys):
         if "nearest-neighbour.train." in name:
             path.unlink()
     assert reproduce(done, "--processes", "2") == 0
-    assert "1 to evaluate, 7 recorded" in capsys.readouterr().out
+    assert "1 to run, 7 recorded" in capsys.readouterr().out
     assert evaluated == [("mini-cnn4-1-seed4", "nearest-neighbour", 2)]
 
 
 def test_a_plan_is_only_shown(tmp_path, capsys):
     assert reproduce(tmp_path, "--dry-run", "--only", "mini-c*,mini-anil") == 0
     told = capsys.readouterr().out
-    assert "5 to evaluate, 0 recorded" in told
-    assert "mini-cnn4 seed 4 on train+val: fine-tuning, 2 shots" in told
-    assert "mini-anil seed 4 on train: anil, 2 shots" in told
-    runs = ["mini-cnn4-1-seed4", "mini-cnn4-1-seed4-all", "mini-anil-1-seed4"]
-    assert f"to train for them, of {tmp_path / 'runs'}: {', '.join(runs)}" in told
+    assert "5 to run, 0 recorded" in told
+    jobs = [line.strip().split("  ")[0] for line in told.splitlines() if line.startswith("  ")]
+    assert jobs == [
+        "mini-cnn4 seed 4",
+        "mini-cnn4 seed 4 on train: fine-tuning, 2 shots",
+        "mini-cnn4 seed 4 on train+val",
+        "mini-cnn4 seed 4 on train+val: fine-tuning, 2 shots",
+        "mini-cnn4 seed 4 on train: nearest-neighbour, 2 shots",
+        "mini-cnn4 seed 4 on train+val: nearest-neighbour, 2 shots",
+        "mini-anil seed 4",
+        "mini-anil seed 4 on train: anil, 2 shots",
+    ]
     assert not list(tmp_path.iterdir())
 
 
+def trainings(wanted, scope):
+    return [job.folder.name for job in make_plan(wanted, scope).jobs if job.unit == "step"]
+
+
 def test_a_plan_tells_the_trainings_that_are_missing(done, tmp_path):
-    work = few_shot_runs.Reproduction(
-        budget=1.0,
-        tasks=5,
-        results=tmp_path,
-        runs=tmp_path,
-        data_root=tmp_path,
-    )
-    wanted = few_shot_runs.wanted_evaluations([4], [2], ["mini-tadam"])
+    scope = Scope(budget=1.0, tasks=5, results=tmp_path, runs=tmp_path)
+    wanted = wanted_evaluations([4], [2], ["mini-tadam"])
     everything = [
         f"mini-{name}-1-seed4{suffix}"
         for name, suffix in (
@@ -178,11 +190,11 @@ def test_a_plan_tells_the_trainings_that_are_missing(done, tmp_path):
             ("tadam", "-all"),
         )
     ]
-    assert [path.name for path in work.trainings(wanted)] == everything
-    assert not replace(work, runs=done / "runs").trainings(wanted)
+    assert trainings(wanted, scope) == everything
+    assert not trainings(wanted, replace(scope, runs=done / "runs"))
     shutil.copytree(done / "runs/mini-tadam-1-seed4", tmp_path / "mini-tadam-1-seed4")
     (tmp_path / "mini-tadam-1-seed4/summary.json").unlink()
-    assert [path.name for path in work.trainings(wanted[:1])] == ["mini-tadam-1-seed4"]
+    assert trainings(wanted[:1], scope) == ["mini-tadam-1-seed4"]
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
@@ -228,7 +240,7 @@ def test_another_run_that_fails_keeps_none_from_being_done(tmp_path, monkeypatch
     def diverge(recipe, **options):
         calls.append(options["name"])
         if options["name"] == "mini-cnn4":
-            raise FloatingPointError("the loss is not finite")
+            raise RunError("the loss is not finite")
         return real(recipe, **options)
 
     monkeypatch.setattr(session, "train", diverge)
@@ -236,7 +248,9 @@ def test_another_run_that_fails_keeps_none_from_being_done(tmp_path, monkeypatch
     assert calls == ["mini-cnn4", "mini-anil"]  # Once for all that take it.
     assert [path.parts[-3] for path in records(tmp_path).values()] == ["mini-anil"]
     told = capsys.readouterr().err
-    assert told.count("the loss is not finite") == 5
+    failed = [line for line in told.splitlines() if line.startswith("nsim: mini-")]
+    assert len(failed) == 8  # Two trainings, six evaluations that wait for them.
+    assert "nsim: mini-meta-static seed 4 on train: meta-nsn, 2 shots: the loss is not" in told
 
 
 def test_tasks_that_the_data_cannot_give_are_refused_before_training(tmp_path, monkeypatch, capsys):
@@ -261,30 +275,32 @@ def test_what_is_evaluated_is_recorded_without_the_data(done, tmp_path, monkeypa
 def test_a_run_that_fails_on_all_classes_keeps_none_on_fewer_from_being_done(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(session, "retrain", refuse)
+    monkeypatch.setattr(session, "retrain", fail)
     assert reproduce(tmp_path, "--only", "mini-cnn4,mini-meta*") == 1
     methods = {name.split("/")[-1].rpartition(".2w")[0] for name in records(tmp_path)}
     assert methods == {"fine-tuning.train", "nearest-neighbour.train", "meta-nsn.train"}
-    assert capsys.readouterr().err.count("done again") == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len([line for line in told if line.startswith("nsim: mini-cnn4 seed 4 on train+")]) == 3
 
 
 def test_an_evaluation_that_fails_keeps_no_other_of_the_run_from_being_done(
     tmp_path, monkeypatch, capsys
 ):
-    real = few_shot_runs.evaluate_run
+    real = Evaluator.__call__
 
-    def fail(run, *args, **options):
-        if options["method"] == "fine-tuning":
+    def fail(evaluator, *args):
+        if evaluator.method == "fine-tuning":
             raise ValueError("no fine-tuning today")
-        return real(run, *args, **options)
+        return real(evaluator, *args)
 
-    monkeypatch.setattr(few_shot_runs, "evaluate_run", fail)
+    monkeypatch.setattr(Evaluator, "__call__", fail)
     assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
     assert sorted(name.split("/")[-1].split(".2w")[0] for name in records(tmp_path)) == [
         "nearest-neighbour.train",
         "nearest-neighbour.train+val",
     ]
-    assert capsys.readouterr().err.count("no fine-tuning today") == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len([line for line in told if line.startswith("nsim: mini-")]) == 2
 
 
 @pytest.mark.parametrize(
@@ -307,7 +323,7 @@ def test_a_start_is_of_its_recipe_and_the_same_seed_and_classes(done, tmp_path, 
     config = content["start"]["config"] | changes.get("config", {})
     content["start"] |= changes | {"config": config}
     path.write_text(json.dumps(content))
-    assert few_shot_records.overridden(session.read_run(folder, session.FewShotRun)) == fields
+    assert recording.overridden(session.open_run(folder)) == fields
 
 
 @pytest.mark.parametrize(
@@ -316,13 +332,13 @@ def test_a_start_is_of_its_recipe_and_the_same_seed_and_classes(done, tmp_path, 
 )
 def test_tasks_of_other_data_or_of_classes_that_are_known_are_refused(done, data, part, message):
     folder = done / "runs/mini-cnn4-1-seed4-all"
-    run, split = session.read_run(folder, session.FewShotRun), make_split()
+    run, split = session.open_run(folder), make_split()
     tasks = draw_tasks(
         split.part(part), TaskSizes(ways=2, shots=2, queries=3), 5, seed=0,
         data=data or split.digest, part=part,
     )  # fmt: skip
     with pytest.raises((ValueError, RunError), match=message):
-        few_shot_evaluation.evaluate_run(run, split, tasks)
+        Evaluator()(run, split, tasks)
 
 
 @pytest.mark.parametrize(
@@ -336,20 +352,20 @@ def test_nothing_is_tried_of_a_wrong_method_or_of_half_a_run(
     done, tmp_path, method, finished, message
 ):
     folder = shutil.copytree(done / "runs/mini-cnn4-1-seed4", tmp_path / "run")
-    run, split = session.read_run(folder, session.FewShotRun), make_split()
+    run, split = session.open_run(folder), make_split()
     if not finished:
         run.summary.unlink()
     sizes = TaskSizes(ways=2, shots=2, queries=3)
     tasks = draw_tasks(split.test, sizes, 6, seed=0, data=split.digest, part="test")
     before = set(folder.rglob("*"))
     with pytest.raises((ValueError, RunError), match=message):
-        few_shot_evaluation.evaluate_run(run, split, tasks, method=method, device="cpu")
+        Evaluator(method=method, device="cpu")(run, split, tasks)
     assert set(folder.rglob("*")) == before
 
 
 def test_several_processes_for_a_gpu_are_refused_before_training(tmp_path, monkeypatch, capsys):
     gpu = Runtime(torch.device("cuda"), "fp32", True)
-    monkeypatch.setattr(few_shot_reproduce, "choose_runtime", lambda *_: gpu)
+    monkeypatch.setattr(commands, "choose_runtime", lambda *_: gpu)
     assert reproduce(tmp_path, "--processes", "2") == 2
     assert "`processes` must be 1 on cuda, got 2" in capsys.readouterr().err
     assert reproduce(tmp_path, "--dry-run") == 0
@@ -362,13 +378,13 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
     shutil.rmtree(folder / "evaluations")
     path = folder / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"precision": "bf16"}))
-    run, split, told = session.read_run(folder, session.FewShotRun), make_split(), []
+    run, split, told = session.open_run(folder), make_split(), []
 
     def note(*_, runtime, done, processes, **__):
         told.append((runtime.precision, len(done), processes))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(few_shot_evaluation, "evaluate", note)
+    monkeypatch.setattr(evaluation, "evaluate", note)
     sizes = TaskSizes(ways=2, shots=2, queries=3)
     tasks = draw_tasks(split.test, sizes, 5, seed=0, data=split.digest, part="test")
     best = find_checkpoint(run, usual_checkpoint(run))
@@ -379,19 +395,8 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
         (folder / "evaluations").mkdir(exist_ok=True)
         (folder / "evaluations" / name).write_text(json.dumps(content))
         with pytest.raises(KeyboardInterrupt):
-            few_shot_evaluation.evaluate_run(run, split, tasks, device="cpu", processes=3)
+            Evaluator(device="cpu", processes=3)(run, split, tasks)
     assert told == [("bf16", 2, 3), ("bf16", 0, 3)]
-
-
-def test_two_calls_do_not_train_one_run(tmp_path, capsys):
-    assert reproduce(tmp_path, "--only", "mini-anil") == 0
-    capsys.readouterr()
-    for path in records(tmp_path).values():
-        path.unlink()
-    with few_shot_runs._alone(tmp_path / "runs" / "mini-anil-1-seed4"):
-        assert reproduce(tmp_path, "--only", "mini-anil") == 1
-    assert "another process works on" in capsys.readouterr().err
-    assert reproduce(tmp_path, "--only", "mini-anil") == 0
 
 
 def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):
@@ -406,7 +411,7 @@ def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):
     for path in (run / "evaluations").glob("*.support.*"):
         path.unlink()
     assert reproduce(tmp_path, "--only", "mini-anil") == 0
-    assert "1 to evaluate" in capsys.readouterr().out
+    assert "1 to run" in capsys.readouterr().out
     assert own.exists()
 
 
@@ -429,7 +434,7 @@ def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
     content = json.loads(path.read_text())
 
     def overridden():
-        return few_shot_records.overridden(session.read_run(folder, session.FewShotRun))
+        return recording.overridden(session.open_run(folder))
 
     assert overridden() == []
     content["start"]["config"]["steps"] += 1

@@ -10,14 +10,28 @@ from tiny_results import PLAIN, STATIC
 from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper import read_records, write_record
+from neural_similarity.lab.paper import read_records
+from neural_similarity.lab.paper.recording import write_records
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train import RunError, choose_runtime, evaluate, load, train
+from neural_similarity.lab.session import load, train
+from neural_similarity.lab.train import (
+    RunError,
+    choose_runtime,
+    evaluate,
+    pack_correct,
+    unpack_correct,
+)
+from neural_similarity.lab.train.checkpoint import weights_digest
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import recipe_to_json
 from neural_similarity.models.counts import macs
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
+
+
+def write_record(run, results):
+    (path,) = write_records(run, results)
+    return path
 
 
 def run_of(name, folder, budget=1.0, **changes):
@@ -43,12 +57,17 @@ def test_record_holds_the_run(tmp_path):
     assert set(content["code"]) == {"version", "commit", "dirty"}
     assert content["environment"]["torch"] == torch.__version__
     summary = json.loads(run.summary.read_text())
+    assert content["checkpoint"] == {
+        "which": "last",
+        "step": 3,
+        "weights": weights_digest(run.checkpoints / "step-00000003"),
+    }
     kept = {key: value for key, value in summary.items() if key not in ("test_correct", "command")}
     assert content["summary"] == kept | {
         "macs": macs(run.build(similarity=None), 1, 8, 8),
         "command": f"nsim train {STATIC} --budget 0.5 --seed 3 --threads 2",
     }
-    record = read_records(tmp_path / "results", STATIC, 0.5)[3]
+    (record,) = read_records(tmp_path / "results", STATIC, 0.5)
     scores = evaluate(load(run), make_dataset().test, run.preprocess, choose_runtime("cpu", "fp32"))
     assert torch.equal(record.correct, scores.correct)
     assert record.recipe == run.recipe
@@ -120,7 +139,7 @@ def test_steps_that_a_budget_would_give_are_still_overridden(tmp_path):
 
 def test_custom_run_has_no_record(tmp_path):
     run = train(RECIPES[PLAIN], out=tmp_path / "run", device="cpu")
-    with pytest.raises(ValueError, match="`name` must be that of a recipe, got 'custom'"):
+    with pytest.raises(RunError, match="is of no named recipe, but of 'custom'"):
         write_record(run, tmp_path / "results")
 
 
@@ -138,8 +157,13 @@ def test_record_is_never_overwritten(tmp_path, capsys):
     path = tmp_path / "results" / PLAIN / "1" / "3.json"
     assert capsys.readouterr().out == f"{path}\n"
     before = path.read_bytes()
+    assert cli.main(arguments) == 0
+    assert path.read_bytes() == before
+    summary = json.loads(run.summary.read_text())
+    other = pack_correct(~unpack_correct(summary["test_correct"]))
+    edit(run.summary, test_correct=other)
     assert cli.main(arguments) == 1
-    assert "3.json exists already; delete it to write it from" in capsys.readouterr().err
+    assert "3.json exists already with another outcome; delete it" in capsys.readouterr().err
     assert path.read_bytes() == before
 
 

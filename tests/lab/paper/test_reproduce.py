@@ -1,6 +1,5 @@
 """Planning, running, resuming and never repeating the runs of a table."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -14,13 +13,15 @@ from pathlib import Path
 
 import pytest
 from kills import killed_after
+from launches import launched as launched
 from tiny_results import PLAIN, STATIC, plan_of
 from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.lab import cli
 from neural_similarity.lab.paper import execution, read_records, show
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train import RunError, train
+from neural_similarity.lab.session import train
+from neural_similarity.lab.train import RunError
 from neural_similarity.lab.train.checkpoint import checkpoints
 from neural_similarity.lab.train.journal import read_lines
 
@@ -36,40 +37,10 @@ sys.exit(cli.main(["reproduce", "quick", *sys.argv[1:]]))
 """
 
 
-class Ended:
-    """A process that has ended."""
-
-    def __init__(self, code):
-        self.code = code
-
-    def poll(self):
-        return self.code
-
-    def send_signal(self, sig, /):
-        raise AssertionError(f"no process is left for {sig}")
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """The commands that were launched; each runs at once in this process."""
-    commands = []
-
-    def launch(command, log):
-        words = list(command[len(execution.PROGRAM) :])
-        commands.append(words)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file, contextlib.redirect_stderr(file):
-            with contextlib.redirect_stdout(file):
-                return Ended(cli.main([*words, "--device", "cpu"]))
-
-    monkeypatch.setattr(execution, "launch", launch)
-    monkeypatch.setattr(execution, "POLL_SECONDS", 0)
-    return commands
-
-
 def reproduce(folder, *args):
     folders = ("--results", str(folder / "results"), "--runs", str(folder / "runs"))
-    return cli.main(["reproduce", "tiny", *folders, "--data", str(folder / "data"), *args])
+    options = ("--data", str(folder / "data"), "--device", "cpu")
+    return cli.main(["reproduce", "tiny", *folders, *options, *args])
 
 
 def records(folder):
@@ -136,9 +107,9 @@ def test_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path, launch
     folder = tmp_path / "runs" / "tiny-static-1-seed1"
     recipe = replace(RECIPES[STATIC], seed=1, threads=1)
     killed_after(5, lambda: train(recipe, out=folder, name=STATIC, device="cpu"))
-    task = plan_of(tmp_path, only=(STATIC,)).tasks[0]
+    job = plan_of(tmp_path, only=(STATIC,)).jobs[0]
     so_far = read_lines(folder / "metrics.jsonl")[-1]
-    assert task.seconds == pytest.approx(so_far["seconds"] / so_far["step"] * (6 - 4))
+    assert job.seconds == pytest.approx(so_far["seconds"] / so_far["step"] * (6 - 4))
     launched.clear()
     capsys.readouterr()
     assert reproduce(tmp_path, "--seeds", "1", "--only", STATIC) == 0
@@ -153,7 +124,7 @@ def test_run_interrupted_before_its_first_checkpoint_begins_again(tmp_path):
     folder = tmp_path / "runs" / "tiny-plain-1-seed1"
     recipe = replace(RECIPES[PLAIN], seed=1)
     killed_after(1, lambda: train(recipe, out=folder, name=PLAIN, device="cpu"))
-    assert plan_of(tmp_path, seeds=(1,), only=(PLAIN,)).tasks[0].done == 0
+    assert plan_of(tmp_path, seeds=(1,), only=(PLAIN,)).jobs[0].done == 0
     assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
     assert len(records(tmp_path)) == 1
 
@@ -191,25 +162,21 @@ def test_run_that_cannot_be_recorded_is_a_failure(tmp_path, monkeypatch, capsys)
             raise KeyError("macs")
         return write(run, *_, **__)
 
-    write = execution.write_record
-    monkeypatch.setattr(execution, "write_record", broken)
+    write = execution.write_records
+    monkeypatch.setattr(execution, "write_records", broken)
     assert reproduce(tmp_path, "--seeds", "1") == 1
     assert "tiny-plain seed 1: 'macs'" in capsys.readouterr().err
     assert [path.parts[-3] for path in records(tmp_path)] == [STATIC]
 
 
 def test_record_that_another_command_wrote_meanwhile_is_not_made_again(tmp_path, launched, capsys):
-    tasks = plan_of(tmp_path, seeds=(1,)).tasks
+    jobs = plan_of(tmp_path, seeds=(1,)).jobs
     assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
     launched.clear()
-    with show(tasks) as display:
-        outcome = execution.execute(
-            tasks,
-            jobs=1,
-            results=tmp_path / "results",
-            data_root=tmp_path,
-            display=display,
-        )
+    folders = {"results": tmp_path / "results", "data_root": tmp_path}
+    executor = execution.Executor(places=1, device="cpu", **folders)
+    with show(jobs) as display:
+        outcome = executor(jobs, display)
     assert [words[1] for words in launched] == [STATIC]
     assert len(outcome.recorded) == 1
     assert "tiny-plain seed 1: recorded by another process (1 of 2)" in capsys.readouterr().err
@@ -252,8 +219,8 @@ def test_ctrl_c_when_all_is_done_stops_nothing(tmp_path, monkeypatch, capsys):
         os.kill(os.getpid(), signal.SIGINT)
         return write(run, results)
 
-    write = execution.write_record
-    monkeypatch.setattr(execution, "write_record", last)
+    write = execution.write_records
+    monkeypatch.setattr(execution, "write_records", last)
     assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
     assert "stopped" not in capsys.readouterr().err
 
@@ -368,8 +335,8 @@ def test_processes_train_side_by_side(tmp_path):
     assert process.returncode == 0, errors
     assert "2 recorded, 0 failed" in told
     found = read_records(tmp_path / "results", "quickstart", 0.002)
-    assert [(seed, r.environment["threads"]) for seed, r in found.items()] == [(1, 1), (2, 1)]
-    assert len(found[1].correct) == 2_000
+    assert [(r.seed, r.environment["threads"]) for r in found] == [(1, 1), (2, 1)]
+    assert len(found[0].correct) == 2_000
 
 
 @pytest.mark.slow
@@ -405,13 +372,14 @@ def test_processes_have_one_thread_whatever_the_environment_says(tmp_path, monke
 
 @pytest.mark.parametrize("there", [True, False])
 def test_runs_that_begin_or_go_on_have_one_thread_and_the_data_named(tmp_path, there):
-    task = plan_of(tmp_path, seeds=(1,), only=(PLAIN,), precision="bf16").tasks[0]
+    job = plan_of(tmp_path, seeds=(1,), only=(PLAIN,), precision="bf16").jobs[0]
     if there:
-        task.folder.mkdir(parents=True)
-    words = execution.train_command(task, tmp_path / "sets")
+        job.folder.mkdir(parents=True)
+    folders = {"results": tmp_path, "data_root": tmp_path / "sets"}
+    words = execution.Executor(places=1, **folders).command(job)
     assert words[words.index("--data") + 1] == str(tmp_path / "sets")
     if there:
-        assert words[words.index("--resume") + 1] == str(task.folder)
+        assert words[words.index("--resume") + 1] == str(job.folder)
         assert "--precision" not in words
     else:
         assert words[words.index("--threads") + 1] == "1"

@@ -11,13 +11,12 @@ from scipy import stats
 from tiny_results import PLAIN, STATIC, TINY_TABLE, write_by_hand
 from tiny_results import tiny_table as tiny_table
 
-import benchmarks
-from benchmarks import Row
-from benchmarks.timing import Timing
+from benchmarks.measure import Timing
+from benchmarks.report import Report, Row, write
 from neural_similarity.lab import cli
 from neural_similarity.lab.paper import TABLES, draw, make_report, read_records, to_markdown
 from neural_similarity.lab.paper.records import budget_name
-from neural_similarity.lab.paper.report import compare, fullest_budget
+from neural_similarity.lab.paper.report import by_number, compare, fullest_budget
 from neural_similarity.lab.paper.tables import Panel, Table, in_variant
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import recipe_to_json
@@ -136,7 +135,7 @@ def test_only_common_seeds_are_compared(tmp_path):
         write_by_hand(tmp_path, PLAIN, seed, bits(64, seed, 0.5))
     for seed in (3, 4, 5):
         write_by_hand(tmp_path, STATIC, seed, bits(64, 10 + seed, 0.6))
-    ours, before = (read_records(tmp_path, name, 1) for name in (STATIC, PLAIN))
+    ours, before = (by_number(read_records(tmp_path, name, 1)) for name in (STATIC, PLAIN))
     common, seeds, images = compare(ours, before, "error")
     assert (common, seeds) == ((3, 4), None)
     by_hand = [
@@ -154,7 +153,7 @@ def test_three_common_seeds_are_scipys_paired_test(tmp_path):
     for seed in (1, 2, 3):
         write_by_hand(tmp_path, PLAIN, seed, bits(100, seed, 0.5))
         write_by_hand(tmp_path, STATIC, seed, bits(100, 10 + seed, 0.6))
-    ours, before = (read_records(tmp_path, name, 1) for name in (STATIC, PLAIN))
+    ours, before = (by_number(read_records(tmp_path, name, 1)) for name in (STATIC, PLAIN))
     errors = [[100 - r.correct.sum().item() for r in rs.values()] for rs in (ours, before)]
     expected = stats.ttest_rel(*errors).confidence_interval(0.95)
     interval = compare(ours, before, "error")[1]
@@ -234,7 +233,7 @@ def test_records_of_other_data_are_not_compared(tmp_path):
 def test_misplaced_record_is_named(tmp_path):
     path = write_by_hand(tmp_path, PLAIN, 1, [1, 0])
     path.rename(path.with_name("2.json"))
-    with pytest.raises(ValueError, match=r"2.json holds the record of tiny-plain, .* seed 1; move"):
+    with pytest.raises(ValueError, match=r"2.json holds 1 of tiny-plain, budget 1; move it"):
         markdown_of(tmp_path)
 
 
@@ -315,10 +314,10 @@ def write_costs(folder, **ratios):
     environment = {"device": "cpu", "cpu": "A CPU", "torch": "2.15", "command": "nsim bench"}
     environment["commit"] = "0123456789abcdef"
     environment["recipes"] = {name: recipe_to_json(RECIPES[name]) for name in (PLAIN, STATIC)}
-    report = benchmarks.Report(
+    report = Report(
         bench="recipes", environment=environment, quick=False, others=0.0, rows=tuple(rows)
     )
-    return benchmarks.write(report, folder)
+    return write(report, folder)
 
 
 def timing(ratio, reach):

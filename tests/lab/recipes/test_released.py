@@ -10,7 +10,7 @@ from tiny_results import write_by_hand
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper import TABLES, in_variant, make_plan, pace
+from neural_similarity.lab.paper import TABLES, Scope, in_variant, make_plan, pace, wanted_runs
 from neural_similarity.lab.recipes import RECIPES, released
 from neural_similarity.lab.recipes import in_variant as named
 from neural_similarity.lab.recipes.released import RELEASED
@@ -159,9 +159,8 @@ def test_a_released_variant_is_taken_to_be_as_fast_as_its_recipe(tmp_path, monke
     write_by_hand(tmp_path, "cifar10-cnn", 1, [1, 0], seconds=640)
     tables = in_variant(TABLES["4"], "released")
     folders = {"results": tmp_path, "runs": tmp_path / "runs"}
-    tasks = make_plan(
-        tables, seeds=(1,), budget=1, only=("cifar10-cnn@*",), precision="fp32", **folders
-    ).tasks
+    wanted = wanted_runs(tables, (1,), ("cifar10-cnn@*",))
+    tasks = make_plan(wanted, Scope(budget=1, precision="fp32", **folders)).jobs
     assert [task.seconds for task in tasks] == [pytest.approx(640 / 64_000 * 42_500)]
     assert not tasks[0].rough
 
@@ -178,7 +177,7 @@ def test_old_records_lack_the_new_fields(tmp_path):
 def ns_records(results):
     from neural_similarity.lab.paper import read_records
 
-    return set(read_records(results, "cifar10-cnn", 1))
+    return {record.seed for record in read_records(results, "cifar10-cnn", 1)}
 
 
 def test_dynamic_dns_starts_near_the_identity_only_with_its_eps():

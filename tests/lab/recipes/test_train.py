@@ -8,7 +8,8 @@ from tiny_images import make_dataset
 from tiny_images import tiny as tiny
 
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train import evaluate, load, train
+from neural_similarity.lab.session import load, train
+from neural_similarity.lab.train import evaluate
 from neural_similarity.lab.train.runtime import choose_runtime
 
 SMALL = {

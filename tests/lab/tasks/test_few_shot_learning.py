@@ -10,12 +10,12 @@ from torch import nn
 
 import neural_similarity as ns
 from neural_similarity.lab.data import load_split
-from neural_similarity.lab.paper.few_shot_evaluation import evaluate_run
+from neural_similarity.lab.session import train
+from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.gradient import anil, maml, meta_learned
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot
 from neural_similarity.lab.tasks.few_shot.leo import Latent, Leo
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
-from neural_similarity.lab.tasks.few_shot.session import train
 from neural_similarity.lab.tasks.few_shot.tadam import Tadam
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.train.journal import read_lines
@@ -130,5 +130,5 @@ def test_deep_methods_learn_on_the_backbones_of_their_papers(tmp_path, method, m
     split = load_split("embedded", tmp_path)
     facts = {"seed": 0, "data": split.digest, "part": "test"}
     tasks = draw_tasks(split.test, TaskSizes(ways=3), 40, **facts)
-    evaluation, _ = evaluate_run(run, split, tasks, method=method, device="cpu")
+    evaluation, _ = Evaluator(method=method, device="cpu")(run, split, tasks)
     assert evaluation.summary["accuracy"] > 1 / 3 + 0.3

@@ -19,14 +19,15 @@ from tiny_classes import (
 from tiny_classes import tiny_classes as tiny_classes
 from torch import nn
 
-from neural_similarity.lab import cli, data
+from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.cli import few_shot
 from neural_similarity.lab.data import ClassSplit
 from neural_similarity.lab.data.images import digest_of
-from neural_similarity.lab.paper.few_shot_records import read_evaluation
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
-from neural_similarity.lab.tasks.few_shot import partial, session
+from neural_similarity.lab.session import load
+from neural_similarity.lab.tasks.few_shot import partial
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
+from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator, read_evaluation
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning
 from neural_similarity.lab.tasks.few_shot.leo import Latent, Leo
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -35,9 +36,10 @@ from neural_similarity.lab.tasks.few_shot.objective import Episodes
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
+from neural_similarity.lab.tasks.few_shot.task import check_sizes
 from neural_similarity.lab.tasks.few_shot.tasks import Draw, draw_tasks, read_tasks, write_tasks
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning
-from neural_similarity.lab.train import RunError, choose_runtime, load, read_run
+from neural_similarity.lab.train import RunError, choose_runtime, read_run
 from neural_similarity.lab.train.journal import Journal, read_lines
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
@@ -209,13 +211,13 @@ def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
         train(tmp_path, BY_NAMES)
     with pytest.raises(ValueError, match=r"tiny, test: .* 2 \+ 3 images .*, got 4 .* 'c7'"):
         train(tmp_path, TINY)
-    session.check_sizes(few, replace(TINY, queries=2))
+    check_sizes(few, replace(TINY, queries=2))
     learned = replace(TINY, method="maml", ways=4, queries=2)
-    session.check_sizes(few, replace(learned, ways=3))
+    check_sizes(few, replace(learned, ways=3))
     with pytest.raises(ValueError, match=r"tiny, test: `ways` must be .* got 4 ways and 3 classes"):
-        session.check_sizes(few, learned)
+        check_sizes(few, learned)
     with pytest.raises(ValueError, match=r"tiny, test: .* 3 \+ 2 images .*, got 4 .* 'c7'"):
-        session.check_sizes(few, replace(TINY, shots=3, queries=2))
+        check_sizes(few, replace(TINY, shots=3, queries=2))
     with pytest.raises(ValueError, match=r"`select_ways` must be at most .* classes, 2, got 3"):
         train(tmp_path, replace(BY_NAMES, select_ways=3))
     assert not (tmp_path / "run").exists()
@@ -226,7 +228,7 @@ def test_other_data_are_refused(tmp_path, monkeypatch):
     other = make_split(each=13)
     monkeypatch.setattr(data, "load_split", lambda *_, **__: other)
     with pytest.raises(RunError, match=r"is not the one that .* was trained on"):
-        session.load_data(run)
+        session.load_task(run)
 
 
 def test_kinds_of_runs_are_not_mixed_up(tmp_path):
@@ -332,13 +334,13 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
 
 
 def test_the_command_line_shares_tasks_out_to_processes(finished, monkeypatch, capsys):
-    told, real = [], few_shot.paper.evaluate_run
+    told, real = [], Evaluator.__call__
 
-    def noted(*args, **options):
-        told.append(options["processes"])
-        return real(*args, **options)
+    def noted(evaluator, *args):
+        told.append(evaluator.processes)
+        return real(evaluator, *args)
 
-    monkeypatch.setattr(few_shot.paper, "evaluate_run", noted)
+    monkeypatch.setattr(Evaluator, "__call__", noted)
     command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-seed", "8"]
     assert cli.main([*command, "--processes", "2"]) == 0
     assert told == [2]
@@ -356,7 +358,7 @@ def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypa
     split = make_split()
     kept = [i for i, label in enumerate(split.test.labels.tolist()) if i % 12 < 9 + label]
     small = replace(split, test=split.test.subset(kept))
-    monkeypatch.setattr(session, "load_data", lambda *_: small)
+    monkeypatch.setattr(few_shot, "load_split", lambda *_: small)
     command = ["fewshot", "evaluate", str(finished), "--tasks", "5", "--device", "cpu"]
     for options, told in (
         ([], "2 shots, 7 queries a class"),

@@ -8,13 +8,13 @@ import torch
 from tiny_classes import BY_NAMES, BY_TASKS, TINY, make_split, train
 from tiny_classes import tiny_classes as tiny_classes
 
-from neural_similarity.lab import data
+from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
 from neural_similarity.lab.recipes.few_shot import STARTS
-from neural_similarity.lab.tasks.few_shot import session
+from neural_similarity.lab.session import load
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
-from neural_similarity.lab.train import RunError, choose_runtime, load, read_run
+from neural_similarity.lab.train import RunError, choose_runtime, read_run
 from neural_similarity.lab.train.checkpoint import checkpoints, newest
 from neural_similarity.nn import Diagonal, Static
 

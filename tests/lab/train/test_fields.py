@@ -11,9 +11,11 @@ from tiny_images import tiny as tiny
 from torch import nn
 
 from neural_similarity import models
-from neural_similarity.lab import data
+from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Augment, Batches
-from neural_similarity.lab.train import Recipe, choose_runtime, load, session, train
+from neural_similarity.lab.session import load, train
+from neural_similarity.lab.tasks import classification
+from neural_similarity.lab.train import Recipe, choose_runtime
 from neural_similarity.lab.train.checkpoint import checkpoints
 from neural_similarity.lab.train.journal import Journal, read_lines
 from neural_similarity.lab.train.objective import cross_entropy
@@ -238,7 +240,7 @@ def test_batches_have_the_recipes_numbers(tmp_path, monkeypatch):
         asked.append(options | {"batch_size": batch_size, "count": len(images)})
         return Batches(images, batch_size, **options)
 
-    monkeypatch.setattr(session, "Batches", batches)
+    monkeypatch.setattr(classification, "Batches", batches)
     changes = {"crop": 2, "flip": False, "padding": "symmetric", "seed": 5, "validation": 8}
     recipe = replace(TINY, channels_last=False, batch_size=4, **changes)
     run = train(recipe, out=tmp_path / "run", device="cpu")

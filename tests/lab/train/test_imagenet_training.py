@@ -12,12 +12,13 @@ import torch
 from tiny_imagenet import CLASSES, make_imagenet
 
 from neural_similarity import visualize
-from neural_similarity.lab import cli
+from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import runs
 from neural_similarity.lab.data.decoding import read_centre
-from neural_similarity.lab.paper import write_record
+from neural_similarity.lab.paper import write_records
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train import load, read_run, resume, session, train
+from neural_similarity.lab.session import load, resume, train
+from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.journal import Journal, read_lines
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 
@@ -183,4 +184,4 @@ def test_data_prints_the_sizes_and_makes_a_layout(root, tmp_path, capsys):
 
 def test_changed_fields_make_no_record(reference, tmp_path):
     with pytest.raises(Exception, match=r"overrides .*image_size, .*width.*; only runs with"):
-        write_record(reference, tmp_path)
+        write_records(reference, tmp_path)[0]

@@ -16,7 +16,7 @@ def test_lines_are_about_ten_whatever_the_number_of_metrics():
         lines.measured(RECORD | {"step": step})
     told = stream.getvalue().splitlines()
     assert len(told) == 10
-    assert told[0].startswith("step 100/1000  loss 0.500  accuracy 87.5 %  1,234 images/s  ")
+    assert told[0].startswith("step 100/1,000  loss 0.500  accuracy 87.5 %  1,234 images/s  ")
 
 
 def test_lines_go_on_after_a_resumed_step():
@@ -36,9 +36,9 @@ def test_bar_shows_position_and_metrics(monkeypatch):
         bar.stepped(7)
         bar.measured(RECORD | {"step": 7})
         bar.measured({"step": 7, "validation_accuracy": 0.5})
-    task = bar.bar.tasks[0]
+    task = bar.bars.tasks[0]
     assert (task.completed, task.total) == (7, 10)
-    assert task.description == "loss 0.500  accuracy 87.5 %  1,234 images/s"
+    assert task.fields["text"] == "loss 0.500  accuracy 87.5 %  1,234 images/s"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65.4, "1:05"), (3_725, "1:02:05")])

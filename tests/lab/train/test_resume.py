@@ -14,7 +14,9 @@ from tiny_images import TINY, tiny_world
 from tiny_images import tiny as tiny
 
 from neural_similarity.lab import cli
-from neural_similarity.lab.train import load, read_run, resume, session, train
+from neural_similarity.lab.session import load, resume, train
+from neural_similarity.lab.tasks import classification
+from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.checkpoint import checkpoints
 from neural_similarity.lab.train.files import locked
 from neural_similarity.lab.train.journal import Journal, cut_back, read_lines
@@ -216,14 +218,14 @@ def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_in_its_memory_format(tmp_path, monkeypatch):
-    recipe, told, real = replace(TINY, channels_last=False), [], session.batches_of
+    recipe, told, real = replace(TINY, channels_last=False), [], classification.batches_of
     killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
 
     def noted(images, run, runtime):
         told.append(runtime.channels_last)
         return real(images, run, runtime)
 
-    monkeypatch.setattr(session, "batches_of", noted)
+    monkeypatch.setattr(classification, "batches_of", noted)
     resume(tmp_path / "run", device="cpu")
     assert told == [False]
 

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_similarity.lab.data import Preprocess
-from neural_similarity.lab.train import predict, runtime, train
+from neural_similarity.lab.session import train
+from neural_similarity.lab.train import predict, runtime
 from neural_similarity.lab.train.runtime import choose_runtime
 
 

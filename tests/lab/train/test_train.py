@@ -9,16 +9,17 @@ from tiny_images import tiny as tiny
 from torch import nn
 from torch.nn import functional as F
 
-import neural_similarity.lab.train.session as session
-from neural_similarity.lab import data
+from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Augment, Batches, Preprocess
+from neural_similarity.lab.session import load, train
+from neural_similarity.lab.tasks import classification
+from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.train import (
     RunError,
+    choose_runtime,
     evaluate,
-    load,
     pack_correct,
     read_run,
-    train,
     unpack_correct,
 )
 from neural_similarity.lab.train.checkpoint import checkpoints
@@ -101,7 +102,7 @@ def test_loaded_network_scores_as_the_summary_says(tmp_path):
     model = load(run.path)
     assert not model.training
     summary = json.loads(run.summary.read_text())
-    runtime = session.choose_runtime("cpu", "fp32")
+    runtime = choose_runtime("cpu", "fp32")
     scores = evaluate(model, make_dataset().test, run.preprocess, runtime)
     assert scores.accuracy == summary["test_accuracy"]
     assert scores.loss == pytest.approx(summary["test_loss"], rel=1e-5)
@@ -217,7 +218,7 @@ def test_validation_keeps_the_best_and_is_held_out(tmp_path):
     assert summary["best_checkpoint"]["validation_accuracy"] == max(accuracies)
     training, held = data.held_out(make_dataset().train, 16, 0)
     assert run.preprocess == Preprocess.fit(training)
-    runtime = session.choose_runtime("cpu", "fp32")
+    runtime = choose_runtime("cpu", "fp32")
     best = load(run, "best")
     assert evaluate(best, held, run.preprocess, runtime).accuracy == max(accuracies)
 
@@ -244,7 +245,7 @@ def test_test_set_is_scored_once_at_the_end(tmp_path, monkeypatch):
         scored.append((len(images), checkpoints(tmp_path / "run" / "checkpoints")[-1].name))
         return evaluate(model, images, *rest)
 
-    monkeypatch.setattr(session, "evaluate", noting)
+    monkeypatch.setattr(classification, "evaluate", noting)
     train_tiny(tmp_path)
     assert scored == [(32, "step-00000006")]
 
@@ -267,16 +268,16 @@ def test_changed_data_are_refused(tmp_path, monkeypatch):
     run = train_tiny(tmp_path)
     monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset(test_seed=9))
     with pytest.raises(RunError, match=f"its digest is .*, not {run.digest}"):
-        session.load_data(run)
+        session.load_task(run)
 
 
 def test_prediction_does_not_depend_on_the_batch(tmp_path, monkeypatch):
     run = train_tiny(tmp_path)
     model, images = load(run), make_images(11, 3)
-    runtime = session.choose_runtime("cpu", "fp32")
-    whole = session.evaluate(model, images, run.preprocess, runtime)
+    runtime = choose_runtime("cpu", "fp32")
+    whole = evaluate(model, images, run.preprocess, runtime)
     monkeypatch.setattr("neural_similarity.lab.train.scoring.BATCH_SIZE", 3)
-    parts = session.evaluate(model.train(), images, run.preprocess, runtime)
+    parts = evaluate(model.train(), images, run.preprocess, runtime)
     assert model.training
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
     assert torch.equal(parts.correct, whole.correct)
@@ -287,8 +288,8 @@ def test_scoring_puts_the_mode_of_every_module_back(tmp_path):
     model = load(run).train()
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     norms[0].eval()
-    runtime = session.choose_runtime("cpu", "fp32")
-    session.evaluate(model, make_images(11, 3), run.preprocess, runtime)
+    runtime = choose_runtime("cpu", "fp32")
+    evaluate(model, make_images(11, 3), run.preprocess, runtime)
     assert model.training
     assert [norm.training for norm in norms] == [False] + [True] * (len(norms) - 1)
 
@@ -297,7 +298,7 @@ def test_the_summary_scores_the_best_checkpoint_too(tmp_path):
     run = train_tiny(tmp_path, validation=16, evaluate_every=2, steps=8)
     assert checkpoints(run.best)[0].name != "step-00000008"
     told = json.loads(run.summary.read_text())["best_checkpoint"]
-    runtime = session.choose_runtime("cpu", "fp32")
+    runtime = choose_runtime("cpu", "fp32")
     scores = evaluate(load(run, "best"), make_dataset().test, run.preprocess, runtime)
     assert told["test_accuracy"] == scores.accuracy
     assert told["test_loss"] == pytest.approx(scores.loss, rel=1e-5)
@@ -305,7 +306,7 @@ def test_the_summary_scores_the_best_checkpoint_too(tmp_path):
 
 def test_the_seed_says_which_images_are_held_out():
     dataset = make_dataset()
-    parts = session.split(dataset, replace(TINY, validation=16, seed=3))
+    parts = ClassificationTask(replace(TINY, validation=16, seed=3), dataset).split()
     expected = data.held_out(dataset.train, 16, 3)
     assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(parts, expected, strict=True))
 

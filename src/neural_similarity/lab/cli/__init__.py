@@ -13,7 +13,6 @@ from importlib.metadata import version
 from neural_similarity import __version__
 from neural_similarity.choices import extra_needed
 from neural_similarity.lab.cli.commands import Command, Commands, dispatch, say
-from neural_similarity.lab.cli.kinds import is_few_shot
 from neural_similarity.lab.errors import Interrupted, RunError, UsageError
 
 
@@ -26,18 +25,9 @@ def _late(module: str, name: str) -> Command:
     return run
 
 
-def _by_kind(name: str, others: str, few_shot: str = "few_shot") -> Command:
-    """A command that recipes and runs of both kinds share: `others`, or that of few-shot ones."""
-
-    def run(args: Sequence[str]) -> int:
-        return _late(few_shot if is_few_shot(args) else others, name)(args)
-
-    return run
-
-
 COMMANDS: Commands = {
-    "train": (_by_kind("train", "train"), "train a network, or continue a run with --resume"),
-    "evaluate": (_by_kind("evaluate", "runs"), "score a run on test images or tasks"),
+    "train": (_late("train", "train"), "train a network, or continue a run with --resume"),
+    "evaluate": (_late("runs", "evaluate"), "score a run on test images or tasks"),
     "predict": (_late("runs", "predict"), "name the classes of images"),
     "fold": (_late("runs", "fold"), "fold static similarities into plain convolutions"),
     "inspect": (_late("runs", "inspect"), "draw the similarities that a run learned"),
@@ -46,7 +36,7 @@ COMMANDS: Commands = {
         "older words for few-shot learning",
     ),
     "reproduce": (
-        _by_kind("reproduce", "paper", "few_shot_reproduce"),
+        _late("paper", "reproduce"),
         "run what a table of the paper lacks",
     ),
     "table": (_late("paper", "table"), "show a table of the paper beside our runs"),

@@ -1,8 +1,7 @@
 """`nsim models` and `nsim data`: what there is to train, and on what."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +15,8 @@ from neural_similarity.lab import data as datasets
 from neural_similarity.lab.cli.commands import require
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.cli.table import print_table
-from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.train.progress import counter
 from neural_similarity.models import macs, parameters
 from neural_similarity.nn import SIMILARITIES, parse_similarity
 
@@ -103,7 +102,7 @@ def data(args: Sequence[str]) -> int:
             raise UsageError(f"--source makes an imagenet, got {options.name}")
         datasets.lay_out(options.source, path)
     if options.name not in datasets.IN_PLACE:
-        with _download_bar() as progress:
+        with counter("bytes") as progress:
             path = datasets.download(options.name, options.data, progress=progress)
     dataset = datasets.load(options.name, root=options.data)
     channels, height, width = dataset.train.shape
@@ -112,17 +111,3 @@ def data(args: Sequence[str]) -> int:
         f"images of {channels}x{height}x{width}, {len(dataset.train.classes)} classes\n"
     )
     return 0
-
-
-@contextmanager
-def _download_bar() -> Iterator[Progress]:
-    """A bar on stderr for the bytes of a download, in a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
-    from rich.progress import Progress as RichProgress
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
-    with RichProgress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("")
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,29 +1,27 @@
-"""`nsim train` and `nsim evaluate` of few-shot recipes and runs."""
+"""`nsim evaluate` of few-shot runs, and the older words of few-shot learning."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import tyro
 
 from neural_similarity.choices import require_count, require_least
-from neural_similarity.lab import paper
+from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
-from neural_similarity.lab.cli.counter import counter
-from neural_similarity.lab.cli.few_shot_reproduce import reproduce
-from neural_similarity.lab.cli.paper import record
-from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
+from neural_similarity.lab.cli.paper import record, reproduce
+from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.cli.recipes import recipes
+from neural_similarity.lab.cli.train import few_shot
 from neural_similarity.lab.data import ClassSplit
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
-from neural_similarity.lab.recipes.few_shot import STARTS
-from neural_similarity.lab.tasks.few_shot import session
+from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, Evaluator
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
+from neural_similarity.lab.tasks.few_shot.task import FewShotTask
 from neural_similarity.lab.tasks.few_shot.tasks import (
     TaskList,
     TaskSizes,
@@ -32,58 +30,20 @@ from neural_similarity.lab.tasks.few_shot.tasks import (
     write_tasks,
 )
 from neural_similarity.lab.train import read_run
-from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import clock
-from neural_similarity.lab.train.recipe import scaled
 from neural_similarity.lab.train.run import require_finished
 
-DEFAULT, DATA_ROOT = "fewshot-quickstart", "data"
 WAYS, QUERIES = 5, 15
 """Of a task, where the data have as many."""
 USUAL = {"tasks": 2_000, "task_seed": 0}
 TASK_OPTIONS = ("ways", "shots", "queries", *USUAL)
 """Options that say what tasks are."""
-RESUMED_WITH = ("--resume", "--data", "--device")
-TRAIN_DESCRIPTION = """Train for few-shot learning: nsim train [RECIPE] [--field value ...]
-
-examples:
-  nsim train fewshot-quickstart             about a minute
-  nsim train mini-cnn4 --data data --seed 1
-  nsim train --retrain runs/mini-cnn4-seed1 on validation classes too, see --retrain
-  nsim train mini-meta-static --start runs/mini-cnn4-seed1
-  nsim train --resume runs/mini-cnn4-seed1  continue exactly"""
 EVALUATE_DESCRIPTION = """Evaluate a run on tasks of test classes, the same for every method.
 
 examples:
   nsim evaluate runs/fewshot-quickstart-seed0
   nsim evaluate runs/mini-cnn4-seed1 --method static-nsn --ways 5 --shots 5 --tasks 600"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """What `nsim train` takes."""
-
-    budget: float = 1.0
-    """Factor on steps and drops, each rounded to the nearest step."""
-    data: Path | None = None
-    """Folder of the data sets; the default is data, or the run's own with --resume, --retrain."""
-    out: Path | None = None
-    """Run folder; the default is runs/RECIPE[-train+val]-seedSEED. None is ever overwritten."""
-    resume: Path | None = None
-    """Run folder to continue; of the other options only --data and --device may be given."""
-    retrain: Path | None = None
-    """Finished run with --select-on val, to be trained anew on validation classes as well, for as
-    many epochs as were best, or as many updates if by tasks; of the other options only --data,
-    --device, --out and --start may be given, the latter for what starts from a run: one on
-    validation classes as well."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    recipe: Annotated[FewShotRecipe, tyro.conf.arg(name="")]
-    """Settings."""
-
-    def __post_init__(self) -> None:
-        scaled(self.recipe, self.budget)  # Raises here, where errors are those of usage.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,86 +104,40 @@ def fewshot(args: Sequence[str]) -> int:
     )
 
 
-def train(args: Sequence[str]) -> int:
-    """Train, resume or retrain, then say how to evaluate."""
-    keep_freed_memory()
-    name, rest = named_recipe(args, FEW_SHOT_RECIPES, "few-shot recipe")
-    default = TrainOptions(recipe=FEW_SHOT_RECIPES[name or DEFAULT])
-    options = parse(
-        TrainOptions, rest, command="train", description=TRAIN_DESCRIPTION, default=default
-    )
-    if options.resume is not None:
-        require_only(RESUMED_WITH, name, rest)
-        with counter("images decoded") as decoded:
-            run = session.resume(
-                options.resume, data_root=options.data, device=options.device, progress=decoded
-            )
-    elif options.retrain is not None:
-        require_only(("--retrain", "--out", "--start", *RESUMED_WITH[1:]), name, rest)
-        with counter("images decoded") as decoded:
-            run = session.retrain(
-                read_run(options.retrain, FewShotRun),
-                out=options.out,
-                data_root=options.data,
-                device=options.device,
-                start=options.recipe.start,
-                progress=decoded,
-            )
-    else:
-        run = _train(name or DEFAULT, options)
-    _report(run)
-    return 0
-
-
 def evaluate(args: Sequence[str]) -> int:
     """Print the accuracy over tasks and where it is recorded; go on with what was interrupted."""
     keep_freed_memory()
     options = parse(EvaluateOptions, args, command="evaluate", description=EVALUATE_DESCRIPTION)
     run = read_run(options.run, FewShotRun)
     require_finished(run)
-    with counter("images decoded") as decoded:
-        split = session.load_data(run, options.data, decoded)
+    split = load_split(run, options.data)
     tasks = _tasks(options, run.recipe, split)
-    with counter("tasks") as count:
-        evaluation, path = paper.evaluate_run(
-            run,
-            split,
-            tasks,
-            method=options.method,
-            statistics=options.batch_norm,
-            device=options.device,
-            processes=options.processes,
-            progress=count,
-        )
-    say(_describe(evaluation))
+    evaluator = Evaluator(
+        method=options.method,
+        statistics=options.batch_norm,
+        device=options.device,
+        processes=options.processes,
+    )
+    evaluation, path = evaluator(run, split, tasks)
+    say(_describe(evaluation, run))
     say(f"accuracies of all tasks in {path}")
     return 0
 
 
 COMMANDS: Commands = {
-    "train": (train, "nsim train RECIPE"),
+    "train": (few_shot, "nsim train RECIPE"),
     "evaluate": (evaluate, "nsim evaluate RUN"),
     "record": (record, "nsim record RUN..."),
-    "reproduce": (reproduce, "nsim reproduce 6"),
+    "reproduce": (lambda args: reproduce(["6", *args]), "nsim reproduce 6"),
     "recipes": (recipes, "nsim recipes"),
 }
 """The older words, and those that took their place."""
 
 
-def _train(name: str, options: TrainOptions) -> FewShotRun:
-    if options.recipe.start is None and name in STARTS:
-        expected = f"expects --start RUN from {STARTS[name]}"
-        sys.stderr.write(f"nsim: {name} {expected}; training from scratch\n")
-    with counter("images decoded") as decoded:
-        return session.train(
-            options.recipe,
-            name=name,
-            budget=options.budget,
-            out=options.out,
-            data_root=options.data or DATA_ROOT,
-            device=options.device,
-            progress=decoded,
-        )
+def load_split(run: FewShotRun, data_root: Path | None) -> ClassSplit:
+    """The data set of a run, which must not have changed since."""
+    task = session.load_task(run, data_root)
+    return cast(FewShotTask, task).split
 
 
 def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
@@ -258,26 +172,13 @@ def _require_agreement(tasks: TaskList, given: dict[str, int | None], path: Path
             raise UsageError(f"{option} must be that of {path}, {held[name]}, got {value}")
 
 
-def _report(run: FewShotRun) -> None:
-    summary = read_json(run.summary)
-    text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
-    if best := summary.get("best_checkpoint"):
-        accuracy = 100 * best["validation_accuracy"]
-        statistics = METHODS[run.recipe.method].statistics
-        text += (
-            f"; best on validation classes at step {best['step']:,}: {accuracy:.2f} %, "
-            f"batch norm by {statistics} statistics"
-        )
-    say(f"{text}\nrun folder {run.path}; nsim evaluate {run.path}")
-
-
-def _describe(evaluation: paper.Evaluation) -> str:
+def _describe(evaluation: Evaluation, run: FewShotRun) -> str:
     sizes, summary = evaluation.sizes, evaluation.summary
     return (
         f"{evaluation.method}: {100 * summary['accuracy']:.2f} ± {100 * summary['reach']:.2f} %, "
         f"{sizes.ways} ways, {sizes.shots} shots, {sizes.queries} queries a class, "
         f"{evaluation.tasks['count']:,} tasks of {evaluation.tasks['part']} classes\n"
-        f"trained on {evaluation.config.train_on}, step {evaluation.checkpoint['step']:,} "
+        f"trained on {run.recipe.train_on}, step {evaluation.checkpoint['step']:,} "
         f"({evaluation.checkpoint['which']}), batch norm by {evaluation.statistics} statistics, "
         f"{summary['parameters']:,} parameters, {clock(summary['seconds'])}"
     )

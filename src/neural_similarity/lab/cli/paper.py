@@ -10,9 +10,7 @@ import tyro
 
 from neural_similarity.choices import require_least
 from neural_similarity.lab import paper
-from neural_similarity.lab import train as training
 from neural_similarity.lab.cli.commands import require, say
-from neural_similarity.lab.cli.kinds import is_few_shot_run
 from neural_similarity.lab.cli.parsing import (
     agreed,
     check_folders,
@@ -22,10 +20,16 @@ from neural_similarity.lab.cli.parsing import (
     parse,
 )
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.paper import TABLES, Outcome, Plan, Table, Task
-from neural_similarity.lab.tasks.few_shot.run import FewShotRun
+from neural_similarity.lab.paper import TABLES, Job, Outcome, Plan, Scope, Table
+from neural_similarity.lab.paper.few_shot_table import SHOTS, TITLE
+from neural_similarity.lab.paper.plan import Wanted
+from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, RECIPES
+from neural_similarity.lab.session import open_run
+from neural_similarity.lab.tasks.few_shot.evaluate import require_processes
+from neural_similarity.lab.tasks.few_shot.task import FewShotTask, check_tasks
+from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.files import write_text
-from neural_similarity.lab.train.progress import clock
+from neural_similarity.lab.train.progress import clock, counter
 from neural_similarity.lab.train.recipe import Recipe, scaled
 from neural_similarity.lab.train.runtime import PrecisionChoice
 
@@ -48,11 +52,14 @@ class TableOptions:
     """Folder of the run records."""
 
     def __post_init__(self) -> None:
-        require("table", self.table, self.names())
+        require("table", self.table, (*TABLES, FEW_SHOT))
+        if self.is_few_shot and self.variant != "paper":
+            raise UsageError("--variant is for CIFAR; table 6 is of one variant")
 
-    def names(self) -> tuple[str, ...]:
-        """The tables that the command knows."""
-        return tuple(TABLES)
+    @property
+    def is_few_shot(self) -> bool:
+        """Whether runs are evaluated on tasks."""
+        return self.table == FEW_SHOT
 
     @property
     def wanted(self) -> Table:
@@ -79,10 +86,18 @@ class ReproduceOptions(TableOptions):
     """Processes side by side, each of one thread: two on a CPU of several cores, on a GPU one."""
     precision: PrecisionChoice = "auto"
     """Of runs that are to begin: what is faster here, or that of the records beside them."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    shots: Annotated[tuple[int, ...], listed(integer, "N,N,...")] = SHOTS
+    """Labelled images of each class of a task, for table 6."""
+    tasks: int = 2_000
+    """Number of test tasks, for table 6."""
+    processes: int = 1
+    """How many share the tasks of an evaluation out, for table 6; see `nsim evaluate RUN`."""
     data: Path = Path("data")
     """Folder of the data sets."""
     runs: Path = Path("runs")
-    """Folder of the run folders, RECIPE-BUDGET-seedSEED, and of what they print."""
+    """Folder of the run folders, RECIPE-BUDGET-seedSEED[-all], and of what they print."""
     yes: bool = False
     """Start without asking."""
     dry_run: bool = False
@@ -92,10 +107,32 @@ class ReproduceOptions(TableOptions):
         super().__post_init__()
         # These raise here, where errors are those of usage.
         scaled(Recipe(), self.budget)
-        paper.chosen(self.wanted, self.only)
+        self.records()
         require_least("jobs", self.jobs)
+        require_least("tasks", self.tasks, 2)
+        require_processes(self.processes, choose_runtime(self.device, "fp32").device)
         check_seeds(self.seeds)
         check_folders(results=self.results, runs=self.runs)
+        if len(set(self.shots)) < len(self.shots):
+            raise ValueError(f"`shots` must differ, got {self.shots}")
+
+    def records(self) -> list[Wanted]:
+        """What the table asks for."""
+        if self.is_few_shot:
+            return paper.wanted_evaluations(self.seeds, self.shots, self.only)
+        return paper.wanted_runs(self.wanted, self.seeds, self.only)
+
+    @property
+    def scope(self) -> Scope:
+        """What all runs share."""
+        return Scope(
+            budget=self.budget,
+            results=self.results,
+            runs=self.runs,
+            precision=self.precision,
+            tasks=self.tasks,
+            processes=self.processes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,18 +146,12 @@ class ShowOptions(TableOptions):
     out: Path | None = None
     """Markdown file to write, a picture of the same name beside it; by default text is printed."""
 
-    def names(self) -> tuple[str, ...]:
-        """Those of recognition and that of few-shot learning."""
-        return *TABLES, FEW_SHOT
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.budget is not None:
             scaled(Recipe(), self.budget)
         if self.out is not None and self.out.suffix != ".md":
             raise ValueError(f"`out` must end in .md, got {self.out}")
-        if self.table == FEW_SHOT and self.variant != "paper":
-            raise UsageError("--variant is for CIFAR; table 6 is of one variant")
         if self.results != RESULTS and not self.results.is_dir():
             raise UsageError(f"--results must be a folder of records, got {self.results}")
 
@@ -142,35 +173,45 @@ def reproduce(args: Sequence[str]) -> int:
     """Run what a table lacks, after showing it; 0 if every run is recorded in the end."""
     description = (
         "Run the rows of a table of the paper that have no record yet, and record them. Finished "
-        "runs are never repeated, interrupted ones go on.\n\nexamples:\n"
+        "runs are never repeated, interrupted ones go on. Those of table 6 are trained on training "
+        "classes, and but for MAML, ANIL and meta-learned NSN anew on those of validation as well, "
+        "and evaluated.\n\nexamples:\n"
         "  nsim reproduce 4 --budget 0.125 --data data\n"
         "  nsim reproduce 4 --only cifar10-dynamic-uns --seeds 1 --budget 0.125 --yes\n"
+        "  nsim reproduce 6 --budget 0.25 --seeds 1 --shots 5 --only mini-cnn4,mini-dynamic\n"
         "  nsim reproduce 2 --dry-run"
     )
     options = parse(
         ReproduceOptions, args, command="reproduce", description=description, flags=True
     )
-    plan = paper.make_plan(
-        options.wanted,
-        seeds=options.seeds,
-        budget=options.budget,
-        results=options.results,
-        runs=options.runs,
-        only=options.only,
-        precision=options.precision,
-    )
+    plan = paper.make_plan(options.records(), options.scope)
     say(_describe(plan, options))
-    if options.dry_run or not plan.tasks or not agreed(options.yes):
+    if options.dry_run or not plan.jobs or not agreed(options.yes):
         return 0
-    with paper.show(plan.tasks) as display:
-        outcome = paper.execute(
-            plan.tasks,
-            jobs=options.jobs,
-            results=options.results,
-            data_root=options.data,
-            display=display,
-        )
+    _check_tasks(plan, options)
+    executor = paper.Executor(
+        places=options.jobs,
+        results=options.results,
+        data_root=options.data,
+        device=options.device,
+    )
+    with paper.show(plan.jobs) as display:
+        outcome = executor(plan.jobs, display)
     return _conclude(outcome, options)
+
+
+def _check_tasks(plan: Plan, options: ReproduceOptions) -> None:
+    """Refuse test tasks that the data cannot give, before anything is trained for them."""
+    begins = {job.folder for job in plan.jobs if job.unit == "step"}
+    needed = {
+        (FEW_SHOT_RECIPES[one.run.name], one.shots)
+        for one in plan.lacking
+        if one.method is not None and options.scope.folder(one.run) in begins
+    }
+    for recipe, shots in needed:
+        with counter("images decoded") as decoded:
+            split = FewShotTask.load(recipe, options.data, decoded).split
+        check_tasks(split, "test", paper.sizes(shots))
 
 
 def table(args: Sequence[str]) -> int:
@@ -183,7 +224,7 @@ def table(args: Sequence[str]) -> int:
     options = parse(ShowOptions, args, command="table", description=description)
     if not options.results.is_dir():
         sys.stderr.write(f"nsim: no records in {options.results}/\n")
-    if options.table == FEW_SHOT:
+    if options.is_few_shot:
         return _show_few_shot(options)
     wanted, results = options.wanted, options.results
     budget = options.budget or paper.fullest_budget([row.recipe for row in wanted.rows], results)
@@ -222,46 +263,40 @@ def record(args: Sequence[str]) -> int:
     if not options.runs:
         raise UsageError("nsim record needs at least one run folder")
     for path in options.runs:
-        for written in _recorded(path, options.results):
+        for written in paper.write_records(open_run(path), options.results):
             say(str(written))
     return 0
 
 
-def _recorded(path: Path, results: Path) -> list[Path]:
-    """The records of a run: one, or, of a few-shot run, one an evaluation."""
-    if is_few_shot_run(path):
-        return paper.record_few_shot(training.read_run(path, FewShotRun), results)
-    return [paper.write_record(training.read_run(path), results)]
-
-
 def _describe(plan: Plan, options: ReproduceOptions) -> str:
     """The plan as text."""
-    title = f"{options.wanted.title}, budget {options.budget:g}"
-    lines = [f"{title}: {len(plan.tasks)} to run, {plan.recorded} recorded"]
-    lines += [_line(task) for task in plan.tasks]
-    if plan.without_recipe:
-        lines.append(f"no recipe, left out: {', '.join(plan.without_recipe)}")
-    if plan.tasks:
+    title = TITLE if options.is_few_shot else options.wanted.title
+    counts = f"{len(plan.lacking)} to run, {plan.recorded} recorded"
+    lines = [f"{title}, budget {options.budget:g}: {counts}", *map(_line, plan.jobs)]
+    names = [] if options.is_few_shot else paper.chosen(options.wanted, options.only)
+    if without := [name for name in names if name not in RECIPES]:
+        lines.append(f"no recipe, left out: {', '.join(without)}")
+    if plan.jobs:
         lines.append(_duration(plan, options.jobs))
     else:
         lines.append(f"nsim table {options.words} --budget {options.budget:g} shows what there is")
     return "\n".join(lines)
 
 
-def _line(task: Task) -> str:
-    time = ROUGHLY * task.rough + clock(task.seconds)
+def _line(job: Job) -> str:
+    time = ROUGHLY * job.rough + clock(job.seconds)
     states = {
-        "new": f"{task.steps:,} steps",
-        "interrupted": f"goes on from step {task.done:,} of {task.steps:,}",
+        "new": f"{job.steps:,} {job.unit}s",
+        "interrupted": f"goes on from {job.unit} {job.done:,} of {job.steps:,}",
         "finished": "is finished, to be recorded",
     }
-    return f"  {task.title:<36}  {states[task.state]:<36}  {time:>9}"
+    return f"  {job.title:<36}  {states[job.state]:<36}  {time:>9}"
 
 
-def _duration(plan: Plan, jobs: int) -> str:
-    rough = any(task.rough for task in plan.tasks)
+def _duration(plan: Plan, places: int) -> str:
+    rough = any(job.rough for job in plan.jobs)
     more = f" ({ROUGHLY}: by multiplications, as no such machine has a record)" if rough else ""
-    return f"time: about {clock(paper.makespan(plan.tasks, jobs))}, {jobs} at a time{more}"
+    return f"time: about {clock(paper.makespan(plan.jobs, places))}, {places} at a time{more}"
 
 
 def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:

@@ -3,20 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 import tyro
 from torch import Tensor, nn
 
 from neural_similarity.conversion import fold as fold_network
+from neural_similarity.lab import session
 from neural_similarity.lab import train as training
 from neural_similarity.lab.cli.commands import say
+from neural_similarity.lab.cli.few_shot import evaluate as evaluate_few_shot
 from neural_similarity.lab.cli.parsing import parse
+from neural_similarity.lab.data import Dataset
 from neural_similarity.lab.data.decoding import read_centre, read_header, read_pixels
 from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.tasks.classification import (
+    PICTURED,
+    ClassificationTask,
+    draw_similarities,
+)
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run, RunError, Runtime, Scores
 from neural_similarity.lab.train.files import new_file
+from neural_similarity.lab.train.run import command_of, load_network
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import save_weights
 from neural_similarity.nn import is_dynamic
@@ -78,9 +88,11 @@ def evaluate(args: Sequence[str]) -> int:
         "  nsim evaluate runs/cifar10-cnn-seed0 --checkpoint best --data data\n"
         "  nsim evaluate runs/mini-cnn4-seed1 --help     what a few-shot run takes"
     )
+    if any(command_of(Path(arg)) == FewShotRun.COMMAND for arg in args):
+        return evaluate_few_shot(args)
     options = parse(DataOptions, args, command="evaluate", description=description)
     run = training.read_run(options.run)
-    dataset = training.load_data(run, options.data)
+    dataset = _dataset(run, options)
     runtime, model = _network(run, options, run.precision)
     scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
     say(f"{_describe(scores)} on {len(dataset.test):,} test images")
@@ -120,7 +132,7 @@ def fold(args: Sequence[str]) -> int:
     )
     options = parse(FoldOptions, args, command="fold", description=description)
     run = training.read_run(options.run)
-    dataset = training.load_data(run, options.data)
+    dataset = _dataset(run, options)
     runtime, model = _network(run, options)
     _require_foldable(run, model)
     plain = fold_network(model).eval()
@@ -148,12 +160,12 @@ def inspect(args: Sequence[str]) -> int:
     )
     options = parse(InspectOptions, args, command="inspect", description=description)
     run = training.read_run(options.run)
-    dataset = training.load_data(run, options.data)
+    dataset = _dataset(run, options)
     runtime, model = _network(run, options)
-    pixels = dataset.train.head(training.PICTURED)
+    pixels = dataset.train.head(PICTURED)
     if options.images:
         pixels = torch.stack([_read_image(path, run) for path in options.images])
-    paths = training.draw_similarities(run, runtime.place(model), pixels, options.out or run.plots)
+    paths = draw_similarities(run, runtime.place(model), pixels, options.out or run.plots)
     for path in paths:
         say(str(path))
     if not paths:
@@ -161,12 +173,16 @@ def inspect(args: Sequence[str]) -> int:
     return 0
 
 
+def _dataset(run: Run, options: DataOptions) -> Dataset:
+    return cast(ClassificationTask, session.load_task(run, options.data)).dataset
+
+
 def _network(
     run: Run, options: RunOptions, precision: Precision = "fp32"
 ) -> tuple[Runtime, nn.Module]:
     """Where to compute, and the run's network, which is yet to be placed there."""
     runtime = training.choose_runtime(options.device, precision, run.recipe.channels_last)
-    return runtime, training.load(run, options.checkpoint)
+    return runtime, load_network(run, options.checkpoint)
 
 
 def _require_foldable(run: Run, model: nn.Module) -> None:

@@ -10,8 +10,8 @@ import tyro
 from neural_similarity.lab.cli.commands import require, say
 from neural_similarity.lab.cli.parsing import check_folders, parse
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.paper.statistics import LEAST_SEEDS
 from neural_similarity.lab.theory import EXPERIMENTS, run
+from neural_similarity.lab.train.statistics import LEAST_SEEDS
 
 
 @dataclass(frozen=True, kw_only=True)

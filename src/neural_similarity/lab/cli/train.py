@@ -1,5 +1,6 @@
-"""`nsim train`."""
+"""`nsim train`: a recipe of any kind into a run folder."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,19 +8,22 @@ from typing import Annotated
 
 import tyro
 
-from neural_similarity.lab import train as training
+from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.recipes import RECIPES, in_variant
-from neural_similarity.lab.train import Recipe, Run
+from neural_similarity.lab.recipes import NAMED, in_variant
+from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun
+from neural_similarity.lab.train import Recipe, Run, read_run
 from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import clock
 from neural_similarity.lab.train.recipe import scaled
 
-DEFAULT, DATA_ROOT = "quickstart", "data"
-WITH_RESUME = ("--resume", "--data", "--device")
+DEFAULT, FEW_SHOT_DEFAULT, DATA_ROOT = "quickstart", "fewshot-quickstart", "data"
+BESIDE = ("--data", "--device")
 DESCRIPTION = """Train a network into a run folder: nsim train [RECIPE] [--field value ...]
 
 examples:
@@ -31,6 +35,14 @@ examples:
   nsim train --similarity "Static(Diagonal())" --out runs/diagonal
   nsim train mini-cnn4 --help                    what few-shot recipes take
   nsim train --resume runs/quickstart-seed0      continue exactly"""
+FEW_SHOT_DESCRIPTION = """Train for few-shot learning: nsim train [RECIPE] [--field value ...]
+
+examples:
+  nsim train fewshot-quickstart             about a minute
+  nsim train mini-cnn4 --data data --seed 1
+  nsim train --retrain runs/mini-cnn4-seed1 on validation classes too, see --retrain
+  nsim train mini-meta-static --start runs/mini-cnn4-seed1
+  nsim train --resume runs/mini-cnn4-seed1  continue exactly"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +52,9 @@ class TrainOptions:
     budget: float = 1.0
     """Factor on steps and drops, each rounded to the nearest step."""
     data: Path | None = None
-    """Folder of the data sets; the default is data, or the run's own with --resume."""
+    """Folder of the data sets; the default is data, or the run's own with --resume, --retrain."""
     out: Path | None = None
-    """Run folder; the default is runs/RECIPE-seedSEED. An existing one is never overwritten."""
+    """Run folder; the default is runs/RECIPE[-train+val]-seedSEED. None is ever overwritten."""
     resume: Path | None = None
     """Run folder to continue; of the other options only --data and --device may be given."""
     device: str = "auto"
@@ -54,26 +66,59 @@ class TrainOptions:
         scaled(self.recipe, self.budget)  # Raises here, where errors are those of usage.
 
 
+@dataclass(frozen=True, kw_only=True)
+class FewShotOptions(TrainOptions):
+    """The same of few-shot recipes."""
+
+    retrain: Path | None = None
+    """Finished run with --select-on val, to be trained anew on validation classes as well, for as
+    many epochs as were best, or as many updates if by tasks; of the other options only --data,
+    --device, --out and --start may be given, the latter for what starts from a run: one on
+    validation classes as well."""
+    recipe: Annotated[FewShotRecipe, tyro.conf.arg(name="")]
+    """Settings."""
+
+
 def train(args: Sequence[str]) -> int:
-    """Train or resume, then print the test accuracy and where everything is."""
-    name, rest = named_recipe(args, RECIPES, "recipe")
-    chosen = _in_variant(name or DEFAULT, rest)
-    default = TrainOptions(recipe=RECIPES[chosen])
-    options = parse(TrainOptions, rest, command="train", description=DESCRIPTION, default=default)
+    """Train, resume or retrain, then say what came of it and where everything is."""
     keep_freed_memory()
-    if options.resume is None:
-        run = _start(chosen, options)
+    name, rest = named_recipe(args, NAMED, "recipe")
+    words = [word for arg in rest for word in arg.split("=", 1)]
+    if "--retrain" in words and name is None:
+        return _retrain(rest)
+    chosen = _in_variant(name or DEFAULT, words)
+    options = _parse(chosen, rest)
+    if options.resume is not None:
+        require_only(("--resume", *BESIDE), name, rest)
+        if session.open_run(options.resume).summary.exists():
+            say(f"{options.resume} is finished already.")
+        run = session.resume(options.resume, data_root=options.data, device=options.device)
     else:
-        require_only(WITH_RESUME, name, rest)
-        run = _resume(options.resume, options)
+        run = _start(chosen, options)
     _report(run)
     return 0
 
 
-def _in_variant(name: str, args: Sequence[str]) -> str:
+def few_shot(args: Sequence[str]) -> int:
+    """The older word, whose recipe is another where none is named."""
+    named = args and not args[0].startswith("-")
+    goes_on = any(arg.startswith(("--resume", "--retrain")) for arg in args)
+    return train(args if named or goes_on else [FEW_SHOT_DEFAULT, *args])
+
+
+def _parse(name: str, args: Sequence[str]) -> TrainOptions:
+    recipe = NAMED[name]
+    if isinstance(recipe, FewShotRecipe):
+        default, text = FewShotOptions(recipe=recipe), FEW_SHOT_DESCRIPTION
+    else:
+        default, text = TrainOptions(recipe=recipe), DESCRIPTION
+    return parse(type(default), args, command="train", description=text, default=default)
+
+
+def _in_variant(name: str, words: Sequence[str]) -> str:
     """The recipe that a name and `--variant`, which stands for many fields, mean together."""
-    words = [word for arg in args for word in arg.split("=", 1)]
-    if "--resume" in words or "--variant" not in words[:-1]:
+    few_shot = isinstance(NAMED[name], FewShotRecipe)
+    if few_shot or "--resume" in words or "--variant" not in words[:-1]:
         return name
     try:
         return in_variant(name, words[words.index("--variant") + 1])
@@ -82,7 +127,10 @@ def _in_variant(name: str, args: Sequence[str]) -> str:
 
 
 def _start(name: str, options: TrainOptions) -> Run:
-    return training.train(
+    if name in STARTS and getattr(options.recipe, "start", None) is None:
+        expected = f"expects --start RUN from {STARTS[name]}"
+        sys.stderr.write(f"nsim: {name} {expected}; training from scratch\n")
+    return session.train(
         options.recipe,
         name=name,
         budget=options.budget,
@@ -92,18 +140,37 @@ def _start(name: str, options: TrainOptions) -> Run:
     )
 
 
-def _resume(path: Path, options: TrainOptions) -> Run:
-    if training.read_run(path).summary.exists():
-        say(f"{path} is finished already.")
-    return training.resume(path, data_root=options.data, device=options.device)
+def _retrain(args: Sequence[str]) -> int:
+    options = _parse(FEW_SHOT_DEFAULT, args)
+    if not isinstance(options, FewShotOptions) or options.retrain is None:
+        raise UsageError("--retrain needs a run folder")
+    require_only(("--retrain", "--out", "--start", *BESIDE), None, args)
+    run = session.retrain(
+        read_run(options.retrain, FewShotRun),
+        out=options.out,
+        data_root=options.data,
+        device=options.device,
+        start=options.recipe.start,
+    )
+    _report(run)
+    return 0
 
 
 def _report(run: Run) -> None:
     summary = read_json(run.summary)
-    text = (
-        f"test accuracy {100 * summary['test_accuracy']:.2f} % after {summary['steps']:,} steps "
-        f"in {clock(summary['seconds'])} ({summary['images_per_second']:,.0f} images/s)\n"
-    )
-    if best := summary.get("best_checkpoint"):
+    text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
+    best = summary.get("best_checkpoint")
+    if isinstance(run, FewShotRun):
+        if best:
+            text += (
+                f"; best on validation classes at step {best['step']:,}: "
+                f"{100 * best['validation_accuracy']:.2f} %, batch norm by {best['batch_norm']} "
+                "statistics"
+            )
+        say(f"{text}\nrun folder {run.path}; nsim evaluate {run.path}")
+        return
+    speed = f"{summary['images_per_second']:,.0f} images/s"
+    text = f"test accuracy {100 * summary['test_accuracy']:.2f} % after {text} ({speed})\n"
+    if best:
         text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
     say(f"{text}run folder {run.path}, pictures in {run.plots}")

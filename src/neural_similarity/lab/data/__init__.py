@@ -2,15 +2,15 @@
 
 from neural_similarity.lab.data.augment import Augment as Augment
 from neural_similarity.lab.data.batches import Batches as Batches
+from neural_similarity.lab.data.batches import FileBatches as FileBatches
 from neural_similarity.lab.data.class_split import ClassSplit as ClassSplit
 from neural_similarity.lab.data.download import download as download
-from neural_similarity.lab.data.file_batches import FileBatches as FileBatches
-from neural_similarity.lab.data.image_files import ImageFiles as ImageFiles
+from neural_similarity.lab.data.imagenet import lay_out as lay_out
 from neural_similarity.lab.data.images import Dataset as Dataset
+from neural_similarity.lab.data.images import ImageFiles as ImageFiles
 from neural_similarity.lab.data.images import Images as Images
 from neural_similarity.lab.data.images import ImageSet as ImageSet
 from neural_similarity.lab.data.images import held_out as held_out
-from neural_similarity.lab.data.layout import lay_out as lay_out
 from neural_similarity.lab.data.preprocess import Inputs as Inputs
 from neural_similarity.lab.data.preprocess import Preprocess as Preprocess
 from neural_similarity.lab.data.registry import IN_PLACE as IN_PLACE

@@ -1,5 +1,6 @@
 """Random crops and mirror images of a whole batch, by one index into the padded set."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -108,3 +109,13 @@ def _pad(images: Tensor, augment: Augment) -> Tensor:
         for size in images.shape[1:3]
     )
     return images[:, rows][:, :, columns]
+
+
+def generator(purpose: str, seed: int, position: int = 0, *more: int) -> torch.Generator:
+    """A fresh CPU generator; its numbers depend on the arguments alone.
+
+    The arguments are hashed, so that neighbouring seeds and positions have nothing in common.
+    """
+    words = [purpose, *(str(int(number)) for number in (seed, position, *more))]
+    digest = hashlib.sha256(" ".join(words).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))

@@ -1,37 +1,42 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) in their two official layouts."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) in their official layouts, binary and pickled."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
 
-from neural_similarity.lab.data.cifar_files import (
-    Records,
-    read_binary,
-    read_names,
-    read_pickled,
-    read_pickled_names,
-)
-from neural_similarity.lab.data.files import first_folder, remedy
+from neural_similarity.lab.data.files import first_folder, read_bytes, read_text, remedy
 from neural_similarity.lab.data.images import Dataset, Images
+from neural_similarity.lab.data.unpickling import unpickle
 
 CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+PIXELS = 3 * 32 * 32
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One official form of a set: its files, how to read them, and where the class names are."""
+    """One official form of a set.
+
+    Args:
+        folder: where it is.
+        train: files of the training part.
+        test: files of the test part.
+        names: file of the class names, one a line or pickled.
+        labels: bytes before the pixels of a binary record, of which the last is the label; or the
+            key of the labels in a pickle.
+        key: of the class names in a pickle.
+    """
 
     folder: str
     train: tuple[str, ...]
     test: tuple[str, ...]
-    read: Callable[[Path, int], Records]
     names: str
-    read_names: Callable[[Path], tuple[str, ...]]
+    labels: int | str
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,47 +50,24 @@ class Cifar:
     """Names to use where the file of names is missing; None needs the file."""
 
 
+BATCH_FILES = tuple(f"{name}.bin" for name in BATCHES)
 CIFAR10 = Cifar(
     "cifar10",
     (
+        Layout("cifar-10-batches-bin", BATCH_FILES, ("test_batch.bin",), "batches.meta.txt", 1),
         Layout(
-            "cifar-10-batches-bin",
-            tuple(f"{name}.bin" for name in BATCHES),
-            ("test_batch.bin",),
-            partial(read_binary, labels=1),
-            "batches.meta.txt",
-            read_names,
-        ),
-        Layout(
-            "cifar-10-batches-py",
-            BATCHES,
-            ("test_batch",),
-            partial(read_pickled, labels="labels"),
-            "batches.meta",
-            partial(read_pickled_names, key="label_names"),
+            "cifar-10-batches-py", BATCHES, ("test_batch",), "batches.meta", "labels", "label_names"
         ),
     ),
     10,
     CIFAR10_CLASSES,
 )
-CIFAR100 = Cifar(
+CIFAR100 = Cifar(  # A binary record has the coarse label, then the fine one, which we use.
     "cifar100",
     (
+        Layout("cifar-100-binary", ("train.bin",), ("test.bin",), "fine_label_names.txt", 2),
         Layout(
-            "cifar-100-binary",
-            ("train.bin",),
-            ("test.bin",),
-            partial(read_binary, labels=2),  # the coarse label, then the fine one, which we use
-            "fine_label_names.txt",
-            read_names,
-        ),
-        Layout(
-            "cifar-100-python",
-            ("train",),
-            ("test",),
-            partial(read_pickled, labels="fine_labels"),
-            "meta",
-            partial(read_pickled_names, key="fine_label_names"),
+            "cifar-100-python", ("train",), ("test",), "meta", "fine_labels", "fine_label_names"
         ),
     ),
     100,
@@ -130,20 +112,39 @@ def _classes(cifar: Cifar, layout: Layout, folder: Path) -> tuple[str, ...]:
     path = folder / layout.names
     if cifar.classes and not path.exists():
         return cifar.classes
-    classes = layout.read_names(path)
-    if len(classes) != cifar.class_count:
-        raise ValueError(f"{path} must name {cifar.class_count} classes, got {len(classes)}")
-    return classes
+    names = unpickle(path).get(layout.key) if layout.key else read_text(path).split()
+    if not _is_list_of(names, str):
+        raise ValueError(f"{path} must hold {layout.key!r}, a list of names, got {type(names)}")
+    if len(names) != cifar.class_count:
+        raise ValueError(f"{path} must name {cifar.class_count} classes, got {len(names)}")
+    return tuple(names)
 
 
 def _read_part(paths: list[Path], count: int, layout: Layout, classes: tuple[str, ...]) -> Images:
-    records = [layout.read(path, count // len(paths)) for path in paths]
+    records = [_read(path, count // len(paths), layout) for path in paths]
     for path, (_, labels) in zip(paths, records, strict=True):
-        if labels.max() >= len(classes):
-            raise ValueError(f"{path} must hold labels below {len(classes)}, got {labels.max()}")
-    pixels, labels = (np.concatenate(parts) for parts in zip(*records, strict=True))
-    return Images(
-        torch.from_numpy(pixels.reshape(-1, 3, 32, 32)),
-        torch.from_numpy(labels.astype(np.int64)),
-        classes,
-    )
+        if max(labels) >= len(classes):
+            raise ValueError(f"{path} must hold labels below {len(classes)}, got {max(labels)}")
+    pixels = np.concatenate([pixels for pixels, _ in records]).reshape(-1, 3, 32, 32)
+    labels = [label for _, labels in records for label in labels]
+    return Images(torch.from_numpy(pixels), torch.tensor(labels), classes)
+
+
+def _read(path: Path, count: int, layout: Layout) -> tuple[np.ndarray, list[int]]:
+    """Pixels, uint8 (count, 3072), and labels of the images of one file."""
+    if isinstance(layout.labels, int):
+        size = layout.labels + PIXELS
+        records = np.frombuffer(read_bytes(path, size=count * size), np.uint8).reshape(count, size)
+        return records[:, layout.labels :], records[:, layout.labels - 1].tolist()
+    content = unpickle(path)
+    pixels, labels = content.get("data"), content.get(layout.labels)
+    came = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels)
+    if came != f"uint8 {(count, PIXELS)}":
+        raise ValueError(f"{path} must hold 'data', uint8 ({count}, {PIXELS}), got {came}")
+    if not _is_list_of(labels, int) or len(labels) != count or min(labels) < 0:
+        raise ValueError(f"{path} must hold {layout.labels!r}, a list of {count} class numbers")
+    return np.asarray(pixels), labels
+
+
+def _is_list_of(value: Any, kind: type[T]) -> TypeGuard[list[T]]:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)

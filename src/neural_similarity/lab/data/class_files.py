@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neural_similarity.lab.data.class_split import PARTS, check_disjoint, random_split
-from neural_similarity.lab.data.listing import is_part, list_images, listed_images
+from neural_similarity.lab.data.files import read_json
+from neural_similarity.lab.data.listing import list_images, listed_images, part_folders
 
 Files = dict[str, tuple[Path, ...]]
 """Image files by the name of their class."""
@@ -79,7 +80,7 @@ def find_class_files(folder: Path) -> ClassFiles:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder of images")
-    return find_parts(folder) or _shared_out(folder, _class_folders(folder))
+    return find_parts(folder) or _shared_out(folder, _class_folders(folder, part=False))
 
 
 def find_parts(folder: Path) -> ClassFiles | None:
@@ -91,8 +92,10 @@ def find_parts(folder: Path) -> ClassFiles | None:
     """
     if (folder / "train.csv").is_file():
         return ClassFiles(folder, {part: _read_csv(folder, part) for part in PARTS})
-    if is_part(folder / "train"):
-        return ClassFiles(folder, {part: _class_folders(folder / part) for part in PARTS})
+    found = part_folders(folder)
+    if "train" in found:
+        places = {part: found.get(part, folder / part) for part in PARTS}
+        return ClassFiles(folder, {part: _class_folders(path) for part, path in places.items()})
     return None
 
 
@@ -106,11 +109,9 @@ def find_omniglot(folder: Path) -> ClassFiles:
         FileNotFoundError: there is no such folder.
     """
     background, evaluation = (_alphabets(folder / name) for name in (BACKGROUND, EVALUATION))
-    names = sorted(background)
-    kept = len(names) - max(1, len(names) // 5)
-    chosen = {"train": names[:kept], "val": names[kept:]}
-    parts = {part: _characters(background, chosen[part]) for part in chosen}
-    return ClassFiles(folder, parts | {"test": _characters(evaluation, sorted(evaluation))})
+    kept = len(background) - max(1, len(background) // 5)
+    chosen = {"train": background[:kept], "val": background[kept:], "test": evaluation}
+    return ClassFiles(folder, {part: _characters(paths) for part, paths in chosen.items()})
 
 
 def _read_csv(folder: Path, part: str) -> Files:
@@ -123,14 +124,11 @@ def _read_csv(folder: Path, part: str) -> Files:
     return {name: tuple(paths) for name, paths in found.items()}
 
 
-def _class_folders(folder: Path) -> Files:
+def _class_folders(folder: Path, *, part: bool = True) -> Files:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing: the split needs {', '.join(PARTS)}")
-    listing = list_images(folder)
-    return {
-        name: tuple(folder / name / file for file in files)
-        for name, files in zip(listing.classes, listing.names, strict=True)
-    }
+    members = list_images(folder, part=part).members
+    return {name: tuple(folder / name / file for file in files) for name, files in members.items()}
 
 
 def _shared_out(folder: Path, files: Files) -> ClassFiles:
@@ -145,7 +143,7 @@ def _shared_out(folder: Path, files: Files) -> ClassFiles:
 
 def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     try:
-        split = json.loads(path.read_text(encoding="utf-8"))
+        split = read_json(path)
         found = {part: _names(split[part]) for part in PARTS}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
@@ -169,16 +167,12 @@ def _check_unique(names: Sequence[object], text: str) -> None:
             raise ValueError(f"{text}, got {str(name)!r} {count} times")
 
 
-def _alphabets(folder: Path) -> dict[str, Files]:
+def _alphabets(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing: Omniglot has it beside its other half")
-    found = (path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    return {path.name: _class_folders(path) for path in found}
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
-def _characters(alphabets: dict[str, Files], names: list[str]) -> Files:
-    return {
-        f"{name}/{character}": paths
-        for name in names
-        for character, paths in alphabets[name].items()
-    }
+def _characters(alphabets: list[Path]) -> Files:
+    found = ((path.name, _class_folders(path)) for path in alphabets)
+    return {f"{name}/{one}": paths for name, files in found for one, paths in files.items()}

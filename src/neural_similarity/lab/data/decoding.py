@@ -1,25 +1,33 @@
-"""Image files as arrays."""
+"""Image files as arrays: upright, on white where they are transparent, without hidden work."""
 
-import contextlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 AREAS, ASPECTS, ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10
 """Of random windows: share of the image, width by height, and draws until the centre is taken."""
 CENTRE = 224 / 256
 """Share of the shorter side that the central window of a test image has."""
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What is decoded, whatever a name says: others start programs (EPS) or are no pictures."""
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+TURNED = (5, 6, 7, 8)
+"""Values of the orientation of EXIF that swap width and height; Pillow does so in TIFF itself."""
+MOST_PIXELS = 89_478_485
+"""Pillow's own limit, a quarter of a GiB of colours; it only warns there."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Header:
-    """What an image file says of itself before its pixels are read; `size` is (width, height)."""
+    """What an image is before its pixels are read: "L" or "RGB", and (width, height) as seen."""
 
     path: Path
     mode: str
@@ -32,10 +40,14 @@ def read_header(path: Path) -> Header:
     Raises:
         ValueError: the file is no image, or its pixels have more than 8 bits.
     """
-    with _opened(path) as image:
-        header = Header(path, image.mode, image.size)
-    _check_bits(header)
-    return header
+
+    def of(image: Image.Image) -> Header:
+        turned = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation) in TURNED
+        mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
+        width, height = image.size
+        return Header(path, mode, (height, width) if turned else (width, height))
+
+    return _opened(path, of)
 
 
 def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
@@ -46,10 +58,7 @@ def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
     Raises:
         ValueError: the file is no image, or is damaged, or its pixels have more than 8 bits.
     """
-    with _opened(path) as image:
-        header = Header(path, image.mode, image.size)
-        pixels = np.asarray(_fit(image.convert(mode), size))
-    _check_bits(header)
+    pixels = _opened(path, lambda image: np.asarray(_fit(_seen(image, mode), size)))
     return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
 
 
@@ -63,12 +72,12 @@ def read_random_window(path: Path, size: int, random: torch.Generator) -> np.nda
     Raises:
         ValueError: the file is no image, or is damaged, or its pixels have more than 8 bits.
     """
-    with _opened(path) as image:
-        header = Header(path, image.mode, image.size)
-        window = image.convert("RGB").crop(random_window(*image.size, random))
-        pixels = np.asarray(window.resize((size, size), Image.Resampling.BILINEAR))
-    _check_bits(header)
-    return pixels
+
+    def of(image: Image.Image) -> np.ndarray:
+        image = _seen(image, "RGB")
+        return np.asarray(_resized(image.crop(random_window(*image.size, random)), (size, size)))
+
+    return _opened(path, of)
 
 
 def read_centre(path: Path, size: int) -> np.ndarray:
@@ -80,15 +89,15 @@ def read_centre(path: Path, size: int) -> np.ndarray:
     Raises:
         ValueError: the file is no image, or is damaged, or its pixels have more than 8 bits.
     """
-    with _opened(path) as image:
-        header = Header(path, image.mode, image.size)
-        shorter = round(size / CENTRE)
-        sides = [shorter * side // min(image.size) for side in image.size]
-        left, top = (round((side - size) / 2) for side in sides)
-        resized = image.convert("RGB").resize((sides[0], sides[1]), Image.Resampling.BILINEAR)
-        pixels = np.asarray(resized.crop((left, top, left + size, top + size)))
-    _check_bits(header)
-    return pixels
+
+    def of(image: Image.Image) -> np.ndarray:
+        shorter, image = round(size / CENTRE), _seen(image, "RGB")
+        width, height = (shorter * side // min(image.size) for side in image.size)
+        left, top = (round((side - size) / 2) for side in (width, height))
+        resized = _resized(image, (width, height))
+        return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+    return _opened(path, of)
 
 
 def random_window(width: int, height: int, random: torch.Generator) -> tuple[int, int, int, int]:
@@ -107,11 +116,6 @@ def random_window(width: int, height: int, random: torch.Generator) -> tuple[int
     return left, top, left + columns, top + rows
 
 
-def _check_bits(header: Header) -> None:
-    if header.mode.startswith(("I", "F")):
-        raise ValueError(f"{header.path} must have 8 bits per channel, got the mode {header.mode}")
-
-
 def _uniform(low: float, high: float, random: torch.Generator) -> float:
     return torch.empty(1).uniform_(low, high, generator=random).item()
 
@@ -122,14 +126,42 @@ def _fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     factor = max(size[0] / image.width, size[1] / image.height)
     width, height = (round(side * factor) for side in image.size)
     left, top = (width - size[0]) // 2, (height - size[1]) // 2
-    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    resized = _resized(image, (width, height))
     return resized.crop((left, top, left + size[0], top + size[1]))
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    if size[0] * size[1] > MOST_PIXELS:
+        raise ValueError(
+            f"its {image.width}x{image.height} pixels would become {size[0]}x{size[1]}"
+        )
+    return image.resize(size, Image.Resampling.BILINEAR)
+
+
+def _seen(image: Image.Image, mode: str) -> Image.Image:
+    """An image as programs show it, in a mode without transparency."""
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(mode)
+
+
+def _opened(path: Path, work: Callable[[Image.Image], T]) -> T:
+    """What `work` makes of the first frame of an image file."""
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{path} must be an image, but is no regular file")
     try:
-        with Image.open(path) as image:
-            yield image
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged metadata, and of sizes
+            with Image.open(path, formats=FORMATS) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    raise ValueError(
+                        f"it has {image.width}x{image.height} pixels, of {MOST_PIXELS:,} at most"
+                    )
+                mode = image.mode
+                if not mode.startswith(("I", "F")):
+                    return work(image)
     except Exception as error:  # decoders raise whatever a damaged file makes them stumble on
         raise ValueError(f"{path} must be an image, but cannot be read: {error}") from error
+    raise ValueError(f"{path} must have 8 bits per channel, got the mode {mode}")

@@ -1,14 +1,16 @@
-"""Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017) from its four IDX files."""
+"""Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): its four IDX files, and the packaged part."""
 
 import gzip
+import lzma
 import struct
 import zlib
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from neural_similarity.lab.data.files import first_folder, read_bytes, remedy
+from neural_similarity.lab.data.files import first_folder, remedy
 from neural_similarity.lab.data.images import Dataset, Images
 
 NAME, FOLDER = "fashion-mnist", "fashion-mnist"
@@ -26,6 +28,9 @@ CLASSES = (
 )
 PREFIXES = ("train", "t10k")
 UNSIGNED_BYTE = 8
+FILE = "fashion-mnist-10k.xz"
+EACH = (800, 200)
+"""Images of every class in the training and the test part."""
 
 
 def load_fashion_mnist(root: Path, counts: tuple[int, int] = (60_000, 10_000)) -> Dataset:
@@ -79,22 +84,65 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
     An IDX file is a magic number (type and number of axes), the axes, and the values.
     """
-    compressed = path.with_name(f"{path.name}.gz")
-    path = path if path.is_file() else compressed
-    content = _decompress(path) if path == compressed else read_bytes(path)
+    path = path if path.is_file() else path.with_name(f"{path.name}.gz")
     header = struct.pack(f">{1 + len(shape)}I", UNSIGNED_BYTE << 8 | len(shape), *shape)
     size = len(header) + int(np.prod(shape))
+    content = _read_start(path, size + 1)
     if not content.startswith(header) or len(content) != size:
         raise ValueError(
             f"{path} must be an IDX file of uint8 {shape}: {size:,} bytes that begin with "
-            f"{header.hex()}, got {len(content):,} bytes that begin with "
-            f"{content[: len(header)].hex()}"
+            f"{header.hex()}, got {'more' if len(content) > size else f'{len(content):,}'} bytes "
+            f"that begin with {content[: len(header)].hex()}"
         )
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape).copy()
 
 
-def _decompress(path: Path) -> bytes:
+def _read_start(path: Path, count: int) -> bytes:
+    """The first bytes of a file, unpacked: what a few bytes unpack to may fill the memory."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing")
     try:
-        return gzip.decompress(read_bytes(path))
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(count)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} must be a whole gzip file, got a damaged one: {error}") from error
+
+
+def load_embedded() -> Dataset:
+    """The first 800 training and 200 test images of every class of Fashion-MNIST.
+
+    Classes alternate, so that image i has the label i mod 10 and every prefix is balanced.
+    `scripts/make_embedded.py` made the file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    train, test = unpack(
+        files("neural_similarity.lab.data").joinpath("embedded", FILE).read_bytes()
+    )
+    return Dataset("embedded", _images(train), _images(test))
+
+
+def unpack(packed: bytes) -> list[np.ndarray]:
+    """Two uint8 arrays (10, images of a class, 28, 28) from the bytes of the file.
+
+    Raises:
+        ValueError: the bytes are not those of a whole file.
+    """
+    try:
+        values = np.frombuffer(lzma.decompress(packed), np.uint8)
+        parts = np.split(values.reshape(-1, 28, 28), [len(CLASSES) * EACH[0]])
+        return [
+            part.reshape(len(CLASSES), each, 28, 28) for part, each in zip(parts, EACH, strict=True)
+        ]
+    except (lzma.LZMAError, ValueError) as error:
+        raise ValueError(
+            f"the packaged file {FILE} must hold {len(CLASSES) * sum(EACH):,} images of 28x28, "
+            f"got a damaged one ({error}); install neural-similarity again"
+        ) from error
+
+
+def _images(by_class: np.ndarray) -> Images:
+    alternating = np.ascontiguousarray(by_class.swapaxes(0, 1)).reshape(-1, 1, 28, 28)
+    labels = torch.arange(len(alternating)) % len(CLASSES)
+    return Images(torch.from_numpy(alternating), labels, CLASSES)

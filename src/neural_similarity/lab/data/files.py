@@ -1,11 +1,16 @@
 """Finding and reading the files of a data set, with errors that say what to do."""
 
 import contextlib
+import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 Progress = Callable[[int, int | None], None]
 """Told how many images or bytes are done, and of how many, None where that is not known."""
+MOST_BYTES, MOST_TEXT = 2 << 30, 64 << 20
+"""What a file may hold: memory would run out before an error came."""
 
 
 def first_folder(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
@@ -13,19 +18,71 @@ def first_folder(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
     return next((f for f in folders if any((f / name).is_file() for name in names)), None)
 
 
-def read_bytes(path: Path, size: int | None = None) -> bytes:
+def read_bytes(path: Path, size: int | None = None, most: int = MOST_BYTES) -> bytes:
     """The content of `path`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: its size is not `size`.
+        FileNotFoundError: there is no such file; a pipe, which would be read for ever, is none.
+        ValueError: its size is not `size`, or above `most`.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing")
-    content = path.read_bytes()
-    if size is not None and len(content) != size:
-        raise ValueError(f"{path} must hold {size:,} bytes, got {len(content):,}")
-    return content
+    found = path.stat().st_size
+    if size is not None and found != size:
+        raise ValueError(f"{path} must hold {size:,} bytes, got {found:,}")
+    if found > most:
+        raise ValueError(f"{path} must hold at most {most:,} bytes, got {found:,}")
+    return path.read_bytes()
+
+
+def read_text(path: Path, most: int = MOST_TEXT) -> str:
+    """The text of `path`, as `read_bytes`; a mark at its begin, as Excel writes it, is left out.
+
+    Raises:
+        ValueError: it is not in UTF-8.
+    """
+    try:
+        return read_bytes(path, most=most).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be in UTF-8, got {error}") from error
+
+
+def read_json(path: Path, most: int = MOST_TEXT) -> Any:
+    """The value in `path`, as `read_text`.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(read_text(path, most))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} must be JSON, got {error}") from error
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path`; what was written there is flushed and renamed to `path`.
+
+    After an error it is gone: where the disk is full, it would take what space there was.
+    """
+    fresh = path.with_name(f".{path.name}.partial")
+    try:
+        yield fresh
+        sync(fresh)
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -7,15 +7,23 @@ https://arxiv.org/abs/1409.0575), whose classes are folders such as n01440764.
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.choices import require_least
-from neural_similarity.lab.data.image_files import ImageFiles
-from neural_similarity.lab.data.images import Dataset
-from neural_similarity.lab.data.listing import Listing, check_classes, list_images
+from neural_similarity.choices import require_count, require_least
+from neural_similarity.lab.data.decoding import read_header
+from neural_similarity.lab.data.files import read_json
+from neural_similarity.lab.data.images import Dataset, ImageFiles
+from neural_similarity.lab.data.listing import (
+    Listing,
+    check_classes,
+    list_images,
+    listed_images,
+    part_folders,
+)
 
 NAME = "imagenet"
 PARTS = ("train", "val")
@@ -24,6 +32,10 @@ CACHE = ".listing.json"
 """Kept beside the parts: listing 1.3 million files anew takes minutes on a network's disk."""
 SETTLED_NS = 2_000_000_000
 """How long ago a folder must have changed for its listing to be kept: disks round times."""
+MOST_LISTED = 512 << 20
+"""Bytes of a listing that is used again: of ImageNet-21k it has some 400 MiB."""
+PARTIAL = ".laying-out"
+"""What is being made; the parts appear when they are whole."""
 
 
 def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -> Dataset:
@@ -44,7 +56,8 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
     """
     size = IMAGE_SIZE if image_size is None else image_size
     require_least("image_size", size)
-    parts = [root / name for name in PARTS]
+    found = part_folders(root)
+    parts = [found.get(name, root / name) for name in PARTS]
     for part in parts:
         if not part.is_dir():
             raise FileNotFoundError(
@@ -58,12 +71,11 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
 
 def _listed(root: Path, parts: list[Path]) -> list[Listing]:
     """The parts' listings, from the cache where no folder of images has changed since."""
-    cached = _read(root / CACHE)
-    if cached and cached["stamps"] == _stamps(root, cached["stamps"]):
-        return [_listing(part, cached["files"][part.name]) for part in parts]
+    if cached := _cached(root, parts):
+        return cached
     began = time.time_ns()
     listings = [list_images(part) for part in parts]
-    files = {listing.folder.name: _as_json(listing) for listing in listings}
+    files = {listing.folder.name: listing.members for listing in listings}
     folders = [f"{one.folder.name}/{folder}" for one in listings for folder in (".", *one.folders)]
     stamps = _stamps(root, folders)
     quiet = began - SETTLED_NS  # Else files may still arrive, unseen in folders that are listed.
@@ -73,33 +85,109 @@ def _listed(root: Path, parts: list[Path]) -> list[Listing]:
     return listings
 
 
+def _cached(root: Path, parts: list[Path]) -> list[Listing] | None:
+    try:
+        kept = read_json(root / CACHE, most=MOST_LISTED)
+        if kept["stamps"] == _stamps(root, kept["stamps"]):
+            files = [kept["files"][part.name] for part in parts]
+            return [Listing(*both) for both in zip(parts, files, strict=True) if both[1].values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # none there, or a damaged one
+    return None
+
+
 def _stamps(root: Path, folders: Iterable[str]) -> dict[str, int | None]:
     """When each of the folders below `root` last changed; None: it is gone."""
     found = {folder: root / folder for folder in folders}
     return {n: path.stat().st_mtime_ns if path.is_dir() else None for n, path in found.items()}
 
 
-def _as_json(listing: Listing) -> dict[str, dict[str, int]]:
-    """Bytes by file by class."""
-    members = zip(listing.classes, listing.names, listing.sizes, strict=True)
-    return {name: dict(zip(files, sizes, strict=True)) for name, files, sizes in members}
-
-
-def _listing(folder: Path, files: dict[str, dict[str, int]]) -> Listing:
-    """`_as_json` undone."""
-    sizes = tuple(tuple(members.values()) for members in files.values())
-    return Listing(folder, tuple(files), tuple(tuple(members) for members in files.values()), sizes)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) and content.keys() >= {"stamps", "files"} else {}
-
-
 def _write(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(content), encoding="utf-8")
     temporary.replace(path)
+
+
+def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
+    """Make `root`/train/CLASS and `root`/val/CLASS of images that are listed by class.
+
+    `source` is Mini-ImageNet as it is passed around (Ravi and Larochelle,
+    https://openreview.net/forum?id=rJY0-Kcll): images/ and lists *.csv of `filename,label`, all of
+    which are taken, whatever classes they were meant for: 100 classes of 500 + 100 images for
+    classification. Files are linked where the disk can, and copied elsewhere. A file that several
+    lists name is taken once.
+
+    Args:
+        source: folder of images/ and the lists.
+        root: folder to make.
+        held_out: images of every class, the last ones by name, that go into val.
+
+    Returns:
+        `root`.
+
+    Raises:
+        FileNotFoundError: there is no list, or an image that a list names is missing.
+        FileExistsError: `root` holds one of the parts already.
+        ValueError: a class has no more than `held_out` images, which must be one at least, or two
+            of one name; or a list has other columns, or names what is no image below images/.
+    """
+    require_count("held_out", held_out)
+    source, root = Path(source), Path(root)
+    members = _read_lists(source)
+    for name, files in members.items():
+        if len(files) <= held_out:
+            raise ValueError(
+                f"`held_out` must be below the images of every class, got {held_out} of "
+                f"{len(files)} of the class {name!r}"
+            )
+        _check_files(source / "images", name, files)
+    for part in PARTS:
+        if (root / part).exists():
+            raise FileExistsError(f"{root / part} is there already; name another folder")
+    partial = root / PARTIAL
+    shutil.rmtree(partial, ignore_errors=True)
+    for name, files in members.items():
+        for part, chosen in zip(PARTS, (files[:-held_out], files[-held_out:]), strict=True):
+            folder = partial / part / name
+            folder.mkdir(parents=True)
+            for file in chosen:
+                _link(source / "images" / file, folder / Path(file).name)
+    for part in PARTS:
+        (partial / part).rename(root / part)
+    partial.rmdir()
+    return root
+
+
+def _check_files(folder: Path, label: str, files: list[str]) -> None:
+    """Refuse what is no image, and two files of a class that would get one name."""
+    taken: dict[str, str] = {}
+    for file in files:
+        other = taken.setdefault(Path(file).name, file)
+        if other != file:
+            raise ValueError(
+                f"files of a class must have names of their own, got {other} and {file} in the "
+                f"class {label!r}"
+            )
+    for path in (folder / file for file in files):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing, which a list names")
+        read_header(path)
+
+
+def _read_lists(source: Path) -> dict[str, list[str]]:
+    """The files of every class by all lists, sorted."""
+    lists = sorted(source.glob("*.csv"))
+    if not lists:
+        raise FileNotFoundError(f"{source} must hold images/ and lists *.csv of filename,label")
+    members: dict[str, set[str]] = {}
+    for path in lists:
+        for name, label in listed_images(path):
+            members.setdefault(label, set()).add(name)
+    return {label: sorted(files) for label, files in members.items()}
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)

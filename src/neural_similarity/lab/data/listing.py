@@ -1,41 +1,58 @@
 """Which image files a folder of class folders holds."""
 
+import contextlib
 import csv
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from neural_similarity.lab.data.decoding import SUFFIXES
+from neural_similarity.lab.data.files import read_text
 
 COLUMNS = ("filename", "label")
+PART_OF = {
+    name: part
+    for part, names in (
+        ("train", ("train", "training")),
+        ("val", ("val", "valid", "validation", "dev")),
+        ("test", ("test", "testing")),
+    )
+    for name in names
+}
+"""The part that a folder of such a name is, in capital letters or not."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The image files of one part of a data set, class by class."""
+    """The image files of one part of a data set, class by class.
+
+    Args:
+        folder: the folder of the class folders.
+        members: of every class, the bytes of the files below its folder by their names; both are
+            sorted, with / between folders.
+        folders: every folder below `folder` that was looked into.
+    """
 
     folder: Path
-    """The folder of the class folders."""
-    classes: tuple[str, ...]
-    """Names of the class folders, sorted."""
-    names: tuple[tuple[str, ...], ...]
-    """Of every class, the files below its folder, sorted, with / between folders."""
-    sizes: tuple[tuple[int, ...], ...]
-    """Their bytes."""
+    members: dict[str, dict[str, int]]
     folders: tuple[str, ...] = ()
-    """Every folder below `folder` that was looked into."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the class folders."""
+        return tuple(self.members)
 
     @property
     def labels(self) -> list[int]:
         """The class of every file."""
-        return [label for label, names in enumerate(self.names) for _ in names]
+        return [label for label, files in enumerate(self.members.values()) for _ in files]
 
     @property
     def files(self) -> list[str]:
         """Every file below `folder`."""
-        by_class = zip(self.classes, self.names, strict=True)
-        return [f"{name}/{file}" for name, files in by_class for file in files]
+        return [f"{name}/{file}" for name, files in self.members.items() for file in files]
 
     @property
     def paths(self) -> list[Path]:
@@ -43,66 +60,97 @@ class Listing:
         return [self.folder / file for file in self.files]
 
 
-def list_images(folder: Path) -> Listing:
+def list_images(folder: Path, *, part: bool = True) -> Listing:
     """List the images of the class folders in `folder`; names that begin with a dot are left out.
 
+    Args:
+        folder: where the class folders are.
+        part: whether it is a part of a data set. In a whole one, folders that are all called like
+            parts are no classes.
+
     Raises:
-        ValueError: there is no class folder, or one holds no image, or a name is no text.
+        ValueError: there is no class folder, or one holds no image, or a name is no text, or a file
+            cannot be read.
     """
-    classes, inner = class_folders(folder), list[str]()
-    members = [_images_in(path, inner) for path in classes]
-    for name in (*(path.name for path in classes), *(file for files in members for file in files)):
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    if not classes:
+        raise ValueError(f"{folder} must hold one folder for every class, got none")
+    if not part and all(path.name.lower() in PART_OF for path in classes):
+        names = ", ".join(path.name for path in classes)
+        raise ValueError(f"{folder} must hold class folders inside of its parts {names}, got none")
+    inner = list[str]()
+    members = {path.name: _images_in(path, inner) for path in classes}
+    for name in (*members, *(file for files in members.values() for file in files)):
         try:
             name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"names in {folder} must be valid UTF-8, got {name!r}") from error
-    return Listing(
-        folder,
-        tuple(path.name for path in classes),
-        tuple(tuple(files) for files in members),
-        tuple(tuple(files.values()) for files in members),
-        tuple(os.path.relpath(path, folder) for path in inner),
-    )
+    return Listing(folder, members, tuple(os.path.relpath(path, folder) for path in inner))
 
 
 def listed_images(path: Path) -> list[tuple[str, str]]:
-    """The file names in a list, a CSV file of `filename,label`, each with its label.
+    """The files below images/ in a list, a CSV file of `filename,label`, each with its label.
 
     Raises:
-        ValueError: it is no text in UTF-8, has other columns, or a line lacks one.
+        ValueError: it is no text in UTF-8, has other columns, or a line lacks one; a label is no
+            plain name, or a file is no image or not below the folder images/ beside the list.
     """
+    lines = read_text(path).splitlines()
+    rows, found = csv.DictReader(lines), list[tuple[str, str]]()
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()  # Excel begins with a mark
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be in UTF-8, got {error}") from error
-    rows = csv.DictReader(lines)
-    if not set(COLUMNS) <= set(rows.fieldnames or ()):
-        wanted = " and ".join(COLUMNS)
-        raise ValueError(f"{path} must have the columns {wanted}, got {rows.fieldnames}")
-    found: list[tuple[str, str]] = []
-    for row in rows:
-        if not (row["filename"] and row["label"]):
-            raise ValueError(
-                f"{path} must have a filename and a label in every line, got "
-                f"{lines[rows.line_num - 1]!r} in line {rows.line_num}"
-            )
-        found.append((row["filename"], row["label"]))
+        if not set(COLUMNS) <= set(rows.fieldnames or ()):
+            wanted = " and ".join(COLUMNS)
+            raise ValueError(f"{path} must have the columns {wanted}, got {rows.fieldnames}")
+        for row in rows:
+            if not (row["filename"] and row["label"]):
+                raise ValueError(
+                    f"{path} must have a filename and a label in every line, got "
+                    f"{lines[rows.line_num - 1]!r} in line {rows.line_num}"
+                )
+            found.append((row["filename"], row["label"]))
+    except csv.Error as error:
+        raise ValueError(f"{path} must be a list of {','.join(COLUMNS)}, got {error}") from error
+    _check_listed(path, found)
     return found
 
 
-def class_folders(folder: Path) -> list[Path]:
-    """The folders in `folder`, sorted.
+def _check_listed(path: Path, found: list[tuple[str, str]]) -> None:
+    """Refuse what would read or make files elsewhere."""
+    for label in {label for _, label in found}:
+        if label[0] == "." or not label.isprintable() or {"/", "\\"} & set(label):
+            raise ValueError(f"{path} must have plain names as labels, got {label!r}")
+    folder = (path.parent / "images").resolve()
+    plain = _plain_files(folder)
+    for name, _ in found:
+        inside = name in plain or ("\0" not in name and folder in (folder / name).resolve().parents)
+        if not inside or not _is_image(name):
+            raise ValueError(f"{path} must name images in {folder}, got {name!r}")
+
+
+def _plain_files(folder: Path) -> set[str]:
+    """Files in a folder that are no links; to resolve the path of each takes ten times as long."""
+    if not folder.is_dir():
+        return set()
+    with os.scandir(folder) as entries:
+        return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
+
+
+def part_folders(root: Path) -> dict[str, Path]:
+    """The folders in `root` that are parts: train (training), val (valid, dev), test (testing).
 
     Raises:
-        ValueError: there are none.
+        ValueError: two of them are the same part.
     """
-    found = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    if not found:
-        raise ValueError(f"{folder} must hold one folder for every class, got none")
+    found: dict[str, Path] = {}
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        part = PART_OF.get(folder.name.lower())
+        if part and _is_part(folder) and found.setdefault(part, folder) != folder:
+            names = f"{found[part].name}/ and {folder.name}/"
+            raise ValueError(f"{root} must have one folder of the part {part}, got {names}")
     return found
 
 
-def is_part(folder: Path) -> bool:
+def _is_part(folder: Path) -> bool:
     """Whether a folder can be a part, one of class folders: it is there and no class itself.
 
     A class may be called train (CIFAR-100 has one): images lie in it, and no folders.
@@ -111,7 +159,7 @@ def is_part(folder: Path) -> bool:
         return False
     with os.scandir(folder) as entries:
         inside = [entry for entry in entries if entry.name[0] != "."]
-        return any(entry.is_dir() for entry in inside) or not any(map(_is_image, inside))
+        return any(map(_is_folder, inside)) or not any(_is_image(entry.name) for entry in inside)
 
 
 def check_classes(train: Listing, test: Listing) -> None:
@@ -127,23 +175,41 @@ def check_classes(train: Listing, test: Listing) -> None:
 
 def _images_in(folder: Path, inner: list[str]) -> dict[str, int]:
     """Bytes of every image below `folder`, sorted by name; adds the folders on the way."""
-    found = sorted(_walk(str(folder), "", inner), key=lambda file: file[0].split("/"))
+    try:
+        found = sorted(_walk(str(folder), "", inner, set()), key=lambda file: file[0].split("/"))
+    except OSError as error:
+        raise ValueError(f"{folder} must hold readable images, got {error}") from error
     if not found:
         raise ValueError(f"{folder} must hold images ({' '.join(sorted(SUFFIXES))}), got none")
     return dict(found)
 
 
-def _walk(folder: str, prefix: str, inner: list[str]) -> Iterator[tuple[str, int]]:
+def _walk(
+    folder: str, prefix: str, inner: list[str], seen: set[tuple[int, int]]
+) -> Iterator[tuple[str, int]]:
+    state = Path(folder).stat()
+    if (state.st_dev, state.st_ino) in seen:
+        raise ValueError(f"{folder} must be no link to a folder that is listed already")
+    seen.add((state.st_dev, state.st_ino))
     inner.append(folder)
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
-                yield from _walk(entry.path, f"{prefix}{entry.name}/", inner)
-            elif _is_image(entry):
-                yield prefix + entry.name, entry.stat().st_size
+            if _is_folder(entry):
+                yield from _walk(entry.path, f"{prefix}{entry.name}/", inner, seen)
+            elif _is_image(entry.name):
+                state = entry.stat()
+                if not stat.S_ISREG(state.st_mode):
+                    raise ValueError(f"{entry.path} must be an image, but is no regular file")
+                yield prefix + entry.name, state.st_size
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return Path(entry.name).suffix.lower() in SUFFIXES
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):  # a link that leads to itself
+        return entry.is_dir()
+    return False
+
+
+def _is_image(name: str) -> bool:
+    return Path(name).suffix.lower() in SUFFIXES

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.choices import require_known
-from neural_similarity.lab.data.image_files import ImageFiles
-from neural_similarity.lab.data.images import ImageSet
+from neural_similarity.lab.data.images import ImageFiles, ImageSet
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation that torchvision's networks are trained with."""

@@ -1,28 +1,35 @@
 """Data sets by name."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from neural_similarity.choices import require_known
-from neural_similarity.lab.data import cifar, embedded, fashion_mnist, folder, imagenet
-from neural_similarity.lab.data.images import Dataset
+import numpy as np
+import torch
 
-_LOADERS: dict[str, Callable[[Path], Dataset]] = {
-    "embedded": lambda _: embedded.load_embedded(),
-    "fashion-mnist": fashion_mnist.load_fashion_mnist,
-    "cifar10": partial(cifar.load_cifar, cifar.CIFAR10),
-    "cifar100": partial(cifar.load_cifar, cifar.CIFAR100),
+from neural_similarity.choices import require_known
+from neural_similarity.lab.data import cifar, fashion_mnist, imagenet
+from neural_similarity.lab.data.decoding import Header, read_header, read_pixels
+from neural_similarity.lab.data.images import Dataset, Images, ImageSet, split_off
+from neural_similarity.lab.data.listing import Listing, check_classes, list_images, part_folders
+
+FOLDER = "folder"
+EMBEDDED = Path(__file__).with_name("embedded")
+_SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
+    "embedded": (lambda _: fashion_mnist.load_embedded(), lambda _: EMBEDDED),
+    "fashion-mnist": (fashion_mnist.load_fashion_mnist, fashion_mnist.find_fashion_mnist),
+    **{
+        one.name: (partial(cifar.load_cifar, one), partial(cifar.find_cifar, one))
+        for one in (cifar.CIFAR10, cifar.CIFAR100)
+    },
 }
-_FINDERS: dict[str, Callable[[Path], Path]] = {
-    "embedded": lambda _: Path(embedded.__file__).with_name("embedded"),
-    "fashion-mnist": fashion_mnist.find_fashion_mnist,
-    "cifar10": partial(cifar.find_cifar, cifar.CIFAR10),
-    "cifar100": partial(cifar.find_cifar, cifar.CIFAR100),
-}
-IN_PLACE = (folder.NAME, imagenet.NAME)
+"""How to read the data sets that are not the user's, and where their files are."""
+IN_PLACE = (FOLDER, imagenet.NAME)
 """Those whose `root` is the data set itself, a folder of the user's."""
-NAMES = (*_LOADERS, *IN_PLACE)
+NAMES = (*_SETS, *IN_PLACE)
+SHARE = 5
+"""One image in this many becomes a test image where there is no folder of test images."""
 
 
 def load(
@@ -44,8 +51,8 @@ def load(
             another data set than "folder" and "imagenet".
     """
     require_known("name", name, NAMES)
-    if name == folder.NAME:
-        return folder.load_folder(Path(root), image_size)
+    if name == FOLDER:
+        return load_folder(Path(root), image_size)
     if name == imagenet.NAME:
         return imagenet.load_imagenet(Path(root), image_size, workers)
     if image_size is not None:
@@ -53,9 +60,79 @@ def load(
             f"`image_size` is for the data sets {' and '.join(IN_PLACE)}, got {image_size} "
             f"for {name}"
         )
-    return _LOADERS[name](Path(root))
+    return _SETS[name][0](Path(root))
 
 
 def find(name: str, root: Path) -> Path:
     """The folder that holds the files of a data set that is not the user's."""
-    return _FINDERS[name](root)
+    return _SETS[name][1](root)
+
+
+def load_folder(root: Path, image_size: int | None = None) -> Dataset:
+    """Read the parts `root`/train and `root`/test, or class folders in `root`.
+
+    Parts may have other names, see `part_folders`; where test is missing, val stands for it, and
+    without either, a fifth of every class, always the same, becomes the test part. Images are
+    grey, one channel, if all of them are, and RGB otherwise.
+
+    Args:
+        root: the folder; it holds one folder for every class, or the parts that do.
+        image_size: resize the shorter side to this and crop the centre; None takes the images as
+            they are.
+
+    Raises:
+        FileNotFoundError: `root` is no folder.
+        ValueError: there are no classes, a class is empty or in one part only, a file is no image,
+            or the sizes differ and `image_size` is None.
+    """
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"`image_size` must be at least 1, got {image_size}")
+    if not root.is_dir():
+        raise FileNotFoundError(f"`root` must be a folder of class folders, got {root}")
+    parts = _listed(root)
+    if len(parts) == 2:
+        check_classes(*parts)
+    headers = [read_header(path) for part in parts for path in part.paths]
+    mode = "L" if all(header.mode == "L" for header in headers) else "RGB"
+    size = (image_size, image_size) if image_size else _common_size(headers)
+    images = [_read(part, mode, size) for part in parts]
+    if len(images) == 2:
+        return Dataset(FOLDER, *images)
+    return Dataset(FOLDER, *_hold_out(images[0]))
+
+
+def _listed(root: Path) -> list[Listing]:
+    """Training and test part, or the whole that has to give both."""
+    found = part_folders(root)
+    train, test = found.get("train"), found.get("test", found.get("val"))
+    if test and not train:
+        raise ValueError(f"`root` must hold train/ beside {test.name}/, got {root} without it")
+    if not train:
+        return [list_images(root, part=False)]
+    return [list_images(folder) for folder in (train, test) if folder]
+
+
+def _common_size(headers: list[Header]) -> tuple[int, int]:
+    size, count = Counter(header.size for header in headers).most_common(1)[0]
+    for header in headers:
+        if header.size != size:
+            raise ValueError(
+                f"all images must have one size unless `image_size` is given: {count:,} of "
+                f"{len(headers):,} are {size[0]}x{size[1]}, got {header.path} of "
+                f"{header.size[0]}x{header.size[1]}"
+            )
+    return size
+
+
+def _read(part: Listing, mode: str, size: tuple[int, int]) -> Images:
+    width, height = size
+    paths = part.paths
+    pixels = np.empty((len(paths), 1 if mode == "L" else 3, height, width), np.uint8)
+    for target, path in zip(pixels, paths, strict=True):
+        target[:] = read_pixels(path, mode, size)
+    return Images(torch.from_numpy(pixels), torch.tensor(part.labels), part.classes)
+
+
+def _hold_out(images: Images) -> tuple[ImageSet, ImageSet]:
+    sizes = torch.bincount(images.labels).tolist()
+    return split_off(images, [max(1, size // SHARE) for size in sizes], seed=0)

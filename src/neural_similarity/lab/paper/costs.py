@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.lab.paper.statistics import Interval
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.recipe import recipe_to_json
+from neural_similarity.lab.train.statistics import Interval
 
 STEP = "step"
 """What the benchmark calls an update."""

@@ -1,20 +1,20 @@
-"""Running what a plan lists: processes of one thread, side by side, each a plain `nsim train`."""
+"""Running what a plan lists: processes of one thread, side by side, each a plain `nsim`."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
+from neural_similarity.lab.paper.display import Display
 from neural_similarity.lab.paper.pace import THREADS
-from neural_similarity.lab.paper.plan import Task
-from neural_similarity.lab.paper.recording import write_record
-from neural_similarity.lab.train import RunError, read_run
+from neural_similarity.lab.paper.plan import Job
+from neural_similarity.lab.paper.recording import write_records
+from neural_similarity.lab.session import open_run
+from neural_similarity.lab.train import RunError
 from neural_similarity.lab.train.files import locked, read_json
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.run import METRICS
@@ -26,22 +26,6 @@ POLL_SECONDS = 0.5
 ENVIRONMENT = {"OMP_NUM_THREADS": str(THREADS)}
 
 
-class Display(Protocol):
-    """Shows how far the runs are."""
-
-    def started(self, task: Task) -> None:
-        """Tell that a run has begun or goes on."""
-        ...
-
-    def measured(self, task: Task, record: dict[str, Any]) -> None:
-        """Tell a run's newest line of metrics."""
-        ...
-
-    def ended(self, task: Task, text: str) -> None:
-        """Tell how a run ended."""
-        ...
-
-
 @dataclass
 class Outcome:
     """What came of a plan."""
@@ -49,124 +33,148 @@ class Outcome:
     recorded: list[Path] = field(default_factory=list)
     """Records written."""
     failed: dict[str, str] = field(default_factory=dict)
-    """What went wrong, by the title of the task."""
+    """What went wrong, by the title of the job."""
     stopped: int | None = None
     """The signal that stopped it before all was done."""
 
 
-def execute(
-    tasks: Sequence[Task], *, jobs: int, results: Path, data_root: Path, display: Display
-) -> Outcome:
-    """Run the tasks, `jobs` at a time, and write the record of each when it is finished.
+@dataclass(frozen=True, kw_only=True)
+class Executor:
+    """Runs jobs and writes their records."""
 
-    A run that fails is noted and the others go on. Ctrl-C or SIGTERM lets every running process
-    save a checkpoint, from which the next call goes on; a second one does not wait for them.
+    places: int
+    """Number of processes side by side."""
+    results: Path
+    """Folder of the records."""
+    data_root: Path
+    """Folder of the data sets."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
 
-    Args:
-        tasks: what to run, in this order.
-        jobs: number of processes side by side.
-        results: folder of the records.
-        data_root: folder of the data sets.
-        display: shows progress.
-    """
-    runner, waiting = _Runner(results, data_root, display), deque(tasks)
-    with signals_noted() as stop:
-        try:
-            while (waiting or runner.running) and runner.outcome.stopped is None:
-                while waiting and len(runner.running) < jobs:
-                    runner.begin(waiting.popleft())
+    def __call__(self, jobs: Sequence[Job], display: Display) -> Outcome:
+        """Run `jobs`, each once those that it comes after are done, in this order.
+
+        A job that fails is noted; those that wait for it fail with it, and the others go on. Ctrl-C
+        or SIGTERM lets every running process save what it has, from which the next call goes on; a
+        second one does not wait for them.
+        """
+        runner = _Runner(self, display, list(jobs))
+        with signals_noted() as stop:
+            try:
+                while runner.is_busy and runner.outcome.stopped is None:
+                    runner.fill()
+                    time.sleep(POLL_SECONDS)
+                    runner.collect()
+                    if runner.is_busy:
+                        runner.outcome.stopped = stop()
+            finally:
+                runner.stop()
+            while runner.running:
                 time.sleep(POLL_SECONDS)
                 runner.collect()
-                if waiting or runner.running:
-                    runner.outcome.stopped = stop()
-        finally:
-            runner.stop()
-        while runner.running:
-            time.sleep(POLL_SECONDS)
-            runner.collect()
-    return runner.outcome
+        return runner.outcome
+
+    def command(self, job: Job) -> list[str]:
+        """The command that begins or continues a job."""
+        goes_on = job.words[0] == "train" and job.folder.exists()
+        words = ["train", "--resume", str(job.folder)] if goes_on else job.words
+        device = [] if self.device == "auto" else ["--device", self.device]
+        return [*PROGRAM, *words, "--data", str(self.data_root), *device]
 
 
 class _Runner:
     """The processes that run, and what came of those that have ended."""
 
-    def __init__(self, results: Path, data_root: Path, display: Display) -> None:
-        self.results, self.data_root, self.display = results, data_root, display
-        self.running: list[tuple[Task, subprocess.Popen[bytes], int]] = []
+    def __init__(self, executor: Executor, display: Display, waiting: list[Job]) -> None:
+        self.executor, self.display, self.waiting = executor, display, waiting
+        self.running: list[tuple[Job, subprocess.Popen[bytes], int]] = []
         """With the length of each one's log when it began."""
         self.outcome = Outcome()
 
-    def begin(self, task: Task) -> None:
-        """Start the process of a task, or record a run that is finished already."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self.waiting or self.running)
+
+    def fill(self) -> None:
+        """Begin jobs that need not wait, in their order, as long as there are places."""
+        for job in list(self.waiting):
+            failed = [title for title in job.after if title in self.outcome.failed]
+            if failed:
+                self.waiting.remove(job)
+                self.fail(job, self.outcome.failed[failed[0]])
+            elif len(self.running) < self.executor.places and self._is_ready(job):
+                self.waiting.remove(job)
+                self.begin(job)
+
+    def _is_ready(self, job: Job) -> bool:
+        open_jobs = [*self.waiting, *(running for running, *_ in self.running)]
+        return not {other.title for other in open_jobs} & set(job.after) and all(
+            job.folder != running.folder for running, *_ in self.running
+        )
+
+    def begin(self, job: Job) -> None:
+        """Start the process of a job, or record what is finished already."""
         try:
-            if task.record.exists():
-                self.display.ended(task, "recorded by another process")
-            elif task.folder.exists() and read_run(task.folder).summary.exists():
-                self.record(task)
+            if job.record is not None and job.record.exists():
+                self.display.ended(job, "recorded by another process")
+            elif job.product.exists():
+                self.finish(job)
             else:
-                log = log_file(task)
+                log = log_file(job)
                 before = log.stat().st_size if log.exists() else 0
-                process = launch(train_command(task, self.data_root), log)
-                self.running.append((task, process, before))
-                self.display.started(task)
+                process = launch(self.executor.command(job), log)
+                self.running.append((job, process, before))
+                self.display.started(job)
         except (RunError, OSError) as error:
-            self.fail(task, str(error))
+            self.fail(job, str(error))
 
     def collect(self) -> None:
         """Show how far the processes are and deal with those that have ended."""
         for entry in list(self.running):
-            task, process, before = entry
+            job, process, before = entry
             code = process.poll()
-            if lines := read_lines(task.folder / METRICS):
-                self.display.measured(task, lines[-1])
+            if job.words[0] == "train" and (lines := read_lines(job.folder / METRICS)):
+                self.display.measured(job, lines[-1])
             if code is None:
                 continue
             self.running.remove(entry)
             if code == 0:
-                self.record(task)
+                self.finish(job)
             elif self.outcome.stopped is None:
-                self.fail(task, reason(code, log_file(task), before))
+                self.fail(job, reason(code, log_file(job), before))
             else:
-                self.display.ended(task, "stopped")
+                self.display.ended(job, "stopped")
 
     def stop(self) -> None:
-        """Let every process that still runs save a checkpoint and end."""
+        """Let every process that still runs save what it has and end."""
         for _, process, _ in self.running:
             process.send_signal(signal.SIGTERM)
 
-    def record(self, task: Task) -> None:
-        """Write the record of a finished run."""
+    def finish(self, job: Job) -> None:
+        """Write the records of the job's run, where it has any."""
         try:
-            run = read_run(task.folder)
-            path = write_record(run, self.results)
+            text = "trained"
+            if job.record is not None:
+                write_records(open_run(job.folder), self.executor.results)
+                self.outcome.recorded.append(job.record)
+                summary = read_json(job.record)["summary"]
+                accuracy = summary.get("test_accuracy", summary.get("accuracy"))
+                text = f"test accuracy {100 * accuracy:.2f} %, {job.record}"
         except Exception as error:  # Whatever is wrong with one run, the others go on.
-            self.fail(task, str(error) or repr(error))
+            self.fail(job, str(error) or repr(error))
         else:
-            self.outcome.recorded.append(path)
-            accuracy = read_json(run.summary)["test_accuracy"]
-            self.display.ended(task, f"test accuracy {100 * accuracy:.2f} %, {path}")
+            self.display.ended(job, text)
 
-    def fail(self, task: Task, reason: str) -> None:
-        """Note that a run came to nothing."""
-        self.outcome.failed[task.title] = reason
-        self.display.ended(task, f"failed: {reason}")
+    def fail(self, job: Job, reason: str) -> None:
+        """Note that a job came to nothing."""
+        self.outcome.failed[job.title] = reason
+        self.display.ended(job, f"failed: {reason}")
 
 
-def train_command(task: Task, data_root: Path) -> list[str]:
-    """The command that begins or continues a run."""
-    start, data = [*PROGRAM, "train"], ["--data", str(data_root)]
-    if task.folder.exists():
-        return [*start, "--resume", str(task.folder), *data]
-    settings = ["--budget", repr(task.budget), "--seed", str(task.seed)]
-    settings += ["--threads", str(THREADS), "--out", str(task.folder)]
-    if task.precision != "auto":
-        settings += ["--precision", task.precision]
-    return [*start, task.name, *settings, *data]
-
-
-def log_file(task: Task) -> Path:
+def log_file(job: Job) -> Path:
     """What a run prints goes beside its folder."""
-    return task.folder.with_name(f"{task.folder.name}.log")
+    return job.folder.with_name(f"{job.folder.name}.log")
 
 
 def launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import cast
 
 import torch
 
-from neural_similarity.lab.paper.few_shot_records import FOLDER, Evaluation, read_evaluations
 from neural_similarity.lab.paper.markdown import signed
-from neural_similarity.lab.paper.records import budgets
-from neural_similarity.lab.paper.statistics import Interval, by_task
+from neural_similarity.lab.paper.records import Record, budgets, read_records
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
+from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation
+from neural_similarity.lab.tasks.few_shot.recipe import Classes, FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
+from neural_similarity.lab.train.statistics import Interval, by_task
 
 TITLE = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
 WAYS, QUERIES = 5, 15
@@ -135,7 +137,7 @@ class FewShotLine:
 
     row: FewShotRow
     """What the paper has."""
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[Record, ...]
     """Ours."""
     differences: tuple[str, ...]
     """To the rows of `COMPARED` on the same tasks, seeds and classes, in points."""
@@ -150,6 +152,15 @@ class FewShotLine:
         """How many there are, and the deviation between them from two on."""
         values = [100 * one.summary["accuracy"] for one in self.evaluations]
         return f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
+
+
+def _of(record: Record) -> Evaluation:
+    """What was evaluated, as every record of few-shot learning tells."""
+    return cast(Evaluation, record.evaluation)
+
+
+def _classes(record: Record) -> Classes:
+    return cast(FewShotRecipe, record.recipe).train_on
 
 
 def few_shot_markdown(results: Path, budget: float | None = None) -> str:
@@ -195,7 +206,7 @@ _NOTE = (
 
 def _budgets(row: FewShotRow, shots: int, results: Path) -> list[float]:
     """Those at which the row has evaluations."""
-    known = map(float, budgets(results / FOLDER, [row.recipe_for(shots)]))
+    known = map(float, budgets(results, [row.recipe_for(shots)]))
     return [budget for budget in known if _groups(row, shots, results, budget)]
 
 
@@ -218,23 +229,23 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
         f"{accuracy.mean:.2f} ± {accuracy.reach:.2f}",
         *line.differences,
         f"{first.summary['parameters'] / 1e3:,.1f} k",
-        first.config.train_on,
+        _classes(first),
         _budget(first),
-        f"{fmean(one.checkpoint['step'] for one in line.evaluations):,.0f}",
+        f"{fmean(_of(one).checkpoint['step'] for one in line.evaluations):,.0f}",
         " and ".join(sorted({one.environment["precision"] for one in line.evaluations})),
-        first.statistics,
-        f"{first.tasks['count']:,}",
+        _of(first).statistics,
+        f"{_of(first).tasks['count']:,}",
         line.seeds,
     )
 
 
-def _budget(one: Evaluation) -> str:
+def _budget(one: Record) -> str:
     """That of the run, and that of the run it started from where it is another."""
     start = _start_budget(one)
     return f"{one.budget:g}" + (f" (start: {start:g})" if start != one.budget else "")
 
 
-def _start_budget(one: Evaluation) -> float:
+def _start_budget(one: Record) -> float:
     return (one.start or {}).get("budget", one.budget)
 
 
@@ -251,49 +262,52 @@ def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[Fe
     return lines
 
 
-def _comparable(ours: Evaluation, groups: dict[Hashable, list[Evaluation]]) -> list[Evaluation]:
+def _comparable(ours: Record, groups: dict[Hashable, list[Record]]) -> list[Record]:
     """Those of the same classes and tasks: of one seed and data, the first are the same."""
     facts = ("part", "seed")
     return [
         one
         for group in groups.values()
         for one in group
-        if one.statistics == "running"
-        and one.config.train_on == ours.config.train_on
-        and one.data == ours.data
-        and all(one.tasks[fact] == ours.tasks[fact] for fact in facts)
-        and (one.tasks["digest"] == ours.tasks["digest"]) == (len(one.correct) == len(ours.correct))
+        if _of(one).statistics == "running"
+        and _classes(one) == _classes(ours)
+        and one.data["digest"] == ours.data["digest"]
+        and all(_of(one).tasks[fact] == _of(ours).tasks[fact] for fact in facts)
+        and (_of(one).tasks["digest"] == _of(ours).tasks["digest"])
+        == (len(one.correct) == len(ours.correct))
     ]
 
 
 def _groups(
     row: FewShotRow, shots: int, results: Path, budget: float
-) -> dict[Hashable, list[Evaluation]]:
+) -> dict[Hashable, list[Record]]:
     """Evaluations on test classes by classes of training, statistics, tasks and start."""
     sizes = TaskSizes(ways=WAYS, shots=shots, queries=QUERIES)
-    groups: dict[Hashable, list[Evaluation]] = {}
-    for one in _longest(read_evaluations(results, row.recipe_for(shots), budget)):
-        if (one.method, one.sizes, one.tasks["part"]) == (row.method, sizes, "test"):
-            tasks = one.tasks["digest"]
-            key = (one.config.train_on, one.statistics, tasks, _start_budget(one))
+    groups: dict[Hashable, list[Record]] = {}
+    for one in _longest(read_records(results, row.recipe_for(shots), budget)):
+        of = _of(one)
+        if (of.method, of.sizes, of.tasks["part"]) == (row.method, sizes, "test"):
+            tasks = of.tasks["digest"]
+            key = (_classes(one), _of(one).statistics, tasks, _start_budget(one))
             groups.setdefault(key, []).append(one)
     return groups
 
 
-def _longest(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+def _longest(evaluations: Iterable[Record]) -> list[Record]:
     """Of those that differ in the number of tasks alone, the one of most."""
-    longest: dict[str, Evaluation] = {}
-    for one in sorted(evaluations, key=lambda one: one.tasks["count"]):
-        longest[replace(one, tasks=one.tasks | {"count": 0}).name] = one
+    longest: dict[str, Record] = {}
+    for one in sorted(evaluations, key=lambda one: _of(one).tasks["count"]):
+        of = replace(_of(one), tasks=_of(one).tasks | {"count": 0})
+        longest[of.name(_classes(one), one.seed)] = one
     return list(longest.values())
 
 
-def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> str:
+def _difference(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
     """Over the common seeds, and how many they are where they are not all; "" without any."""
-    seeds = {one.config.seed for one in ours} & {one.config.seed for one in theirs}
+    seeds = {one.seed for one in ours} & {one.seed for one in theirs}
     if not seeds:
         return ""
-    pair = [[one for one in side if one.config.seed in seeds] for side in (ours, theirs)]
+    pair = [[one for one in side if one.seed in seeds] for side in (ours, theirs)]
     count = min(len(one.correct) for side in pair for one in side)
     ours_mean, theirs_mean = (100 * _mean(side)[:count] for side in pair)
     difference = by_task(ours_mean - theirs_mean)
@@ -301,7 +315,7 @@ def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation]) -> str
     return text if len(seeds) == len(ours) else f"{text} (n = {len(seeds)})"
 
 
-def _mean(evaluations: Sequence[Evaluation]) -> torch.Tensor:
+def _mean(evaluations: Sequence[Record]) -> torch.Tensor:
     """Accuracy of each task that all have, averaged over the evaluations."""
     count = min(len(one.correct) for one in evaluations)
-    return torch.stack([one.accuracies[:count] for one in evaluations]).mean(0)
+    return torch.stack([_of(one).accuracies[:count] for one in evaluations]).mean(0)

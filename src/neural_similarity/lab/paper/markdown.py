@@ -3,9 +3,9 @@
 from neural_similarity.lab.data import imagenet
 from neural_similarity.lab.paper.records import Record, commits_of
 from neural_similarity.lab.paper.report import Line, PanelReport, Report, StepCosts
-from neural_similarity.lab.paper.statistics import Interval
 from neural_similarity.lab.paper.tables import Row
 from neural_similarity.lab.train.progress import clock
+from neural_similarity.lab.train.statistics import Interval
 
 BETTER = {"error": "lower is better", "accuracy": "higher is better"}
 MINUS = "−"
@@ -158,7 +158,7 @@ def _other_precisions(report: PanelReport) -> str:
 
 def _other_classes(report: PanelReport) -> str:
     """A warning where runs in ImageNet's layout are not on ImageNet."""
-    counts = {r.classes for r in report.records if r.recipe.dataset == imagenet.NAME}
+    counts = {r.data.get("classes") for r in report.records if r.recipe.dataset == imagenet.NAME}
     others = sorted(str(count) for count in counts - {IMAGENET_CLASSES})
     return f" On {', '.join(others)} classes, not on ImageNet's 1,000." if others else ""
 

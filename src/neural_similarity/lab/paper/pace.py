@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from neural_similarity import models
-from neural_similarity.lab.paper.records import read_record
-from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.paper.records import Record, read_record, records_folder
+from neural_similarity.lab.recipes import NAMED
 from neural_similarity.lab.recipes.released import SUFFIX
 from neural_similarity.lab.train import Recipe, Runtime, choose_runtime
 from neural_similarity.lab.train.environment import cpu_name, device_name
@@ -50,7 +50,7 @@ def paces(names: Iterable[str], results: Path, precision: PrecisionChoice) -> di
     device = {"cpu": cpu_name(), "device": device_name(runtime.device)}
     here = device | {"threads": THREADS, "precision": runtime.precision}
     return {
-        name: _recorded(results, name, here) or _by_multiplications(RECIPES[name], runtime)
+        name: _recorded(results, name, here) or _by_multiplications(NAMED[name], runtime)
         for name in names
     }
 
@@ -60,15 +60,30 @@ def _recorded(results: Path, name: str, here: dict[str, Any]) -> Pace | None:
 
     A released variant without records is taken to be as fast as the recipe that it is one of.
     """
-    records = [read_record(path) for path in (results / name).glob("*/*.json")]
     found = [
-        r.summary["seconds"] / r.summary["steps"]
-        for r in records
-        if r.environment.items() >= here.items()
+        record.training["seconds"] / record.training["steps"]
+        for record in _records(name, results)
+        if record.environment.items() >= here.items()
     ]
     if not found and name.endswith(SUFFIX):
         return _recorded(results, name.removesuffix(SUFFIX), here)
     return Pace(median(found)) if found else None
+
+
+def evaluation_pace(name: str, method: str, results: Path) -> Pace:
+    """Seconds per task of evaluating a method: the median of its records, or unknown, 0."""
+    found = [
+        record.summary["seconds"] / len(record.correct)
+        for record in _records(name, results)
+        if record.evaluation is not None and record.evaluation.method == method
+    ]
+    return Pace(median(found)) if found else Pace(0.0, rough=True)
+
+
+def _records(name: str, results: Path) -> list[Record]:
+    """Those of a recipe at any budget."""
+    folder = records_folder(results, name, 1.0).parent
+    return [read_record(path) for path in folder.glob("*/*.json")]
 
 
 def _by_multiplications(recipe: Recipe, runtime: Runtime) -> Pace:
@@ -76,7 +91,7 @@ def _by_multiplications(recipe: Recipe, runtime: Runtime) -> Pace:
     with torch.device("meta"):
         network = build_network(recipe, classes)
     count = macs(network, channels, *2 * (recipe.image_size or size,))
-    return Pace(recipe.batch_size * count * seconds_per_mac(runtime), rough=True)
+    return Pace(recipe.images_per_step * count * seconds_per_mac(runtime), rough=True)
 
 
 @cache

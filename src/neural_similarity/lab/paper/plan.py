@@ -1,49 +1,139 @@
-"""Which runs a table lacks, in which order they go, and how long they take."""
+"""What a table lacks: which runs, in which order they go, and how long they take."""
 
 import heapq
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from neural_similarity.choices import require_count
 from neural_similarity.lab.data.prefetch import cores
-from neural_similarity.lab.paper.pace import Pace, paces
-from neural_similarity.lab.paper.records import budget_name, overridden, read_records, record_path
+from neural_similarity.lab.paper import few_shot_table
+from neural_similarity.lab.paper.pace import THREADS, Pace, evaluation_pace, paces
+from neural_similarity.lab.paper.recording import evaluate_words, overridden
+from neural_similarity.lab.paper.records import (
+    budget_name,
+    read_placed,
+    records_folder,
+)
 from neural_similarity.lab.paper.tables import Table
-from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train import Run, RunError, choose_runtime, read_run
+from neural_similarity.lab.recipes import NAMED, RECIPES
+from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.session import open_run
+from neural_similarity.lab.tasks.few_shot.evaluation import EVALUATIONS, evaluation_name
+from neural_similarity.lab.tasks.few_shot.methods import METHODS
+from neural_similarity.lab.tasks.few_shot.recipe import Classes
+from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
+from neural_similarity.lab.train import Run, RunError, choose_runtime
 from neural_similarity.lab.train.checkpoint import checkpoints, step_of
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import scaled
+from neural_similarity.lab.train.run import SUMMARY
 from neural_similarity.lab.train.runtime import PrecisionChoice
 
 State = Literal["new", "interrupted", "finished"]
-"""How far a run is that has no record."""
+"""How far a job is that has no record."""
+TASK_SEED = 0
+TRAIN_ALONE: tuple[Classes, ...] = ("train",)
+"""The classes of MAML, ANIL and meta-learned NSN, whose classifier has a learned start; the paper
+trains static and dynamic NSN on validation classes as well."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A run whose record is missing."""
+@dataclass(frozen=True)
+class Key:
+    """What tells a run from others of its budget."""
 
     name: str
     """Name of the recipe."""
-    budget: float
-    """Share of its steps."""
     seed: int
     """Seed."""
+    train_on: Classes = "train"
+    """Base classes, of few-shot learning."""
+
+    def __str__(self) -> str:
+        classes = "" if self.train_on == "train" else f" on {self.train_on}"
+        return f"{self.name} seed {self.seed}{classes}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A record that a table asks for."""
+
+    run: Key
+    """The run that it is of."""
+    method: str | None = None
+    """What is evaluated, of few-shot learning."""
+    shots: int = 0
+    """Of the tasks on which that is."""
+
+    def __str__(self) -> str:
+        if self.method is None:
+            return f"{self.run}"
+        shots = "1 shot" if self.shots == 1 else f"{self.shots} shots"
+        return (
+            f"{self.run.name} seed {self.run.seed} on {self.run.train_on}: {self.method}, {shots}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What all runs of a plan share."""
+
+    budget: float
+    """Share of every recipe's steps."""
+    results: Path
+    """Folder of the records."""
+    runs: Path
+    """Folder of the run folders."""
+    precision: PrecisionChoice = "auto"
+    """Of runs that are to begin: "auto" (what is faster here), "bf16" or "fp32"."""
+    tasks: int = 2_000
+    """Number of test tasks of an evaluation."""
+    processes: int = 1
+    """How many evaluate."""
+
+    def folder(self, key: Key) -> Path:
+        """The folder in which a run takes place."""
+        suffix = "" if key.train_on == "train" else "-all"
+        return self.runs / f"{key.name}-{budget_name(self.budget)}-seed{key.seed}{suffix}"
+
+    def record(self, one: Wanted) -> Path:
+        """Where a record lies."""
+        return records_folder(self.results, one.run.name, self.budget) / self.file(one)
+
+    def file(self, one: Wanted) -> str:
+        """The file name of a record, and of an evaluation by the method's own statistics."""
+        key = one.run
+        if one.method is None:
+            return f"{key.seed}.json"
+        facts = {"part": "test", "count": self.tasks, "seed": TASK_SEED}
+        of = one.method, key.train_on, METHODS[one.method].statistics, key.seed
+        return f"{evaluation_name(of, sizes(one.shots), facts)}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A process of a plan: it trains a run, or evaluates one."""
+
+    title: str
+    """What it does."""
     folder: Path
-    """The run folder, there already unless `state` is "new"."""
-    record: Path
-    """The record to write."""
+    """The run folder."""
+    words: tuple[str, ...]
+    """What `nsim` takes to begin it."""
+    after: tuple[str, ...] = ()
+    """Titles of jobs that must be done before."""
+    product: Path
+    """The file whose presence means that it is done."""
+    record: Path | None
+    """The record to write then, if there is one."""
     state: State
-    """Whether the run is to begin, to go on, or only to be recorded."""
-    precision: PrecisionChoice
-    """What to compute in, if it is to begin; "auto" leaves it to the recipe."""
+    """Whether it is to begin, to go on, or only to be recorded."""
     steps: int
-    """Steps of the whole run."""
-    done: int
+    """Steps of the whole run, or tasks of the evaluation."""
+    done: int = 0
     """Steps that the newest checkpoint has behind it."""
     seconds: float
     """Time that the remaining steps take."""
@@ -51,61 +141,66 @@ class Task:
     """Whether that is by multiplications, and not by earlier runs of the recipe."""
 
     @property
-    def title(self) -> str:
-        """Recipe and seed."""
-        return f"{self.name} seed {self.seed}"
+    def unit(self) -> str:
+        """What `steps` counts."""
+        return "step" if self.words[0] == "train" else "task"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is to be done for a table."""
 
-    tasks: tuple[Task, ...]
-    """Missing runs in the order in which they go."""
+    jobs: tuple[Job, ...]
+    """In the order in which they begin."""
+    lacking: tuple[Wanted, ...]
+    """What has no record."""
     recorded: int
-    """Runs that have a record."""
-    without_recipe: tuple[str, ...]
-    """Names of rows that cannot be run."""
+    """How much has one."""
 
 
-def make_plan(
-    table: Table,
-    *,
-    seeds: Sequence[int],
-    budget: float,
-    results: Path,
-    runs: Path,
-    only: Sequence[str] = (),
-    precision: PrecisionChoice = "auto",
-) -> Plan:
-    """The runs of a table that have no record: all rows of a seed, then those of the next.
+def wanted_runs(table: Table, seeds: Sequence[int], only: Sequence[str] = ()) -> list[Wanted]:
+    """The records of a table of recognition: all rows of a seed, then those of the next.
 
     Args:
-        table: a table of the paper.
+        table: a table of the paper; its rows without a recipe are left out.
         seeds: seeds of every row.
-        budget: share of every recipe's steps.
-        results: folder of the records.
-        runs: folder of the run folders.
         only: patterns such as "cifar10-*"; rows whose recipe matches none are left out.
-        precision: of runs that are to begin: "auto" (what is faster here), "bf16" or "fp32".
 
     Raises:
-        ValueError: a pattern matches no row, or a record cannot be used.
-        RunError: a run folder that would be used holds another run.
+        ValueError: a pattern matches no row.
     """
-    names = chosen(table, only)
-    ready = [name for name in names if name in RECIPES]
-    recorded = {name: read_records(results, name, budget) for name in ready}
-    missing = [(name, seed) for seed in seeds for name in ready if seed not in recorded[name]]
-    pace = paces(dict(missing), results, precision)
-    tasks = (
-        _task(name, budget, seed, (results, runs), precision, pace[name]) for name, seed in missing
-    )
-    return Plan(
-        tasks=tuple(tasks),
-        recorded=len(ready) * len(seeds) - len(missing),
-        without_recipe=tuple(name for name in names if name not in RECIPES),
-    )
+    names = [name for name in chosen(table, only) if name in RECIPES]
+    return [Wanted(Key(name, seed)) for seed in seeds for name in names]
+
+
+def wanted_evaluations(
+    seeds: Sequence[int], shots: Sequence[int], only: Sequence[str] = ()
+) -> list[Wanted]:
+    """All of Table 6: its rows by seed, shots and, but for those of `TRAIN_ALONE`, classes.
+
+    Args:
+        seeds: of every run.
+        shots: of the tasks, those of the table or some of them.
+        only: patterns such as "mini-cnn4*"; recipes that match none are left out.
+
+    Raises:
+        ValueError: a pattern matches no recipe, or the table has no tasks of so many shots.
+    """
+    if wrong := [count for count in shots if count not in few_shot_table.SHOTS]:
+        raise ValueError(f"`shots` must be among {few_shot_table.SHOTS}, got {wrong[0]}")
+    places = [
+        (row.recipe_for(count), row.method, count)
+        for row in chain(*few_shot_table.PANELS.values())
+        for count in shots
+    ]
+    names = matching([name for name, *_ in places], only)
+    return [
+        Wanted(Key(name, seed, train_on), method, count)
+        for seed in seeds
+        for name, method, count in places
+        if name in names
+        for train_on in (TRAIN_ALONE if METHODS[method].fixed_ways else get_args(Classes))
+    ]
 
 
 def chosen(table: Table, only: Sequence[str]) -> list[str]:
@@ -132,9 +227,25 @@ def matching(recipes: Iterable[str], only: Sequence[str]) -> list[str]:
     return [name for name in names if not only or any(fnmatchcase(name, p) for p in only)]
 
 
-def run_folder(runs: Path, name: str, budget: float, seed: int) -> Path:
-    """The folder in which a table's run takes place."""
-    return runs / f"{name}-{budget_name(budget)}-seed{seed}"
+def make_plan(wanted: Sequence[Wanted], scope: Scope) -> Plan:
+    """The runs to train and to evaluate for what has no record, in the order of `wanted`.
+
+    Raises:
+        ValueError: a record cannot be used.
+        RunError: a run folder that would be used holds another run.
+    """
+    lacking = [one for one in wanted if not _recorded(one, scope)]
+    pace = paces({one.run.name for one in lacking}, scope.results, scope.precision)
+    jobs: dict[str, Job] = {}
+    for one in lacking:
+        for key in _needed(one, scope):
+            if f"{key}" not in jobs and (job := _training(key, one, scope, pace)):
+                jobs[job.title] = job
+        if one.method is not None:
+            job = _evaluation(one, one.method, scope)
+            jobs[job.title] = job
+    ordered = [_after(job, jobs) for job in jobs.values()]
+    return Plan(jobs=tuple(ordered), lacking=tuple(lacking), recorded=len(wanted) - len(lacking))
 
 
 def side_by_side() -> int:
@@ -143,71 +254,136 @@ def side_by_side() -> int:
     return min(2, cores()) if on_cpu else 1
 
 
-def makespan(tasks: Iterable[Task], jobs: int) -> float:
-    """Seconds until all tasks are done, `jobs` at a time.
+def makespan(jobs: Iterable[Job], places: int) -> float:
+    """Seconds until all jobs are done, `places` at a time, whatever they wait for.
 
-    Tasks begin in their order, each as soon as a place is free.
+    Jobs begin in their order, each as soon as a place is free.
 
     Raises:
-        ValueError: `jobs` is below 1.
+        ValueError: `places` is below 1.
     """
-    require_count("jobs", jobs)
-    ends = [0.0] * jobs
-    for task in tasks:
-        heapq.heapreplace(ends, ends[0] + task.seconds)
+    require_count("jobs", places)
+    ends = [0.0] * places
+    for job in jobs:
+        heapq.heapreplace(ends, ends[0] + job.seconds)
     return max(ends)
 
 
-def _task(
-    name: str,
-    budget: float,
-    seed: int,
-    folders: tuple[Path, Path],
-    precision: PrecisionChoice,
-    pace: Pace,
-) -> Task:
-    results, runs = folders
-    folder = run_folder(runs, name, budget, seed)
-    steps = scaled(RECIPES[name], budget).steps
+def sizes(shots: int) -> TaskSizes:
+    """Those of Table 6's tasks."""
+    return TaskSizes(ways=few_shot_table.WAYS, shots=shots, queries=few_shot_table.QUERIES)
+
+
+def require_same(run: Run, key: Key, budget: float) -> None:
+    """Refuse a folder that holds another run than the one it is named after."""
+    changed = overridden(run)
+    if getattr(run.recipe, "train_on", "train") != key.train_on:
+        changed += ["train_on"]
+    if (run.name, run.budget, run.recipe.seed) != (key.name, budget, key.seed):
+        changed = ["recipe, budget or seed"]
+    if changed:
+        raise RunError(
+            f"{run.path} holds another run than {key.name} with seed {key.seed} at budget "
+            f"{budget:g}: it differs in {', '.join(changed)}; move it away or name another folder "
+            "with --runs"
+        )
+
+
+def _recorded(one: Wanted, scope: Scope) -> bool:
+    path = scope.record(one)
+    return path.exists() and bool(read_placed(path, one.run.name, scope.budget))
+
+
+def _before(key: Key) -> list[Key]:
+    """The runs that one builds on: where it starts, what it retrains."""
+    starts = [Key(STARTS[key.name], key.seed, key.train_on)] if key.name in STARTS else []
+    return starts if key.train_on == "train" else [*starts, Key(key.name, key.seed)]
+
+
+def _needed(one: Wanted, scope: Scope) -> list[Key]:
+    """The runs that a record takes, its own last.
+
+    What a run is built on is not needed any more once it has begun.
+    """
+
+    def visit(key: Key) -> Iterator[Key]:
+        for before in () if scope.folder(key).exists() else _before(key):
+            yield from visit(before)
+        yield key
+
+    return list(dict.fromkeys(visit(one.run)))
+
+
+def _training(key: Key, one: Wanted, scope: Scope, pace: dict[str, Pace]) -> Job | None:
+    """The job that trains a run; None where that is finished and its evaluation is the record."""
+    folder, recipe = scope.folder(key), scaled(NAMED[key.name], scope.budget)
+    speed = pace.get(key.name) or paces([key.name], scope.results, scope.precision)[key.name]
     state, done = "new", 0
+    steps = recipe.steps
     if folder.exists():
-        run = read_run(folder)
-        require_same(run, name, budget, seed, overridden(name, budget, run.recipe))
+        run = open_run(folder)
+        require_same(run, key, scope.budget)
+        steps = run.recipe.steps
         state = "finished" if run.summary.exists() else "interrupted"
         done = steps if state == "finished" else _steps_saved(run)
-        pace = _own_pace(run) or pace
-    return Task(
-        name=name,
-        budget=budget,
-        seed=seed,
+        speed = _own_pace(run) or speed
+    if state == "finished" and one.method is not None:
+        return None
+    return Job(
+        title=f"{key}",
         folder=folder,
-        record=record_path(results, name, budget, seed),
+        words=tuple(_words(key, scope)),
+        after=tuple(f"{before}" for before in _before(key)),
+        product=folder / SUMMARY,
+        record=scope.record(one) if one.method is None else None,
         state=state,
-        precision=precision,
         steps=steps,
         done=done,
-        seconds=pace.seconds * (steps - done),
+        seconds=speed.seconds * (steps - done),
+        rough=speed.rough,
+    )
+
+
+def _words(key: Key, scope: Scope) -> Iterator[str]:
+    """What `nsim` takes to begin a run."""
+    yield "train"
+    if key.train_on == "train":
+        yield from (key.name, "--budget", repr(scope.budget), "--seed", f"{key.seed}")
+        yield from ("--threads", f"{THREADS}")
+        if scope.precision != "auto":
+            yield from ("--precision", scope.precision)
+    else:
+        yield from ("--retrain", f"{scope.folder(Key(key.name, key.seed))}")
+    if key.name in STARTS:
+        yield from ("--start", f"{scope.folder(Key(STARTS[key.name], key.seed, key.train_on))}")
+    yield from ("--out", f"{scope.folder(key)}")
+
+
+def _evaluation(one: Wanted, method: str, scope: Scope) -> Job:
+    folder = scope.folder(one.run)
+    product = folder / EVALUATIONS / scope.file(one)
+    pace = evaluation_pace(one.run.name, method, scope.results)
+    state: State = "finished" if product.exists() else "new"
+    words = evaluate_words(f"{folder}", method, sizes(one.shots), scope.tasks, TASK_SEED, "test")
+    if scope.processes > 1:
+        words += ["--processes", f"{scope.processes}"]
+    return Job(
+        title=f"{one}",
+        folder=folder,
+        words=tuple(words),
+        after=(f"{one.run}",),
+        product=product,
+        record=scope.record(one),
+        state=state,
+        steps=scope.tasks,
+        seconds=0.0 if state == "finished" else pace.seconds * scope.tasks,
         rough=pace.rough,
     )
 
 
-def require_same(run: Run, name: str, budget: float, seed: int, changed: Sequence[str]) -> None:
-    """Refuse a folder that holds another run than the one it is named after.
-
-    Args:
-        run: what it holds.
-        name: of the recipe.
-        budget: share of its steps.
-        seed: of the run.
-        changed: fields in which the run is not one of the recipe.
-    """
-    if (run.name, run.budget, run.recipe.seed) != (name, budget, seed):
-        changed = ["recipe, budget or seed"]
-    if changed:
-        raise RunError(
-            f"{run.path} holds another run than {name} with seed {seed} at budget {budget:g}: it "
-            f"differs in {', '.join(changed)}; move it away or name another folder with --runs"
-        )
+def _after(job: Job, jobs: dict[str, Job]) -> Job:
+    """The job, after those of the plan alone."""
+    return replace(job, after=tuple(title for title in job.after if title in jobs))
 
 
 def _steps_saved(run: Run) -> int:

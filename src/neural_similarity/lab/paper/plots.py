@@ -5,7 +5,7 @@ from typing import Any
 
 from neural_similarity.lab.paper.markdown import BETTER, cost, interval, ours, paper_change
 from neural_similarity.lab.paper.report import Line, PanelReport, Report
-from neural_similarity.lab.paper.statistics import Interval
+from neural_similarity.lab.train.statistics import Interval
 
 PAPER, SEED, IMAGE = "tab:orange", "tab:blue", "tab:gray"
 SHIFT = 0.12

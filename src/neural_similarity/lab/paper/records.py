@@ -1,4 +1,8 @@
-"""Run records, `results/<recipe>/<budget>/<seed>.json`: what the tables are built from."""
+"""Run records: what the tables are built from.
+
+`results/<recipe>/<budget>/<seed>.json` is a run of recognition,
+`results/fewshot/<recipe>/<budget>/<what was evaluated>.json` an evaluation of a few-shot run.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,17 +11,25 @@ from typing import Any
 
 from torch import Tensor
 
-from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.recipes import NAMED
+from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
 from neural_similarity.lab.train import Recipe, unpack_correct
 from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.recipe import MACHINE, differing, recipe_from_json, scaled
 
+FEW_SHOT_FOLDER = "fewshot"
+FREE = ("seed", "start", *MACHINE)
+"""Fields with which a run is one of its recipe whatever they are."""
+RETRAINED = ("train_on", "select_on", "steps", "drops")
+"""Fields that training on validation classes as well changes."""
 DIRTY = "-dirty"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
-    """A finished run of a named recipe with nothing overridden."""
+    """A finished run of a named recipe with nothing overridden, and what it was scored on."""
 
     path: Path
     """The file."""
@@ -31,24 +43,49 @@ class Record:
     """Version, commits, and whether files differed from a commit."""
     environment: dict[str, Any]
     """Machine, versions, device and precision."""
-    digest: str
-    """Digest of the data set."""
-    classes: int | None
-    """How many it has, where the record says it."""
+    data: dict[str, Any]
+    """Name and digest of the data set; how many classes, where the record says it."""
+    training: dict[str, Any]
+    """Summary of the training: steps, seconds, parameters."""
     summary: dict[str, Any]
-    """Test scores, parameters, MACs, steps, seconds, command."""
+    """Scores."""
     correct: Tensor
-    """Which test images were right; boolean (n,)."""
+    """Which test images were right, boolean; or how many queries of each task."""
+    evaluation: Evaluation | None = None
+    """Of a few-shot run: what was evaluated."""
+    start: dict[str, Any] | None = None
+    """Recipe, seed, classes and budget of the run that training started from, and SHA-256 of its
+    weights, by which its own evaluations are known."""
+    retrained: dict[str, Any] | None = None
+    """The step that was chosen on validation classes, and how many times more images there are,
+    where training was anew on both; older records do not say."""
 
     @property
     def seed(self) -> int:
         """The run's seed."""
         return self.recipe.seed
 
+    @property
+    def stem(self) -> str:
+        """What the file is called, without .json."""
+        return _stem(self.recipe, self.evaluation)
+
+
+def _stem(recipe: Recipe, evaluation: Evaluation | None) -> str:
+    if isinstance(recipe, FewShotRecipe) and evaluation is not None:
+        return evaluation.name(recipe.train_on, recipe.seed)
+    return f"{recipe.seed}"
+
+
+def records_folder(results: Path, name: str, budget: float) -> Path:
+    """Where the records of a recipe at a budget lie."""
+    few_shot = isinstance(NAMED.get(name), FewShotRecipe)
+    return (results / FEW_SHOT_FOLDER if few_shot else results) / name / budget_name(budget)
+
 
 def record_path(results: Path, name: str, budget: float, seed: int) -> Path:
-    """Where the record of a run lies."""
-    return results / name / budget_name(budget) / f"{seed}.json"
+    """Where the record of a run of recognition lies."""
+    return records_folder(results, name, budget) / f"{seed}.json"
 
 
 def commits_of(environment: dict[str, Any]) -> list[str]:
@@ -63,38 +100,61 @@ def budget_name(budget: float) -> str:
     return repr(float(budget)).removesuffix(".0")
 
 
-def overridden(name: str, budget: float, recipe: Recipe) -> list[str]:
+def changed_fields(
+    name: str,
+    budget: float,
+    recipe: Recipe,
+    start: dict[str, Any] | None = None,
+    retrained: dict[str, Any] | None = None,
+) -> list[str]:
     """The fields in which `recipe` is not the named one at `budget`, whatever seed and machine.
 
-    Raises:
-        ValueError: no recipe has that name.
+    A few-shot recipe must start from a run of `STARTS` of the same seed and classes; of which
+    budget that was, the record tells. On training and validation classes it has as many steps as
+    were chosen, where `retrained` tells.
     """
-    if name not in RECIPES:
-        raise ValueError(f"`name` must be that of a recipe, got {name!r}")
-    return differing(recipe, scaled(RECIPES[name], budget), free=("seed", *MACHINE))
+    original, free = scaled(NAMED[name], budget), FREE
+    own: dict[str, Any] = {"recipe": STARTS.get(name)}
+    if isinstance(recipe, FewShotRecipe) and isinstance(original, FewShotRecipe):
+        if retrained is not None:
+            original = retraining(original, **retrained)
+        elif recipe.train_on == "train+val":
+            free = FREE + RETRAINED
+        own |= {"seed": recipe.seed, "classes": recipe.train_on} if start else {}
+    found = start or {"recipe": None}
+    changed = [] if all(found.get(key, value) == value for key, value in own.items()) else ["start"]
+    return changed + differing(recipe, original, free)
 
 
-def read_records(results: Path, name: str, budget: float) -> dict[int, Record]:
-    """The records of a recipe at a budget by seed, in the order of the seeds.
+def read_records(results: Path, name: str, budget: float) -> list[Record]:
+    """The records of a recipe at a budget, in the order of their files' names.
 
     Raises:
         ValueError: a file is damaged, lies in another record's place, or was made when the recipe
             had other settings.
     """
-    folder = record_path(results, name, budget, 0).parent
-    found = [read_record(path) for path in folder.glob("*.json")]
-    for record in found:
-        if record.path != record_path(results, record.name, record.budget, record.seed):
-            raise ValueError(
-                f"{record.path} holds the record of {record.name}, budget {record.budget:g}, "
-                f"seed {record.seed}; move it there or delete it"
-            )
-        if changed := overridden(name, budget, record.recipe):
-            raise ValueError(
-                f"{record.path} was made with other settings than {name} has now "
-                f"({', '.join(changed)}); delete it to have it run again"
-            )
-    return {record.seed: record for record in sorted(found, key=lambda record: record.seed)}
+    files = sorted(records_folder(results, name, budget).glob("*.json"))
+    return [read_placed(file, name, budget) for file in files]
+
+
+def read_placed(path: Path, name: str, budget: float) -> Record:
+    """The record in a file among those of a recipe at a budget.
+
+    Raises:
+        ValueError: as in `read_records`.
+    """
+    record = read_record(path)
+    if (record.name, record.budget, record.stem) != (name, budget, path.stem):
+        raise ValueError(
+            f"{path} holds {record.stem} of {record.name}, budget {record.budget:g}; move it there "
+            "or delete it"
+        )
+    if changed := changed_fields(name, budget, record.recipe, record.start, record.retrained):
+        raise ValueError(
+            f"{path} was made with other settings than {name} has now ({', '.join(changed)}); "
+            "delete it to have it run again"
+        )
+    return record
 
 
 def read_record(path: Path) -> Record:
@@ -105,21 +165,27 @@ def read_record(path: Path) -> Record:
     """
     try:
         content = read_json(path)
+        evaluation = Evaluation.from_json(content) if "tasks" in content else None
+        kind = Recipe if evaluation is None else FewShotRecipe
+        right = unpack_correct(content["correct"]) if evaluation is None else evaluation.correct
         record = Record(
             path=path,
             name=content["recipe"],
             budget=content["budget"],
-            recipe=recipe_from_json(content["config"]),
+            recipe=recipe_from_json(content["config"], kind),
             code=content["code"],
             environment=content["environment"],
-            digest=content["data"]["digest"],
-            classes=content["data"].get("classes"),
+            data=content["data"],
+            training=content.get("training", content["summary"]),
             summary=content["summary"],
-            correct=unpack_correct(content["correct"]),
+            correct=right,
+            evaluation=evaluation,
+            start=content.get("start"),
+            retrained=content.get("retrained"),
         )
-        right = record.correct.sum().item() / len(record.correct)
-        if right != record.summary["test_accuracy"]:
-            raise ValueError(f"its images say {right}, its summary {record.summary}")
+        share = right.sum().item() / len(right)
+        if evaluation is None and share != record.summary["test_accuracy"]:
+            raise ValueError(f"its images say {share}, its summary {record.summary}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as a run record: {error!r}") from error
     return record
@@ -131,7 +197,8 @@ def budgets(results: Path, names: Iterable[str]) -> list[str]:
     Raises:
         ValueError: a folder of records has another name.
     """
-    folders = {path.parent for name in names for path in (results / name).glob("*/*.json")}
+    parents = (records_folder(results, name, 1.0).parent for name in names)
+    folders = {path.parent for parent in parents for path in parent.glob("*/*.json")}
     return sorted({_budget(folder) for folder in folders}, key=float, reverse=True)
 
 

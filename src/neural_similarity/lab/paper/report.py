@@ -9,16 +9,16 @@ import torch
 
 from neural_similarity.lab.paper.costs import StepCosts
 from neural_similarity.lab.paper.records import Record, budget_name, budgets, read_records
-from neural_similarity.lab.paper.statistics import (
+from neural_similarity.lab.paper.tables import Metric, Panel, Row, Table
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.train.recipe import scaled
+from neural_similarity.lab.train.statistics import (
     LEAST_SEEDS,
     Interval,
     by_image,
     by_seed,
     mean_and_deviation,
 )
-from neural_similarity.lab.paper.tables import Metric, Panel, Row, Table
-from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train.recipe import scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +160,11 @@ def compare(
     return common, interval, by_image(images.tolist())
 
 
+def by_number(records: Iterable[Record]) -> dict[int, Record]:
+    """Records of recognition by their seeds, in that order."""
+    return {record.seed: record for record in sorted(records, key=lambda record: record.seed)}
+
+
 def _stacked(records: dict[int, Record], seeds: Sequence[int]) -> torch.Tensor:
     """Which images were right, (seeds, images) in float64."""
     return torch.stack([records[seed].correct for seed in seeds]).double()
@@ -169,7 +174,7 @@ def _panel(
     panel: Panel, budget: float, results: Path, costs: Mapping[str, Interval]
 ) -> PanelReport:
     names = {row.recipe for row in panel.rows if row.has_recipe}
-    records = {name: read_records(results, name, budget) for name in names}
+    records = {name: by_number(read_records(results, name, budget)) for name in names}
     _require_same_data(record for found in records.values() for record in found.values())
     baseline = records.get(panel.baseline.recipe, {})
     lines = []
@@ -191,7 +196,7 @@ def _panel(
 
 
 def _require_same_data(records: Iterable[Record]) -> None:
-    by_digest = {record.digest: record for record in records}
+    by_digest = {record.data["digest"]: record for record in records}
     if len(by_digest) > 1:
         paths = " and ".join(str(record.path) for record in by_digest.values())
         raise ValueError(f"`results` must be of the same data to be compared, got {paths}")

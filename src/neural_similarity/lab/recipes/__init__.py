@@ -1,5 +1,8 @@
 """Named recipes: one name per configuration; `nsim train NAME --field value` changes any field."""
 
+from collections import ChainMap
+from collections.abc import Mapping
+
 from neural_similarity.lab.recipes.cifar import CIFAR10, CIFAR100
 from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.lab.recipes.imagenet import IMAGENET
@@ -23,6 +26,9 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
 RECIPES: dict[str, Recipe] = {
     name: recipe for group in GROUPS.values() for name, (_, recipe) in group.items()
 }
+
+NAMED: Mapping[str, Recipe] = ChainMap(FEW_SHOT_RECIPES, RECIPES)  # type: ignore[arg-type]
+"""All recipes, of recognition and of few-shot learning, by name."""
 
 
 def in_variant(name: str, variant: str) -> str:
@@ -48,6 +54,7 @@ __all__ = [
     "FEW_SHOT",
     "FEW_SHOT_RECIPES",
     "GROUPS",
+    "NAMED",
     "RECIPES",
     "Recipe",
     "in_variant",

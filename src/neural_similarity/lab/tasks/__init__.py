@@ -1,1 +1,10 @@
-"""What a run learns."""
+"""What runs learn, one class a kind of run; the session trains them all alike."""
+
+from typing import Any
+
+from neural_similarity.lab.tasks.classification import ClassificationTask
+from neural_similarity.lab.tasks.few_shot.task import FewShotTask
+from neural_similarity.lab.train.task import Task
+
+TASKS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask)
+"""The kinds of runs; a recipe's class and a folder's `command` tell which it is."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import neural_similarity as ns
-from neural_similarity.lab.paper.statistics import mean_and_deviation
 from neural_similarity.lab.theory.measures import effective_rank, nuclear_norm
+from neural_similarity.lab.train.statistics import mean_and_deviation
 from neural_similarity.nn import SimilarityLayer, StaticSimilarity
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -4,7 +4,6 @@ from neural_similarity.lab.errors import Interrupted as Interrupted
 from neural_similarity.lab.errors import RunError as RunError
 from neural_similarity.lab.train.recipe import Recipe as Recipe
 from neural_similarity.lab.train.run import Run as Run
-from neural_similarity.lab.train.run import load as load
 from neural_similarity.lab.train.run import read_run as read_run
 from neural_similarity.lab.train.runtime import Runtime as Runtime
 from neural_similarity.lab.train.runtime import choose_runtime as choose_runtime
@@ -14,8 +13,4 @@ from neural_similarity.lab.train.scoring import pack_correct as pack_correct
 from neural_similarity.lab.train.scoring import predict as predict
 from neural_similarity.lab.train.scoring import score as score
 from neural_similarity.lab.train.scoring import unpack_correct as unpack_correct
-from neural_similarity.lab.train.session import PICTURED as PICTURED
-from neural_similarity.lab.train.session import draw_similarities as draw_similarities
-from neural_similarity.lab.train.session import load_data as load_data
-from neural_similarity.lab.train.session import resume as resume
-from neural_similarity.lab.train.session import train as train
+from neural_similarity.lab.train.task import Task as Task

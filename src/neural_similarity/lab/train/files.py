@@ -31,6 +31,23 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def layout(content: dict[str, Any]) -> str:
+    """JSON with an entry a line, so that records read and compare well in git."""
+    lines = (f"  {json.dumps(key)}: {_value(value)}" for key, value in content.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _value(value: Any) -> str:
+    if not value or not isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        entries = [f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()]
+    else:
+        entries = [json.dumps(entry) for entry in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n    " + ",\n    ".join(entries) + f"\n  {closing}"
+
+
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a name beside `path`; what was written there is flushed and renamed to `path`.

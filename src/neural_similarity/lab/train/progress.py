@@ -1,10 +1,15 @@
-"""What a run shows while it trains: a bar in a terminal, a few plain lines elsewhere."""
+"""What is shown while something runs: bars in a terminal, a few plain lines elsewhere."""
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from neural_similarity.lab.data.files import Progress as Count
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 LINES = 10
 
@@ -22,10 +27,10 @@ class Progress(Protocol):
 
 
 class Lines:
-    """About ten plain lines over a whole run."""
+    """About ten plain lines over a whole run, each behind `prefix`."""
 
-    def __init__(self, steps: int, start: int, stream: TextIO) -> None:
-        self.steps, self.start, self.stream = steps, start, stream
+    def __init__(self, steps: int, start: int, stream: TextIO, prefix: str = "") -> None:
+        self.steps, self.start, self.stream, self.prefix = steps, start, stream, prefix
         self.shown = start * LINES // steps
         self.began = time.monotonic()
 
@@ -39,37 +44,43 @@ class Lines:
         if tenth > self.shown and "loss" in record:
             self.shown = tenth
             left = (time.monotonic() - self.began) / (step - self.start) * (self.steps - step)
-            text = f"step {step}/{self.steps}  {describe(record)}  {clock(left)} left"
-            self.stream.write(text + "\n")
+            position = f"{self.prefix}step {step:,}/{self.steps:,}"
+            self.stream.write(f"{position}  {describe(record)}  {clock(left)} left\n")
             self.stream.flush()
 
 
 class Bar:
-    """A bar with loss, accuracy, speed and time left, redrawn in place."""
+    """A bar with loss, accuracy, speed and time left, one of `bars`."""
 
-    def __init__(self, steps: int, start: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-        )
-        self.bar = RichProgress(*columns, console=Console(stderr=True), speed_estimate_period=60)
-        self.task = self.bar.add_task("", total=steps, completed=start)
+    def __init__(self, bars: "RichProgress", title: str, steps: int, start: int = 0) -> None:
+        self.bars = bars
+        self.task = bars.add_task(title, total=steps, completed=start, text="")
 
     def stepped(self, step: int) -> None:
         """Move the bar."""
-        self.bar.update(self.task, completed=step)
+        self.bars.update(self.task, completed=step)
 
     def measured(self, record: dict[str, Any]) -> None:
         """Show the newest metrics."""
+        self.stepped(record["step"])
         if "loss" in record:
-            self.bar.update(self.task, description=describe(record))
+            self.bars.update(self.task, text=describe(record))
+
+
+def make_bars() -> "RichProgress":
+    """Bars on stderr, to be entered; disabled where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    text = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
+    console = Console(stderr=True)
+    return Progress(
+        *(*text, TextColumn("{task.fields[text]}"), TimeLeft()),
+        console=console,
+        disable=not console.is_terminal,
+        speed_estimate_period=600,
+    )
 
 
 @contextmanager
@@ -77,11 +88,28 @@ def show(title: str, steps: int, start: int) -> Iterator[Progress]:
     """Progress on stderr over `steps` steps, of which `start` are done already."""
     sys.stderr.write(f"{title}, from step {start:,}\n" if start else f"{title}\n")
     if sys.stderr.isatty():
-        bar = Bar(steps, start)
-        with bar.bar:
-            yield bar
+        with make_bars() as bars:
+            yield Bar(bars, "", steps, start)
     else:
         yield Lines(steps, start, sys.stderr)
+
+
+@contextmanager
+def counter(what: str) -> Iterator[Count]:
+    """A bar on stderr from the first count to the last, in a terminal only."""
+    bars = make_bars()
+    task = bars.add_task(what, text="")
+
+    def count(done: int, total: int | None) -> None:
+        bars.start()
+        bars.update(task, completed=done, total=total)
+        if done == total:
+            bars.stop()  # The terminal has room for one bar at a time, and training has its own.
+
+    try:
+        yield count
+    finally:
+        bars.stop()
 
 
 def describe(record: dict[str, Any]) -> str:

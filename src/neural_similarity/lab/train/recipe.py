@@ -167,6 +167,15 @@ class Recipe:
         self._require_what_fits_the_model()
         self._require_what_fits_the_data()
 
+    @property
+    def images_per_step(self) -> int:
+        """Images of an update."""
+        return self.batch_size
+
+    def folder(self, name: str) -> str:
+        """The usual name of a run's folder."""
+        return f"{name}-seed{self.seed}"
+
     def _require_known_names(self) -> None:
         require_known("dataset", self.dataset, self.DATASETS)
         require_known("model", self.model, MODELS)

@@ -15,7 +15,13 @@ from torch import nn
 from neural_similarity import models
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.train.checkpoint import WEIGHTS, checkpoints, newest
+from neural_similarity.lab.train.checkpoint import (
+    WEIGHTS,
+    checkpoints,
+    newest,
+    step_of,
+    weights_digest,
+)
 from neural_similarity.lab.train.files import new_folder, read_json, write_json
 from neural_similarity.lab.train.recipe import Recipe, recipe_from_json, recipe_to_json
 from neural_similarity.lab.train.runtime import Precision
@@ -105,6 +111,10 @@ class Run:
         torch.manual_seed(self.recipe.seed)
         return build_network(self.recipe, len(self.classes), **sizes | overrides)
 
+    def begin(self) -> nn.Module:
+        """The network that training starts from."""
+        return self.build()
+
 
 def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
     """A fresh network as `recipe` describes it.
@@ -125,7 +135,7 @@ def require_new(path: Path, command: str = Run.COMMAND) -> None:
     """Refuse a folder that is there already: a run never overwrites another."""
     if not path.exists():
         return
-    found = _command_of(path)
+    found = command_of(path)
     if found == command:
         hint = f"; continue it with `nsim train --resume {path}` or"
     else:
@@ -148,7 +158,7 @@ def require_same_data(run: Run, digest: str, root: str | Path) -> None:
         )
 
 
-def _command_of(path: Path) -> str | None:
+def command_of(path: Path) -> str | None:
     """The command that trained the run in a folder, or None where that holds no run."""
     try:
         return read_json(path / CONFIG).get("command", Run.COMMAND)
@@ -224,23 +234,22 @@ def _require_kind(path: Path, command: str, kind: type[Run]) -> None:
         raise RunError(f"{path} is a run of `{command}`, not of `{kind.COMMAND}`")
 
 
-def load(
-    run: str | Path | Run,
+def load_network(
+    run: Run,
     checkpoint: Literal["last", "best"] = "last",
     device: str | torch.device = "cpu",
 ) -> nn.Module:
     """The network that a run trained, in evaluation mode; torch's random numbers stay as they are.
 
     Args:
-        run: a run folder.
-        checkpoint: "last", or "best" on the held-out images, where the run held images out.
+        run: a run.
+        checkpoint: "last", or "best" on held-out data, where the run held any out.
         device: where the network goes.
 
     Raises:
-        RunError: there is no run, or no such checkpoint, in the folder.
+        RunError: the run has no such checkpoint.
         ValueError: `checkpoint` is neither of the two.
     """
-    run = run if isinstance(run, Run) else read_run(run)
     with torch.random.fork_rng(devices=[]):
         model = run.build()
     load_weights(find_checkpoint(run, checkpoint) / WEIGHTS, model)
@@ -254,3 +263,9 @@ def find_checkpoint(run: Run, which: str) -> Path:
     if which == "best" and not run.best.is_dir():
         raise RunError(f"{run.path} has no best checkpoint: it holds no images out (--validation)")
     return newest(run.best if which == "best" else run.checkpoints)
+
+
+def checkpoint_facts(run: Run, which: str) -> dict[str, Any]:
+    """Which checkpoint it is, "last" or "best", its step, and SHA-256 of its weights."""
+    found = find_checkpoint(run, which)
+    return {"which": which, "step": step_of(found), "weights": weights_digest(found)}

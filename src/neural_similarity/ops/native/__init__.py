@@ -8,11 +8,10 @@ those of torch's own OpenMP.
 """
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import cycle, product
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,27 +40,21 @@ class Compiled:
         output = given.output
         maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, len(output))
         y = x.new_empty(x.shape[0], *output, weight.shape[0])
-        for group in self._groups(given, maps, kernel, matrices, y):
-            pointers = group.x(maps), group.m(matrices), group.kernel(kernel), group.y(y)
-            group.call("forward", *pointers)
+        for group in self._groups(given, maps, matrices, kernel, y):
+            group.call("forward", maps, matrices, kernel, y)
         return given.like_convolution(y)
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
         """`Implementation.backward`."""
         x, weight, m, *_ = given
         dims = x.dim() - 2
-        maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, dims)
-        outgoing = _last(grad)
         results = given.empty_gradients(needs)
+        operands = _last(x), _positions_first(m, dims), _rows(weight), _last(grad)
         grad_maps = _last(results[0]) if needs[0] else None
-        grad_kernel = kernel.new_zeros(kernel.shape, dtype=torch.float32) if needs[1] else None
+        grad_kernel = torch.zeros_like(operands[2], dtype=torch.float32) if needs[1] else None
         grad_matrices = _positions_first(results[2], dims) if needs[2] else None
-        for group in self._groups(given, maps, kernel, matrices, outgoing):
-            group.call(
-                "backward",
-                *(group.x(maps), group.m(matrices), group.kernel(kernel), group.y(outgoing)),
-                *(group.x(grad_maps), group.m(grad_matrices), group.kernel(grad_kernel)),
-            )
+        for group in self._groups(given, *operands):
+            group.call("backward", *operands, grad_maps, grad_matrices, grad_kernel)
         if grad_maps is not None:
             _fill(results[0], grad_maps.movedim(-1, 1))
         if grad_kernel is not None:
@@ -72,12 +65,15 @@ class Compiled:
             )
         return results
 
-    def _groups(self, given: Operands, *laid_out: Tensor) -> "Iterator[_Group]":
+    def _groups(self, given: Operands, *laid_out: Tensor) -> "list[_Group]":
         """Every group, for operands that are laid out as `_Group` has them."""
-        shapes, threads = tuple(tensor.shape for tensor in laid_out), torch.get_num_threads()
-        for number in range(given.groups):
-            place = number, given.groups
-            yield _cached_group(self.full, given.window, place, shapes, given.x.dtype, threads)
+        shapes, threads = tuple([tensor.shape for tensor in laid_out]), torch.get_num_threads()
+        return [
+            _cached_group(
+                self.full, given.window, (number, given.groups), shapes, given.x.dtype, threads
+            )
+            for number in range(given.groups)
+        ]
 
 
 class _Frame(ctypes.Structure):
@@ -94,7 +90,7 @@ class _Frame(ctypes.Structure):
 class _Group:
     """One group of a grouped operator: its frame, and where its share of every operand begins.
 
-    The shapes are those of maps (n, *size, c), kernel (o, K, c/groups), M (n, *out, b, *taps) and
+    The shapes are those of maps (n, *size, c), M (n, *out, b, *taps), kernel (o, K, c/groups) and
     y (n, *out, o).
     """
 
@@ -107,31 +103,32 @@ class _Group:
         dtype: torch.dtype,
         threads: int,
     ):
-        maps, kernel, matrices, y = shapes
-        self._number, groups = place
-        filters, self._channels = kernel[0] // groups, kernel[2]
+        maps, matrices, kernel, y = shapes
+        number, groups = place
+        filters, channels = kernel[0] // groups, kernel[2]
         blocks = matrices[len(maps) - 1]
-        self._filters = filters
-        self._block = self._number * blocks // groups
-        self._entries = window.taps ** (2 if full else 1)
-        self._dtype = dtype
+        block = number * blocks // groups
+        entries = window.taps ** (2 if full else 1)
+        self._suffix = _TYPES[dtype]
+        kernels = number * filters * window.taps * channels
+        self._offsets = number * channels, block * entries, kernels, number * filters
         self.frame = _Frame(
             images=maps[0],
             input=_three(maps[1:-1], 1),
             output=_three(y[1:-1], 1),
             stride=_three(window.stride, 1),
             taps=window.taps,
-            channels=self._channels,
+            channels=channels,
             filters=filters,
             blocks=max(1, blocks // groups),
             full=full,
-            depth=_whole(window.taps * self._channels),
+            depth=_whole(window.taps * channels),
             width=_whole(filters),
             image=prod(maps[1:]),
             x_pixel=maps[-1],
             y_pixel=y[-1],
-            m=blocks * self._entries,
-            more=self._block == (self._number - 1) * blocks // groups,
+            m=blocks * entries,
+            more=block == (number - 1) * blocks // groups,
             threads=threads,
         )
         steps = product(*map(range, window.kernel_size))
@@ -139,26 +136,19 @@ class _Group:
             geometry = zip(step, window.dilation, window.padding, strict=True)
             tap[:] = _three([i * d - p for i, d, p in geometry], 0)
 
-    def call(self, name: str, *pointers: ctypes.c_void_p | None) -> None:
-        """Run the C function `name` of this type."""
-        function = getattr(library(), f"{name}_{_TYPES[self._dtype]}")
-        function(ctypes.byref(self.frame), *pointers)
+    def call(self, name: str, *operands: Tensor | None) -> None:
+        """Run the C function `name` on this group's part of maps, M, kernel, y and gradients.
 
-    def x(self, maps: Tensor | None) -> ctypes.c_void_p | None:
-        """This group's channels."""
-        return _pointer(maps, self._number * self._channels)
-
-    def y(self, maps: Tensor) -> ctypes.c_void_p | None:
-        """This group's filters."""
-        return _pointer(maps, self._number * self._filters)
-
-    def kernel(self, kernel: Tensor | None) -> ctypes.c_void_p | None:
-        """This group's kernels."""
-        return _pointer(kernel, self._number * self._filters * self.frame.taps * self._channels)
-
-    def m(self, matrices: Tensor | None) -> ctypes.c_void_p | None:
-        """The first of this group's blocks."""
-        return _pointer(matrices, self._block * self._entries)
+        Raises:
+            MemoryError: there is none left for it to work with.
+        """
+        function = getattr(library(), f"{name}_{self._suffix}")
+        pointers = [
+            None if tensor is None else _address(tensor, offset)
+            for tensor, offset in zip(operands, cycle(self._offsets), strict=False)
+        ]
+        if function(ctypes.byref(self.frame), *pointers):
+            raise MemoryError(f"the compiled operators had no memory left for {name}")
 
 
 _cached_group = lru_cache(maxsize=512)(_Group)
@@ -180,139 +170,54 @@ def available(x: Tensor) -> bool:
     return unwatched(x) and declines(x, 1) is None
 
 
-def dot(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
-    """`positionwise.dot`."""
-    d = x.new_empty(x.shape[0], 1, *x.shape[2:], dtype=torch.float32)
-    _by_position("dot", x, _last(x), _last(y), _optional(gate), d)
-    return d
-
-
-def scale(d: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
-    """`positionwise.scale`."""
-    operands = _last(d), _last(x), _optional(gate)
-    return _written(torch.empty_like(x), _by_position, "scale", x, *operands)
-
-
-def norm_sums(
-    d: Tensor | None,
-    x: Tensor,
-    grad: Tensor | None,
-    line: Tensor | None,
-    centre: Tensor,
-    pool: bool = False,
-) -> Tensor:
-    """Sums over all positions of every channel, (2, c) in float64: v and v (t - centre).
-
-    t = d x; v is t - centre, or `grad`, that of `norm_relu`, where `line` is above 0 at t. With
-    `pool` they are over what 2×2 windows chose, without d.
-    """
+def channel_sums(x: Tensor, centre: Tensor) -> Tensor:
+    """Sums of x - centre and of its square over all positions of every channel, (2, c), float64."""
     found = x.new_zeros(torch.get_num_threads(), 2, x.shape[1], dtype=torch.float64)
-    operands = _last(x), _optional(grad), line, centre, found
-    if pool:
-        _by_window("pool_sums", x, *operands)
-    else:
-        _by_position("norm_sums", x, _optional(d), *operands)
+    _run("channel_sums", x, _last(x), centre, found)
     return found.sum(0)
 
 
-def norm_relu(d: Tensor | None, x: Tensor, line: Tensor, pool: bool = False) -> Tensor:
-    """The ReLU of `line`, slope and offset of every channel (2, c), at d x.
-
-    With `pool`, that of the largest of every 2×2 window of x (n, c, h, w), without d.
-    """
-    z, operands = empty_relu(x, pool), (_last(x), line)
-    if pool:
-        return _written(z, _by_window, "pool_relu", x, *operands)
-    return _written(z, _by_position, "norm_relu", x, _optional(d), *operands)
+def pool_relu(x: Tensor, line: Tensor) -> Tensor:
+    """The ReLU of the largest of every 2×2 window of `line`, slope and offset (2, c), at x."""
+    return _written(empty_pooled(x), "pool_relu", x, _last(x), line)
 
 
-def empty_relu(x: Tensor, pool: bool) -> Tensor:
-    """Uninitialised z of `norm_relu`: like x, or (n, c, h // 2, w // 2), channels-last."""
-    if not pool:
-        return torch.empty_like(x)
+def pool_chosen(maps: Tensor, x: Tensor, line: Tensor) -> Tensor:
+    """What of maps (n, c, h, w) the windows of x chose in `pool_relu`, (n, c, h // 2, w // 2)."""
+    return _written(empty_pooled(x), "pool_chosen", x, _last(x), _last(maps), line)
+
+
+def pool_scattered(pooled: Tensor, x: Tensor, line: Tensor) -> Tensor:
+    """The transpose of `pool_chosen`: numbers where they came from, else 0."""
+    z = torch.zeros_like(x)
+    return _written(z, "pool_scattered", x, _last(x), _last(pooled), line)
+
+
+def empty_pooled(x: Tensor) -> Tensor:
+    """Uninitialised (n, c, h // 2, w // 2), channels-last."""
     images, channels, height, width = x.shape
     return x.new_empty(images, height // 2, width // 2, channels).movedim(-1, 1)
 
 
-def norm_relu_backward(
-    d: Tensor | None, x: Tensor, grad: Tensor, line: Tensor, pool: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Gradients of d (empty where there is none) and x.
-
-    That of t = d x is slope · grad, where `line` is above 0 at t and, with `pool`, a window chose
-    t, + level + tilt t; `line`, (4, c), has slopes, offsets, levels and tilts.
-    """
-    grad_x, grad_d = torch.empty_like(x), line.new_empty(0 if d is None else d.shape)
-    if pool:
-        operands = _last(x), _last(grad), torch.cat((line, line[:1]))
-        _written(grad_x, _by_window, "pool_relu_backward", x, *operands)
-    else:
-        operands = _optional(d), _last(x), _last(grad), line, None if d is None else grad_d
-        _written(grad_x, _by_position, "norm_relu_backward", x, *operands)
-    return grad_d, grad_x
-
-
-def chosen(maps: Tensor, x: Tensor, line: Tensor) -> Tensor:
-    """What of maps (n, c, h, w) the windows of x chose, 0 where pooled `norm_relu` is."""
-    operands = _last(x), _last(maps), line
-    return _written(empty_relu(maps, pool=True), _by_window, "pool_chosen", x, *operands)
-
-
-def scattered(pooled: Tensor, x: Tensor, line: Tensor) -> Tensor:
-    """The transpose of `chosen`: numbers (n, c, h // 2, w // 2) where they came from, else 0."""
-    ends = torch.zeros_like(line), torch.ones_like(line[:1])
-    operands = _last(x), _last(pooled), torch.cat((line, *ends))
-    return _written(torch.empty_like(x), _by_window, "pool_relu_backward", x, *operands)
-
-
-def affine(x: Tensor, line: Tensor) -> Tensor:
-    """`line`, slope and offset of every channel (2, c), at x, in float32."""
-    z = torch.empty_like(x, dtype=torch.float32)
-    return _written(z, _by_position, "affine", x, _last(x), line)
-
-
-def affine_backward(x: Tensor, grad: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x, and in float64 of the slope (c), from that of `affine`."""
-    found = x.new_zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float64)
-    operands = _last(x), _last(grad), slope, found
-    grad_x = _written(torch.empty_like(x), _by_position, "affine_backward", x, *operands)
-    return grad_x, found.sum(0)
-
-
-def _written(z: Tensor, run: Callable[..., None], *operands: Any) -> Tensor:
-    """`z`, which `run` writes channels-last, as the last of the operands."""
+def _written(z: Tensor, name: str, x: Tensor, *operands: Tensor) -> Tensor:
+    """`z`, which a C function writes channels-last, as the last of its operands."""
     target = _last(z)
-    run(*operands, target)
+    _run(name, x, *operands, target)
     _fill(z, target.movedim(-1, 1))
     return z
 
 
-def _by_window(name: str, x: Tensor, *operands: Tensor | None) -> None:
+def _run(name: str, x: Tensor, *operands: Tensor) -> None:
+    """Call a C function of maps like x (n, c, h, w)."""
     images, channels, height, width = x.shape
     sizes = map(_Count, (images, height, width, channels, torch.get_num_threads()))
-    _run(name, x, sizes, operands)
-
-
-def _by_position(name: str, x: Tensor, *operands: Tensor | None) -> None:
-    positions = x.shape[0] * prod(x.shape[2:])
-    sizes = map(_Count, (positions, x.shape[1], torch.get_num_threads()))
-    _run(name, x, sizes, operands)
-
-
-def _run(
-    name: str, x: Tensor, sizes: Iterable[ctypes.c_int64], operands: Iterable[Tensor | None]
-) -> None:
     function = getattr(library(), f"{name}_{_TYPES[x.dtype]}")
-    function(*sizes, *(_pointer(tensor, 0) for tensor in operands))
+    function(*sizes, *(_address(tensor) for tensor in operands))
 
 
 def _last(maps: Tensor) -> Tensor:
     """(n, c, *size) as contiguous (n, *size, c)."""
     return maps.movedim(1, -1).contiguous()
-
-
-def _optional(maps: Tensor | None) -> Tensor | None:
-    return None if maps is None else _last(maps)
 
 
 def _rows(weight: Tensor) -> Tensor:
@@ -339,7 +244,6 @@ def _whole(size: int) -> int:
     return -(-size // _TILE) * _TILE
 
 
-def _pointer(tensor: Tensor | None, offset: int) -> ctypes.c_void_p | None:
-    if tensor is None:
-        return None
+def _address(tensor: Tensor, offset: int = 0) -> ctypes.c_void_p:
+    """Of a tensor's element `offset`."""
     return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())

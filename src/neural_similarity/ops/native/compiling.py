@@ -16,7 +16,7 @@ import torch
 _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
 _COMPILERS = ("cc", "gcc")
 """Tried in this order, after what CC names; `cc` may be another one, which lacks what GCC has."""
-_SOURCES = ("operators.c", "element.h", "pooled.h", "positionwise.h", "product.h", "vector.h")
+_SOURCES = ("operators.c", "batch_norm.h", "element.h", "product.h", "vector.h")
 
 
 @cache

@@ -190,13 +190,11 @@ INLINE void NAME(derive)(const struct frame *f, float *g, const T *patches, cons
 }
 
 /* The kernel (filters, taps, channels) in a zero border, as depth and width ask. */
-static T *NAME(bordered)(const struct frame *f, const T *weight) {
-    T *to = room(f->width * f->depth * sizeof(T));
+static void NAME(border)(const struct frame *f, const T *weight, T *to) {
     const int64_t row = f->taps * f->channels;
     memset(to, 0, f->width * f->depth * sizeof(T));
     for (int64_t o = 0; o < f->filters; o++)
         memcpy(to + o * f->depth, weight + o * row, row * sizeof(T));
-    return to;
 }
 
 /* Whether the matrix unit's tiles hold the sums of all filters. */
@@ -234,24 +232,28 @@ INLINE void NAME(flow)(const struct frame *f, const T *image, const float *m, in
     }
 }
 
-/* y = W M x. */
-void NAME(forward)(const struct frame *f, const T *x, const float *m, const T *weight, T *y) {
+/* y = W M x. Not 0: there was no memory for it, and y is not written. */
+int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *weight, T *y) {
     const int64_t positions = outputs(f), chunks = chunks_of(positions);
     const int64_t words_deep = f->depth / (1 + PAIRED);
-    T *kernel = NAME(bordered)(f, weight);
-    uint32_t *packed = room(f->width * words_deep * 4);
-    for (int64_t panel = 0; panel < f->width; panel += TILE)
+    int full = 0;
+    T *kernel = room(f->width * f->depth * sizeof(T), &full);
+    uint32_t *packed = room(f->width * words_deep * 4, &full);
+    if (!full) NAME(border)(f, weight, kernel);
+    for (int64_t panel = 0; !full && panel < f->width; panel += TILE)
         turn(packed + panel * words_deep, TILE, (uint32_t *)kernel + panel * words_deep,
              words_deep, TILE, words_deep);
     #pragma omp parallel num_threads(f->threads)
     {
-        T *columns = room(2 * POSITIONS * f->depth * sizeof(T));
+        T *columns = room(2 * POSITIONS * f->depth * sizeof(T), &full);
         T *patches = columns + POSITIONS * f->depth;
-        float *sum = room(POSITIONS * f->width * sizeof(float));
+        float *sum = room(POSITIONS * f->width * sizeof(float), &full);
         const struct tiles before = take_matrix_unit();
-        memset(columns, 0, 2 * POSITIONS * f->depth * sizeof(T));
+        if (columns) memset(columns, 0, 2 * POSITIONS * f->depth * sizeof(T));
+        #pragma omp barrier
+        const int64_t all = full ? 0 : f->images * chunks;
         #pragma omp for schedule(static)
-        for (int64_t chunk = 0; chunk < f->images * chunks; chunk++) {
+        for (int64_t chunk = 0; chunk < all; chunk++) {
             const int64_t image = chunk / chunks, at = chunk % chunks * POSITIONS;
             const int64_t count = least(positions - at, POSITIONS);
             const struct matrix a = {(uint32_t *)columns, words_deep, 1};
@@ -275,6 +277,7 @@ void NAME(forward)(const struct frame *f, const T *x, const float *m, const T *w
     }
     free(packed);
     free(kernel);
+    return full;
 }
 
 /* What one thread of backward works with. */
@@ -317,34 +320,42 @@ INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d
 }
 
 /* Gradients, those that are not null: grad_weight (filters, taps, channels) in float. Rows of an
-   image add to the same input, so threads share out images; each sums a grad_weight of its own. */
-void NAME(backward)(const struct frame *f, const T *x, const float *m, const T *weight,
-                    const T *grad, T *grad_x, float *grad_m, float *grad_weight) {
+   image add to the same input, so threads share out images; each sums a grad_weight of its own.
+   Not 0: as of `forward`. */
+int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *weight,
+                   const T *grad, T *grad_x, float *grad_m, float *grad_weight) {
     const int64_t positions = outputs(f), size = f->width * f->depth;
-    T *bordered = NAME(bordered)(f, weight);
-    uint32_t *woven = room(size * 4);
-    const uint32_t *kernel = weave(PAIRED, woven, bordered, f->width, f->depth);
-    float *weights = grad_weight ? room(f->threads * size * sizeof(float)) : 0;
+    int full = 0;
+    T *bordered = room(size * sizeof(T), &full);
+    uint32_t *woven = room(size * 4, &full);
+    float *weights = grad_weight ? room(f->threads * size * sizeof(float), &full) : 0;
+    const uint32_t *kernel = 0;
+    if (!full) {
+        NAME(border)(f, weight, bordered);
+        kernel = weave(PAIRED, woven, bordered, f->width, f->depth);
+    }
     if (weights) memset(weights, 0, f->threads * size * sizeof(float));
     #pragma omp parallel num_threads(f->threads)
     {
         const int64_t tall = POSITIONS / (1 + PAIRED), inputs = f->in[0] * f->in[1] * f->in[2];
         struct NAME(desk) d = {
-            .columns = room(POSITIONS * f->depth * sizeof(T)),
-            .patches = room(POSITIONS * f->depth * sizeof(T)),
-            .outgoing = room(POSITIONS * f->width * sizeof(T)),
-            .woven = room(tall * f->width * 4),
-            .turned = room(tall * f->width * 4),
-            .woven_columns = room(tall * f->depth * 4),
-            .products = room((f->taps * f->taps + LANES) * sizeof(vector)),
-            .g = room(POSITIONS * f->depth * sizeof(float)),
-            .image = grad_x ? room(inputs * f->channels * sizeof(float)) : 0,
+            .columns = room(POSITIONS * f->depth * sizeof(T), &full),
+            .patches = room(POSITIONS * f->depth * sizeof(T), &full),
+            .outgoing = room(POSITIONS * f->width * sizeof(T), &full),
+            .woven = room(tall * f->width * 4, &full),
+            .turned = room(tall * f->width * 4, &full),
+            .woven_columns = room(tall * f->depth * 4, &full),
+            .products = room((f->taps * f->taps + LANES) * sizeof(vector), &full),
+            .g = room(POSITIONS * f->depth * sizeof(float), &full),
+            .image = grad_x ? room(inputs * f->channels * sizeof(float), &full) : 0,
         };
-        memset(d.columns, 0, POSITIONS * f->depth * sizeof(T));
-        memset(d.patches, 0, POSITIONS * f->depth * sizeof(T));
+        if (d.columns) memset(d.columns, 0, POSITIONS * f->depth * sizeof(T));
+        if (d.patches) memset(d.patches, 0, POSITIONS * f->depth * sizeof(T));
         const struct tiles before = take_matrix_unit();
+        #pragma omp barrier
+        const int64_t all = full ? 0 : f->images;
         #pragma omp for schedule(static)
-        for (int64_t image = 0; image < f->images; image++) {
+        for (int64_t image = 0; image < all; image++) {
             const T *from = x + image * f->image, *of_y = grad + image * positions * f->y_pixel;
             const float *of_m = m + image * positions * f->m;
             float *to_m = grad_m ? grad_m + image * positions * f->m : 0;
@@ -365,7 +376,7 @@ void NAME(backward)(const struct frame *f, const T *x, const float *m, const T *
         free(d.woven_columns); free(d.g); free(d.image);
         free(d.products);
     }
-    for (int64_t thread = 0; weights && thread < f->threads; thread++)
+    for (int64_t thread = 0; weights && !full && thread < f->threads; thread++)
         for (int64_t o = 0; o < f->filters; o++)
             for (int64_t k = 0; k < f->taps * f->channels; k++)
                 grad_weight[o * f->taps * f->channels + k] +=
@@ -373,4 +384,5 @@ void NAME(backward)(const struct frame *f, const T *x, const float *m, const T *
     free(weights);
     free(woven);
     free(bordered);
+    return full;
 }

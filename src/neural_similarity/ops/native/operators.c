@@ -1,4 +1,4 @@
-/* The dynamic operators, those of maps with a number per position, and their gradients. See native/__init__.py.
+/* The dynamic operators and their gradients, and pooled batch normalisation. See native/__init__.py.
 
    Maps are channels-last; M is float (image, position, block, *taps). */
 #include <omp.h>
@@ -20,7 +20,16 @@ struct frame {
 static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
 static int64_t whole(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
 static int64_t chunks_of(int64_t positions) { return (positions + POSITIONS - 1) / POSITIONS; }
-static void *room(int64_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
+
+/* Memory, or 0 and a note in `full` where there is none left. */
+static void *room(int64_t bytes, int *full) {
+    void *found = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!found) {
+        #pragma omp atomic write
+        *full = 1;
+    }
+    return found;
+}
 
 /* Positions that follow each other in a row of an image. */
 struct line { int64_t first[3], run; };
@@ -91,8 +100,7 @@ INLINE void scatter(const struct frame *f, float *image, const float *m, int64_t
 #define PAIRED 0
 #define NAME(name) name##_float32
 #include "element.h"
-#include "positionwise.h"
-#include "pooled.h"
+#include "batch_norm.h"
 #undef T
 #undef PAIRED
 #undef NAME
@@ -100,5 +108,4 @@ INLINE void scatter(const struct frame *f, float *image, const float *m, int64_t
 #define PAIRED 1
 #define NAME(name) name##_bfloat16
 #include "element.h"
-#include "positionwise.h"
-#include "pooled.h"
+#include "batch_norm.h"

@@ -12,6 +12,7 @@ typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef uint16_t bfloat16;
+typedef uint32_t pairs __attribute__((vector_size(4 * LANES), aligned(2))); /* of bfloat16 */
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -80,27 +81,16 @@ INLINE void times_float32(float *to, const float *from, float m) {
     store_float32(to + LANES, m * load_float32(from + LANES));
 }
 INLINE void times_bfloat16(bfloat16 *to, const bfloat16 *from, float m) {
-    const words v = *(const words *)from, half = {0};
+    if (m != m) m = __builtin_nanf(""); /* rounding carries out of others, as 0xffffffff */
+    const words v = *(const pairs *)from, half = {0};
     const words low = (words)(m * (vector)(v << 16)) + (half + 0x8000);
     const words high = (words)(m * (vector)(v & 0xffff0000)) + (half + 0x8000);
-    *(words *)to = low >> 16 | (high & 0xffff0000);
+    *(pairs *)to = low >> 16 | (high & 0xffff0000);
 }
 
-/* v where the gate is above 0, or not a number. */
-INLINE vector above_zero(vector v, vector gate) {
-    return (vector)((words)v & ~(words)(gate <= 0));
-}
-
-INLINE float total(vector v) { /* of the lanes */
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)v);
-#else
-    float sum[LANES];
-    memcpy(sum, &v, sizeof sum);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) sum[lane] += sum[lane + half];
-    return sum[0];
-#endif
+/* v where it is above 0, or not a number. */
+INLINE vector relu(vector v) {
+    return (vector)((words)v & ~(words)(v <= 0));
 }
 
 INLINE void add(float *to, vector v, int64_t lanes) {

@@ -16,8 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.ops import promoted
-from neural_similarity.ops.moments import moments
-from neural_similarity.ops.norm_relu import normalizing_line
+from neural_similarity.ops.batch_norm import moments, normalizing_line
 
 Network = TypeVar("Network", bound=nn.Module)
 

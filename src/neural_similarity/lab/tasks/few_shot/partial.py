@@ -1,6 +1,7 @@
 """What an evaluation that was interrupted had found."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ class Partial:
         fields = {"of": self._of, "seconds": self.spent, "correct": correct.tolist()}
         write_json(self._path, fields)
         self._saved = time.monotonic()
+
+    def kept(self, count: Callable[[int], None]) -> Callable[[Tensor], None]:
+        """Told what was found, it saves that and counts it."""
+
+        def keep(correct: Tensor) -> None:
+            self.save(correct)
+            count(len(correct))
+
+        return keep
 
     def remove(self) -> None:
         """Forget it: the evaluation is recorded."""

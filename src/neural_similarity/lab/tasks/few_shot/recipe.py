@@ -107,6 +107,17 @@ class FewShotRecipe(Recipe):
                 )
 
     @property
+    def images_per_step(self) -> int:
+        """Images of an update: those of its tasks, or of a batch."""
+        if METHODS[self.method].episodic:
+            return self.meta_batch * self.ways * (self.shots + self.queries)
+        return self.batch_size
+
+    def folder(self, name: str) -> str:
+        """`<name>[-train+val]-seed<seed>`."""
+        return super().folder(name if self.train_on == "train" else f"{name}-{self.train_on}")
+
+    @property
     def sizes(self) -> TaskSizes:
         """Sizes of a training task."""
         return TaskSizes(ways=self.ways, shots=self.shots, queries=self.queries)

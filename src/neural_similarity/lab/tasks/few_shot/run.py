@@ -11,8 +11,9 @@ from neural_similarity.lab.tasks.few_shot.heads import CosineLinear
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
-from neural_similarity.lab.train import Run, RunError, load, read_run
+from neural_similarity.lab.train import Run, RunError, read_run
 from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.run import load_network
 
 Checkpoint = Literal["last", "best"]
 
@@ -63,7 +64,7 @@ def take_weights(network: nn.Sequential, start: str) -> None:
         RunError: it has other layers.
     """
     run = read_run(start, FewShotRun)
-    source = load(run, usual_checkpoint(run))
+    source = load_network(run, usual_checkpoint(run))
     own, given = network.state_dict(), source.state_dict()
     fitting = {n: v for n, v in given.items() if n in own and own[n].shape == v.shape}
     *_, last = dict(network.named_children())
@@ -94,7 +95,7 @@ def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None
     name = name or run.recipe.method
     require_known("method", name, METHODS)
     own, wanted = METHODS[run.recipe.method], METHODS[name]
-    model = load(run, checkpoint)
+    model = load_network(run, checkpoint)
     if isinstance(model, Method) and name == run.recipe.method:
         return model.eval()
     if own.episodic or wanted.episodic or own.head != wanted.head:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from neural_similarity.choices import require_least
 from neural_similarity.lab.data import Images
-from neural_similarity.lab.data.seeding import generator
+from neural_similarity.lab.data.augment import generator
 from neural_similarity.lab.train.files import read_json, write_json
 
 VERSION = 1

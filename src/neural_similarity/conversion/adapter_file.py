@@ -1,0 +1,109 @@
+"""The file of an adapter: tensors, what their similarities are, and digests of the backbone."""
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from safetensors import TensorSpec, safe_open, serialize
+from torch import Tensor, nn
+
+FORMAT = "neural-similarity adapter 1"
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """What a file holds.
+
+    Attributes:
+        texts: The complete text of every layer's similarity, by the layer's name.
+        tensors: By their names in the network; one that stands at several is the same object.
+        backbone: Digests of all else in the network, see `digests`.
+    """
+
+    texts: dict[str, str]
+    tensors: dict[str, Tensor]
+    backbone: dict[str, str]
+
+
+def write(path: Path, content: AdapterFile) -> int:
+    """Write a file, all of it or nothing, and return its size in bytes."""
+    first: dict[int, str] = {}
+    names = {key: first.setdefault(id(tensor), key) for key, tensor in content.tensors.items()}
+    tensors = {
+        n: t.detach().cpu().contiguous() for n, t in content.tensors.items() if names[n] == n
+    }
+    facts = {
+        "format": FORMAT,
+        "neural_similarity": version("neural-similarity"),
+        "torch": torch.__version__,
+        "similarities": _layers(content.texts),
+        "same": {key: name for key, name in names.items() if key != name},
+        "backbone": content.backbone,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    # What safetensors.torch does, but without numpy, which the library does not need.
+    specs = {
+        name: TensorSpec(
+            dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape),
+            data_ptr=tensor.data_ptr(), data_len=tensor.nbytes,
+        )
+        for name, tensor in tensors.items()
+    }  # fmt: skip
+    part.write_bytes(serialize(specs, {"adapter": json.dumps(facts)}))
+    part.replace(path)
+    return path.stat().st_size
+
+
+def _layers(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names of layers by their text, each of which is written once."""
+    layers: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        layers.setdefault(text, []).append(name)
+    return layers
+
+
+def read(path: Path) -> AdapterFile:
+    """What `write` wrote.
+
+    Raises:
+        Exception: of any kind, where the file is another one.
+    """
+    with safe_open(path, "pt") as file:
+        facts = json.loads((file.metadata() or {}).get("adapter", "{}"))
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    if facts.get("format") != FORMAT:
+        raise ValueError(f"its format must be {FORMAT!r}, got {facts.get('format')!r}")
+    texts = {name: text for text, names in facts["similarities"].items() for name in names}
+    tensors |= {key: tensors[name] for key, name in facts["same"].items()}
+    return AdapterFile(texts, tensors, facts["backbone"])
+
+
+def digests(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """SHA-256 of the names, shapes and types of tensors, of parameters and of buffers.
+
+    How many batches normalisation has seen is not among them, as nothing depends on it.
+    """
+    state = {key: state[key] for key in sorted(state) if not key.endswith("num_batches_tracked")}
+    names = [[key, str(tensor.dtype), list(tensor.shape)] for key, tensor in state.items()]
+    parameters = {key for key, tensor in state.items() if isinstance(tensor, nn.Parameter)}
+    return {
+        "names": hashlib.sha256(json.dumps(names).encode()).hexdigest(),
+        "parameters": _digest(tensor for key, tensor in state.items() if key in parameters),
+        "buffers": _digest(tensor for key, tensor in state.items() if key not in parameters),
+    }
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        if tensor.is_meta:
+            raise ValueError("the weights of the network must be there, got some on device meta")
+        whole = tensor.detach().cpu().contiguous()
+        digest.update(ctypes.string_at(whole.data_ptr(), whole.nbytes))
+    return digest.hexdigest()

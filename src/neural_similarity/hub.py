@@ -1,0 +1,93 @@
+"""`save_pretrained`, `from_pretrained` and `push_to_hub` of Hugging Face, by `huggingface_hub`."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from torch import nn
+
+from neural_similarity.conversion import load_adapter, save_adapter
+from neural_similarity.conversion.names import Parts
+from neural_similarity.models import build
+from neural_similarity.nn import Similarity, format_similarity
+from neural_similarity.nn.layer import resolve
+
+try:
+    from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "ns.hub needs huggingface_hub: pip install 'neural-similarity[hub]'", name=error.name
+    ) from None
+
+ADAPTER = "adapter.safetensors"
+_PAPER = "https://arxiv.org/abs/1910.13003"
+
+
+class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity", paper_url=_PAPER):
+    """A network of `ns.models` with the hub's methods; its folder holds all weights.
+
+    Args:
+        name: Of the network, as in `ns.models.MODELS`.
+        num_classes: Number of outputs.
+        similarity: A name or spec made of the library's own parts.
+        options: The network's others, such as `width`.
+
+    Raises:
+        ValueError: there is no such network or option; when loaded, weights are missing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_classes: int,
+        similarity: Similarity | str | None = None,
+        **options: Any,
+    ):
+        super().__init__()
+        self.network = build(name, num_classes, similarity=similarity, **options)
+        text = format_similarity(resolve(similarity), complete=True)  # pyright: ignore[reportArgumentType]
+        named = {"name": name, "num_classes": num_classes, "similarity": text}
+        self._hub_mixin_config = named | options
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the network."""
+        return self.network(*args, **kwargs)
+
+    @classmethod
+    def _from_pretrained(cls, *, strict: bool = True, **options: Any) -> Self:
+        return super()._from_pretrained(strict=strict, **options)
+
+
+class Adapted(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity", paper_url=_PAPER):
+    """A converted network with the hub's methods; its folder holds an adapter, see `save_adapter`.
+
+    `Adapted.from_pretrained(folder_or_repository, backbone=model)` puts it on its backbone.
+
+    Args:
+        network: A converted network.
+        extra: What is saved besides similarities: names or globs.
+
+    Raises:
+        ValueError: as `save_adapter` when saved, as `load_adapter` when loaded.
+    """
+
+    def __init__(self, network: nn.Module, extra: Parts = ()):
+        super().__init__()
+        self.network = network
+        self.extra = extra
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the network."""
+        return self.network(*args, **kwargs)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        save_adapter(self.network, save_directory / ADAPTER, self.extra)
+
+    @classmethod
+    def _from_pretrained(
+        cls, *, model_id: str, backbone: nn.Module, extra: Parts = (), **where: Any
+    ) -> Self:
+        if Path(model_id).is_dir():
+            file = Path(model_id, ADAPTER)
+        else:
+            file = Path(hf_hub_download(model_id, ADAPTER, **where))
+        return cls(load_adapter(backbone, file), extra)

@@ -1,0 +1,317 @@
+"""A run from its recipe to its summary, and its continuation: one session for all kinds of runs."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from neural_similarity.lab.tasks import TASKS
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun
+from neural_similarity.lab.tasks.few_shot.task import retrained
+from neural_similarity.lab.train.checkpoint import State, checkpoints, newest, restore
+from neural_similarity.lab.train.environment import command_line, describe_environment, device_name
+from neural_similarity.lab.train.files import locked, read_json, write_json
+from neural_similarity.lab.train.journal import Journal, cut_back, read_lines
+from neural_similarity.lab.train.loop import Job, fit
+from neural_similarity.lab.train.plots import draw_learning_curves
+from neural_similarity.lab.train.progress import counter, show
+from neural_similarity.lab.train.recipe import Recipe, scaled
+from neural_similarity.lab.train.run import (
+    CONFIG,
+    ENVIRONMENT,
+    Run,
+    command_of,
+    create_run,
+    load_network,
+    read_run,
+    removed_if_nothing_began,
+    require_new,
+    require_same_data,
+)
+from neural_similarity.lab.train.runtime import Runtime, choose_runtime, threads
+from neural_similarity.lab.train.stopping import signals_noted
+from neural_similarity.lab.train.task import Task
+from neural_similarity.models import parameters
+from neural_similarity.regularize import parameter_groups
+
+KEPT = ("commit", "torch", "threads", "device", "precision")
+"""Facts of the process that began a run which those that continue it should share."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run takes place."""
+
+    name: str
+    budget: float
+    out: str | Path | None
+    data_root: str | Path
+    device: str
+
+
+def train(
+    recipe: Recipe,
+    *,
+    name: str = "custom",
+    budget: float = 1.0,
+    out: str | Path | None = None,
+    data_root: str | Path = "data",
+    device: str = "auto",
+) -> Run:
+    """Train `recipe` into a new run folder, and score what it is scored on once, at the end.
+
+    Args:
+        recipe: every setting; its class says which kind of run it is.
+        name: name of the recipe in the run folder.
+        budget: factor on steps and drops.
+        out: the run folder; None is `runs/<name>-seed<seed>`.
+        data_root: folder of the data sets.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        The finished run. Of a few-shot recipe, test classes are not looked at.
+
+    Raises:
+        RunError: the folder is there already, or cannot be written, or the recipe's `start` is
+            missing, of other data, or trained on classes that this run must not know.
+        FileNotFoundError: the data set is missing.
+        ValueError: the budget is not positive, there is no such device, or the data do not suit the
+            recipe.
+        Interrupted: SIGINT or SIGTERM came; the step is finished and saved, and `resume` goes on.
+    """
+    return _begin(scaled(recipe, budget), _Place(name, budget, out, data_root, device))
+
+
+def resume(
+    path: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    device: str = "auto",
+) -> Run:
+    """Continue the run in the folder `path` exactly from its newest whole checkpoint.
+
+    A finished run is left as it is. With the same number of threads the weights on the CPU end
+    bit for bit as those of a run that was never stopped.
+
+    Args:
+        path: the run folder.
+        data_root: folder of the data sets; None is the one that the run began with.
+        device: "auto", "cpu" or "cuda".
+
+    Raises:
+        RunError: the folder is no run's, another process trains it, or the data have changed.
+        FileNotFoundError: the data set is missing.
+        ValueError: there is no such device.
+        Interrupted: as in `train`.
+    """
+    run = open_run(path)
+    if run.summary.exists():
+        return run
+    runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
+    task = load_task(run, data_root)
+    with threads(run.recipe.threads):
+        _complete(run, task, runtime)
+    return run
+
+
+def retrain(
+    run: FewShotRun,
+    *,
+    out: str | Path | None = None,
+    data_root: str | Path | None = None,
+    device: str = "auto",
+    start: str | Path | None = None,
+) -> Run:
+    """Train a few-shot run's recipe anew on validation classes as well, as long as was best.
+
+    That is as many epochs, or, by tasks, as many updates.
+
+    Args:
+        run: finished, with a step chosen on the validation classes (`select_on`).
+        out: the new run folder; None is the default one.
+        data_root: folder of the data sets; None is the one that the run was trained from.
+        device: "auto", "cpu" or "cuda".
+        start: run folder to start from, trained on validation classes as well, where the run has
+            one.
+
+    Raises:
+        RunError: the run is not finished or chose no step, or started from another and `start` is
+            not given or not trained on validation classes, or what `train` raises it for.
+        FileNotFoundError: the data set is not there.
+        Interrupted: a signal came; `resume` goes on.
+    """
+    recipe, chosen = retrained(run, start, lambda: load_task(run, data_root))
+    root = run.data_root if data_root is None else data_root
+    place = _Place(run.name, run.budget, out, root, device)
+    return _begin(recipe, place, {"retrained": chosen})
+
+
+def open_run(path: str | Path) -> Run:
+    """The run in a folder, of whichever kind it is.
+
+    Raises:
+        RunError: the folder is no run's, or its settings cannot be read.
+    """
+    command = command_of(Path(path))
+    kinds = {task.RUN.COMMAND: task.RUN for task in TASKS}
+    return read_run(path, kinds.get(command or "", Run))
+
+
+def load(
+    run: str | Path | Run,
+    checkpoint: Literal["last", "best"] = "last",
+    device: str | torch.device = "cpu",
+) -> nn.Module:
+    """The network that a run trained, in evaluation mode; torch's random numbers stay as they are.
+
+    Args:
+        run: a run folder.
+        checkpoint: "last", or "best" on held-out data, where the run held any out.
+        device: where the network goes.
+
+    Raises:
+        RunError: there is no run, or no such checkpoint, in the folder.
+        ValueError: `checkpoint` is neither of the two.
+    """
+    return load_network(run if isinstance(run, Run) else open_run(run), checkpoint, device)
+
+
+def load_task(run: Run, data_root: str | Path | None = None) -> Task[Any, Any]:
+    """The task of a run, whose data must not have changed since.
+
+    Raises:
+        RunError: they have.
+        FileNotFoundError: they are missing.
+    """
+    root = run.data_root if data_root is None else data_root
+    task = _loaded(run.recipe, root)
+    require_same_data(run, task.digest, root)
+    return task
+
+
+def _kind_of(recipe: Recipe) -> type[Task[Any, Any]]:
+    return next(task for task in TASKS if type(recipe) is task.RUN.RECIPE)
+
+
+def _loaded(recipe: Recipe, root: str | Path) -> Task[Any, Any]:
+    with counter("images decoded") as decoded:
+        return _kind_of(recipe).load(recipe, root, decoded)
+
+
+def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
+    """`train` for a recipe at its budget; `origin` goes into the record of the environment."""
+    kind = _kind_of(recipe).RUN
+    runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
+    path = Path("runs") / recipe.folder(place.name) if place.out is None else Path(place.out)
+    require_new(path, kind.COMMAND)
+    task = _loaded(recipe, place.data_root)
+    facts = task.check() | (origin or {})
+    channels, size, _ = task.images.shape
+    run = kind(
+        path=path,
+        name=place.name,
+        budget=place.budget,
+        recipe=task.recipe,
+        data_root=str(Path(place.data_root).absolute()),
+        digest=task.digest,
+        classes=tuple(task.images.classes),
+        channels=channels,
+        image_size=size,
+        preprocess=task.preprocess(),
+    )
+    with threads(recipe.threads):
+        create_run(run, describe_environment(runtime) | facts)
+        with removed_if_nothing_began(run):
+            _complete(run, task, runtime)
+    return run
+
+
+def _complete(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
+    """Train `run` to its last step and write the summary, which ends it."""
+    state = _trained(run, task, runtime)
+    draw_learning_curves(read_lines(run.metrics), run.plots / "learning-curves.png")
+    summary = task.finish(run, state, runtime) | _facts_of(state, runtime)
+    if run.best.is_dir():
+        summary["best_checkpoint"] = task.best(run, state, runtime)
+    write_json(run.summary, summary)
+
+
+def _trained(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
+    """The state behind the last step; what made the batches is gone when it is returned.
+
+    Raises:
+        RunError: another process trains the run.
+    """
+    objective, judge = task.objective(run, runtime), task.judge(run, runtime)
+    # Two processes would write the same files.
+    with locked(run.path / CONFIG, f"another process trains {run.path} already"):
+        state = start(run, runtime)
+        if checkpoints(run.checkpoints):
+            restore(newest(run.checkpoints), state)
+        cut_back(run.metrics, state.step)
+        if state.step:
+            _note_resumption(run, state.step, runtime)
+        with (
+            show(_title(run, runtime), run.recipe.steps, state.step) as progress,
+            signals_noted() as stop,
+        ):
+            fit(Job(run.recipe, runtime, objective, judge), state, Journal(run, progress), stop)
+    return state
+
+
+def start(run: Run, runtime: Runtime) -> State:
+    """The state before the first step: model and optimiser, functions of the recipe."""
+    recipe = run.recipe
+    model = runtime.place(run.build() if checkpoints(run.checkpoints) else run.begin())
+    groups = parameter_groups(
+        model,
+        weight_decay=recipe.weight_decay,
+        similarity_decay=recipe.similarity_decay,
+        sphere_decay=0.0 if recipe.orthogonality else None,
+    )
+    optimizer = make_optimizer(recipe, groups)
+    totals = torch.zeros(3, dtype=torch.float64, device=runtime.device)
+    return State(model, optimizer, totals)
+
+
+def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The recipe's optimiser of some groups of parameters."""
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999))
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+
+
+def _title(run: Run, runtime: Runtime) -> str:
+    place = f"{device_name(runtime.device)} in {runtime.precision}"
+    return f"{run.name} on {place}, {run.recipe.steps:,} steps, into {run.path}"
+
+
+def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
+    """Add this process to the record; with other code, threads or devices sums may differ."""
+    record = read_json(run.path / ENVIRONMENT)
+    now = describe_environment(runtime)
+    changed = [key for key in KEPT if record.get(key) != now.get(key)]
+    for key in changed:
+        log.warning(
+            "Warning: %s is %s and was %s when the run began; weights may differ from those of an "
+            "uninterrupted run.",
+            *(key, now.get(key), record.get(key)),
+        )
+    record.setdefault("resumed", []).append({"step": step} | now)
+    write_json(run.path / ENVIRONMENT, record)
+
+
+def _facts_of(state: State, runtime: Runtime) -> dict[str, Any]:
+    """What every summary tells: steps, seconds, parameters, device, precision, command."""
+    return {
+        "steps": state.step,
+        "seconds": state.seconds,
+        "parameters": parameters(state.model),
+        "device": device_name(runtime.device),
+        "precision": runtime.precision,
+        "command": command_line(),
+    }

@@ -1,0 +1,241 @@
+"""Evaluating few-shot runs: `evaluations/<what was evaluated>.json` in the run folder.
+
+Every file holds what each task came to, so that methods are compared task by task.
+"""
+
+import base64
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neural_similarity.lab.data import ClassSplit
+from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.tasks.few_shot.evaluate import evaluate, use_statistics
+from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
+from neural_similarity.lab.tasks.few_shot.partial import Partial
+from neural_similarity.lab.tasks.few_shot.recipe import Classes
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method, usual_checkpoint
+from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
+from neural_similarity.lab.train import Runtime, choose_runtime
+from neural_similarity.lab.train.files import layout, read_json, write_text
+from neural_similarity.lab.train.progress import counter
+from neural_similarity.lab.train.run import (
+    checkpoint_facts,
+    find_checkpoint,
+    require_finished,
+)
+from neural_similarity.lab.train.runtime import threads
+from neural_similarity.lab.train.statistics import by_task
+from neural_similarity.models import parameters
+
+EVALUATIONS = "evaluations"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """A method, of one run, on a list of tasks."""
+
+    method: str
+    """What was evaluated."""
+    statistics: str
+    """What normalised queries."""
+    sizes: TaskSizes
+    """Of the tasks."""
+    tasks: dict[str, Any]
+    """Number, seed, part and digest of the tasks."""
+    checkpoint: dict[str, Any]
+    """Which one was evaluated, its step, and SHA-256 of its weights, missing in older files."""
+    summary: dict[str, Any]
+    """Accuracy, reach of its interval, parameters, seconds."""
+    correct: Tensor
+    """Queries that were right in each task; int64 (tasks,)."""
+
+    @property
+    def accuracies(self) -> Tensor:
+        """Share of right queries in each task; float64 (tasks,)."""
+        return self.correct.double() / len(self.sizes.query_labels)
+
+    def name(self, train_on: Classes, seed: int) -> str:
+        """The file name, without .json, see `evaluation_name`."""
+        return evaluation_name(
+            (self.method, train_on, self.statistics, seed), self.sizes, self.tasks
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields["sizes"] = dataclasses.asdict(self.sizes)
+        packed = base64.b64encode(self.correct.numpy().astype("<u2").tobytes()).decode("ascii")
+        return fields | {"correct": {"tasks": len(self.correct), "packed": packed}}
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> "Evaluation":
+        """The evaluation in the content of a file, which may hold more.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        fields = {f.name: content[f.name] for f in dataclasses.fields(Evaluation)}
+        fields["sizes"] = TaskSizes(**fields["sizes"])
+        fields["correct"] = _unpack(fields["correct"])
+        evaluation = Evaluation(**fields)
+        mean = by_task(evaluation.accuracies).mean
+        if mean != evaluation.summary["accuracy"]:
+            raise ValueError(f"its tasks say {mean}, its summary {evaluation.summary}")
+        return evaluation
+
+
+def evaluation_name(
+    of: tuple[str, Classes, str, int], sizes: TaskSizes, tasks: dict[str, Any]
+) -> str:
+    """What tells an evaluation from others of its recipe and budget.
+
+    `of` is method, classes of training, statistics and seed of training; with sizes of tasks, part,
+    number and seed of tasks the name is `fine-tuning.train.5w5s15q.test-2000-0.running.1`.
+    """
+    method, train_on, statistics, seed = of
+    shape = f"{sizes.ways}w{sizes.shots}s{sizes.queries}q"
+    which = f"{tasks['part']}-{tasks['count']}-{tasks['seed']}"
+    return f"{method}.{train_on}.{shape}.{which}.{statistics}.{seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Evaluates finished runs, each into its folder."""
+
+    method: str | None = None
+    """Name of the method; None is what a run was trained for."""
+    statistics: Statistics | None = None
+    """What normalises queries; None is the method's own."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    processes: int = 1
+    """How many compute and share the threads, see `evaluate`."""
+
+    def __call__(
+        self, run: FewShotRun, split: ClassSplit, tasks: TaskList
+    ) -> tuple[Evaluation, Path]:
+        """Evaluate `run` on `tasks` of its data set `split`, from where it was interrupted.
+
+        Returns:
+            The evaluation and its file.
+
+        Raises:
+            RunError: the run is not finished, or its network was trained for another method, or on
+                the classes of the tasks, or its folder has an evaluation of as many other tasks of
+                the same seed, or a process ended.
+            ValueError: the tasks are of other data, there is no such method, or there are several
+                processes for a GPU.
+        """
+        _require_suited(run, tasks)
+        images = split.part(tasks.part)
+        tasks.check(run.digest, tasks.part, images)
+        runtime = choose_runtime(self.device, run.precision, run.recipe.channels_last)
+        name = self.method or run.recipe.method
+        method = use_statistics(load_method(run, usual_checkpoint(run), name), self.statistics)
+        runtime.place(method)
+        file = _file(run, name, method, tasks)
+        partial = _partial(run, file, tasks, runtime)
+        with threads(run.recipe.threads), counter("tasks") as count:
+            correct = evaluate(
+                method,
+                images,
+                tasks,
+                preprocess=run.preprocess,
+                runtime=runtime,
+                done=partial.done,
+                progress=partial.kept(lambda done: count(done, len(tasks))),
+                processes=self.processes,
+            )
+        evaluation = _evaluation(run, (name, method), tasks, correct, partial.spent)
+        write_evaluation(file, evaluation)
+        partial.remove()
+        return evaluation, file
+
+
+def write_evaluation(path: Path, evaluation: Evaluation) -> None:
+    """Write an evaluation to a file, its folder included."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, layout(evaluation.to_json()))
+
+
+def read_evaluations(run: FewShotRun) -> list[Evaluation]:
+    """All evaluations in a run's folder, in the order of their names.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    return [read_evaluation(path) for path in sorted((run.path / EVALUATIONS).glob("*.json"))]
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """The evaluation in a file.
+
+    Raises:
+        ValueError: it is none, or damaged.
+    """
+    try:
+        return Evaluation.from_json(read_json(path))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read as an evaluation: {error!r}") from error
+
+
+def _evaluation(
+    run: FewShotRun, named: tuple[str, Method], tasks: TaskList, correct: Tensor, seconds: float
+) -> Evaluation:
+    name, method = named
+    right = by_task(correct.double() / len(tasks.sizes.query_labels))
+    return Evaluation(
+        method=name,
+        statistics=method.statistics,
+        sizes=tasks.sizes,
+        tasks=_facts_of(tasks),
+        checkpoint=checkpoint_facts(run, usual_checkpoint(run)),
+        summary={
+            "accuracy": right.mean,
+            "reach": right.reach,
+            "parameters": parameters(method),
+            "seconds": seconds,
+        },
+        correct=correct,
+    )
+
+
+def _facts_of(tasks: TaskList) -> dict[str, Any]:
+    return {"count": len(tasks), "seed": tasks.seed, "part": tasks.part, "digest": tasks.digest}
+
+
+def _file(run: FewShotRun, name: str, method: Method, tasks: TaskList) -> Path:
+    of = (name, run.recipe.train_on, method.statistics, run.recipe.seed)
+    name = evaluation_name(of, tasks.sizes, _facts_of(tasks))
+    return run.path / EVALUATIONS / f"{name}.json"
+
+
+def _require_suited(run: FewShotRun, tasks: TaskList) -> None:
+    """Refuse a run that is not finished, and tasks of classes that it was trained on."""
+    require_finished(run)
+    if tasks.part == "val" and run.recipe.train_on == "train+val":
+        raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
+
+
+def _partial(run: FewShotRun, file: Path, tasks: TaskList, runtime: Runtime) -> Partial:
+    """What an interrupted evaluation of that file had found; none of its tasks is done twice."""
+    if file.exists() and read_evaluation(file).tasks["digest"] != tasks.digest:
+        raise RunError(
+            f"{file} exists already, of other tasks with the same number and seed; move it away"
+        )
+    checkpoint = find_checkpoint(run, usual_checkpoint(run)).name
+    what = {"tasks": tasks.digest, "checkpoint": checkpoint, "precision": runtime.precision}
+    return Partial(file.with_suffix(".partial"), what)
+
+
+def _unpack(record: dict[str, Any]) -> Tensor:
+    values = np.frombuffer(base64.b64decode(record["packed"], validate=True), "<u2")
+    if len(values) != record["tasks"]:
+        raise ValueError(f"`packed` must hold {record['tasks']} tasks, got {len(values)}")
+    return torch.from_numpy(values.astype(np.int64))

@@ -1,0 +1,222 @@
+"""Few-shot learning as a task: training by episodes or by naming the base classes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from torch import nn
+
+from neural_similarity.lab import data
+from neural_similarity.lab.data import ClassSplit, Images, Preprocess
+from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.tasks.classification import batches_of
+from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
+from neural_similarity.lab.tasks.few_shot.method import Method
+from neural_similarity.lab.tasks.few_shot.methods import METHODS
+from neural_similarity.lab.tasks.few_shot.objective import Episodes
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network, usual_checkpoint
+from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
+from neural_similarity.lab.train import Run, Runtime, read_run
+from neural_similarity.lab.train.checkpoint import State, newest, step_of, weights_digest
+from neural_similarity.lab.train.files import read_json
+from neural_similarity.lab.train.loop import Judge
+from neural_similarity.lab.train.objective import Classification, Objective
+from neural_similarity.lab.train.recipe import recipe_to_json
+from neural_similarity.lab.train.run import ENVIRONMENT, find_checkpoint
+
+SELECTION_SEED = 1
+"""Of the validation tasks; those with which one evaluates have 0 unless it is told otherwise."""
+
+
+@dataclass(frozen=True)
+class FewShotTask:
+    """A network learns to learn from few images; see `Task`. Test classes are not looked at."""
+
+    RUN: ClassVar[type[Run]] = FewShotRun
+
+    recipe: FewShotRecipe
+    split: ClassSplit
+
+    @classmethod
+    def load(
+        cls, recipe: FewShotRecipe, root: str | Path, progress: Progress | None = None
+    ) -> Self:
+        """The task of a recipe, its data from below `root`."""
+        if recipe.start is not None:  # The run may go on in another working directory.
+            recipe = replace(recipe, start=str(Path(recipe.start).absolute()))
+        size = recipe.image_size
+        return cls(
+            recipe, data.load_split(recipe.dataset, root, image_size=size, progress=progress)
+        )
+
+    @property
+    def digest(self) -> str:
+        """Of the whole data set."""
+        return self.split.digest
+
+    @property
+    def images(self) -> Images:
+        """Those of the base classes."""
+        return self.split.part(self.recipe.train_on)
+
+    def check(self) -> dict[str, Any]:
+        """Refuse tasks that the data cannot give and a start that does not suit; its facts."""
+        check_sizes(self.split, self.recipe)
+        return {"start": check_start(self.recipe, self.split)}
+
+    def preprocess(self) -> Preprocess:
+        """That of the run to start from, or by the base classes."""
+        if self.recipe.start is not None:
+            return read_run(self.recipe.start, FewShotRun).preprocess
+        return Preprocess.of(self.images, self.recipe.inputs)
+
+    def objective(self, run: FewShotRun, runtime: Runtime) -> Objective:
+        """Tasks of the base classes, or their names."""
+        if METHODS[run.recipe.method].episodic:
+            return Episodes(run.recipe, self.images, run.preprocess, runtime)
+        return Classification(run.recipe, runtime, batches_of(self.images, run, runtime))
+
+    def judge(self, run: FewShotRun, runtime: Runtime) -> Judge | None:
+        """Gives the mean accuracy over tasks of the validation classes."""
+        recipe, split = run.recipe, self.split
+        if recipe.select_on != "val":
+            return None
+        drawn = {"seed": SELECTION_SEED, "data": split.digest, "part": "val"}
+        tasks = draw_tasks(split.val, recipe.select_sizes, recipe.select_tasks, **drawn)
+        queries = len(tasks.sizes.query_labels)
+
+        def judge(model: nn.Module) -> dict[str, Any]:
+            method = _as_method(model, recipe)
+            correct = evaluate(method, split.val, tasks, preprocess=run.preprocess, runtime=runtime)
+            accuracy = correct.double().mean().item() / queries
+            return {
+                "validation_accuracy": accuracy,
+                "batch_norm": METHODS[recipe.method].statistics,
+            }
+
+        return judge
+
+    def finish(self, run: FewShotRun, state: State, runtime: Runtime) -> dict:
+        """The number of images; methods are evaluated on test classes by `nsim evaluate`."""
+        return {"images": len(self.images)}
+
+    def best(self, run: FewShotRun, state: State, runtime: Runtime) -> dict[str, Any]:
+        """Step and accuracy on the validation classes."""
+        return {
+            "step": step_of(newest(run.best)),
+            "validation_accuracy": state.best,
+            "batch_norm": METHODS[run.recipe.method].statistics,
+        }
+
+
+def retrained(
+    run: FewShotRun, start: str | Path | None, load: Callable[[], Any]
+) -> tuple[FewShotRecipe, dict[str, Any]]:
+    """The recipe of a run on validation classes as well, and what was chosen for it.
+
+    Args:
+        run: finished, with a step chosen on the validation classes.
+        start: run folder to start from, where the run has one.
+        load: gives the run's `FewShotTask`.
+
+    Raises:
+        RunError: the run is not finished or chose no step, or started from another and `start` is
+            not given or not trained on validation classes.
+    """
+    summary = read_json(run.summary) if run.summary.exists() else {}
+    if "best_checkpoint" not in summary:
+        raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")
+    if run.recipe.start is not None:
+        _require_all_classes(start, f"as {run.path} started from {run.recipe.start}")
+    split = load().split
+    growth = 1 + len(split.val) / len(split.train)
+    chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
+    recipe = retraining(run.recipe, **chosen)
+    return replace(recipe, start=None if start is None else str(start)), chosen
+
+
+def _require_all_classes(start: str | Path | None, why: str) -> None:
+    classes = None if start is None else read_run(start, FewShotRun).recipe.train_on
+    if classes != "train+val":
+        got = "none" if start is None else f"{start}, trained on {classes}"
+        raise RunError(f"`start` must be the folder of a run on train+val, {why}, got {got}")
+
+
+def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
+    """Refuse a recipe whose tasks the data cannot give, before anything is trained.
+
+    Raises:
+        ValueError: a part has too few classes, or a class of it, which the error names, too few
+            images for shots and queries; of test classes there must be two, or as many as in
+            training where the method learns how its classifier starts.
+    """
+    if METHODS[recipe.method].episodic:
+        check_tasks(split, recipe.train_on, recipe.sizes)
+    if recipe.select_on == "val":
+        if recipe.select_ways > len(split.val.classes):
+            raise ValueError(
+                f"`select_ways` must be at most the number of validation classes, "
+                f"{len(split.val.classes)}, got {recipe.select_ways}"
+            )
+        check_tasks(split, "val", recipe.select_sizes)
+    ways = recipe.ways if METHODS[recipe.method].fixed_ways else 2
+    check_tasks(split, "test", replace(recipe.sizes, ways=ways))
+
+
+def check_tasks(split: ClassSplit, part: str, sizes: TaskSizes) -> None:
+    """Refuse sizes of tasks that a part of the data cannot give.
+
+    Raises:
+        ValueError: it has too few classes, or one, which the error names, too few images.
+    """
+    try:
+        Sampler(split.part(part), sizes)
+    except ValueError as error:
+        raise ValueError(f"{split.name}, {part}: {error}") from None
+
+
+def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | None:
+    """Facts of the run that training starts from, which must suit this one.
+
+    Raises:
+        RunError: there is none where kernels stay as they are, or it is of other data, or trained
+            on classes that this run must not know.
+    """
+    if recipe.start is None:
+        if METHODS[recipe.method].frozen:
+            raise RunError(
+                f"`start` must be the folder of a run: {recipe.method} leaves kernels as they are, "
+                "got none"
+            )
+        return None
+    run = read_run(recipe.start, FewShotRun)
+    if not run.summary.exists():
+        raise RunError(f"`start` must be a finished run, got {run.path}; --resume it first")
+    if run.digest != split.digest:
+        raise RunError(
+            f"`start` must be a run on the same data, whose digest is {split.digest}, got "
+            f"{run.path} with {run.digest}"
+        )
+    if run.recipe.train_on != "train" and recipe.train_on == "train":
+        raise RunError(
+            f"`start` must be trained on training classes alone, as this run, got {run.path}, "
+            f"trained on {run.recipe.train_on}"
+        )
+    return {
+        "recipe": run.name,
+        "seed": run.recipe.seed,
+        "classes": run.recipe.train_on,
+        "budget": run.budget,
+        "weights": weights_digest(find_checkpoint(run, usual_checkpoint(run))),
+        "config": recipe_to_json(run.recipe),
+        "retrained": read_json(run.path / ENVIRONMENT).get("retrained"),
+    }
+
+
+def _as_method(model: nn.Module, recipe: FewShotRecipe) -> Method:
+    if isinstance(model, Method):
+        return model
+    return METHODS[recipe.method].build(as_network(model), recipe.select_sizes)

@@ -1,0 +1,76 @@
+"""What a run learns: all in which kinds of runs differ."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+from neural_similarity.lab.data import ImageSet, Preprocess
+from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.train.checkpoint import State
+from neural_similarity.lab.train.loop import Judge
+from neural_similarity.lab.train.objective import Objective
+from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.run import Run
+from neural_similarity.lab.train.runtime import Runtime
+
+AnyRun = TypeVar("AnyRun", bound=Run, contravariant=True)
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe, contravariant=True)
+
+
+class Task(Protocol[AnyRun, AnyRecipe]):
+    """A recipe with its data, from which the session trains and scores a network."""
+
+    RUN: ClassVar[type[Run]]
+    """Its run folders."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Every setting."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of the whole data set."""
+        ...
+
+    @property
+    def images(self) -> ImageSet:
+        """What a network may be trained on."""
+        ...
+
+    @classmethod
+    def load(cls, recipe: AnyRecipe, root: str | Path, progress: Progress | None = None) -> Self:
+        """The task of a recipe, its data from below the folder `root`.
+
+        Raises:
+            FileNotFoundError: the data set is not there.
+        """
+        ...
+
+    def check(self) -> dict[str, Any]:
+        """Facts of what training starts from, for the record of the environment.
+
+        Raises:
+            ValueError: the data do not suit the recipe.
+            RunError: the run to start from does not.
+        """
+        ...
+
+    def preprocess(self) -> Preprocess:
+        """What turns pixels into the network's input."""
+        ...
+
+    def objective(self, run: AnyRun, runtime: Runtime) -> Objective:
+        """What is minimised."""
+        ...
+
+    def judge(self, run: AnyRun, runtime: Runtime) -> Judge | None:
+        """What chooses the best checkpoint by held-out data, if the recipe holds any out."""
+        ...
+
+    def finish(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
+        """Draw pictures of the trained network; its scores for the summary."""
+        ...
+
+    def best(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
+        """What the summary tells of the best checkpoint."""
+        ...

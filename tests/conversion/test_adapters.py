@@ -1,0 +1,335 @@
+"""Adapters: files that give back the same network to the last bit, and switching between them."""
+
+import json
+import os
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils import prune
+
+import neural_similarity as ns
+
+SHARED = ns.Dynamic(ns.Full(), ns.Shared(channels=4, hidden=5, batch_norm=True))
+SPECS = {
+    "static-diagonal": None,
+    "static-full": None,
+    "dynamic-diagonal": None,
+    "blocks": ns.Static(ns.Unshared(ns.Full(), channels=2)),
+    "batch norm": ns.Dynamic(ns.Diagonal(), ns.SphereNet(hidden=6, batch_norm=True)),
+    "shared": SHARED,
+    "tied": ns.Static(ns.Affine(tied=True)),
+}
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(4, 6, 3, padding=1)
+        self.bn = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 6, 3, stride=2)
+        self.again = self.conv2
+        self.fc = nn.Linear(6, 5)
+        self.lstm = nn.LSTM(5, 4, num_layers=2)
+
+    def forward(self, x):
+        y = self.bn(self.conv1(x)).relu()
+        return self.lstm(self.fc(self.conv2(y).mean(-1).transpose(1, 2)))[0]
+
+
+@pytest.fixture
+def backbone():
+    return Network().eval()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 4, 9, 8)
+
+
+def spec(name):
+    return SPECS[name] or name
+
+
+def perturbed(model):
+    """What is learned away from its start, statistics of predictors too."""
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if ".similarity." in name and tensor.is_floating_point():
+                tensor.add_(torch.rand_like(tensor) * 0.3)
+    return model
+
+
+def adapted(backbone, name="static-full", where=None):
+    return perturbed(ns.convert(backbone, spec(name), where)).eval()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_loaded_is_what_was_saved_to_the_last_bit(backbone, x, tmp_path, name):
+    where = None if name in ("tied", "shared", "blocks") else ["conv1", "conv2", "fc", "lstm"]
+    model = adapted(backbone, name, where)
+    file = ns.save_adapter(model, tmp_path / "folder" / "a.safetensors")
+    before = deepcopy(backbone.state_dict())
+    loaded = ns.load_adapter(backbone, str(file))
+    assert ns.max_difference(loaded, model, x) == 0
+    assert ns.max_difference(loaded, backbone, x) > 1e-3
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    assert loaded.again is loaded.conv2
+    parameters = [sum(p.numel() for p in network.parameters()) for network in (loaded, model)]
+    assert parameters[0] == parameters[1]  # What is shared is one parameter again.
+    assert all(torch.equal(before[key], value) for key, value in backbone.state_dict().items())
+    assert repr(loaded) == repr(model)
+    again = ns.save_adapter(loaded, tmp_path / "b.safetensors")
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_layers_that_share_nothing_stay_apart(backbone, x, tmp_path):
+    """Two conversions, each with a shared predictor of its own for the same sizes."""
+    once = ns.convert(backbone, SHARED, "conv1")
+    model = perturbed(ns.convert(once, SHARED, "conv2")).eval()
+    loaded = ns.load_adapter(backbone, ns.save_adapter(model, tmp_path / "a"))
+    heads = [loaded.get_submodule(f"conv{i}.similarity.predictor.head.0").weight for i in (1, 2)]
+    assert heads[0] is not heads[1]
+    assert ns.max_difference(loaded, model, x) == 0
+
+
+def test_heads_and_statistics_are_extra(backbone, x, tmp_path, capsys):
+    model = adapted(backbone)
+    nn.init.normal_(model.fc.weight)
+    model.train()(x)
+    file = ns.save_adapter(model.eval(), tmp_path / "a", extra=["fc", "*running*"])
+    numbers = 81 * 2 + 6 * 5 + 5 + 2 * 6
+    assert f"kB, {numbers} numbers" in capsys.readouterr().out
+    other_head = deepcopy(backbone)
+    nn.init.normal_(other_head.fc.bias)
+    assert ns.max_difference(ns.load_adapter(other_head, file), model, x) == 0
+    other_head.fc = nn.Linear(6, 7)
+    with pytest.raises(ValueError, match=r"fc.bias must be \(5,\) in the backbone, got \(7,\)"):
+        ns.load_adapter(other_head, file)
+    with pytest.raises(ValueError, match="`extra` must name parts"):
+        ns.save_adapter(model, tmp_path / "b", extra="head")
+
+
+def test_static_adapters_are_kilobytes_and_their_modes_are_the_umasks(tmp_path, capsys):
+    model = ns.convert(ns.models.resnet20(), "static-full")
+    umask = os.umask(0o027)
+    try:
+        file = ns.save_adapter(model, tmp_path / "a")
+    finally:
+        os.umask(umask)
+    assert file.stat().st_mode & 0o777 == 0o640
+    size = file.stat().st_size
+    assert 19 * 81 * 4 < size < 12_000
+    assert capsys.readouterr().out == f"{file}: {size / 1000:.1f} kB, 1,539 numbers\n"
+    assert list(tmp_path.iterdir()) == [file]
+    with safe_open(file, "pt") as content:
+        facts = json.loads(content.metadata()["adapter"])
+    assert facts["neural_similarity"] == ns.__version__
+    (text,) = facts["similarities"]
+    assert text == ns.nn.format_similarity(ns.Static(ns.Full()), complete=True)
+
+
+def changed_weight(network):
+    with torch.no_grad():
+        network.bn.weight[2] += 1e-6
+
+
+def changed_statistics(network):
+    network.bn.running_var += 1
+
+
+def changed_names(network):
+    network.extra = nn.Linear(1, 1)
+
+
+def changed_type(network):
+    network.fc.double()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (changed_weight, "another backbone: its weights differ"),
+        (changed_statistics, r"its buffers differ; .* extra=.\*running\*"),
+        (changed_names, "other names, shapes or types"),
+        (changed_type, "other names, shapes or types"),
+        (lambda network: network.to("meta"), "some on device meta"),
+    ],
+)
+def test_another_backbone_is_refused(backbone, tmp_path, change, message):
+    file = ns.save_adapter(adapted(backbone), tmp_path / "mine")
+    change(backbone)
+    with pytest.raises(ValueError, match=rf"mine is no adapter of this network: .*{message}"):
+        ns.load_adapter(backbone, file)
+
+
+def test_counts_of_batches_do_not_matter(backbone, tmp_path):
+    file = ns.save_adapter(adapted(backbone), tmp_path / "a")
+    backbone.bn.num_batches_tracked += 3
+    ns.load_adapter(backbone, file)
+
+
+def rewritten(file, change):
+    """The file with other tensors or facts."""
+    with safe_open(file, "pt") as content:
+        facts = json.loads(content.metadata()["adapter"])
+    tensors = load_file(file)
+    written = change(tensors, facts)
+    save_file(tensors, file, {"adapter": written or json.dumps(facts)})
+
+
+def text(new):
+    return lambda _, facts: facts.update(similarities={new: ["conv1", "conv2"]})
+
+
+RAW = "conv1.similarity.raw"
+HUGE = "Dynamic(Diagonal(), predictor=SphereNet(hidden=99999999999))"
+BAD = {
+    "no facts": lambda _, facts: facts.clear(),
+    "texts of numbers": lambda _, facts: facts.update(similarities={"static-full": [["conv1"]]}),
+    "another format": lambda _, facts: facts.update(format="neural-similarity adapter 2"),
+    "fact missing": lambda _, facts: facts.pop("same"),
+    "not json": lambda *_: "{",
+    "deep json": lambda *_: "[" * 100_000,
+    "a list": lambda *_: "[1]",
+    "another list": lambda _, facts: facts.update(similarities=[1]),
+    "numbers": lambda _, facts: facts.update(similarities={"a": 1}),
+    "no digest": lambda _, facts: facts.update(backbone={}),
+    "digest of a list": lambda _, facts: facts.update(backbone=[]),
+    "unknown spec": text("Static(Fully())"),
+    "code": text("__import__('os').system('touch /tmp/owned')"),
+    "deep spec": text("Static(" * 100_000),
+    "huge spec": text(HUGE),
+    "null": text("Static(\0)"),
+    "no layer": lambda _, f: f.update(similarities={"static-full": ["conv1", "nowhere"]}),
+    "not a layer": lambda _, f: f.update(similarities={"static-full": ["conv1", "bn"]}),
+    "too few layers": lambda _, f: f.update(similarities={"static-full": ["conv1"]}),
+    "tensor missing": lambda tensors, _: tensors.__delitem__(RAW),
+    "other shape": lambda tensors, _: tensors.update({RAW: torch.zeros(80)}),
+    "whole numbers": lambda tensors, _: tensors.update({RAW: torch.zeros(81, dtype=torch.int64)}),
+    "one more": lambda tensors, _: tensors.update({"conv1.similarity.more": torch.zeros(2)}),
+    "a stranger": lambda tensors, _: tensors.update({"stranger": torch.zeros(2)}),
+    "same as nothing": lambda _, facts: facts.update(same={"fc.weight": "nothing"}),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_files_of_strangers_are_refused_by_name(backbone, tmp_path, case):
+    file = ns.save_adapter(adapted(backbone), tmp_path / "stranger")
+    rewritten(file, BAD[case])
+    before = [type(module) for module in backbone.modules()]
+    with pytest.raises(ValueError, match="stranger is no adapter of this network: "):
+        ns.load_adapter(backbone, file, inplace=True)
+    assert [type(module) for module in backbone.modules()] == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"\xff" * 100], ids=repr)
+def test_what_is_no_safetensors_file_is_refused(backbone, tmp_path, content):
+    (tmp_path / "no-file").write_bytes(content)
+    with pytest.raises(ValueError, match="no-file is no adapter"):
+        ns.load_adapter(backbone, tmp_path / "no-file")
+    with pytest.raises(ValueError, match="is no adapter"):
+        ns.load_adapter(backbone, tmp_path)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        ns.load_adapter(backbone, tmp_path / "nothing")
+
+
+def parametrized(model):
+    nn.utils.parametrize.register_parametrization(model.conv1.similarity, "raw", nn.Identity())
+
+
+def pruned(model):
+    prune.l1_unstructured(model.conv1.similarity, "raw", 3)
+
+
+def of_a_user(model):
+    predictor = nn.Conv2d(4, 9, 3, padding=1)
+    model.conv1.with_similarity(ns.Dynamic(predictor=lambda *_: predictor))
+
+
+def a_module(model):
+    model.conv1.with_similarity(nn.Identity())
+
+
+@pytest.mark.parametrize("change", [parametrized, pruned, of_a_user, a_module])
+def test_what_cannot_be_built_again_is_not_saved(backbone, tmp_path, change):
+    model = adapted(backbone)
+    change(model)
+    with pytest.raises(ValueError, match=r"layer 'conv1': `similarity` must .* to be stored"):
+        ns.save_adapter(model, tmp_path / "a")
+    with pytest.raises(ValueError, match="`model` must have similarities to save"):
+        ns.save_adapter(backbone, tmp_path / "a")
+
+
+@pytest.fixture
+def files(backbone, tmp_path):
+    """Three adapters, with the outputs that they should have."""
+    models = {
+        "full": adapted(backbone, "static-full", ["conv1", "fc"]),
+        "tied": adapted(backbone, "tied"),
+        "dynamic": adapted(backbone, "batch norm", "conv2"),
+    }
+    nn.init.normal_(models["full"].bn.weight)
+    extras = {"full": "bn"}
+    return models, {
+        name: ns.save_adapter(model, tmp_path / name, extras.get(name, ()))
+        for name, model in models.items()
+    }
+
+
+def test_adapters_are_switched_and_the_backbone_is_what_it_was(backbone, x, files):
+    models, paths = files
+    plain = deepcopy(backbone)
+    state = backbone.state_dict(keep_vars=True)
+    switch = ns.adapters(backbone, **paths)
+    assert switch.active is None
+    order = ["full", None, "tied", "full", "dynamic", "dynamic", None]
+    for name in order:
+        switch.use(name)
+        assert switch.active == name
+        assert ns.max_difference(backbone, models.get(name, plain), x) == 0
+        for merged in ("full", "tied"):
+            switch.use(merged, merged=True)
+            assert not [m for m in backbone.modules() if isinstance(m, ns.nn.SimilarityLayer)]
+            assert ns.max_difference(backbone, models[merged], x) <= 1e-5
+            assert ns.max_difference(backbone, plain, x) > 1e-3
+        switch.use(name)
+    after = backbone.state_dict(keep_vars=True)
+    assert all(after[key] is tensor for key, tensor in state.items())
+    assert after.keys() == state.keys()
+    with pytest.raises(ValueError, match="`merged` must be False for 'dynamic'"):
+        switch.use("tied").use("dynamic", merged=True)
+    assert switch.active == "tied"
+    with pytest.raises(ValueError, match="`name` must be one of full, tied, dynamic, got 'x'"):
+        switch.use("x")
+
+
+def test_an_adapter_that_trains_keeps_what_it_learned(backbone, x, files):
+    models, paths = files
+    switch = ns.adapters(backbone, full=paths["full"]).use("full")
+    optimizer = torch.optim.SGD(ns.freeze_backbone(backbone, train="bn").parameters(), lr=1e3)
+    backbone(x).square().mean().backward()
+    optimizer.step()
+    trained = backbone(x)
+    assert (trained - models["full"](x)).abs().max() > 1e-4
+    switch.use(None).add("tied", paths["tied"]).use("tied").add("dynamic", paths["dynamic"])
+    assert switch.active == "tied"
+    assert ns.max_difference(backbone, models["tied"], x) == 0
+    assert torch.equal(switch.use("full").backbone(x), trained)
+
+
+def test_networks_of_our_layers_are_backbones_too(tmp_path):
+    backbone = ns.models.cnn9(10, width=0.1).eval()
+    x = torch.randn(2, 3, 32, 32)
+    with pytest.raises(ValueError, match="`backbone` must be without similarities"):
+        ns.adapters(adapted(backbone))
+    model = adapted(backbone)
+    switch = ns.adapters(backbone, a=ns.save_adapter(model, Path(tmp_path, "a"))).use("a")
+    assert ns.max_difference(backbone, model, x) == 0
+    types = [type(module) for module in switch.use("a", merged=True).use(None).backbone.modules()]
+    assert types == [type(module) for module in ns.models.cnn9(10, width=0.1).modules()]
+    assert backbone[0][0].similarity is None

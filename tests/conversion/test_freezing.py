@@ -1,0 +1,66 @@
+"""What trains on a frozen backbone: similarities and what is named, and what the network says."""
+
+import pytest
+import torch
+from torch import nn
+
+import neural_similarity as ns
+
+
+@pytest.fixture
+def network():
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    layers = {"body": body, "flat": nn.Flatten(), "fc": nn.Linear(4 * 4 * 4, 5)}
+    network = nn.Sequential()
+    for name, layer in layers.items():
+        network.add_module(name, layer)
+    return ns.convert(network, "static-diagonal")
+
+
+M = {"body.0.similarity.raw", "body.3.similarity.raw"}
+
+
+@pytest.mark.parametrize(
+    ("train", "extra"),
+    [
+        (None, set()),
+        ((), set()),
+        ("fc", {"fc.weight", "fc.bias"}),
+        ("fc.bias", {"fc.bias"}),
+        (["fc", "body.1"], {"fc.weight", "fc.bias", "body.1.weight", "body.1.bias"}),
+        ("*.bias", {"body.0.bias", "body.1.bias", "body.3.bias", "fc.bias"}),
+        ("body.[13]", {f"body.{i}.{name}" for i in (1, 3) for name in ("weight", "bias")}),
+    ],
+    ids=str,
+)
+def test_similarities_and_what_is_named_train(network, train, extra, capsys):
+    frozen = ns.freeze_backbone(network, train=train)
+    assert frozen is network
+    trained = {name for name, p in network.named_parameters() if p.requires_grad}
+    assert trained == M | extra
+    numbers = sum(p.numel() for name, p in network.named_parameters() if name in trained)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{numbers} of {112 + 8 + 148 + 325 + 18} parameters train")
+    assert ("'fc' is frozen too, train='fc' trains it" in printed) == (train is None)
+
+
+def test_modules_may_be_named_by_themselves(network):
+    ns.freeze_backbone(network, train=[network.fc, "body.1"])
+    assert network.fc.weight.requires_grad
+    assert network.body[1].bias.requires_grad
+    assert not network.body[3].weight.requires_grad
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    network.train()(torch.randn(6, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+    moved = {n for n, value in network.state_dict().items() if not torch.equal(value, before[n])}
+    assert moved == M | {"fc.weight", "fc.bias", "body.1.weight", "body.1.bias"}
+
+
+@pytest.mark.parametrize("nothing", ["head", "fc.weights", "*.gamma", "flat", ["fc", "b"], 3])
+def test_names_of_nothing_are_refused(network, nothing):
+    with pytest.raises(ValueError, match="`train` must"):
+        ns.freeze_backbone(network, train=nothing)
+    with pytest.raises(ValueError, match="got Linear"):
+        ns.freeze_backbone(network, train=nn.Linear(2, 2))
+    assert all(p.requires_grad for p in network.parameters())

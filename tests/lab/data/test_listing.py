@@ -1,0 +1,215 @@
+"""Folders and lists of images: parts by their names, and nothing outside of the data."""
+
+import os
+import re
+
+import pytest
+from PIL import Image
+
+from neural_similarity.lab import data
+from neural_similarity.lab.data import load, load_split
+from neural_similarity.lab.data.files import read_json
+from neural_similarity.lab.data.listing import list_images
+
+
+def picture(path, size=(6, 6)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, "red").save(path)
+
+
+def classes(folder, names=("ant", "bee"), each=2):
+    for name in names:
+        for number in range(each):
+            picture(folder / name / f"{number}.png")
+
+
+TRAIN, TEST = ("train", "Train", "training", "TRAINING"), ("test", "testing", "Test", "val", "dev")
+
+
+@pytest.mark.parametrize("train", TRAIN)
+@pytest.mark.parametrize("test", [*TEST, "valid", "Validation", "DEV"])
+def test_parts_have_the_names_that_people_give_them(tmp_path, train, test):
+    classes(tmp_path / train, each=3)
+    classes(tmp_path / test)
+    dataset = load("folder", tmp_path)
+    assert dataset.train.classes == dataset.test.classes == ("ant", "bee")
+    assert (len(dataset.train), len(dataset.test)) == (6, 4)
+
+
+@pytest.mark.parametrize("val", ["val", "Valid", "validation", "dev"])
+def test_parts_of_other_data_sets(tmp_path, val):
+    classes(tmp_path / "whole" / "Training", each=3)
+    classes(tmp_path / "whole" / val)
+    dataset = load("imagenet", tmp_path / "whole", image_size=6)
+    assert dataset.train.classes == dataset.test.classes == ("ant", "bee")
+    for part, names in (("training", ("ant", "bee")), (val, ("cat",)), ("testing", ("dog",))):
+        classes(tmp_path / "split" / part, names)
+    split = load_split("classes", tmp_path / "split", image_size=6)
+    parts = [split.part(part).classes for part in ("train", "val", "test")]
+    assert parts == [("ant", "bee"), ("cat",), ("dog",)]
+
+
+def test_with_three_parts_the_test_part_is_the_test(tmp_path):
+    for part, each in (("training", 4), ("dev", 3), ("testing", 2)):
+        classes(tmp_path / part, each=each)
+    assert len(load("folder", tmp_path).test) == 4
+
+
+@pytest.mark.parametrize("names", [("train", "test"), ("Training", "dev", "testing"), ("valid",)])
+def test_parts_are_no_classes(tmp_path, names):
+    """Flat images in all of them; beside other classes, one may be called train."""
+    classes(tmp_path, names, each=4)
+    message = rf"must hold class folders inside of its parts .*{names[0]}.*, got none"
+    with pytest.raises(ValueError, match=message):
+        load("folder", tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load_split("classes", tmp_path)
+
+
+def test_two_folders_of_one_part(tmp_path):
+    classes(tmp_path / "train")
+    classes(tmp_path / "training")
+    message = "must have one folder of the part train, got train/ and training/"
+    with pytest.raises(ValueError, match=message):
+        load("folder", tmp_path)
+
+
+def listed(folder, rows):
+    text = "".join(f"{name},{label}\n" for name, label in rows)
+    (folder / "train.csv").write_text(f"filename,label\n{text}")
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Ten pictures of two classes, and secrets beside them."""
+    folder = tmp_path / "source"
+    for number in range(10):
+        picture(folder / "images" / f"{number}.png")
+    picture(tmp_path / "secret.png")
+    (tmp_path / "secret.txt").write_text("secret")
+    (folder / "images" / "out.png").symlink_to(tmp_path / "secret.png")
+    (folder / "images" / "up").symlink_to(tmp_path)
+    (folder / "images" / "text.txt").write_text("no image")
+    (folder / "images" / "text.png").write_text("no image")
+    os.mkfifo(folder / "images" / "pipe.png")
+    return folder
+
+
+LABELS = ["../out", "..", ".", ".hidden", "a/b", "/tmp/x", "a\\b", "a\x00b", "a\x1b[31mb"]
+FILES = ["../../secret.png", "/etc/hostname", "{root}/secret.png", "out.png", "up/secret.png"]
+NO_IMAGES = ["text.txt", "../../secret.txt", ".", "..", "a\x00.png"]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_labels_are_plain_names(tmp_path, source, label):
+    listed(source, [(f"{number}.png", f'"{label}"') for number in range(4)])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"train\.csv must have plain names as labels, got '"):
+        data.lay_out(source, tmp_path / "made", held_out=1)
+    with pytest.raises(ValueError, match=r"train\.csv must have plain names as labels, got '"):
+        load_split("mini-imagenet", source)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", FILES + NO_IMAGES)
+def test_listed_files_are_images_of_the_folder(tmp_path, source, name):
+    name = name.format(root=tmp_path)
+    listed(source, [*((f"{number}.png", "n1") for number in range(4)), (name, "n1")])
+    before = sorted(tmp_path.rglob("*"))
+    for read in (
+        lambda: data.lay_out(source, tmp_path / "made", held_out=1),
+        lambda: load_split("mini-imagenet", source),
+    ):
+        with pytest.raises(ValueError, match=r"train\.csv must name images in .*/images, got '"):
+            read()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["text.png", "pipe.png"])
+def test_what_is_listed_is_an_image(tmp_path, source, name):
+    listed(source, [*((f"{number}.png", "n1") for number in range(4)), (name, "n1")])
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"images/{name} "):
+        data.lay_out(source, tmp_path / "made", held_out=1)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_link_inside_of_the_folder_is_laid_out(tmp_path, source):
+    (source / "images" / "in.png").symlink_to("0.png")
+    listed(source, [("in.png", "n1"), ("1.png", "n1")])
+    data.lay_out(source, tmp_path / "made", held_out=1)
+    made = tmp_path / "made" / "val" / "n1" / "in.png"
+    assert made.read_bytes() == (source / "images" / "0.png").read_bytes()
+    assert not made.is_symlink()
+
+
+@pytest.mark.parametrize("field", ["filename", "label"])
+def test_fields_of_lists_that_never_end(source, field):
+    row = {"filename": "0.png", "label": "n1"} | {field: "x" * 200_000}
+    listed(source, [tuple(row.values())])
+    with pytest.raises(ValueError, match=r"train\.csv must be a list of filename,label, got field"):
+        load_split("mini-imagenet", source)
+
+
+@pytest.mark.parametrize("deep", ["[", '{"a":'])
+def test_json_that_is_nested_without_end(tmp_path, deep):
+    classes(tmp_path, ("ant", "bee", "cat"))
+    (tmp_path / "split.json").write_text(deep * 100_000)
+    with pytest.raises(ValueError, match=r"split\.json must hold a list of class names for each"):
+        load_split("classes", tmp_path)
+    for part in ("train", "val"):
+        classes(tmp_path / "whole" / part)
+    (tmp_path / "whole" / ".listing.json").write_text(deep * 100_000)
+    assert len(load("imagenet", tmp_path / "whole").train) == 4
+
+
+@pytest.mark.parametrize("content", ["[]", '{"stamps": {}, "files": []}', '{"stamps": 1}', "null"])
+def test_a_listing_that_is_none_is_made_again(tmp_path, content):
+    for part in ("train", "val"):
+        classes(tmp_path / part)
+    (tmp_path / ".listing.json").write_text(content)
+    assert len(load("imagenet", tmp_path).train) == 4
+
+
+def test_files_of_gibibytes_are_not_read(tmp_path):
+    """A sparse file, which takes no room on the disk."""
+    path = tmp_path / "split.json"
+    path.touch()
+    os.truncate(path, 10 << 30)
+    with pytest.raises(ValueError, match=r"split\.json must hold at most 67,108,864 bytes, got 10"):
+        read_json(path)
+    classes(tmp_path, ("ant", "bee", "cat"))
+    with pytest.raises(ValueError, match=r"split\.json must hold a list of class names for each"):
+        load_split("classes", tmp_path)
+
+
+def test_links_that_lead_back(tmp_path):
+    classes(tmp_path / "plain")
+    (tmp_path / "plain" / "ant" / "again").symlink_to(tmp_path / "plain")
+    with pytest.raises(ValueError, match=r"again/ant must be no link to a folder that is listed"):
+        load("folder", tmp_path / "plain")
+    for name, other in (("x", "y"), ("y", "x")):
+        classes(tmp_path / "pair" / name, ("ant",))
+        (tmp_path / "pair" / name / "ant" / "there").symlink_to(tmp_path / "pair" / other / "ant")
+    with pytest.raises(ValueError, match=r"must be no link to a folder that is listed already"):
+        list_images(tmp_path / "pair")
+
+
+@pytest.mark.parametrize("kind", ["broken", "looping", "pipe"])
+def test_what_cannot_be_read_is_named(tmp_path, kind):
+    classes(tmp_path)
+    path = tmp_path / "bee" / "strange.png"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path if kind == "looping" else tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=rf"bee.* (must|got) .*{re.escape(str(path))}|{path} must"):
+        load("folder", tmp_path)
+
+
+def test_links_to_images_elsewhere_are_images(tmp_path):
+    """In folders of classes, which are the user's own, as large collections have them."""
+    classes(tmp_path / "whole", each=3)
+    picture(tmp_path / "store" / "far.png")
+    (tmp_path / "whole" / "ant" / "far.png").symlink_to(tmp_path / "store" / "far.png")
+    dataset = load("folder", tmp_path / "whole")
+    assert len(dataset.train) + len(dataset.test) == 7

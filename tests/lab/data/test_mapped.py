@@ -1,0 +1,310 @@
+"""The cache of pixels, and pickles of arrays that it is made of."""
+
+import json
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_folders import WANTED, check, picture, write_folders
+
+from neural_similarity.lab.data import load_split, mapped
+from neural_similarity.lab.data.images import digest_of
+
+
+def test_pictures_are_decoded_once(tmp_path):
+    write_folders(tmp_path)
+    counts = []
+    options = {"image_size": 6, "progress": lambda *count: counts.append(count)}
+    first = load_split("classes", tmp_path, **options)
+    assert counts == [(i, 8) for i in range(1, 9)]
+    assert load_split("classes", tmp_path, **options).digest == first.digest
+    assert len(counts) == 8
+    picture(tmp_path / "train" / "ant" / "9.png", 99)
+    third = load_split("classes", tmp_path, **options)
+    assert len(counts) == 8 + 9
+    assert third.digest != first.digest
+    assert len(third.train) == 5
+
+
+def test_two_that_begin_at_once_decode_once(tmp_path):
+    write_folders(tmp_path)
+    counts = []
+
+    def load(progress):
+        return load_split("classes", tmp_path, image_size=6, progress=progress)
+
+    with ThreadPoolExecutor() as pool:
+        others = []
+
+        def start_another(*_):
+            if not others:
+                others.append(pool.submit(load, lambda *count: counts.append(count)))
+                wait(others, timeout=0.3)
+
+        first = load(start_another)
+        assert others[0].result().digest == first.digest
+    assert not counts
+
+
+def test_a_file_that_changed_at_equal_size_is_decoded_anew(tmp_path):
+    write_folders(tmp_path)
+    path = tmp_path / "test" / "dog" / "2.bmp"
+    picture(path, 98)
+    os.utime(path, ns=(0, 0))
+    size, before = path.stat().st_size, load_split("classes", tmp_path, image_size=6)
+    expected = picture(path, 99)
+    assert path.stat().st_size == size
+    after = load_split("classes", tmp_path, image_size=6)
+    assert np.array_equal(after.test.pixels[2].numpy(), expected)
+    assert after.digest != before.digest
+
+
+def test_the_cache_is_mapped_and_never_written(tmp_path):
+    write_folders(tmp_path)
+    pixels = load_split("classes", tmp_path, image_size=6).train.pixels
+    before = pixels.clone()
+    pixels.zero_()
+    assert torch.equal(load_split("classes", tmp_path, image_size=6).train.pixels, before)
+
+
+def test_a_damaged_cache_is_named(tmp_path):
+    write_folders(tmp_path)
+    load_split("classes", tmp_path, image_size=6)
+    description = tmp_path / "cache-6.json"
+    kept = description.read_text()
+    for other in ("[]", '{"version": 1, "content": []}', "{"):
+        description.write_text(other)
+        assert load_split("classes", tmp_path, image_size=6).train.classes == ("ant", "bee")
+    description.write_text(kept)
+    os.truncate(tmp_path / "cache-6.pixels", 100)
+    with pytest.raises(ValueError, match=r"cache-6.pixels must hold 864 bytes"):
+        load_split("classes", tmp_path, image_size=6)
+
+
+def test_an_interrupted_cache_is_made_again(tmp_path, monkeypatch):
+    """A description stands beside whole pixels only: what is there before stays until then."""
+    write_folders(tmp_path)
+    first = load_split("classes", tmp_path, image_size=6)
+    (tmp_path / "cache-6.json").unlink()
+    read, calls = mapped.read_pixels, []
+
+    def fails(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise OSError("the disk is gone")
+        return read(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mapped, "read_pixels", fails)
+        with pytest.raises(OSError, match="the disk is gone"):
+            load_split("classes", tmp_path, image_size=6)
+    assert (tmp_path / "cache-6.pixels").stat().st_size == 864
+    assert not (tmp_path / "cache-6.json").exists()
+    assert load_split("classes", tmp_path, image_size=6).digest == first.digest
+
+
+def test_a_cache_without_pixels_or_of_another_version_is_made_again(tmp_path, monkeypatch):
+    write_folders(tmp_path)
+    first = load_split("classes", tmp_path, image_size=6)
+    (tmp_path / "cache-6.pixels").unlink()
+    assert load_split("classes", tmp_path, image_size=6).digest == first.digest
+    monkeypatch.setattr(mapped, "VERSION", mapped.VERSION + 1)
+    counts = []
+    load_split("classes", tmp_path, image_size=6, progress=lambda *count: counts.append(count))
+    assert len(counts) == 8
+
+
+def test_the_digest_tells_which_class_has_which_images(tmp_path):
+    """The same pictures under other names, or one of them in another class."""
+    digests = set()
+    for number, train in enumerate((["ant", "bee"], ["ant", "boa"])):
+        write_folders(tmp_path / str(number), WANTED | {"train": train})
+        digests.add(load_split("classes", tmp_path / str(number), image_size=6).digest)
+    moved = tmp_path / "0" / "train"
+    (moved / "bee" / "0.png").rename(moved / "ant" / "2.png")
+    digests.add(load_split("classes", tmp_path / "0", image_size=6).digest)
+    assert len(digests) == 3
+
+
+def pickles(folder, values, protocol=None):
+    for part, content in values.items():
+        path = folder / f"mini-imagenet-cache-{part}.pkl"
+        path.write_bytes(pickle.dumps(content, protocol))
+
+
+def arrays(names, each=2):
+    data = np.random.default_rng(len(names)).integers(
+        256, size=(each * len(names), 84, 84, 3), dtype=np.uint8
+    )
+    # Positions of the classes alternate.
+    positions = {name: list(range(i, len(data), len(names))) for i, name in enumerate(names)}
+    return {"image_data": data, "class_dict": positions}
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_mini_imagenet_as_pickles(tmp_path, protocol):
+    values = {part: arrays(names) for part, names in WANTED.items()}
+    pickles(tmp_path, values, protocol)
+    split = load_split("mini-imagenet", tmp_path)
+    check(split)
+    expected = values["train"]["image_data"][3].transpose(2, 0, 1)
+    assert np.array_equal(split.train.pixels[3].numpy(), expected)  # of bee: positions 1 and 3
+    with pytest.raises(ValueError, match="`image_size` must be 84 for these pickles, got 28"):
+        load_split("mini-imagenet", tmp_path, image_size=28)
+
+
+def test_pickles_are_read_once(tmp_path, monkeypatch):
+    values = {part: arrays(names) for part, names in WANTED.items()}
+    pickles(tmp_path, values)
+    monkeypatch.setattr(mapped, "CHUNK", 3)
+    counts = []
+
+    def load():
+        return load_split("mini-imagenet", tmp_path, progress=lambda *count: counts.append(count))
+
+    first = load()
+    assert counts == [(3, 8), (4, 8), (6, 8), (8, 8)]
+    assert first.digest == digest_of((first.train, first.val, first.test))
+    second = load()
+    check(second)
+    assert len(counts) == 4
+    assert second.digest == first.digest
+    assert torch.equal(second.train.pixels, first.train.pixels)
+    second.test.pixels.zero_()
+    assert torch.equal(load().test.pixels, first.test.pixels)
+    values["test"]["image_data"][0] += 1  # as many bytes
+    pickles(tmp_path, values)
+    third = load()
+    assert len(counts) == 8
+    assert third.digest != first.digest
+    assert np.array_equal(
+        third.test.pixels[0].numpy(), values["test"]["image_data"][0].transpose(2, 0, 1)
+    )
+
+
+def test_pickles_of_images_of_two_sizes(tmp_path):
+    pickles(tmp_path, {part: arrays(names) for part, names in WANTED.items()})
+    small = {"image_data": np.zeros((2, 28, 28, 3), np.uint8), "class_dict": {"dog": [0, 1]}}
+    pickles(tmp_path, {"test": small})
+    with pytest.raises(ValueError, match=r"must hold images of one shape, got \[\(3, 28, 28\), "):
+        load_split("mini-imagenet", tmp_path)
+
+
+def test_older_pickles_have_labels(tmp_path):
+    for part, names in WANTED.items():
+        data = arrays(names)["image_data"]
+        name = "train_phase_train" if part == "train" else part
+        path = tmp_path / f"miniImageNet_category_split_{name}.pickle"
+        labels = [names[i % len(names)] for i in range(len(data))]
+        path.write_bytes(pickle.dumps({"data": data, "labels": labels}))
+    check(load_split("mini-imagenet", tmp_path))
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"image_data": Malicious()}, "system is refused"),
+        ({"image_data": np.zeros((2, 84, 84))}, r"must hold images, uint8 \(n, h, w, c\)"),
+        (arrays(["dog"]) | {"class_dict": {"dog": [0, 0]}}, "must tell the class of each of its 2"),
+    ],
+)
+def test_bad_pickles(tmp_path, content, message):
+    pickles(tmp_path, {part: arrays(names) for part, names in WANTED.items()} | {"test": content})
+    with pytest.raises(ValueError, match=rf"cache-test.pkl.*{message}"):
+        load_split("mini-imagenet", tmp_path)
+
+
+def test_pixels_of_other_files_are_never_taken(tmp_path, monkeypatch):
+    """Killed at any point while the cache of changed files is made, then the files change back."""
+    path = tmp_path / "test" / "dog" / "2.bmp"
+    write_folders(tmp_path)
+    for step in range(1, 12):
+        first = picture(path, 98)
+        os.utime(path, ns=(0, 0))
+        load_split("classes", tmp_path, image_size=6)
+        picture(path, 99)
+        os.utime(path, ns=(1, 1))
+        done = killed_at(step, monkeypatch, lambda: load_split("classes", tmp_path, image_size=6))
+        picture(path, 98)
+        os.utime(path, ns=(0, 0))
+        again = load_split("classes", tmp_path, image_size=6)
+        assert np.array_equal(again.test.pixels[2].numpy(), first), f"killed at step {step}"
+        if done:
+            break
+    assert done
+    assert step > 6
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing handles it."""
+
+
+def killed_at(step, monkeypatch, work):
+    """Do `work` until its `step`th change of a name or flush to the disk; whether it is done."""
+    count = 0
+
+    def counted(change):
+        def changed(*args, **options):
+            nonlocal count
+            count += 1
+            if count >= step:
+                raise Killed
+            return change(*args, **options)
+
+        return changed
+
+    with monkeypatch.context() as patch:
+        for place, name in (
+            (os, "fsync"),
+            *((Path, name) for name in ("replace", "rename", "unlink", "write_text")),
+        ):
+            patch.setattr(place, name, counted(getattr(place, name)))
+        try:
+            work()
+        except Killed:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("place", [0, 431, -1])
+def test_a_changed_byte_of_the_cache_is_noticed(tmp_path, place):
+    write_folders(tmp_path)
+    load_split("classes", tmp_path, image_size=6)
+    cache = tmp_path / "cache-6.pixels"
+    content = bytearray(cache.read_bytes())
+    content[place] ^= 1
+    cache.write_bytes(content)
+    with pytest.raises(ValueError, match=r"cache-6\.pixels must hold the pixels it was made with"):
+        load_split("classes", tmp_path, image_size=6)
+    cache.unlink()
+    assert load_split("classes", tmp_path, image_size=6)
+
+
+FORGED = [
+    {"shape": [8, 3, 36, 1]},
+    {"shape": "many"},
+    {"counts": [{"ant": 9}, {"cat": -1}, {}]},
+    {"counts": [{"ant": 4}, {"cat": 2}, {"dog": 2}]},
+    {"counts": [{"ant": 8}]},
+    {"counts": 5},
+    {"digest": "of others"},
+]
+
+
+@pytest.mark.parametrize("change", FORGED, ids=str)
+def test_a_changed_description_is_noticed(tmp_path, change):
+    write_folders(tmp_path)
+    load_split("classes", tmp_path, image_size=6)
+    path = tmp_path / "cache-6.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=r"cache-6\.pixels must hold the pixels it was made with"):
+        load_split("classes", tmp_path, image_size=6)

@@ -1,0 +1,181 @@
+"""Pickles of data: arrays of plain numbers are read, nothing else can be made or called."""
+
+import pickle
+import pickletools
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from neural_similarity.lab.data.unpickling import unpickle
+
+RECONSTRUCT = np.empty(0).__reduce__()[0]
+FIELDS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+"""A state of `numpy.dtype`: one object in 8 bytes, with flags that deny it."""
+
+
+class Made:
+    """Pickles as a call, with a state."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __reduce__(self):
+        return self.parts
+
+
+def array(dtype, data=b"A" * 8, shape=(1,), version=1):
+    """An array of a made-up type or state."""
+    state = (version, shape, dtype, False, data)
+    return Made(RECONSTRUCT, (np.ndarray, (0,), b"b"), state)
+
+
+def read(tmp_path, content):
+    path = tmp_path / "some.pkl"
+    path.write_bytes(content)
+    return unpickle(path)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("kind", ["?", "i1", "<i8", ">i4", ">u2", "<f4", ">f8", "f2", "u1"])
+def test_arrays_of_numbers(tmp_path, kind, protocol):
+    values = np.arange(12).reshape(3, 4).astype(kind)
+    found = read(
+        tmp_path,
+        pickle.dumps(
+            {"c": values, "f": np.asfortranarray(values), "same": [values, values.dtype.name]},
+            protocol,
+        ),
+    )
+    for name in ("c", "f"):
+        assert found[name].dtype == values.dtype
+        assert np.array_equal(found[name], values)
+    assert np.array_equal(found["same"][0], values)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_values(tmp_path, protocol):
+    value = {"a": [1, -(2**40), 0.5, None, True, False], "b": {"c": ("x", "ä", ())}, "d": [[]] * 3}
+    value["e"] = {str(i): list(range(i)) for i in range(300)}
+    value["f"] = tuple("abcdef"), [1], "text" * 100
+    if protocol > 2:
+        value["g"] = b"bytes", b"more" * 100
+    assert read(tmp_path, pickle.dumps(value, protocol)) == value
+
+
+HOSTILE = {
+    "hidden object": {"a": array(Made(np.dtype, ("V8",), FIELDS))},
+    "object": {"a": array(np.dtype("O"), [1])},
+    "objects in a buffer": {"a": array(np.dtype("O"))},
+    "text": {"a": array(np.dtype("S8"))},
+    "dates": {"a": array(np.dtype("M8[s]"))},
+    "too few bytes": {"a": array(np.dtype("u1"), b"A" * 7, (8,))},
+    "negative": {"a": array(np.dtype("u1"), b"", (-1,))},
+    "shape of floats": {"a": array(np.dtype("u1"), b"A", (1.0,))},
+    "huge shape": {"a": array(np.dtype("u1"), b"", (2**62, 2**62, 0))},
+    "state of a type": Made(np.dtype, ("u1",), (3, "|", ("u1", (9,)), None, None, -1, -1, 0)),
+    "call of an array": Made(np.ndarray, ((4,), "O")),
+    "key that is no text": {(1, 2): 3},
+    "integer of 80 bits": {"a": 1 << 80},
+    "set": {"a": {1, 2}},
+}
+BYTES = {
+    "deep key": b"()" + b"\x85" * 200_000 + b"K\x01d.",
+    "deep list": b"]" * 200_000 + b"a" * 199_999 + b".",
+    "length of bytes": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    "length of an integer": b"\x80\x02\x8b\xff\xff\xff\x7f.",
+    "digits": b"I" + b"9" * 100_000 + b"\n.",
+    "items of a type": b"cnumpy\ndtype\n(S'a'\nK\x01u.",
+    "state of a function": b"c_codecs\nencode\n(NS'x'\ndb.",
+    "persistent": b"Pid\n.",
+    "class": b"(icollections\nOrderedDict\n.",
+    "extension": b"\x82\x01.",
+    "instructions": b"]" + b"Na" * 500_001 + b".",
+    "text again": b"c_codecs\nencode\nq\0V"
+    + b"A" * 9_999
+    + b"\nq\1"
+    + b"h\0(h\1Vlatin1\ntR" * 99
+    + b"d.",
+    "shape without end": b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\ntR(K\1("
+    + b"J\xff\xff\xff\x7f" * 200_000
+    + b"tcnumpy\ndtype\n(Vu1\ntRI00\nVA\ntb.",
+    "no stop": b"}",
+    "nothing": b"",
+    "mark": b"(.",
+    "stack": b"\x85.",
+}
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, *BYTES])
+def test_anything_else_is_refused(tmp_path, name):
+    contents = [BYTES[name]] if name in BYTES else [pickle.dumps(HOSTILE[name], p) for p in (2, 4)]
+    for content in contents:
+        with pytest.raises(ValueError, match=r"some\.pkl must (be a pickle of|hold a dictionary)"):
+            read(tmp_path, content)
+
+
+def test_a_place_in_the_memo_costs_nothing(tmp_path):
+    """`pickle` makes room for all places below, 64 GiB of them."""
+    assert read(tmp_path, b"\x80\x02}r\xff\xff\xff\xff.") == {}
+
+
+CHILD = """
+import resource, sys
+from pathlib import Path
+from neural_similarity.lab.data.mapped import _read
+from neural_similarity.lab.data.unpickling import unpickle
+
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + 2**30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    print(path.name, flush=True)
+    for read in (unpickle, _read):
+        try:
+            repr(read(path))
+        except ValueError as error:
+            assert str(path) in str(error), error
+"""
+
+
+def hostile_pickles(count, seed):
+    """Damaged good ones, hostile ones inside of good ones, and programs of random instructions."""
+    draw = random.Random(seed)
+    pixels = np.zeros((4, 2, 2, 3), np.uint8)
+    good = {"image_data": pixels, "class_dict": {"a": [0, 1], "b": np.arange(2, 4)}}
+    older = {"data": pixels, "labels": ["a", "a", "b", "b"]}
+    made = [*HOSTILE.values(), array(Made(np.dtype, ("V8",), FIELDS), b"A" * 32, (4,))]
+    codes = [code.code.encode("latin1") for code in pickletools.opcodes]
+    for number in range(count):
+        protocol = draw.randrange(pickle.HIGHEST_PROTOCOL + 1)
+        value = dict(draw.choice([good, older]))
+        if number % 3 == 0:
+            value[draw.choice([*value, "labels", "class_dict"])] = draw.choice(made)
+        content = bytearray(pickle.dumps(value, protocol))
+        for _ in range(draw.choice([0, 1, 2, 5, 20])):
+            place = draw.randrange(len(content))
+            new = draw.choice([bytes([draw.randrange(256)]), draw.choice(codes), b""])
+            content[place : place + draw.choice([0, 1, 1, 4])] = new * draw.choice([1, 1, 1, 3])
+        if number % 3 == 1:
+            program = [
+                draw.choice(codes) + draw.randbytes(draw.choice([0, 1, 4])) for _ in "1" * 30
+            ]
+            start = draw.randrange(len(content))
+            content[start:start] = b"".join(program)
+        yield bytes(content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_hostile_pickles_crash_nothing(tmp_path, seed):
+    """300 in each of four processes: whatever they do, a clear error names the file."""
+    for name, content in BYTES.items() if seed == 0 else ():
+        (tmp_path / f"{name}.pkl").write_bytes(content)
+    for number, content in enumerate(hostile_pickles(300, seed)):
+        (tmp_path / f"{number:03}.pkl").write_bytes(content)
+    command = [sys.executable, "-c", CHILD, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    last = tmp_path / (done.stdout.split("\n")[-2] if done.stdout else "none")
+    assert done.returncode == 0, f"{last.name}: {done.returncode} {done.stderr[-500:]}"

@@ -1,0 +1,60 @@
+"""The hub's methods, by folders alone: no network."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import neural_similarity as ns
+
+pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 3, 32, 32)
+
+
+def moved(network):
+    for name, parameter in network.named_parameters():
+        if name.endswith((".raw", ".gain")):
+            nn.init.normal_(parameter, std=0.2)
+    return network.eval()
+
+
+@pytest.mark.parametrize(
+    "similarity", [None, "static-full", ns.Dynamic(ns.Full(), ns.Shared(channels=4, hidden=5))]
+)
+def test_a_network_is_read_back_from_its_folder(similarity, x, tmp_path):
+    network = moved(ns.hub.Network("resnet20", 7, similarity, width=0.5))
+    network.save_pretrained(tmp_path)
+    again = ns.hub.Network.from_pretrained(tmp_path, local_files_only=True)
+    assert ns.max_difference(again, network, x) == 0
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["width"] == 0.5
+    assert ns.nn.parse_similarity(config["similarity"]) == ns.nn.layer.resolve(similarity)
+    card = (tmp_path / "README.md").read_text()
+    assert "library_name: neural-similarity" in card
+    assert "1910.13003" in card
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("network.linear.bias")
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(RuntimeError, match=r"network\.linear\.bias"):
+        ns.hub.Network.from_pretrained(tmp_path, local_files_only=True)
+
+
+def test_a_converted_network_is_read_back_by_its_adapter(x, tmp_path):
+    backbone = ns.models.resnet20(width=0.5).eval()
+    network = moved(ns.convert(backbone, "static-full"))
+    nn.init.normal_(network.linear.weight)
+    ns.hub.Adapted(network, extra="linear").save_pretrained(tmp_path)
+    assert (tmp_path / "adapter.safetensors").stat().st_size < 20_000
+    again = ns.hub.Adapted.from_pretrained(tmp_path, backbone=backbone)
+    assert again.extra == "linear"
+    assert ns.max_difference(again, network, x) == 0
+    assert ns.max_difference(again, backbone, x) > 1e-3
+    other = ns.models.resnet20(width=0.5)
+    with pytest.raises(ValueError, match="another backbone"):
+        ns.hub.Adapted.from_pretrained(tmp_path, backbone=other)

@@ -1,0 +1,44 @@
+"""Folders and lists of tiny random pictures, in the parts of a few-shot data set."""
+
+import csv
+
+import numpy as np
+from PIL import Image
+
+WANTED = {"train": ["ant", "bee"], "val": ["cat"], "test": ["dog"]}
+
+
+def picture(path, seed, size=6):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.random.default_rng(seed).integers(256, size=(size, size, 3), dtype=np.uint8)
+    Image.fromarray(values).save(path)
+    return values.transpose(2, 0, 1)
+
+
+def write_folders(folder, split=WANTED, each=2):
+    """Folders part/class; the pixels of each part, in order."""
+    pixels, seed = {}, 0
+    for part, names in split.items():
+        for name in names:
+            for i in range(each):
+                seed += 1
+                found = picture(folder / part / name / f"{i}.png", seed)
+                pixels.setdefault(part, []).append(found)
+    return {part: np.stack(found) for part, found in pixels.items()}
+
+
+def write_csv(folder, split=WANTED, each=2):
+    """Images beside three lists, interleaved as a csv may have them."""
+    for part, names in split.items():
+        rows = [(f"{name}{i}.png", name) for i in range(each) for name in names]
+        with (folder / f"{part}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("filename", "label"), *rows])
+        for name, _ in rows:
+            picture(folder / "images" / name, sum(map(ord, name)))
+
+
+def check(split, each=2):
+    for part, names in WANTED.items():
+        images = split.part(part)
+        assert list(images.classes) == names
+        assert images.labels.tolist() == [i for i in range(len(names)) for _ in range(each)]
