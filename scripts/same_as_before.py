@@ -4,7 +4,7 @@
 
 Both need their environment (`uv sync`). Tables are printed from this checkout's records. Training
 is a short quick start and a short few-shot run on one thread; losses and weights must be equal bit
-for bit. It prints "equal", or what differs and exits with 1.
+for bit. It prints "equal", or what differs, losses by how much, and exits with 1.
 """
 
 import json
@@ -71,8 +71,10 @@ def trainings(other: Path) -> list[str]:
             mine, theirs = (Path(folder) / side for side in ("mine", "theirs"))
             nsim(HERE, [*words, *SHORT, "--out", str(mine)])
             nsim(other, [*words, *SHORT, "--out", str(theirs)])
-            if trained(mine) != trained(theirs):
-                different.append(name)
+            (ours, weights), (before, earlier) = trained(mine), trained(theirs)
+            if (ours, weights) != (before, earlier):
+                apart = max(abs(a - b) / abs(b) for a, b in zip(ours, before, strict=True))
+                different.append(f"{name}: losses {apart:.1e} apart")
     return different
 
 

@@ -31,7 +31,7 @@ M = {"body.0.similarity.raw", "body.3.similarity.raw"}
         ("*.bias", {"body.0.bias", "body.1.bias", "body.3.bias", "fc.bias"}),
         ("body.[13]", {f"body.{i}.{name}" for i in (1, 3) for name in ("weight", "bias")}),
     ],
-    ids=str,
+    ids=["nothing", "none of them", "module", "parameter", "several", "glob", "class of names"],
 )
 def test_similarities_and_what_is_named_train(network, train, extra, capsys):
     frozen = ns.freeze_backbone(network, train=train)

@@ -46,7 +46,8 @@ def test_the_same_seed_gives_the_same_kernels_and_function_for_every_similarity(
     assert all(torch.equal(again[key], value) for key, value in ours.items())
     assert all(torch.equal(ours[key], value) for key, value in plain.state_dict().items())
     assert all(".similarity." in key for key in ours.keys() - plain.state_dict().keys())
-    assert ns.max_difference(plain, network, images()) < 1e-12
+    size = max(1.0, plain.eval()(images()).abs().max().item())  # 7,000 in ResNet-56
+    assert ns.max_difference(plain, network, images()) < 1e-12 * size
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES[1:])

@@ -76,7 +76,8 @@ def read(path: Path) -> AdapterFile:
     """
     with safe_open(path, "pt") as file:
         facts = json.loads((file.metadata() or {}).get("adapter", "{}"))
-        tensors = {key: file.get_tensor(key) for key in file.keys()}
+        # Copies lie as torch allocates them: from elsewhere, vector code may round otherwise.
+        tensors = {key: file.get_tensor(key).clone() for key in file.keys()}
     if facts.get("format") != FORMAT:
         raise ValueError(f"its format must be {FORMAT!r}, got {facts.get('format')!r}")
     texts = {name: text for text, names in facts["similarities"].items() for name in names}

@@ -87,7 +87,7 @@ def _check_unchanged(layer: nn.Conv2d, weight: Tensor, built: Geometry) -> None:
     if weight.shape[1:] == (inner, *built.kernel_size) and _window(layer) == _window(built):
         return
     present = convolution_geometry(layer)
-    names = "in_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode", "groups"
+    names = "groups", "in_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode"
     for name in names:
         now, before = getattr(present, name), getattr(built, name)
         if now != before:

@@ -445,7 +445,7 @@ def test_the_command_line_retrains(finished, tmp_path, capsys):
     ("words", "code", "message"),
     [
         (["trian"], 2, "no command of nsim fewshot is named 'trian'; did you mean 'train'?"),
-        (["train", "mini-cnn"], 2, "no few-shot recipe is named 'mini-cnn'; did you mean"),
+        (["train", "mini-cnn"], 2, "no recipe is named 'mini-cnn'; did you mean"),
         (["evaluate", "RUN", "--method", "prot"], 2, "no method is named 'prot'"),
         (["evaluate", "RUN", "--processes", "0"], 2, "`processes` must be an integer of at least"),
         (["evaluate", "RUN", "--ways", "9"], 1, "`ways` must be at most the number of classes"),

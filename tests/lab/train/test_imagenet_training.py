@@ -120,7 +120,7 @@ def test_resumed_in_every_step_with_other_workers_it_ends_bit_identical(
 
 def test_summary_has_the_top_5_error_and_is_that_of_the_logits(root, reference):
     summary = json.loads(reference.summary.read_text())
-    dataset = session.load_data(reference, root)
+    dataset = session.load_task(reference, root).dataset
     x = reference.preprocess(torch.cat(list(dataset.test.chunks(100))))
     with torch.no_grad():
         order = load(reference)(x).argsort(1, descending=True)[:, :5]

@@ -1,6 +1,7 @@
 """Few-shot learning: what a method of one's own, its training and its evaluation need."""
 
 from neural_similarity.lab.data import load_split as load_split
+from neural_similarity.lab.tasks.few_shot.episode import Episode as Episode
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation as Evaluation
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator as Evaluator
 from neural_similarity.lab.tasks.few_shot.method import Method as Method
