@@ -149,9 +149,11 @@ class FewShotLine:
 
     @property
     def seeds(self) -> str:
-        """How many there are, and the deviation between them from two on."""
+        """How many there are, the deviation between them from two on, and those of changed code."""
         values = [100 * one.summary["accuracy"] for one in self.evaluations]
-        return f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
+        text = f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
+        changed = ", ".join(str(one.seed) for one in self.evaluations if one.code["dirty"])
+        return text + (f"; local changes: {changed}" if changed else "")
 
 
 def _of(record: Record) -> Evaluation:
@@ -176,6 +178,7 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
     counts = Counter(chain(*found.values()))
     usual = budget or max(counts, key=lambda b: (counts[b], b), default=1.0)
     parts = [f"# {TITLE}" + ("" if usual == 1 else f" (reduced schedule, budget {usual:g})")]
+    differences = 0
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
         lines = [HEAD, ("---",) * len(HEAD)]
@@ -184,13 +187,17 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
                 own = found.get((row, shots), [])
                 at = usual if usual in own else max(own, default=usual)
                 lines += _cells(row, shots, results, at)
+        places = [HEAD.index(name) for name in COMPARED]
+        differences += sum(bool(cells[place]) for cells in lines[2:] for place in places)
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
-    return "\n\n".join([*parts, _NOTE]) + "\n"
+    count = f"{differences} differences with intervals, none adjusted for their number."
+    return "\n\n".join([*parts, f"{_NOTE} {count}"]) + "\n"
 
 
 _NOTE = (
     "Accuracy in percent, mean over tasks of the accuracy of each, ± 1.96 standard errors over the "
-    "tasks; σ is the deviation between seeds. Differences are paired: the same budget, seeds, "
+    "tasks; σ is the deviation between seeds, and local changes are the seeds whose code differed "
+    "from its commit. Differences are paired: the same budget, seeds, "
     "training classes and tasks, where of two lists of one seed the shorter is the beginning of "
     "the longer. Batch norm says whose statistics normalise queries; only `transductive` "
     "lets queries see each other. Parameters are those that training leaves: not the classifier "

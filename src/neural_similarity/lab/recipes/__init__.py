@@ -8,7 +8,15 @@ from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.lab.recipes.imagenet import IMAGENET
 from neural_similarity.lab.recipes.quickstart import QUICKSTART
 from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, released
-from neural_similarity.lab.recipes.studies import ABLATIONS, CHEAPER, CONTROLS, RIVALS
+from neural_similarity.lab.recipes.studies import (
+    ABLATIONS,
+    BOUNDS,
+    CHEAPER,
+    CONTROLS,
+    RIVALS,
+    SHAPES,
+    SHARING,
+)
 from neural_similarity.lab.train.recipe import Recipe
 
 GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
@@ -17,6 +25,9 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     "CIFAR-100, tables 1 to 4 and 8": CIFAR100,
     "ImageNet, table 5 and the authors' response": IMAGENET,
     "Ablations": ABLATIONS,
+    "M for each filter": SHARING,
+    "Kernel shapes that learn faster": SHAPES,
+    "CNN predictors without batch normalisation": BOUNDS,
     "Cheaper predictors": CHEAPER,
     "Controls": CONTROLS,
     "Rivals": RIVALS,

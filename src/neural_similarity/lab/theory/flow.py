@@ -24,7 +24,7 @@ from neural_similarity.lab.theory.measures import generators
 
 INPUTS, OUTPUTS, SAMPLES = 6, 4, 12
 TIME = 1.0
-STEPS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
+STEPS = (3e-2, 1e-2, 3e-3, 1e-3)
 POINTS = 51
 
 
@@ -80,17 +80,15 @@ def eq6(data: Regression, weight: Tensor, m: Tensor) -> Tensor:
     return gradient @ m.T @ m + weight @ weight.T @ gradient
 
 
-def descend(data: Regression, step: float, count: int) -> tuple[Tensor, ns.Linear]:
-    """The folded kernel after each of `count` gradient steps of a layer, and the layer."""
+def descend(data: Regression, step: float, count: int) -> ns.Linear:
+    """A layer of the library after `count` steps of gradient descent."""
     layer = data.layer()
     optimizer = torch.optim.SGD(layer.parameters(), lr=step)
-    kernels = [folded(layer)]
     for _ in range(count):
         optimizer.zero_grad()
         (0.5 * (data.y - layer(data.x.T).T).square().sum()).backward()
         optimizer.step()
-        kernels.append(folded(layer))
-    return torch.stack(kernels), layer
+    return layer
 
 
 def folded(layer: ns.Linear) -> Tensor:
@@ -142,7 +140,7 @@ def compute(seeds: int = 5) -> Flow:
     derivative = [[_derivative_error(each, step) for each in data] for step in STEPS]
     trajectory = [
         [
-            relative(descend(each, step, round(TIME / step))[0][-1], end)
+            relative(folded(descend(each, step, round(TIME / step))), end)
             for each, end in zip(data, ends, strict=True)
         ]
         for step in STEPS
@@ -168,9 +166,10 @@ def compute(seeds: int = 5) -> Flow:
 
 def _derivative_error(data: Regression, step: float) -> float:
     """At a point where M is not I: after ten steps of 0.05."""
-    _, layer = descend(data, 0.05, 10)
+    layer = descend(data, 0.05, 10)
     weight, m = layer.weight.detach().clone(), layer.similarity.full_matrix().detach().clone()
     before = folded(layer)
+    layer.zero_grad()
     (0.5 * (data.y - layer(data.x.T).T).square().sum()).backward()
     with torch.no_grad():
         for parameter in layer.parameters():
