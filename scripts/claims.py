@@ -129,8 +129,8 @@ def _record(name: str) -> dict[str, Any]:
 
 
 def _theory(path: str) -> Any:
-    """What lies at NAME.KEY.KEY of the records of `nsim theory`; keys of lists are positions."""
-    name, *keys = path.split(".")
+    """What lies at NAME/KEY/KEY of the records of `nsim theory`; keys of lists are positions."""
+    name, *keys = path.split("/")
     value = _record(name)
     for key in keys:
         value = value[int(key)] if isinstance(value, list) else value[key]

@@ -29,7 +29,8 @@ def learned(network: nn.Module) -> dict[str, dict[str, Any]]:
     for name, layer in network.named_modules():
         if ".similarity." in f".{name}.":  # Convolutions of predictors.
             continue
-        facts = _of_similarity(layer.similarity) if isinstance(layer, SimilarityLayer) else {}
+        similarity = layer.similarity if isinstance(layer, SimilarityLayer) else None
+        facts = {} if similarity is None else _of_similarity(similarity)
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             spectrum = torch.linalg.svdvals(plain[name].weight.flatten(1).double())
             facts["spectrum"] = _rounded(spectrum)

@@ -3,7 +3,7 @@ r"""§5.2: a layer whose similarity is $\tilde W + \Delta t\, M$ is a step of Eu
 Where $W \tilde W$ picks the centre of the patch, $W (\tilde W + \Delta t\, M) X = x + \Delta t\,
 W M X$: a residual layer, and a step of $\dot x = g(x)$ with $g$ the convolution by $W M$. The M of
 §5.2 is the full matrix over channels and taps, `ns.Unstructured()`; where all channels share one of
-K×K, no $\tilde W$ does this for a dense W of several channels.
+K×K, no $\tilde W$ does this for a dense W of C channels unless C² ≤ K.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import neural_similarity as ns
 from neural_similarity.lab.theory.measures import generators
 
-CHANNELS, TAPS, CENTRE, LENGTH = 3, 9, 4, 5
+CHANNELS, TAPS, CENTRE, LENGTH = 4, 9, 4, 5
 LAYERS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
