@@ -104,12 +104,8 @@ def _few_shot(options: Options) -> Iterator[Row]:
 
 
 class Bench(NamedTuple):
-    """One of the benchmarks."""
-
     rows: Callable[[Options], Iterator[Row]]
-    """What it measures."""
     about: str
-    """A line of help."""
     default: Options
     """Options that are not given."""
     quick: dict[str, Any]
@@ -200,7 +196,7 @@ def _options(command: str, args: Sequence[str]) -> Options:
     options = _parse(Options, args, command, bench.about, bench.default)
     for option in ("batch", "size", "similarity", "recipes"):
         if getattr(options, option) and not getattr(bench.default, option):
-            raise UsageError(f"`{option}` is no option of {command}")
+            raise UsageError(f"`{option}` is not an option of {command}")
     for name in options.similarity:
         require("similarity", name, bench.similarities)
     return replace(options, rounds=3, **bench.quick) if options.quick else options

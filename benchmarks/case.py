@@ -23,11 +23,9 @@ class Case:
     """A 3×3 convolution of stride 1 that keeps the size of its map."""
 
     kind: str
-    """Of M, one of `KINDS`."""
     runtime: Runtime
     """Device, and precision of input and kernel; a predicted M is float32, as in the layers."""
     batch: int
-    """Images."""
     channels: int
     """Of input and output."""
     size: int
@@ -35,7 +33,6 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of input and kernel."""
         return DTYPES[self.runtime.precision]
 
     @property
@@ -92,9 +89,7 @@ class Subject:
     name: str
     """What it is called in tables."""
     module: nn.Module
-    """What is called."""
     inputs: tuple[Tensor, ...]
-    """With what."""
     oracle: Callable[..., Tensor]
     """What it must equal: a function of its float64 copy and of its inputs in float64."""
     smooth: bool = True
@@ -107,7 +102,6 @@ class Absent(NamedTuple):
     name: str
     """What it is called in tables."""
     reason: str
-    """Why."""
 
 
 class Operator(nn.Module):

@@ -54,7 +54,6 @@ class FewShotCase:
     tasks: int = 2_000
     """Tasks on kept features."""
     sizes: TaskSizes = field(default_factory=TaskSizes)
-    """Of a task."""
 
 
 def meta_gradients(case: FewShotCase, effort: Effort) -> list[Row]:

@@ -37,8 +37,6 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long to measure."""
-
     rounds: int = 15
     """In each round everything is timed once, starting with another one each time."""
     attempts: int = 3

@@ -51,7 +51,6 @@ class Setting:
     runtime: Runtime
     """Device and precision; channels last."""
     batch: int = 128
-    """Images."""
     width: float = 1.0
     """Factor on the number of filters."""
 

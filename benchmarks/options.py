@@ -46,7 +46,6 @@ class Options:
     threads: Numbers = (0,)
     """Numbers of CPU threads, each apart; 0 is torch's choice."""
     batch: Numbers = ()
-    """Images at a time."""
     size: Numbers = ()
     """Height and width of maps or images."""
     similarity: Names = ()
@@ -54,7 +53,6 @@ class Options:
     recipes: Names = ()
     """Recipes of CIFAR-10; others are compared with the first."""
     device: str = "auto"
-    """auto, cpu or cuda."""
     out: Path = Path("benchmarks")
     """Folder for what was found: NAME.json and NAME.png."""
     quick: bool = False

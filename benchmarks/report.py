@@ -32,11 +32,9 @@ class Row:
     group: Group
     """What it has in common with the rows that it is compared with: dtype, batch, sizes."""
     name: str
-    """What it is called."""
     baseline: bool = False
     """Whether the others are compared with it."""
     problem: str | None = None
-    """Why it has no numbers."""
     wrong: bool = False
     """Whether that is because its result is wrong."""
     error: float | None = None
@@ -52,7 +50,6 @@ class Report:
     """What a benchmark found."""
 
     bench: str
-    """Its name."""
     environment: dict[str, Any]
     """Versions, machine, commit, command."""
     quick: bool
@@ -60,7 +57,6 @@ class Report:
     others: float | None
     """Cores busy with other processes meanwhile."""
     rows: tuple[Row, ...]
-    """Of all subjects."""
 
     @property
     def spread(self) -> float:
@@ -75,7 +71,6 @@ class Report:
 
     @property
     def machine(self) -> str:
-        """Where it was found."""
         device = self.environment["device"]
         place = self.environment["cpu"] if device == "cpu" else device
         unit = {True: " with AMX", False: " without AMX", None: ""}[self.environment.get("amx")]
@@ -94,7 +89,7 @@ def read(path: Path) -> Report:
     """The report that `write` wrote.
 
     Raises:
-        ValueError: the file is none.
+        ValueError: the file is not a report.
     """
     try:
         content = read_json(path)

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 
 def require_known(argument: str, name: str, names: Collection[str]) -> None:
-    """Refuse a `name` that is none of `names`, and tell the nearest.
+    """Check that `name` is one of `names`; the error suggests the nearest.
 
     Raises:
         ValueError: it names the argument, all choices, and what came.
@@ -18,7 +18,7 @@ def require_known(argument: str, name: str, names: Collection[str]) -> None:
 
 
 def require_count(argument: str, value: object) -> None:
-    """Refuse what is no integer of at least 1.
+    """Check that a value is an integer of at least 1.
 
     Raises:
         ValueError: it names the argument and what came.
@@ -28,7 +28,7 @@ def require_count(argument: str, value: object) -> None:
 
 
 def require_flag(argument: str, value: object) -> None:
-    """Refuse what is neither True nor False.
+    """Check that a value is True or False.
 
     Raises:
         ValueError: it names the argument and what came.
@@ -38,7 +38,7 @@ def require_flag(argument: str, value: object) -> None:
 
 
 def require_least(argument: str, value: float, least: float = 1) -> None:
-    """Refuse a number below `least`.
+    """Check that a number is at least `least`.
 
     Raises:
         ValueError: it names the argument, the least and what came.
@@ -48,7 +48,7 @@ def require_least(argument: str, value: float, least: float = 1) -> None:
 
 
 def require_positive(argument: str, value: float) -> None:
-    """Refuse a number that is not above zero.
+    """Check that a number is positive.
 
     Raises:
         ValueError: it names the argument and what came.

@@ -49,7 +49,6 @@ class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
         self._hub_mixin_config = named | options
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the network."""
         return self.network(*args, **kwargs)
 
     @classmethod
@@ -76,7 +75,6 @@ class Adapted(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
         self.extra = extra
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the network."""
         return self.network(*args, **kwargs)
 
     def _save_pretrained(self, save_directory: Path) -> None:

@@ -110,7 +110,6 @@ class Case:
     similarity: Similarity
 
     def __str__(self) -> str:
-        """The name."""
         return self.name
 
     def layer(self) -> SimilarityLayer:

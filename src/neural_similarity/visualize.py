@@ -185,7 +185,7 @@ def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
         The files; none for a network without similarities that can be drawn.
 
     Raises:
-        ValueError: `x` is no batch of images.
+        ValueError: `x` is not a batch of images.
     """
     if x.dim() != 4:
         raise ValueError(f"`x` must be images (n, c, height, width), got {tuple(x.shape)}")

@@ -368,7 +368,7 @@ def test_rows_are_measured_with_their_threads(monkeypatch):
         (["operators", "--rounds", "2"], "`rounds` must be at least 3, got 2"),
         (["operators", "--threads", "-1"], "`threads` must be at least 0, got (-1,)"),
         (["operators", "--batch", "0"], "`batch` must be at least 1, got (0,)"),
-        (["operators", "--recipes", "cifar10-cnn"], "`recipes` is no option of operators"),
+        (["operators", "--recipes", "cifar10-cnn"], "`recipes` is not an option of operators"),
         (["training", "--similarity", "static"], "no similarity is named 'static'; did you mean"),
         (["training", "--similarity", "full"], "no similarity is named 'full'; did you mean"),
         (["operators", "--similarity", "static-full"], "no similarity is named 'static-full'"),

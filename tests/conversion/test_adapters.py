@@ -163,7 +163,7 @@ def changed_type(network):
 def test_another_backbone_is_refused(backbone, tmp_path, change, message):
     file = ns.save_adapter(adapted(backbone), tmp_path / "mine")
     change(backbone)
-    with pytest.raises(ValueError, match=rf"mine is no adapter of this network: .*{message}"):
+    with pytest.raises(ValueError, match=rf"mine is not an adapter of this network: .*{message}"):
         ns.load_adapter(backbone, file)
 
 
@@ -222,7 +222,7 @@ def test_files_of_strangers_are_refused_by_name(backbone, tmp_path, case):
     file = ns.save_adapter(adapted(backbone), tmp_path / "stranger")
     rewritten(file, BAD[case])
     before = [type(module) for module in backbone.modules()]
-    with pytest.raises(ValueError, match="stranger is no adapter of this network: "):
+    with pytest.raises(ValueError, match="stranger is not an adapter of this network: "):
         ns.load_adapter(backbone, file, inplace=True)
     assert [type(module) for module in backbone.modules()] == before
 
@@ -230,9 +230,9 @@ def test_files_of_strangers_are_refused_by_name(backbone, tmp_path, case):
 @pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"\xff" * 100], ids=repr)
 def test_what_is_no_safetensors_file_is_refused(backbone, tmp_path, content):
     (tmp_path / "no-file").write_bytes(content)
-    with pytest.raises(ValueError, match="no-file is no adapter"):
+    with pytest.raises(ValueError, match="no-file is not an adapter"):
         ns.load_adapter(backbone, tmp_path / "no-file")
-    with pytest.raises(ValueError, match="is no adapter"):
+    with pytest.raises(ValueError, match="is not an adapter"):
         ns.load_adapter(backbone, tmp_path)
     with pytest.raises(FileNotFoundError, match="nothing"):
         ns.load_adapter(backbone, tmp_path / "nothing")

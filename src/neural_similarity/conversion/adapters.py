@@ -103,7 +103,7 @@ def load_adapter(backbone: Network, path: File, inplace: bool = False) -> Networ
 
     Raises:
         ValueError: `backbone` has similarities, or is another one than that of the file, or the
-            file is none of `save_adapter`. All but the first name the file.
+            file was not written by `save_adapter`. All but the first name the file.
         FileNotFoundError: there is no such file.
     """
     switch = adapters(backbone if inplace else copied(backbone), adapter=path)
@@ -166,7 +166,7 @@ class Adapters:
             merged: Fold M into the kernels: the layers are plain until the next `use`.
 
         Raises:
-            ValueError: there is none of that name, or a similarity to merge is dynamic.
+            ValueError: no adapter has that name, or a similarity to merge is dynamic.
         """
         if name is not None and name not in self._adapters:
             raise ValueError(f"`name` must be one of {', '.join(self._adapters)}, got {name!r}")
@@ -274,7 +274,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{path} is no adapter of this network: {kind}{error}") from error
+        raise ValueError(f"{path} is not an adapter of this network: {kind}{error}") from error
 
 
 def _check_backbone(have: Mapping[str, str], need: Mapping[str, str]) -> None:

@@ -80,8 +80,8 @@ def plan(model: nn.Module, similarity: Similarity | str, where: Where | None = N
     A dict by the names of layers; `print` shows it as a table.
 
     Raises:
-        ValueError: `model` is no network, `similarity` does not start at the identity, or `where`
-            names what is no layer of the model that could have a similarity.
+        ValueError: `model` is not a module, `similarity` does not start at the identity, or `where`
+            names what cannot have a similarity or is not in the model.
     """
     spec = identity_start(similarity)
     return Plan(make_plan(model, spec, choice_of(where)), model, spec)

@@ -103,7 +103,7 @@ def resume(
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        RunError: the folder is no run's, another process trains it, or the data have changed.
+        RunError: the folder is not a run's, another process trains it, or the data have changed.
         FileNotFoundError: the data set is missing.
         ValueError: there is no such device.
         Interrupted: as in `train`.
@@ -154,7 +154,7 @@ def open_run(path: str | Path) -> Run:
     """The run in a folder, of whichever kind it is.
 
     Raises:
-        RunError: the folder is no run's, or its settings cannot be read.
+        RunError: the folder is not a run's, or its settings cannot be read.
     """
     command = command_of(Path(path))
     kinds = {task.RUN.COMMAND: task.RUN for task in TASKS}

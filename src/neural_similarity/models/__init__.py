@@ -91,7 +91,7 @@ def build(name: str, num_classes: int, **chosen: Any) -> nn.Module:
     """The network called `name`; see its function for the options.
 
     Raises:
-        ValueError: there is none of that name, or it has no such option.
+        ValueError: no network has that name, or it has no such option.
     """
     for option in sorted(chosen.keys() - options(name).keys()):
         raise ValueError(

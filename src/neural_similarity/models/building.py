@@ -138,7 +138,7 @@ def fully_connected(features: int, hidden: int, num_classes: int) -> Layers:
 
 
 def padding(image_size: int, multiple: int) -> Layers:
-    """Zeros around images whose size is no multiple of what the pools divide by."""
+    """Zeros around images whose size is not a multiple of what the pools divide by."""
     missing = -image_size % multiple
     before, after = missing // 2, missing - missing // 2
     return {"pad": nn.ZeroPad2d((before, after, before, after))} if missing else {}
@@ -151,13 +151,13 @@ def scaled(channels: Sequence[int], width: float) -> list[int]:
 
 
 def check_no_similarity(similarity: Similarity | str | None, network: str) -> None:
-    """Refuse a similarity in a network whose layers have one, or a changing kernel, already."""
+    """Check that no similarity is asked for where layers already have one, or a dynamic kernel."""
     if similarity not in (None, "none"):
         raise ValueError(f"`similarity` must be None in {network}, got {similarity!r}")
 
 
 def check_sizes(num_classes: int, in_channels: int, image_size: int, *, smallest: int = 1) -> None:
-    """Refuse sizes below 1, and images smaller than the pools can halve."""
+    """Check that sizes are positive and that images are large enough for the pools."""
     limits = {"num_classes": 1, "in_channels": 1, "image_size": smallest}
     values = (num_classes, in_channels, image_size)
     for (name, least), value in zip(limits.items(), values, strict=True):

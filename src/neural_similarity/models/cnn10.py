@@ -31,7 +31,7 @@ def cnn10(
 
     Batch normalisation and ReLU behind every convolution and FC 512, which the classifier follows;
     convolutions have no bias and start at He's initialisation, the same for every similarity.
-    Images whose size is no multiple of 32 are padded with zeros to the next one.
+    Images whose size is not a multiple of 32 are padded with zeros to the next one.
 
     The paper states neither image size nor padding: images of 224 pixels and windows that halve
     the map exactly give FC 512 a map of 7×7 and the network the 8.90 M parameters of Table 5. The

@@ -46,7 +46,7 @@ def cnn9(
 
     Batch normalisation and ReLU behind every convolution; convolutions have no bias and start at
     He's initialisation, the same for every similarity. All nine have the similarity. Images whose
-    size is no multiple of 8 are padded with zeros to the next one (28 to 32 pixels).
+    size is not a multiple of 8 are padded with zeros to the next one (28 to 32 pixels).
 
     Args:
         num_classes: Number of outputs.
@@ -123,7 +123,7 @@ def cnn9_wide(
 
 
 def check_variant(variant: str) -> None:
-    """Refuse a variant that there is not."""
+    """Check that the variant exists."""
     require_known("variant", variant, get_args(Variant))
 
 

@@ -53,7 +53,6 @@ class Rival(nn.Module):
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        """Channels and window."""
         size = f"{self.in_channels}, {self.out_channels}, {self.kernel_size}"
         return f"{size}, stride={self.stride}, padding={self.padding}"
 

@@ -82,7 +82,7 @@ class _Convolution(SimilarityLayer):
 
 
 def _check_unchanged(layer: nn.Conv2d, weight: Tensor, built: Geometry) -> None:
-    """Refuse a predictor whose window or channels are no longer the layer's."""
+    """Check that window and channels of the layer are those its predictor was built for."""
     inner = built.in_channels // built.groups
     if weight.shape[1:] == (inner, *built.kernel_size) and _window(layer) == _window(built):
         return

@@ -86,7 +86,6 @@ class GlobalSimilarity(nn.Module):
         return global_similarity(input, self.matrix(input), blocks=blocks)
 
     def extra_repr(self) -> str:
-        """Channels and size."""
         return f"{self.geometry.in_channels}, {self.geometry.kernel_size}"
 
 
@@ -162,7 +161,7 @@ class SelfAttention(nn.Module):
         """M_G, M[position, position that it attends to].
 
         Raises:
-            ValueError: `x` is no batch of maps.
+            ValueError: `x` is not a batch of maps.
         """
         if x.dim() != 4:
             raise ValueError(f"`x` must be (n, c, height, width), got {tuple(x.shape)}")
@@ -182,5 +181,4 @@ class SelfAttention(nn.Module):
         return input + self.gain * self.output(attended)
 
     def extra_repr(self) -> str:
-        """How M_G is normalised."""
         return f"normalize={self.normalize}" + ("" if self.fused else ", fused=False")

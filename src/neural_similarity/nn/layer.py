@@ -74,8 +74,8 @@ class SimilarityLayer(nn.Module):
         """Give the layer a similarity, in place, on its device, in its dtype and mode.
 
         Raises:
-            ValueError: it is none, or the layer has no room for it: complex numbers, ways of
-                padding or geometry that it does not serve.
+            ValueError: it is not a similarity, or does not fit the layer: complex numbers, a way of
+                padding or a geometry that it does not support.
         """
         module = self.build_similarity(resolve(similarity))
         if module is not None:
@@ -150,7 +150,7 @@ def become(layer: nn.Module) -> SimilarityLayer:
     """A torch layer made of our class in place, which needs a `similarity` yet.
 
     Raises:
-        ValueError: there is none of ours for its class.
+        ValueError: no layer with a similarity exists for its class.
     """
     if not isinstance(layer, SimilarityLayer):
         plain = torchs_class(type(layer))

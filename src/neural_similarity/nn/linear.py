@@ -88,7 +88,6 @@ class Kernel:
     bias: Tensor | None = None
 
     def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
-        """The kernel alone."""
         del x
         return kernel
 
@@ -116,7 +115,7 @@ def dynamic_linear(
 
 
 def check_type(x: Tensor, weight: Tensor) -> None:
-    """Refuse an input whose type or device is not the kernel's, before the predictor does."""
+    """Check that the input has the type and device of the kernel, before the predictor runs."""
     if x.device != weight.device:
         raise ValueError(f"`input` must be on the kernel's {weight.device}, got {x.device}")
     same = x.dtype == weight.dtype or autocast_dtype(x) == autocast_dtype(weight)

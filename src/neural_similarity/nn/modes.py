@@ -25,7 +25,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def check_module(model: object, argument: str = "model") -> None:
-    """Refuse what is no network.
+    """Check that `model` is a module.
 
     Raises:
         ValueError: it names the argument and what came.

@@ -46,7 +46,7 @@ class TwoLayers(Spec, ABC):
         scales: Factors on He's standard deviation for the two kernels.
 
     Raises:
-        ValueError: a value is none of these.
+        ValueError: a value is not one of these.
     """
 
     hidden: int | None = None
@@ -197,11 +197,9 @@ class CNN(TwoLayers):
             )
 
     def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
-        """The plain convolution."""
         return CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
 
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
-        """The plain convolution."""
         return last(hidden)
 
     def bound_all(self, raw: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ class Masked(Wrapper):
             rate of all else; 1 where D is continuous.
 
     Raises:
-        ValueError: `structure` is none that can be masked, `threshold` is no finite number, or
-            `rate` is not positive, or not 1 where D is continuous.
+        ValueError: `structure` cannot be masked, `threshold` is not a finite number, or `rate`
+            is not positive, or not 1 where D is continuous.
     """
 
     threshold: float = 0.5
@@ -74,7 +74,7 @@ class Dilation(Wrapper):
     as R has.
 
     Raises:
-        ValueError: `structure` is none that can be masked, or `rate` is not positive or (when
+        ValueError: `structure` cannot be masked, or `rate` is not positive or (when
             built) does not divide k - 1.
     """
 
@@ -139,7 +139,6 @@ class Sparse(Wrapper):
 
     @property
     def exact_gradient(self) -> bool:
-        """Never."""
         return False
 
     def contains_identity(self, geometry: Geometry) -> bool:
@@ -168,7 +167,6 @@ class Select(Structure):
 
     @property
     def exact_gradient(self) -> bool:
-        """Never."""
         return False
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -189,12 +187,10 @@ class Shift(Structure):
 
     @property
     def exact_gradient(self) -> bool:
-        """Never."""
         return False
 
     @property
     def zero_is_identity(self) -> bool:
-        """Never."""
         return False
 
     def contains_identity(self, geometry: Geometry) -> bool:

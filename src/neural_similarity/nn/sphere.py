@@ -162,7 +162,6 @@ class SphereLinear(nn.Linear):
 
     @leaf
     def forward(self, input: Float[Tensor, "*n in_features"]) -> Float[Tensor, "*n num_classes"]:
-        """The logits."""
         x = input if self.normalize == "weight" else self._unit(input)
         return self.scale * F.linear(x, self._unit(self.weight))
 
@@ -171,7 +170,6 @@ class SphereLinear(nn.Linear):
         return vectors * (energy + self.eps).rsqrt().to(vectors.dtype)
 
     def extra_repr(self) -> str:
-        """Sizes and options."""
         return f"{super().extra_repr()}, normalize={self.normalize}, scale={self.scale}"
 
 

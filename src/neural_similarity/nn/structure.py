@@ -213,8 +213,8 @@ class Unshared(Wrapper):
         filters: The same for the kernels; exactly one of both is given.
 
     Raises:
-        ValueError: `structure` is none or unshared itself; both, none, or no number of blocks is
-            given; or (when built) it does not divide the channels or kernels.
+        ValueError: `structure` is not a structure, or is unshared itself; not exactly one number of
+            blocks is given; or (when built) it does not divide the channels or kernels.
     """
 
     channels: int | Literal["each"] | None = None

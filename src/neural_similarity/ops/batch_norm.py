@@ -102,8 +102,6 @@ class _Linear(Function):
 
 
 class _Chosen(_Linear):
-    """`native.pool_chosen`."""
-
     @staticmethod
     def forward(*operands):
         return _chosen_op(*operands)

@@ -115,7 +115,7 @@ def attention_matrix(
 
 
 def check_normalize(normalize: str) -> None:
-    """Refuse what is not an `AttentionNormalize`."""
+    """Raise a `ValueError` for other values than those of `AttentionNormalize`."""
     if normalize not in get_args(AttentionNormalize):
         raise ValueError(f'`normalize` must be "softmax" or "none", got {normalize!r}')
 
@@ -127,7 +127,7 @@ def _matrix_costs_more(query: Tensor, value: Tensor) -> bool:
 
 
 def check_global_blocks(blocks: Blocks | None, channels: int) -> None:
-    """Refuse blocks that a map of so many channels, which has no filters, cannot have."""
+    """Raise a `ValueError` if `channels` cannot be split into such blocks."""
     if blocks is not None and blocks[0] == "filters":
         raise ValueError('`blocks` of a global similarity must be of "channels", got "filters"')
     check_blocks(blocks, channels, channels, 1)

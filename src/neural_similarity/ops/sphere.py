@@ -214,7 +214,7 @@ def _of_angle(theta: Tensor, angle: str, k: float | Tensor) -> Tensor:
 
 
 def check_options(angle: str, normalize: str, k: float | Tensor, eps: float) -> None:
-    """Refuse options of `sphere_conv2d` that are unknown or do not fit together."""
+    """Check that the options of `sphere_conv2d` are known and fit together."""
     require_positive("eps", eps)
     require_known("angle", angle, _ANGLES)
     require_known("normalize", normalize, _NORMALIZE)

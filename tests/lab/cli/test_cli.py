@@ -126,8 +126,8 @@ def test_existing_run_folder_exits_with_1(static, capsys):
             "already, a run of `nsim fewshot train`; name anothe",
         ),
         ("{}", "exists already; continue it with `nsim train --resume"),
-        ("no json", "exists already, and is no run folder; name another folder with --out"),
-        (None, "exists already, and is no run folder; name another folder with --out"),
+        ("no json", "exists already, and is not a run folder; name another folder with --out"),
+        (None, "exists already, and is not a run folder; name another folder with --out"),
     ],
 )
 def test_a_folder_in_the_way_is_called_what_it_is(config, message, tmp_path, capsys):

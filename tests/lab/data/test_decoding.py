@@ -172,7 +172,7 @@ def test_of_animated_images_the_first_one(tmp_path, suffix):
 
 
 def strange_files(folder):
-    """Files that are no images, by their names."""
+    """Files that are not images, by their names."""
     scene().save(folder / "whole.png")
     whole = (folder / "whole.png").read_bytes()
     (folder / "truncated.png").write_bytes(whole[:60])

@@ -164,7 +164,7 @@ def test_embedded():
 def test_bad_names_and_folders(tmp_path):
     with pytest.raises(ValueError, match=r"got 'mini-imagnet'; nearest: mini-imagenet"):
         load_split("mini-imagnet", tmp_path)
-    with pytest.raises(FileNotFoundError, match="is no folder of images"):
+    with pytest.raises(FileNotFoundError, match="is not a folder of images"):
         load_split("classes", tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="images_background is missing"):
         load_split("omniglot", tmp_path)

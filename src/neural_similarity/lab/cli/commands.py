@@ -43,7 +43,7 @@ def dispatch(
 
 
 def require(kind: str, name: str, names: Collection[str]) -> None:
-    """Refuse a `name` that is none of `names`.
+    """Check that `name` is one of `names`.
 
     Raises:
         UsageError: it tells the nearest name, or all where none is near.

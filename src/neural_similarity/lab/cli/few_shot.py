@@ -164,7 +164,7 @@ def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: ClassSplit) -
 
 
 def _require_agreement(tasks: TaskList, given: dict[str, int | None], path: Path) -> None:
-    """Refuse options that a list which is there already does not have."""
+    """Check that options agree with an existing list of tasks."""
     held = {**asdict(tasks.sizes), "tasks": len(tasks), "task_seed": tasks.seed}
     for name, value in given.items():
         if value not in (None, held[name]):

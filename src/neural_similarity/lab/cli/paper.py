@@ -202,7 +202,7 @@ def reproduce(args: Sequence[str]) -> int:
 
 
 def _check_tasks(plan: Plan, options: ReproduceOptions) -> None:
-    """Refuse test tasks that the data cannot give, before anything is trained for them."""
+    """Check, before training, that the data have enough images for the test tasks."""
     begins = {job.folder for job in plan.jobs if job.unit == "step"}
     needed = {
         (FEW_SHOT_RECIPES[one.run.name], one.shots)

@@ -100,7 +100,7 @@ def integer(word: str) -> int:
     """The integer that a word is.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an integer.
     """
     try:
         return int(word)
@@ -109,13 +109,13 @@ def integer(word: str) -> int:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds of runs of which two are the same, or that no run can have."""
+    """Check that seeds differ and are in the range of a run's seed."""
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
         raise ValueError(f"`seeds` must differ, not be negative and be below 2**63, got {seeds}")
 
 
 def check_folders(**folders: Path) -> None:
-    """Refuse paths of folders, by option, at which there is something else."""
+    """Check that paths, by option, are folders or do not exist."""
     for option, path in folders.items():
         if path.exists() and not path.is_dir():
             raise ValueError(f"`{option}` must be a folder, got the file {path}")
@@ -134,7 +134,7 @@ def agreed(yes: bool) -> bool:
 
 
 def require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) -> None:
-    """Refuse what would change the run that is to be continued or repeated.
+    """Check that no option changes the run that is continued or repeated.
 
     Args:
         allowed: the option that names the run, then those that may stand beside it.

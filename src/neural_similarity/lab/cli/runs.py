@@ -198,7 +198,7 @@ def _read_image(path: Path, run: Run) -> Tensor:
     if run.recipe.dataset == "imagenet":
         return torch.tensor(read_centre(path, run.image_size)).permute(2, 0, 1)
     mode, size = "L" if run.channels == 1 else "RGB", (run.image_size, run.image_size)
-    read_header(path)  # It refuses what is no image, or of more than 8 bits a channel.
+    read_header(path)  # It refuses what is not an image, or of more than 8 bits a channel.
     return torch.tensor(read_pixels(path, mode, size))
 
 

@@ -184,7 +184,7 @@ class FileBatches:
         """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
 
         Raises:
-            ValueError: `step` is negative, or a file is no image or damaged.
+            ValueError: `step` is negative, or a file is not an image or damaged.
         """
         self.load(step)
         return self.loaded()

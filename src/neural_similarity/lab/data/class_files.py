@@ -79,7 +79,7 @@ def find_class_files(folder: Path) -> ClassFiles:
         ValueError: the layout has a fault: a class that is missing, empty or in two parts.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder of images")
+        raise FileNotFoundError(f"{folder} is not a folder of images")
     return find_parts(folder) or _shared_out(folder, _class_folders(folder, part=False))
 
 

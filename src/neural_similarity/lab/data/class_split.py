@@ -62,11 +62,11 @@ def select_classes(images: Images, names: Sequence[str]) -> Images:
     """The images of the classes `names`, in the order of `images`.
 
     Raises:
-        ValueError: a name is none of its classes.
+        ValueError: a name is not one of its classes.
     """
     missing = [name for name in names if name not in images.classes]
     if missing:
-        raise ValueError(f"`names` must be classes of the data, got {missing[0]!r}, which is none")
+        raise ValueError(f"`names` must be classes of the data, got {missing[0]!r}")
     positions = torch.full((len(images.classes),), -1)
     for label, name in enumerate(names):
         positions[images.classes.index(name)] = label
@@ -76,7 +76,7 @@ def select_classes(images: Images, names: Sequence[str]) -> Images:
 
 
 def check_disjoint(classes: Mapping[str, Iterable[str]], where: object) -> None:
-    """Refuse a class that is in two parts.
+    """Check that no class is in two parts.
 
     Args:
         classes: the names of the classes of each part.

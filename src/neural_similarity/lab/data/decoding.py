@@ -38,7 +38,7 @@ def read_header(path: Path) -> Header:
     """Mode and size of an image.
 
     Raises:
-        ValueError: the file is no image, or its pixels have more than 8 bits.
+        ValueError: the file is not an image, or its pixels have more than 8 bits.
     """
 
     def of(image: Image.Image) -> Header:
@@ -56,7 +56,7 @@ def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
     The image keeps its aspect: it is made as small as covers `size`, and its centre is kept.
 
     Raises:
-        ValueError: the file is no image, or is damaged, or its pixels have more than 8 bits.
+        ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
     pixels = _opened(path, lambda image: np.asarray(_fit(_seen(image, mode), size)))
     return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
@@ -70,7 +70,7 @@ def read_random_window(path: Path, size: int, random: torch.Generator) -> np.nda
     `RandomResizedCrop`.
 
     Raises:
-        ValueError: the file is no image, or is damaged, or its pixels have more than 8 bits.
+        ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
 
     def of(image: Image.Image) -> np.ndarray:
@@ -87,7 +87,7 @@ def read_centre(path: Path, size: int) -> np.ndarray:
     `CenterCrop` do it.
 
     Raises:
-        ValueError: the file is no image, or is damaged, or its pixels have more than 8 bits.
+        ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
 
     def of(image: Image.Image) -> np.ndarray:
@@ -150,7 +150,7 @@ def _seen(image: Image.Image, mode: str) -> Image.Image:
 def _opened(path: Path, work: Callable[[Image.Image], T]) -> T:
     """What `work` makes of the first frame of an image file."""
     if not path.is_file():  # a pipe would be waited for
-        raise ValueError(f"{path} must be an image, but is no regular file")
+        raise ValueError(f"{path} must be an image, but is not a regular file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged metadata, and of sizes

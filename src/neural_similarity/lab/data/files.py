@@ -22,7 +22,7 @@ def read_bytes(path: Path, size: int | None = None, most: int = MOST_BYTES) -> b
     """The content of `path`.
 
     Raises:
-        FileNotFoundError: there is no such file; a pipe, which would be read for ever, is none.
+        FileNotFoundError: there is no such file; a pipe, which would be read for ever, counts so.
         ValueError: its size is not `size`, or above `most`.
     """
     if not path.is_file():

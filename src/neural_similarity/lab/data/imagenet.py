@@ -129,7 +129,7 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
         FileNotFoundError: there is no list, or an image that a list names is missing.
         FileExistsError: `root` holds one of the parts already.
         ValueError: a class has no more than `held_out` images, which must be one at least, or two
-            of one name; or a list has other columns, or names what is no image below images/.
+            of one name; or a list has other columns, or names what is not an image below images/.
     """
     require_count("held_out", held_out)
     source, root = Path(source), Path(root)
@@ -159,7 +159,7 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
 
 
 def _check_files(folder: Path, label: str, files: list[str]) -> None:
-    """Refuse what is no image, and two files of a class that would get one name."""
+    """Check that files are images, and that no two of a class would get one name."""
     taken: dict[str, str] = {}
     for file in files:
         other = taken.setdefault(Path(file).name, file)

@@ -153,7 +153,6 @@ class ImageFiles:
         return pixels[:, ::-1] if mirrored else pixels
 
     def path(self, index: int) -> Path:
-        """The file of an image."""
         return self.folder / os.fsdecode(self.names[index])
 
     def feed(self, digest: "hashlib._Hash") -> None:

@@ -56,7 +56,6 @@ class Listing:
 
     @property
     def paths(self) -> list[Path]:
-        """Every file."""
         return [self.folder / file for file in self.files]
 
 
@@ -93,7 +92,7 @@ def listed_images(path: Path) -> list[tuple[str, str]]:
 
     Raises:
         ValueError: it is no text in UTF-8, has other columns, or a line lacks one; a label is no
-            plain name, or a file is no image or not below the folder images/ beside the list.
+            plain name, or a file is not an image or not below the folder images/ beside the list.
     """
     lines = read_text(path).splitlines()
     rows, found = csv.DictReader(lines), list[tuple[str, str]]()
@@ -115,7 +114,7 @@ def listed_images(path: Path) -> list[tuple[str, str]]:
 
 
 def _check_listed(path: Path, found: list[tuple[str, str]]) -> None:
-    """Refuse what would read or make files elsewhere."""
+    """Check that labels and file names stay inside the folder."""
     for label in {label for _, label in found}:
         if label[0] == "." or not label.isprintable() or {"/", "\\"} & set(label):
             raise ValueError(f"{path} must have plain names as labels, got {label!r}")
@@ -201,7 +200,7 @@ def _walk(
             elif _is_image(entry.name):
                 state = entry.stat()
                 if not stat.S_ISREG(state.st_mode):
-                    raise ValueError(f"{entry.path} must be an image, but is no regular file")
+                    raise ValueError(f"{entry.path} must be an image, but is not a regular file")
                 yield prefix + entry.name, state.st_size
 
 

@@ -167,7 +167,7 @@ def load_class_images(
         progress: told how many images are decoded.
 
     Raises:
-        ValueError: a file is no image or damaged; the error names it.
+        ValueError: a file is not an image or damaged; the error names it.
     """
     path = files.folder / f"cache-{size}.pixels"
     source = partial(_decoded, files, size, mode)

@@ -81,9 +81,9 @@ def load_folder(root: Path, image_size: int | None = None) -> Dataset:
             they are.
 
     Raises:
-        FileNotFoundError: `root` is no folder.
-        ValueError: there are no classes, a class is empty or in one part only, a file is no image,
-            or the sizes differ and `image_size` is None.
+        FileNotFoundError: `root` is not a folder.
+        ValueError: there are no classes, a class is empty or in one part only, a file is not an
+            image, or the sizes differ and `image_size` is None.
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"`image_size` must be at least 1, got {image_size}")

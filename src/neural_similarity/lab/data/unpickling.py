@@ -81,7 +81,6 @@ class _Machine:
         self._left = 0
 
     def run(self, content: bytes) -> Any:
-        """The value of a pickle."""
         self._left = len(content)
         for count, (code, argument, _) in enumerate(pickletools.genops(content)):
             if count > MOST:

@@ -27,7 +27,6 @@ class StepCosts:
     baseline: str
     """Recipe of the baseline."""
     source: str
-    """Command and machine."""
 
 
 def read_costs(path: Path) -> StepCosts | None:
@@ -36,7 +35,7 @@ def read_costs(path: Path) -> StepCosts | None:
     Recipes that have other settings by now are left out; None where that is the baseline.
 
     Raises:
-        ValueError: the file is no report of the benchmark `recipes`.
+        ValueError: the file is not a report of the benchmark `recipes`.
     """
     try:
         report = read_json(path)

@@ -28,10 +28,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": str(THREADS)}
 
 @dataclass
 class Outcome:
-    """What came of a plan."""
-
     recorded: list[Path] = field(default_factory=list)
-    """Records written."""
     failed: dict[str, str] = field(default_factory=dict)
     """What went wrong, by the title of the job."""
     stopped: int | None = None
@@ -45,11 +42,9 @@ class Executor:
     places: int
     """Number of processes side by side."""
     results: Path
-    """Folder of the records."""
     data_root: Path
     """Folder of the data sets."""
     device: str = "auto"
-    """auto, cpu or cuda."""
 
     def __call__(self, jobs: Sequence[Job], display: Display) -> Outcome:
         """Run `jobs`, each once those that it comes after are done, in this order.

@@ -29,7 +29,6 @@ class FewShotRow:
     """A row of Table 6, or a control that it lacks."""
 
     label: str
-    """As in the paper."""
     recipe: str
     """Name of the recipe that trains it."""
     method: str
@@ -136,9 +135,7 @@ class FewShotLine:
     """A row with evaluations that differ in their seed alone."""
 
     row: FewShotRow
-    """What the paper has."""
     evaluations: tuple[Record, ...]
-    """Ours."""
     differences: tuple[str, ...]
     """To the rows of `COMPARED` on the same tasks, seeds and classes, in points."""
 

@@ -46,9 +46,7 @@ class Key:
     """What tells a run from others of its budget."""
 
     name: str
-    """Name of the recipe."""
     seed: int
-    """Seed."""
     train_on: Classes = "train"
     """Base classes, of few-shot learning."""
 
@@ -62,7 +60,6 @@ class Wanted:
     """A record that a table asks for."""
 
     run: Key
-    """The run that it is of."""
     method: str | None = None
     """What is evaluated, of few-shot learning."""
     shots: int = 0
@@ -84,7 +81,6 @@ class Scope:
     budget: float
     """Share of every recipe's steps."""
     results: Path
-    """Folder of the records."""
     runs: Path
     """Folder of the run folders."""
     precision: PrecisionChoice = "auto"
@@ -92,7 +88,6 @@ class Scope:
     tasks: int = 2_000
     """Number of test tasks of an evaluation."""
     processes: int = 1
-    """How many evaluate."""
 
     def folder(self, key: Key) -> Path:
         """The folder in which a run takes place."""
@@ -100,7 +95,6 @@ class Scope:
         return self.runs / f"{key.name}-{budget_name(self.budget)}-seed{key.seed}{suffix}"
 
     def record(self, one: Wanted) -> Path:
-        """Where a record lies."""
         return records_folder(self.results, one.run.name, self.budget) / self.file(one)
 
     def file(self, one: Wanted) -> str:
@@ -118,9 +112,7 @@ class Job:
     """A process of a plan: it trains a run, or evaluates one."""
 
     title: str
-    """What it does."""
     folder: Path
-    """The run folder."""
     words: tuple[str, ...]
     """What `nsim` takes to begin it."""
     after: tuple[str, ...] = ()
@@ -142,7 +134,6 @@ class Job:
 
     @property
     def unit(self) -> str:
-        """What `steps` counts."""
         return "step" if self.words[0] == "train" else "task"
 
 
@@ -153,9 +144,7 @@ class Plan:
     jobs: tuple[Job, ...]
     """In the order in which they begin."""
     lacking: tuple[Wanted, ...]
-    """What has no record."""
     recorded: int
-    """How much has one."""
 
 
 def wanted_runs(table: Table, seeds: Sequence[int], only: Sequence[str] = ()) -> list[Wanted]:
@@ -275,7 +264,7 @@ def sizes(shots: int) -> TaskSizes:
 
 
 def require_same(run: Run, key: Key, budget: float) -> None:
-    """Refuse a folder that holds another run than the one it is named after."""
+    """Check that a folder holds the run that it is named after."""
     changed = overridden(run)
     if getattr(run.recipe, "train_on", "train") != key.train_on:
         changed += ["train_on"]

@@ -54,7 +54,8 @@ def write_records(run: Run, results: Path) -> list[Path]:
     require_finished(run)
     if changed := overridden(run):
         raise RunError(
-            f"{run.path} is no run of {run.name} as it stands: it overrides {', '.join(changed)}; "
+            f"{run.path} is not a run of {run.name} as it stands: it overrides "
+            f"{', '.join(changed)}; "
             "only runs with another seed, budget or machine setting become records"
         )
     folder = records_folder(results, run.name, run.budget)
@@ -189,7 +190,7 @@ def overridden(run: Run) -> list[str]:
 
 
 def _is_changed(start: dict[str, Any]) -> bool:
-    """Whether the run that training started from is none of its recipe."""
+    """Whether training started from a run of another recipe."""
     if start["recipe"] not in NAMED:
         return True
     config = recipe_from_json(start["config"], FewShotRecipe)

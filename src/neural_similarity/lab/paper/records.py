@@ -32,9 +32,7 @@ class Record:
     """A finished run of a named recipe with nothing overridden, and what it was scored on."""
 
     path: Path
-    """The file."""
     name: str
-    """Name of the recipe."""
     budget: float
     """Share of the recipe's steps."""
     recipe: Recipe
@@ -48,7 +46,6 @@ class Record:
     training: dict[str, Any]
     """Summary of the training: steps, seconds, parameters."""
     summary: dict[str, Any]
-    """Scores."""
     correct: Tensor
     """Which test images were right, boolean; or how many queries of each task."""
     evaluation: Evaluation | None = None
@@ -64,7 +61,6 @@ class Record:
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
         return self.recipe.seed
 
     @property
@@ -163,7 +159,7 @@ def read_record(path: Path) -> Record:
     """The record in a file.
 
     Raises:
-        ValueError: it is none, or damaged.
+        ValueError: it cannot be read as one.
     """
     try:
         content = read_json(path)

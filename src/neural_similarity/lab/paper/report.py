@@ -26,10 +26,7 @@ from neural_similarity.lab.train.statistics import (
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A row with its runs."""
-
     row: Row
-    """What the paper has."""
     records: tuple[Record, ...]
     """Ours, in the order of their seeds."""
     metric: Metric
@@ -75,12 +72,8 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class PanelReport:
-    """A panel with its runs."""
-
     panel: Panel
-    """What the paper has."""
     lines: tuple[Line, ...]
-    """Its rows with ours."""
 
     @property
     def records(self) -> list[Record]:
@@ -104,11 +97,9 @@ class Report:
     """A table with the runs at one budget."""
 
     table: Table
-    """What the paper has."""
     budget: float
     """Share of the recipes' steps."""
     panels: tuple[PanelReport, ...]
-    """The panels with ours."""
     others: tuple[str, ...]
     """Other budgets at which there are records."""
     costs: StepCosts | None

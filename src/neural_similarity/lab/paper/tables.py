@@ -17,12 +17,8 @@ Metric = Literal["error", "accuracy"]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table."""
-
     label: str
-    """As in the paper."""
     recipe: str
-    """Name of its recipe."""
     paper: float | None = None
     """The paper's number, in percent."""
     top5: float | None = None
@@ -52,8 +48,6 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper."""
-
     title: str
     panels: tuple[Panel, ...]
 

@@ -46,7 +46,7 @@ def in_variant(name: str, variant: str) -> str:
     """The name of a recipe's variant: "paper" or "released".
 
     Raises:
-        ValueError: the variant is unknown, or there is none of the recipe.
+        ValueError: the variant is unknown, or the recipe has none.
     """
     if variant not in ("paper", "released"):
         raise ValueError(f"`variant` must be paper or released, got {variant!r}")

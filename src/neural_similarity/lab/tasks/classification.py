@@ -50,11 +50,10 @@ class ClassificationTask:
 
     @property
     def images(self) -> ImageSet:
-        """The training set."""
         return self.dataset.train
 
     def check(self) -> dict[str, Any]:
-        """Refuse images that no network can learn to tell apart; nothing is started from."""
+        """Check that images are square and of at least two classes; there is no start."""
         _, height, width = self.images.shape
         if height != width:
             raise ValueError(

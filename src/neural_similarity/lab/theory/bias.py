@@ -141,7 +141,9 @@ def _outcome(
     last = {name: values[-1] for name, values in series.items()}
 
     def to_plain(name: str) -> dict[str, float]:
-        reference = last[name] if plain is None else torch.tensor(getattr(plain, name)).double()
+        reference = (
+            last[name] if plain is None else torch.tensor(getattr(plain, name), dtype=torch.float64)
+        )
         return summary(last[name] - reference)
 
     curves = {"loss": losses, **series}
@@ -161,7 +163,8 @@ def _outcome(
 def draw(bias: Bias, figure: Any) -> None:
     """Nuclear norm and error at the end, a row a problem, against the start."""
     figure.set_size_inches(11, 9)
-    for axes, (kind, panel) in zip(figure.subplots(3, 3), bias.problems.items(), strict=True):
+    grid = figure.subplots(3, 3)
+    for axes, (kind, panel) in zip(grid, bias.problems.items(), strict=True):
         _draw_ends(axes[0], panel.outcomes, "nuclear_norm")
         truth = sum(panel.truth_nuclear_norm) / len(panel.truth_nuclear_norm)
         axes[0].axvline(truth, c="k", ls=":")
@@ -175,7 +178,7 @@ def draw(bias: Bias, figure: Any) -> None:
                 axes[2].semilogx(bias.steps[1:], ranks[1:], label=_label(outcome.start))
         axes[2].set_title("effective rank against steps", fontsize=9)
         axes[2].grid(alpha=0.3)
-    axes[2].legend(fontsize=6)
+    grid[0, 2].legend(fontsize=6)
 
 
 def _draw_ends(axes: Any, outcomes: Sequence[Outcome], name: str) -> None:

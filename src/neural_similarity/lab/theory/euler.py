@@ -2,13 +2,13 @@ r"""§5.2: a layer whose similarity is $\tilde W + \Delta t\, M$ is a step of Eu
 
 Where $W \tilde W$ picks the centre of the patch, $W (\tilde W + \Delta t\, M) X = x + \Delta t\,
 W M X$: a residual layer, and a step of $\dot x = g(x)$ with $g$ the convolution by $W M$. The M of
-§5.2 is the full matrix over channels and taps, `ns.Unstructured()`; where all channels share one of
-K×K, no $\tilde W$ does this for a dense W of C channels unless C² ≤ K.
+§5.2 is the full matrix over channels and taps, `ns.Unstructured()`. A K×K one that all channels
+share has K² numbers for C² K equations: with more than K pairs of channels there is none.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import neural_similarity as ns
 from neural_similarity.lab.theory.measures import generators
+from neural_similarity.nn import StaticSimilarity
 
 CHANNELS, TAPS, CENTRE, LENGTH = 4, 9, 4, 5
 LAYERS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -55,7 +56,8 @@ def residual_layer(weight: Tensor, m: Tensor, step: float) -> ns.Conv2d:
     )
     layer.weight.data.copy_(weight)
     identity = torch.eye(len(m), dtype=m.dtype)
-    layer.similarity.raw.data.copy_((selecting(weight) + step * m - identity).flatten())
+    static = cast(StaticSimilarity, layer.similarity)
+    static.raw.data.copy_((selecting(weight) + step * m - identity).flatten())
     return layer
 
 

@@ -10,7 +10,7 @@ import torch
 
 from neural_similarity.lab.theory import bias, euler, flow, order, spectra
 from neural_similarity.lab.train.environment import command_line, commit, cpu_name
-from neural_similarity.lab.train.files import layout, new_file, write_text
+from neural_similarity.lab.train.files import new_file, write_json
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def run(name: str, out: Path, *, seeds: int, runs: Sequence[Path] = ()) -> tuple
     experiment.draw(result, figure)
     out.mkdir(parents=True, exist_ok=True)
     numbers, picture = out / f"{name}.json", out / f"{name}.png"
-    write_text(numbers, layout(record))
+    write_json(numbers, record)
     with new_file(picture) as temporary:
         figure.savefig(temporary, format="png")
     return numbers, picture

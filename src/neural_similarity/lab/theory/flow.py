@@ -12,7 +12,7 @@ $\dot F = G$. Along it $M M^\top - W^\top W$ stays as it is (Arora, Cohen, Hazan
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 import neural_similarity as ns
 from neural_similarity.lab.theory.measures import generators
+from neural_similarity.nn import StaticSimilarity
 
 INPUTS, OUTPUTS, SAMPLES = 6, 4, 12
 TIME = 1.0
@@ -81,7 +82,7 @@ def eq6(data: Regression, weight: Tensor, m: Tensor) -> Tensor:
 
 
 def descend(data: Regression, step: float, count: int) -> ns.Linear:
-    """A layer of the library after `count` steps of gradient descent."""
+    """A layer of the library after `count` gradient steps."""
     layer = data.layer()
     optimizer = torch.optim.SGD(layer.parameters(), lr=step)
     for _ in range(count):
@@ -167,13 +168,14 @@ def compute(seeds: int = 5) -> Flow:
 def _derivative_error(data: Regression, step: float) -> float:
     """At a point where M is not I: after ten steps of 0.05."""
     layer = descend(data, 0.05, 10)
-    weight, m = layer.weight.detach().clone(), layer.similarity.full_matrix().detach().clone()
+    weight = layer.weight.detach().clone()
+    m = cast(StaticSimilarity, layer.similarity).full_matrix().detach().clone()
     before = folded(layer)
     layer.zero_grad()
     (0.5 * (data.y - layer(data.x.T).T).square().sum()).backward()
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter -= step * parameter.grad
+            parameter -= step * cast(Tensor, parameter.grad)
     return relative((folded(layer) - before) / step, eq6(data, weight, m))
 
 

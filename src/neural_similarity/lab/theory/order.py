@@ -1,11 +1,9 @@
-r"""§6: with a linear predictor of M, a dynamic layer is a quadratic function of its input.
+r"""§6: with a linear predictor of M, one dynamic layer is a quadratic function of its input.
 
-$w_o^\top M(x)\, x$ with $M(x) = I + B + \sum_k x_k T_k$ has the quadratic part $x^\top Q_o x$ for
-$(Q_o)_{kq} = \sum_p w_{op} (T_k)_{pq}$: any matrices, as long as there are no more outputs than
-inputs. A diagonal M that all outputs share has $(Q_o)_{kq} = w_{oq} (T_k)_{qq}$, any matrix for one
-output, but the same one with other factors on its columns for the next. A plain layer is affine.
-For standard normal x the best affine fit of $x^\top A x$ is its mean, tr A, and leaves the variance
-$2\, \|(A + A^\top)/2\|_F^2$.
+$w^\top M(x)\, x$ with $M(x) = I + \sum_k x_k T_k$ is $w^\top x + x^\top B x$ for
+$B_{kq} = \sum_p w_p (T_k)_{pq}$, which can be any matrix, also where every T is diagonal:
+$B_{kq} = w_q (T_k)_{qq}$. A plain layer is affine. For standard normal x the best affine fit of
+$x^\top A x$ is its mean, tr A, and leaves the variance $2\, \|(A + A^\top)/2\|_F^2$.
 """
 
 from collections.abc import Sequence
@@ -18,24 +16,22 @@ from torch import Tensor, nn
 import neural_similarity as ns
 from neural_similarity.lab.theory.measures import generators
 
-FEATURES, SAMPLES = 6, 512
-OUTPUTS = (1, 2)
-ITERATIONS = 100
+FEATURES, SAMPLES = 6, 1024
+STEPS, EVERY, RATE = 2000, 20, 0.03
 LAYERS = {"plain": None, "diagonal": ns.Diagonal(), "full": ns.Full()}
 
 
 @dataclass(frozen=True)
 class Order:
-    """Mean squared errors over the variance of x ↦ xᵀ A x, an A for each of 1 or 2 outputs."""
+    """Mean squared errors over the variance of x ↦ xᵀ A x, by layer and seed."""
 
-    floor: dict[str, Sequence[float]]
-    """Of the best affine function of the training inputs, by outputs and seed; about 1."""
-    train: dict[str, dict[str, Sequence[float]]]
-    """By outputs, layer and seed."""
-    test: dict[str, dict[str, Sequence[float]]]
+    floor: Sequence[float]
+    """Of the best affine function of the training inputs, by least squares; the formula has 1."""
+    train: dict[str, Sequence[float]]
+    test: dict[str, Sequence[float]]
     """On as many fresh inputs."""
-    curves: dict[str, dict[str, Sequence[Sequence[float]]]]
-    """On the training inputs after each of L-BFGS's iterations."""
+    curves: dict[str, Sequence[Sequence[float]]]
+    """On the training inputs, every `EVERY` steps of Adam."""
 
 
 def variance(matrix: Tensor) -> float:
@@ -48,89 +44,87 @@ def linear_predictor(geometry: ns.nn.Geometry, scalars: int) -> nn.Module:
     return nn.Conv1d(geometry.in_channels, scalars, geometry.kernel_size)
 
 
-def layer_of(structure: Any, outputs: int) -> nn.Linear:
-    """A layer of the library in float64, M predicted without gains."""
-    similarity = structure and ns.Dynamic(structure, linear_predictor, init="released")
-    return ns.Linear(FEATURES, outputs, dtype=torch.float64, similarity=similarity)
+def layer_of(structure: Any) -> nn.Linear:
+    """A layer of the library in float64; a dynamic one starts at M = I."""
+    similarity = None if structure is None else ns.Dynamic(structure, linear_predictor)
+    return ns.Linear(FEATURES, 1, dtype=torch.float64, similarity=similarity)
 
 
 def fit(layer: nn.Module, x: Tensor, y: Tensor) -> list[float]:
-    """Minimise the mean squared error by L-BFGS; the error after every iteration."""
-    # One iteration a call, as the curve is to have all of them.
-    optimizer = torch.optim.LBFGS(
-        layer.parameters(), max_iter=1, history_size=50, line_search_fn="strong_wolfe",
-        tolerance_grad=0, tolerance_change=0,
-    )  # fmt: skip
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = (layer(x) - y).square().mean()
-        loss.backward()
-        return loss
-
+    """Minimise the mean squared error by Adam; the error at every `EVERY`-th step, and the last."""
+    optimizer = torch.optim.Adam(layer.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     errors = []
-    for _ in range(ITERATIONS):
-        errors.append(optimizer.step(closure).item())
-        if errors[-1] < 1e-16:
-            break
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = (layer(x)[:, 0] - y).square().mean()
+        loss.backward()
+        if step % EVERY == 0 or step == STEPS - 1:
+            errors.append(loss.item())
+        optimizer.step()
+        schedule.step()
     return errors
 
 
 def best_affine(x: Tensor, y: Tensor) -> float:
     """The least mean squared error of an affine function."""
     design = torch.cat([x, torch.ones_like(x[:, :1])], 1)
-    solution = torch.linalg.lstsq(design, y).solution
-    return float((design @ solution - y).square().mean())
+    solution = torch.linalg.lstsq(design, y[:, None]).solution
+    return float((design @ solution - y[:, None]).square().mean())
 
 
 def compute(seeds: int = 5) -> Order:
-    """Fit one layer of each kind to quadratic forms."""
-    results = {str(count): _all(count, seeds) for count in OUTPUTS}
-    return Order(*({name: each[part] for name, each in results.items()} for part in range(4)))
-
-
-def _all(outputs: int, seeds: int) -> tuple[list[float], *tuple[dict[str, list[Any]], ...]]:
-    """Floors, last training errors, test errors and curves by layer and seed."""
-    rows = [_one(generator, seed, outputs) for seed, generator in enumerate(generators(seeds))]
-    floors, by_layer, on_fresh = zip(*rows, strict=True)
-    curves = {name: [each[name] for each in by_layer] for name in LAYERS}
-    tests = {name: [each[name] for each in on_fresh] for name in LAYERS}
-    train = {name: [curve[-1] for curve in each] for name, each in curves.items()}
-    return list(floors), train, tests, curves
+    """Fit one layer of each kind to xᵀ A x."""
+    results = [_one(generator, seed) for seed, generator in enumerate(generators(seeds))]
+    floors, curves, tests = zip(*results, strict=True)
+    by_layer: dict[str, Sequence[Sequence[float]]] = {
+        name: [each[name] for each in curves] for name in LAYERS
+    }
+    return Order(
+        floor=floors,
+        train={name: [curve[-1] for curve in each] for name, each in by_layer.items()},
+        test={name: [each[name] for each in tests] for name in LAYERS},
+        curves=by_layer,
+    )
 
 
 def _one(
-    generator: torch.Generator, seed: int, outputs: int
+    generator: torch.Generator, seed: int
 ) -> tuple[float, dict[str, list[float]], dict[str, float]]:
     options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
-    matrices = torch.randn(outputs, FEATURES, FEATURES, **options)
+    matrix = torch.randn(FEATURES, FEATURES, **options)
     x, fresh = torch.randn(2, SAMPLES, FEATURES, **options)
-    y, unseen = (torch.einsum("np,opq,nq->no", z, matrices, z) for z in (x, fresh))
-    scale = sum(map(variance, matrices)) / outputs
+    y, unseen = (torch.einsum("np,pq,nq->n", z, matrix, z) for z in (x, fresh))
+    scale = variance(matrix)
     curves, tests = {}, {}
     for name, structure in LAYERS.items():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            layer = layer_of(structure, outputs)
+            layer = layer_of(structure)
         curves[name] = [error / scale for error in fit(layer, x, y)]
         with torch.no_grad():
-            tests[name] = float((layer(fresh) - unseen).square().mean()) / scale
+            tests[name] = float((layer(fresh)[:, 0] - unseen).square().mean()) / scale
     return best_affine(x, y) / scale, curves, tests
 
 
 def draw(order: Order, figure: Any) -> None:
-    """Training error against iterations, by the number of outputs."""
+    """Training error against steps."""
+    axes = figure.subplots()
     colours = {"plain": "tab:gray", "diagonal": "tab:blue", "full": "tab:orange"}
-    panels = figure.subplots(1, len(order.curves), sharey=True)
-    for axes, (outputs, by_layer) in zip(panels, order.curves.items(), strict=True):
-        for name, curves in by_layer.items():
-            for index, curve in enumerate(curves):
-                label = None if index else f"{name} M" if LAYERS[name] else "plain layer"
-                axes.semilogy(curve, c=colours[name], alpha=0.7, label=label)
-        axes.axhline(1, c="k", ls=":", label="variance")
-        axes.set(
-            xlabel="iteration of L-BFGS", title=f"One layer fits x ↦ xᵀ A x, outputs: {outputs}"
-        )
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("mean squared error ÷ variance")
-    panels[0].legend()
+    for name, curves in order.curves.items():
+        for index, curve in enumerate(curves):
+            label = None if index else f"{name} M" if LAYERS[name] else "plain layer"
+            axes.semilogy(
+                [EVERY * i for i in range(len(curve))],
+                curve,
+                c=colours[name],
+                alpha=0.7,
+                label=label,
+            )
+    axes.axhline(1, c="k", ls=":", label="floor of affine functions")
+    axes.set(
+        xlabel="step of Adam", ylabel="mean squared error ÷ variance",
+        title="One layer fits x ↦ xᵀ A x",
+    )  # fmt: skip
+    axes.legend()
+    axes.grid(alpha=0.3)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from neural_similarity.lab.theory.measures import effective_rank, nuclear_norm
 from neural_similarity.lab.train.statistics import mean_and_deviation
 from neural_similarity.nn import SimilarityLayer, StaticSimilarity
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ def measure(network: nn.Module) -> list[Layer]:
     parts = dict(network.named_modules())
     plain = dict(ns.fold(network, dynamic="keep").named_modules())
     return [
-        _layer(name, part, plain[name].weight)
+        _layer(name, part, cast(Tensor, plain[name].weight))
         for name, part in parts.items()
-        if isinstance(part, CONVOLUTIONS) and part.weight[0, 0].numel() > 1 and _is_main(name)
+        if isinstance(part, Convolution) and part.weight[0, 0].numel() > 1 and _is_main(name)
     ]
 
 
@@ -95,7 +95,7 @@ def _is_main(name: str) -> bool:
     return ".similarity." not in f".{name}."
 
 
-def _layer(name: str, layer: nn.Module, kernel: Tensor) -> Layer:
+def _layer(name: str, layer: Convolution, kernel: Tensor) -> Layer:
     m = None
     if isinstance(layer, SimilarityLayer) and isinstance(layer.similarity, StaticSimilarity):
         m = layer.similarity.full_matrix().double()
@@ -161,13 +161,13 @@ def draw(spectra: Spectra, figure: Any) -> None:
     }
     figure.set_size_inches(12, 4)
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for group, average in spectra.groups.items():
+        for index, (group, average) in enumerate(spectra.groups.items()):
             if name in average:
                 values = average[name]
                 deviations = [deviation or 0 for deviation in values["deviation"]]
                 axes.errorbar(
                     range(1, 1 + len(values["mean"])), values["mean"], yerr=deviations,
-                    fmt="o-", capsize=2, label=f"{group} (n={average['runs']})",
+                    fmt="o-", c=f"C{index}", capsize=2, label=f"{group} (n={average['runs']})",
                 )  # fmt: skip
         axes.set(xlabel="convolution", title=title)
         axes.grid(alpha=0.3)

@@ -45,8 +45,6 @@ def refuses(optimizer: Optimizer, device: torch.device) -> str | None:
 
 
 class Plain:
-    """Updates as they stand."""
-
     def __init__(self, update: Update, optimizer: Optimizer) -> None:
         self._update = update
         self._groups = optimizer.param_groups
@@ -114,7 +112,7 @@ def capture(update: Update, device: torch.device) -> Update:
     """The replay of `update`, which itself does not run now.
 
     Raises:
-        RuntimeError: something in it waits for the device, or is no work of the device.
+        RuntimeError: something in it waits for the device, or does not run on the device.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream(device)  # Torch's default is one of the GPU that captured first.

@@ -1,4 +1,4 @@
-"""The training loop; there is no other one in this library."""
+"""The one training loop of the laboratory."""
 
 import time
 from collections.abc import Callable

@@ -57,7 +57,6 @@ class Bar:
         self.task = bars.add_task(title, total=steps, completed=start, text="")
 
     def stepped(self, step: int) -> None:
-        """Move the bar."""
         self.bars.update(self.task, completed=step)
 
     def measured(self, record: dict[str, Any]) -> None:
@@ -68,7 +67,7 @@ class Bar:
 
 
 def make_bars() -> "RichProgress":
-    """Bars on stderr, to be entered; disabled where that is no terminal."""
+    """Bars on stderr, to be entered; disabled where that is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft

@@ -37,18 +37,14 @@ class Run:
     """A run folder and its configuration."""
 
     RECIPE: ClassVar[type[Recipe]] = Recipe
-    """What `recipe` is."""
     COMMAND: ClassVar[str] = "nsim train"
     """The command that trains such runs, by which their folders tell what they are."""
 
     path: Path
-    """The folder."""
     name: str
-    """Name of the recipe."""
     budget: float
     """Share of the recipe's steps; `recipe` has them scaled already."""
     recipe: Recipe
-    """Every setting."""
     data_root: str
     """Folder of the data sets."""
     digest: str
@@ -56,7 +52,6 @@ class Run:
     classes: tuple[str, ...]
     """Names of the classes, in the order of the logits."""
     channels: int
-    """Channels of an image."""
     image_size: int
     """Height and width of an image."""
     preprocess: Preprocess
@@ -84,7 +79,6 @@ class Run:
 
     @property
     def plots(self) -> Path:
-        """Folder of pictures."""
         return self.path / "plots"
 
     @property
@@ -132,25 +126,25 @@ def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
 
 
 def require_new(path: Path, command: str = Run.COMMAND) -> None:
-    """Refuse a folder that is there already: a run never overwrites another."""
+    """Check that the folder does not exist: a run never overwrites another."""
     if not path.exists():
         return
     found = command_of(path)
     if found == command:
         hint = f"; continue it with `nsim train --resume {path}` or"
     else:
-        hint = ", and is no run folder;" if found is None else f", a run of `{found}`;"
+        hint = ", and is not a run folder;" if found is None else f", a run of `{found}`;"
     raise RunError(f"{path} exists already{hint} name another folder with --out")
 
 
 def require_finished(run: Run) -> None:
-    """Refuse a run that is not finished, and say how to go on with it."""
+    """Check that a run is finished; the error says how to continue it."""
     if not run.summary.exists():
         raise RunError(f"{run.path} is not finished; nsim train --resume {run.path} goes on")
 
 
 def require_same_data(run: Run, digest: str, root: str | Path) -> None:
-    """Refuse a data set, found in `root`, of another digest than that which the run began with."""
+    """Check that the data set in `root` has the digest with which the run began."""
     if digest != run.digest:
         raise RunError(
             f"the data set {run.recipe.dataset} in {root} is not the one that {run.path} was "
@@ -205,7 +199,7 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
     """The run, one of `kind`, in the folder `path`.
 
     Raises:
-        RunError: the folder is no run's, or one of another kind, or its settings cannot be read.
+        RunError: the folder is not a run's, or one of another kind, or its settings cannot be read.
     """
     path = Path(path)
     if not (path / CONFIG).is_file():

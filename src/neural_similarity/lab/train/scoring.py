@@ -43,7 +43,7 @@ class Scores:
 
     @property
     def top5_error_percent(self) -> float | None:
-        """Share of images whose label is none of the first five classes, in percent."""
+        """Share of images whose label is not among the first five classes, in percent."""
         return None if self.correct5 is None else _percent(~self.correct5)
 
 

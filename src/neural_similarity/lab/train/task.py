@@ -20,12 +20,9 @@ class Task(Protocol[AnyRun, AnyRecipe]):
     """A recipe with its data, from which the session trains and scores a network."""
 
     RUN: ClassVar[type[Run]]
-    """Its run folders."""
 
     @property
-    def recipe(self) -> Recipe:
-        """Every setting."""
-        ...
+    def recipe(self) -> Recipe: ...
 
     @property
     def digest(self) -> str:

@@ -140,7 +140,7 @@ class _Group:
         """Run the C function `name` on this group's part of maps, M, kernel, y and gradients.
 
         Raises:
-            MemoryError: there is none left for it to work with.
+            MemoryError: its work space cannot be allocated.
         """
         function = getattr(library(), f"{name}_{self._suffix}")
         pointers = [

@@ -55,8 +55,6 @@ class Similarities(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What is counted."""
-
     images: Any
     height: Any
     width: Any

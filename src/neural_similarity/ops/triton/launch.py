@@ -87,7 +87,6 @@ def plan(given: Operands) -> Plan:
 
 
 def forward(given: Operands) -> Tensor:
-    """`Triton.forward`."""
     x, weight, m, _, groups = given
     y, task = given.empty_output(), plan(given)
     constants = task.tiles(32 if task.full else 64, 128) | {"FULL": task.full}
@@ -99,7 +98,6 @@ def forward(given: Operands) -> Tensor:
 
 
 def backward(grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
-    """`Triton.backward`."""
     needs_x, needs_weight, needs_m = needs
     gradients = grad_x, grad_weight, grad_m = given.empty_gradients(needs)
     if not grad.numel():

@@ -136,7 +136,7 @@ def set_statistics(model: Network, statistics: Statistics | None) -> Network:
 
 
 def _check(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
-    """Refuse a layer that cannot use the statistics."""
+    """Check that a layer can use the statistics."""
     if type(layer) not in {*_EXPLICIT, *_EXPLICIT.values()}:
         raise ValueError(
             f"`model` must have batch normalisation of 1d and 2d only, got a "

@@ -19,5 +19,4 @@ class Episode(NamedTuple):
 
     @property
     def ways(self) -> int:
-        """Number of classes."""
         return int(self.support_labels.max()) + 1

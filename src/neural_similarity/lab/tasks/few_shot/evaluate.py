@@ -122,7 +122,6 @@ class _Judge:
         return self._runtime.place_images(self._preprocess(pixels))
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Features of pixels."""
         with self._runtime.autocast():
             return self.method.embed(self.images(pixels))
 

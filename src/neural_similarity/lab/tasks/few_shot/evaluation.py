@@ -41,11 +41,9 @@ class Evaluation:
     """A method, of one run, on a list of tasks."""
 
     method: str
-    """What was evaluated."""
     statistics: str
     """What normalised queries."""
     sizes: TaskSizes
-    """Of the tasks."""
     tasks: dict[str, Any]
     """Number, seed, part and digest of the tasks."""
     checkpoint: dict[str, Any]
@@ -113,7 +111,6 @@ class Evaluator:
     statistics: Statistics | None = None
     """What normalises queries; None is the method's own."""
     device: str = "auto"
-    """auto, cpu or cuda."""
     processes: int = 1
     """How many compute and share the threads, see `evaluate`."""
 
@@ -177,7 +174,7 @@ def read_evaluation(path: Path) -> Evaluation:
     """The evaluation in a file.
 
     Raises:
-        ValueError: it is none, or damaged.
+        ValueError: it cannot be read as one.
     """
     try:
         return Evaluation.from_json(read_json(path))
@@ -217,7 +214,7 @@ def _file(run: FewShotRun, name: str, method: Method, tasks: TaskList) -> Path:
 
 
 def _require_suited(run: FewShotRun, tasks: TaskList) -> None:
-    """Refuse a run that is not finished, and tasks of classes that it was trained on."""
+    """Check that a run is finished and was not trained on the classes of the tasks."""
     require_finished(run)
     if tasks.part == "val" and run.recipe.train_on == "train+val":
         raise RunError(f"{run.path} was trained on the validation classes; --part must be test")

@@ -90,7 +90,7 @@ class FewShotRecipe(Recipe):
             self._require_same_ways()
 
     def _require_same_ways(self) -> None:
-        """Refuse validation tasks that a learned classifier does not fit."""
+        """Check that validation tasks fit a learned classifier."""
         if self.select_ways != self.ways:
             raise ValueError(
                 f"`select_ways` must be `ways`, {self.ways}, as {self.method} learns where its "
@@ -98,7 +98,7 @@ class FewShotRecipe(Recipe):
             )
 
     def _require_none_of(self, *names: str) -> None:
-        """Refuse what training by tasks has no use for."""
+        """Check that fields which training by tasks does not use have their defaults."""
         for name in names:
             if getattr(self, name):
                 raise ValueError(

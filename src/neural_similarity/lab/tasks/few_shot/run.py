@@ -26,7 +26,6 @@ class FewShotRun(Run):
     COMMAND: ClassVar[str] = "nsim fewshot train"
 
     recipe: FewShotRecipe
-    """Every setting."""
 
     def build(self, **overrides: Any) -> nn.Module:
         """What is trained: the method where it is trained by tasks, else the network."""

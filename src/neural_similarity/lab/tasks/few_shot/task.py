@@ -63,7 +63,7 @@ class FewShotTask:
         return self.split.part(self.recipe.train_on)
 
     def check(self) -> dict[str, Any]:
-        """Refuse tasks that the data cannot give and a start that does not suit; its facts."""
+        """Check that the data have enough classes and images, and the start; its facts."""
         check_sizes(self.split, self.recipe)
         return {"start": check_start(self.recipe, self.split)}
 
@@ -146,7 +146,7 @@ def _require_all_classes(start: str | Path | None, why: str) -> None:
 
 
 def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
-    """Refuse a recipe whose tasks the data cannot give, before anything is trained.
+    """Check, before training, that the data have enough classes and images for the tasks.
 
     Raises:
         ValueError: a part has too few classes, or a class of it, which the error names, too few
@@ -167,7 +167,7 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
 
 
 def check_tasks(split: ClassSplit, part: str, sizes: TaskSizes) -> None:
-    """Refuse sizes of tasks that a part of the data cannot give.
+    """Check that a part of the data has enough classes and images for such tasks.
 
     Raises:
         ValueError: it has too few classes, or one, which the error names, too few images.

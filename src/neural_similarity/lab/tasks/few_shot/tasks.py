@@ -40,7 +40,6 @@ class TaskSizes:
     """
 
     ways: int = 5
-    """Classes of a task."""
     shots: int = 5
     """Labelled images of each class."""
     queries: int = 15
@@ -131,7 +130,7 @@ class TaskList:
 
     Raises:
         ValueError: the numbers do not fit the sizes, there are fewer than two tasks, which have no
-            interval, or the seed is no integer.
+            interval, or the seed is not an integer.
     """
 
     data: str
@@ -177,12 +176,12 @@ class TaskList:
         return digest.hexdigest()
 
     def check(self, data: str, part: str, images: Images, where: object = "`tasks`") -> None:
-        """Refuse the images of other data than the list was drawn from, and what is no task.
+        """Check that the list was drawn from these images and holds tasks.
 
         Raises:
-            ValueError: the list is of other data or of another part, an image is none of `images`
-                or of another class than the list says, or a task has a class or an image twice; the
-                error names `where`.
+            ValueError: the list is of other data or of another part, an image is missing or of
+                another class than the list says, or a task has a class or an image twice; the error
+                names `where`.
         """
         if self.data != data or self.part != part:
             raise ValueError(
@@ -195,7 +194,7 @@ class TaskList:
         self._check_classes(images.labels, where)
 
     def _check_classes(self, labels: Tensor, where: object) -> None:
-        """Refuse tasks whose ways are not their classes, all different, or share an image."""
+        """Check that the classes of a task differ and that no image stands twice."""
         shape = len(self), self.sizes.ways, -1
         positions = torch.cat([self.draw.support.view(shape), self.draw.query.view(shape)], 2)
         alone = (labels[positions] == self.draw.classes[..., None]).flatten(1).all(1)
@@ -282,7 +281,7 @@ def read_tasks(path: Path) -> TaskList:
     """The list in a file.
 
     Raises:
-        ValueError: it is none, damaged, or of another version; the error names the file.
+        ValueError: it is not a list of tasks, damaged, or of another version; the error names it.
     """
     try:
         return from_json(read_json(path))

@@ -22,7 +22,6 @@ class Tuning:
     """
 
     lr: float = 0.01
-    """Step size."""
     momentum: float = 0.9
     """Share of the last step that is kept."""
     dampening: float = 0.9
