@@ -70,6 +70,16 @@ def test_the_real_mask_takes_the_gradient_of_the_boolean_one(inner, continuous):
     assert_close((by_mask, by_raw), torch.autograd.grad(expected_m.pow(3).sum(), (d, raw)))
 
 
+def test_the_real_mask_has_a_rate_of_its_own():
+    gradients = []
+    for rate in (1.0, 10.0):
+        module = ns.Masked(ns.Diagonal(), rate=rate).build(GEOMETRY)
+        module(torch.ones(1, module.scalars)).pow(2).sum().backward()
+        assert torch.equal(module.kernel_shape(), torch.ones_like(module.mask))
+        gradients.append(module.mask.grad)
+    assert_close(gradients[1], 10 * gradients[0])
+
+
 def test_masked_layers_learn_their_shape_without_decay():
     spec = ns.Dynamic(ns.Masked(ns.Diagonal()))
     layer = ns.Conv2d(4, 6, 3, similarity=spec)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from neural_similarity.choices import require_count, require_flag
+from neural_similarity.choices import require_count, require_flag, require_positive
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.structure import (
     Diagonal,
@@ -34,16 +34,23 @@ class Masked(Wrapper):
         structure: Of R.
         threshold: The value above which a tap is kept, alpha in the paper.
         continuous: D = D_r, a spatial mask without a threshold.
+        rate: Factor on the gradient of D_r, so that gradient descent has η of Eq. 5 apart from the
+            rate of all else; 1 where D is continuous.
 
     Raises:
-        ValueError: `structure` cannot be masked, or `threshold` is not a finite number.
+        ValueError: `structure` cannot be masked, `threshold` is not a finite number, or `rate`
+            is not positive, or not 1 where D is continuous.
     """
 
     threshold: float = 0.5
     continuous: bool = False
+    rate: float = 1.0
 
     def __post_init__(self):
         self.require(*_MASKABLE)
+        require_positive("rate", self.rate)
+        if self.continuous and self.rate != 1:
+            raise ValueError(f"`rate` must be 1 where D is continuous, got {self.rate!r}")
         require_flag("continuous", self.continuous)
         if not (isinstance(self.threshold, int | float) and isfinite(self.threshold)):
             raise ValueError(f"`threshold` must be a finite number, got {self.threshold!r}")
@@ -214,6 +221,7 @@ class MaskedModule(_Around):
         super().__init__(spec.structure.build(geometry))
         self.threshold = spec.threshold
         self.continuous = spec.continuous
+        self.rate = spec.rate
         self.mask = nn.Parameter(torch.ones(geometry.taps))
 
     def reset_parameters(self) -> None:
@@ -221,12 +229,12 @@ class MaskedModule(_Around):
         nn.init.ones_(self.mask)
 
     def kernel_shape(self) -> Float[Tensor, " taps"]:
-        """D's diagonal; its gradient goes to D_r unchanged."""
+        """D's diagonal; its gradient goes to D_r, times the rate."""
         if self.continuous:
             return self.mask
         real = self.mask.detach()
         kept = (real > self.threshold) | (real == real.max())
-        return _straight_through(kept.to(real.dtype), self.mask)
+        return _straight_through(kept.to(real.dtype), self.rate * self.mask)
 
     def forward(self, raw: Tensor) -> Tensor:
         """M of the raw numbers of R."""

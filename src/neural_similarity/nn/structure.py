@@ -161,7 +161,7 @@ class Full(_Residual):
 
 @dataclass(frozen=True, repr=False)
 class Symmetric(_Residual):
-    """M = Mᵀ: K(K + 1)/2 scalars, the lower triangle row by row. Paper, §3.1.
+    """M = Mᵀ: K(K + 1)/2 scalars, the lower triangle row by row. Paper, §3.1, 3.4.
 
     M = I + S, or with `residual=False` M = S, for the symmetric S of the raw numbers.
     """
@@ -173,7 +173,7 @@ class Symmetric(_Residual):
 
 @dataclass(frozen=True, repr=False)
 class PositiveSemidefinite(_Residual):
-    """M = L Lᵀ with L lower triangular: K(K + 1)/2 scalars, row by row. Paper, §3.4.
+    """M = L Lᵀ with L lower triangular: K(K + 1)/2 scalars, row by row. Paper, §3.1, 3.4.
 
     L = I + raw, or with `residual=False` L = raw. Every such M is symmetric with no negative
     eigenvalue, and every symmetric positive semi-definite matrix is such an M.

@@ -9,6 +9,7 @@ from tiny_images import make_dataset
 from tiny_results import PLAIN, STATIC
 from tiny_results import tiny_table as tiny_table
 
+from neural_similarity.conversion import fold
 from neural_similarity.lab import cli
 from neural_similarity.lab.paper import read_records
 from neural_similarity.lab.paper.recording import write_records
@@ -68,6 +69,15 @@ def test_record_holds_the_run(tmp_path):
         "command": f"nsim train {STATIC} --budget 0.5 --seed 3 --threads 2",
     }
     (record,) = read_records(tmp_path / "results", STATIC, 0.5)
+    assert record.learned == content["learned"]
+    network, plain = load(run), fold(load(run))
+    for name, facts in record.learned.items():
+        layer, folded = network.get_submodule(name), plain.get_submodule(name)
+        m = layer.similarity.matrix().detach()
+        torch.testing.assert_close(torch.tensor(facts["m"]), m, rtol=1e-3, atol=0)
+        values = torch.linalg.svdvals(folded.weight.detach().flatten(1))
+        torch.testing.assert_close(torch.tensor(facts["spectrum"]), values, rtol=1e-2, atol=1e-4)
+    assert len(record.learned) == 9
     scores = evaluate(load(run), make_dataset().test, run.preprocess, choose_runtime("cpu", "fp32"))
     assert torch.equal(record.correct, scores.correct)
     assert record.recipe == run.recipe

@@ -146,9 +146,11 @@ class FewShotLine:
 
     @property
     def seeds(self) -> str:
-        """How many there are, and the deviation between them from two on."""
+        """How many there are, the deviation between them from two on, and those of changed code."""
         values = [100 * one.summary["accuracy"] for one in self.evaluations]
-        return f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
+        text = f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
+        changed = ", ".join(str(one.seed) for one in self.evaluations if one.code["dirty"])
+        return text + (f"; local changes: {changed}" if changed else "")
 
 
 def _of(record: Record) -> Evaluation:
@@ -170,14 +172,18 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
     """
     usual, at = _chosen(results, budget)
     parts = [f"# {TITLE}" + ("" if usual == 1 else f" (reduced schedule, budget {usual:g})")]
+    differences = 0
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
         lines = [HEAD, ("---",) * len(HEAD)]
         for row in rows:
             for shots in SHOTS:
                 lines += _cells(row, shots, results, at[row, shots])
+        places = [HEAD.index(name) for name in COMPARED]
+        differences += sum(bool(cells[place]) for cells in lines[2:] for place in places)
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
-    return "\n\n".join([*parts, _NOTE]) + "\n"
+    count = f"{differences} differences with intervals, none adjusted for their number."
+    return "\n\n".join([*parts, f"{_NOTE} {count}"]) + "\n"
 
 
 def few_shot_rows(results: Path, budget: float | None = None) -> list[dict[str, Any]]:
@@ -214,7 +220,8 @@ def _chosen(
 
 _NOTE = (
     "Accuracy in percent, mean over tasks of the accuracy of each, ± 1.96 standard errors over the "
-    "tasks; σ is the deviation between seeds. Differences are paired: the same budget, seeds, "
+    "tasks; σ is the deviation between seeds, and local changes are the seeds whose code differed "
+    "from its commit. Differences are paired: the same budget, seeds, "
     "training classes and tasks, where of two lists of one seed the shorter is the beginning of "
     "the longer. Batch norm says whose statistics normalise queries; only `transductive` "
     "lets queries see each other. Parameters are those that training leaves: not the classifier "

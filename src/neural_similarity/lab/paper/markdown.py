@@ -4,6 +4,8 @@ from neural_similarity.lab.data import imagenet
 from neural_similarity.lab.paper.records import Record, commits_of
 from neural_similarity.lab.paper.report import Line, PanelReport, Report, StepCosts
 from neural_similarity.lab.paper.tables import Row
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.recipes.cifar import PREDICTOR
 from neural_similarity.lab.train.progress import clock
 from neural_similarity.lab.train.statistics import Interval
 
@@ -149,7 +151,47 @@ def _notes(report: PanelReport) -> str:
         "seeds, which says nothing about other seeds. MACs are of one image, static similarities "
         "folded. Time is the training time of a run, with others beside it: no benchmark.\n\n"
         f"Run on {'; '.join(machines)}; code {', '.join(commits)}."
-        f"{_other_precisions(report)}{_other_classes(report)}"
+        f"{_other_precisions(report)}{_other_classes(report)}{_changed(report)}"
+        f"{_scatter(report)}{_chosen(report)}"
+    )
+
+
+def _changed(report: PanelReport) -> str:
+    """The runs of code that differed from its commit."""
+    runs = [f"`{each.name}` seed {each.seed}" for each in report.records if each.code["dirty"]]
+    return f" Code with local changes: {', '.join(runs)}." if runs else ""
+
+
+def _scatter(report: PanelReport) -> str:
+    """What all rows together say of seeds, and how far the intervals are to be trusted."""
+    if not report.intervals:
+        return ""
+    count = f"{report.intervals} intervals, none adjusted for their number."
+    if report.pooled is None:
+        return f"\n\n{count}"
+    deviation, freedom = report.pooled
+    lines = [(each.row.label, each.by_image, each.by_pooled_seeds) for each in report.lines]
+    found = [(label, image, pooled) for label, image, pooled in lines if image and pooled]
+    listed = "; ".join(f"{label} {interval(pooled)}" for label, _, pooled in found)
+    clear = [label for label, image, pooled in found if image.clear and pooled.clear]
+    return (
+        f"\n\nPooled over the rows, seeds of a recipe scatter by σ = {deviation:.3f} points "
+        f"({freedom} degrees of freedom). Differences between the means over all seeds of each, "
+        f"with intervals by that scatter: {listed}. Clear of zero by it and by image: "
+        f"{', '.join(clear) or 'none'}. {count}"
+    )
+
+
+def _chosen(report: PanelReport) -> str:
+    """A warning where rows have what was chosen by the test error that they report."""
+    rows = [each.row for each in report.lines if each.records]
+    if not any(
+        getattr(RECIPES[row.recipe].similarity, "predictor", 0) == PREDICTOR for row in rows
+    ):
+        return ""
+    return (
+        " The predictor of the dynamic rows (root mean square, batch normalisation) was chosen by "
+        "test error on CIFAR-10, and other rows were not tuned so."
     )
 
 

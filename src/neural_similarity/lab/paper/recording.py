@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.conversion import fold
+from neural_similarity.lab.paper.learned import learned
 from neural_similarity.lab.paper.records import (
     DIRTY,
     RETRAINED,
@@ -25,7 +26,12 @@ from neural_similarity.lab.train import Run, RunError
 from neural_similarity.lab.train.files import layout, read_json, write_text
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import MACHINE, recipe_from_json, recipe_to_json
-from neural_similarity.lab.train.run import ENVIRONMENT, checkpoint_facts, require_finished
+from neural_similarity.lab.train.run import (
+    ENVIRONMENT,
+    checkpoint_facts,
+    load_network,
+    require_finished,
+)
 from neural_similarity.models import macs
 
 
@@ -79,6 +85,7 @@ def _scored(run: Run) -> dict[str, Any]:
         "checkpoint": checkpoint_facts(run, "last"),
         "summary": summary,
         "metrics": read_lines(run.metrics),
+        "learned": learned(load_network(run)),
         "correct": correct,
     }
 

@@ -57,6 +57,8 @@ class Record:
     retrained: dict[str, Any] | None = None
     """The step that was chosen on validation classes, and how many times more images there are,
     where training was anew on both; older records do not say."""
+    learned: dict[str, Any] | None = None
+    """By layer, see `learned.learned`; only of recognition, and older records have none."""
 
     @property
     def seed(self) -> int:
@@ -180,6 +182,7 @@ def read_record(path: Path) -> Record:
             evaluation=evaluation,
             start=content.get("start"),
             retrained=content.get("retrained"),
+            learned=content.get("learned"),
         )
         share = right.sum().item() / len(right)
         if evaluation is None and share != record.summary["test_accuracy"]:

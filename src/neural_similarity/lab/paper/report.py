@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from neural_similarity.lab.train.statistics import (
     LEAST_SEEDS,
     Interval,
     by_image,
+    by_pooled_seeds,
     by_seed,
     mean_and_deviation,
+    pooled_deviation,
 )
 
 
@@ -35,6 +38,8 @@ class Line:
     """Difference to the baseline in points, paired by seed; needs three common seeds."""
     by_image: Interval | None
     """The same, paired by test image; needs one common seed."""
+    by_pooled_seeds: Interval | None
+    """The same between the means over all seeds of both, by the scatter of the panel's rows."""
     step: Interval | None
     """Time of an update over that of `Report.costs.baseline`, where it was measured."""
 
@@ -75,6 +80,17 @@ class PanelReport:
     def records(self) -> list[Record]:
         """The records of all rows."""
         return [record for line in self.lines for record in line.records]
+
+    @property
+    def pooled(self) -> tuple[float, int] | None:
+        """Deviation between seeds of one recipe, over all rows, and its degrees of freedom."""
+        return pooled_deviation({line.row.recipe: line.values for line in self.lines}.values())
+
+    @property
+    def intervals(self) -> int:
+        """How many differences there are, each counted as often as it has an interval."""
+        each = [(line.by_seed, line.by_image, line.by_pooled_seeds) for line in self.lines]
+        return sum(found is not None for line in each for found in line)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +204,9 @@ def _panel(
     records = {name: by_number(read_records(results, name, budget)) for name in names}
     _require_same_data(record for found in records.values() for record in found.values())
     baseline = records.get(panel.baseline.recipe, {})
+    scatter = pooled_deviation(
+        [value(record, panel.metric) for record in found.values()] for found in records.values()
+    )
     lines = []
     for row in panel.rows:
         ours = records.get(row.recipe, {})
@@ -200,10 +219,23 @@ def _panel(
             common=common,
             by_seed=seeds,
             by_image=images,
+            by_pooled_seeds=_pooled(ours, before, panel.metric, scatter) if common else None,
             step=costs.get(row.recipe),
         )
         lines.append(line)
     return PanelReport(panel=panel, lines=tuple(lines))
+
+
+def _pooled(
+    ours: dict[int, Record],
+    baseline: dict[int, Record],
+    metric: Metric,
+    scatter: tuple[float, int] | None,
+) -> Interval | None:
+    if scatter is None:
+        return None
+    sides = [[value(record, metric) for record in each.values()] for each in (ours, baseline)]
+    return by_pooled_seeds(fmean(sides[0]) - fmean(sides[1]), *scatter, *map(len, sides))
 
 
 def _require_same_data(records: Iterable[Record]) -> None:

@@ -202,6 +202,40 @@ SIGNS = (
 )
 
 
+SHARING = tuple(
+    Panel(
+        f"CIFAR-10, static {kind}",
+        "error",
+        (
+            Row("one M a layer", f"cifar10-static-{kind.lower()}"),
+            Row("M for each filter", f"cifar10-static-{kind.lower()}-by-filter"),
+        ),
+    )
+    for kind in ("DNS", "UNS")
+)
+SHAPES = tuple(
+    Panel(
+        f"CIFAR-10, {kind} DNS",
+        "error",
+        (
+            Row("without D", f"cifar10-{kind}-dns"),
+            Row("D_r at the rate of all else", f"cifar10-{kind}-dns-j"),
+            Row("10 times as fast", f"cifar10-{kind}-dns-j-rate10"),
+            Row("100 times as fast", f"cifar10-{kind}-dns-j-rate100"),
+        ),
+    )
+    for kind in ("static", "dynamic")
+)
+BOUNDS = (
+    Row("CNN", "cifar10-cnn"),
+    Row("unbounded CNN predictor", "cifar10-dynamic-dns-cnn-unbounded"),
+    Row("bounded by tanh", "cifar10-dynamic-dns-cnn-tanh"),
+    Row("bounded by a sigmoid", "cifar10-dynamic-dns-cnn-sigmoid"),
+    Row("of length 1", "cifar10-dynamic-dns-cnn-normalized"),
+    Row("SphereNet predictor", "cifar10-dynamic-dns-plain"),
+)
+
+
 def on_cifar100(table: Table) -> Table:
     """The rows of a table on CIFAR-100, for which the paper has no numbers."""
     rows = tuple(Row(row.label, row.recipe.replace("cifar10-", "cifar100-")) for row in table.rows)
@@ -258,6 +292,12 @@ TABLES = {
     "adapt": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, 20 images of each, with a new head",
         (Panel("Sign digits", "accuracy", SIGNS),),
+    ),
+    "sharing": Table("M shared by the filters of a layer, or for each (§4)", SHARING),
+    "shapes": Table("Kernel shapes (J), by the rate of D_r (§3.5)", SHAPES),
+    "bounds": Table(
+        "Predictors without batch normalisation, bounded or not (§7.1)",
+        (Panel("CIFAR-10", "error", BOUNDS),),
     ),
     "rivals": Table(
         "Rivals: other kernels that depend on the image", (Panel("CIFAR-10", "error", RIVALS),)

@@ -9,7 +9,15 @@ from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.lab.recipes.imagenet import IMAGENET
 from neural_similarity.lab.recipes.quickstart import QUICKSTART
 from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, released
-from neural_similarity.lab.recipes.studies import ABLATIONS, CHEAPER, CONTROLS, RIVALS
+from neural_similarity.lab.recipes.studies import (
+    ABLATIONS,
+    BOUNDS,
+    CHEAPER,
+    CONTROLS,
+    RIVALS,
+    SHAPES,
+    SHARING,
+)
 from neural_similarity.lab.train.recipe import Recipe
 
 GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
@@ -19,6 +27,9 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     "ImageNet, table 5 and the authors' response": IMAGENET,
     "Adaptation of a pretrained network": ADAPTATION,
     "Ablations": ABLATIONS,
+    "M for each filter": SHARING,
+    "Kernel shapes that learn faster": SHAPES,
+    "CNN predictors without batch normalisation": BOUNDS,
     "Cheaper predictors": CHEAPER,
     "Controls": CONTROLS,
     "Rivals": RIVALS,

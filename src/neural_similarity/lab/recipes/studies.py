@@ -1,11 +1,22 @@
 """What the paper leaves open, on CIFAR-10: ablations, cheaper predictors, controls and rivals."""
 
 from dataclasses import replace
+from functools import partial
 
 from neural_similarity.lab.recipes.cifar import BASE, PREDICTOR
 from neural_similarity.lab.recipes.released import PATCHES
 from neural_similarity.lab.train.recipe import Recipe
-from neural_similarity.nn import Diagonal, Dynamic, Full, Predictor, SphereNet, Static
+from neural_similarity.nn import (
+    CNN,
+    Diagonal,
+    Dynamic,
+    Full,
+    Masked,
+    Predictor,
+    SphereNet,
+    Static,
+    Unshared,
+)
 
 
 def _dns(predictor: Predictor) -> Recipe:
@@ -52,6 +63,36 @@ ABLATIONS = {
     "cifar10-cnn-raw": ("pixels 0 to 255", replace(BASE, inputs="raw")),
     "cifar10-cnn-zero": ("zeros around the crops", replace(BASE, padding="zero")),
     "cifar10-cnn-smooth": ("targets smoothed by 0.01", replace(BASE, label_smoothing=0.01)),
+}
+
+SHARING = {
+    "cifar10-static-dns-by-filter": (
+        "a learned diagonal matrix for each filter",
+        replace(BASE, similarity=Static(Unshared(Diagonal(), filters="each"))),
+    ),
+    "cifar10-static-uns-by-filter": (
+        "a learned full matrix for each filter",
+        replace(BASE, similarity=Static(Unshared(Full(), filters="each"))),
+    ),
+}
+
+SHAPES = {
+    f"cifar10-{kind}-dns-j-rate{rate}": (
+        f"{kind}, a learned shape whose D_r learns {rate} times as fast",
+        replace(BASE, similarity=similarity(Masked(Diagonal(), rate=float(rate)))),
+    )
+    for kind, similarity in {
+        "static": Static,
+        "dynamic": partial(Dynamic, predictor=PREDICTOR),
+    }.items()
+    for rate in (10, 100)
+}
+
+BOUNDS = {
+    "cifar10-dynamic-dns-cnn-unbounded": ("a plain CNN as predictor", _dns(CNN(bound=None))),
+    "cifar10-dynamic-dns-cnn-tanh": ("the same, bounded by tanh", _dns(CNN(bound="tanh"))),
+    "cifar10-dynamic-dns-cnn-sigmoid": ("by a sigmoid", _dns(CNN(bound="sigmoid"))),
+    "cifar10-dynamic-dns-cnn-normalized": ("of length 1", _dns(CNN(bound="normalize"))),
 }
 
 CHEAPER = {

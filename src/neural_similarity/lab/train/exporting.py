@@ -58,8 +58,9 @@ def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -
     """Write an ONNX file, `facts` in its metadata; what onnxruntime computes by it."""
     runtime = optional("onnxruntime", "--format onnx", "export")
     optional("onnxscript", "--format onnx", "export")
-    names = {"input_names": [NAME], "output_names": ["logits"]}
-    written = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+    written = torch.onnx.export(
+        program, dynamo=True, verbose=False, input_names=[NAME], output_names=["logits"]
+    )
     if written is None:
         raise RunError("torch.onnx gave no program")
     written.model.metadata_props.update(facts)

@@ -4,10 +4,10 @@ Differences are paired, by seed, test image or task, because both networks see t
 makes both worse drops out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, stdev, variance
 
 from torch import Tensor
 
@@ -27,6 +27,11 @@ class Interval:
     high: float
 
     @property
+    def clear(self) -> bool:
+        """Whether it is to one side of zero."""
+        return not self.low <= 0 <= self.high
+
+    @property
     def reach(self) -> float:
         """Half of the interval's length: what ± stands before."""
         return (self.high - self.low) / 2
@@ -35,6 +40,35 @@ class Interval:
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and sample standard deviation (over n - 1), which one value does not have."""
     return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def pooled_deviation(groups: Iterable[Sequence[float]]) -> tuple[float, int] | None:
+    r"""Deviation within groups of one recipe's seeds, $\sqrt{\sum_g (n_g - 1) s_g^2 / \nu}$.
+
+    Returns:
+        It and its degrees of freedom $\nu = \sum_g (n_g - 1)$; None where no group has two values.
+    """
+    several = [group for group in groups if len(group) > 1]
+    freedom = sum(len(group) - 1 for group in several)
+    if not freedom:
+        return None
+    squares = sum((len(group) - 1) * variance(group) for group in several)
+    return sqrt(squares / freedom), freedom
+
+
+def by_pooled_seeds(difference: float, deviation: float, freedom: int, *seeds: int) -> Interval:
+    r"""Student's interval $d \pm t_\nu\, s \sqrt{1/n_1 + 1/n_2}$ of a difference of two means.
+
+    Args:
+        difference: d.
+        deviation: s, see `pooled_deviation`.
+        freedom: its degrees of freedom.
+        seeds: how many each mean is of.
+    """
+    from scipy.stats import t
+
+    scatter = deviation * sqrt(sum(1 / count for count in seeds))
+    return _around(difference, float(t.ppf(0.975, freedom)), scatter, 1)
 
 
 def by_seed(differences: Sequence[float]) -> Interval:

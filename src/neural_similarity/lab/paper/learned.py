@@ -1,0 +1,59 @@
+"""What a network learned beside its kernels, in kilobytes, so that figures need no weights."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.conversion import fold
+from neural_similarity.nn import (
+    DynamicSimilarity,
+    MaskedModule,
+    SimilarityLayer,
+    StaticSimilarity,
+)
+
+MOST_NUMBERS = 2_000
+"""Of one tensor; an M for each of many filters is left out."""
+
+
+@torch.no_grad()
+def learned(network: nn.Module) -> dict[str, dict[str, Any]]:
+    """By layer: static M, D_r and the taps that D keeps, gains of dynamic M; all to four digits.
+
+    Of every convolution, plain ones too, the singular values of its folded kernel as a matrix of
+    filters × (channels·taps); of a dynamic one, of W alone.
+    """
+    plain = dict(fold(network, dynamic="keep").named_modules())
+    found = {}
+    for name, layer in network.named_modules():
+        if ".similarity." in f".{name}.":  # Convolutions of predictors.
+            continue
+        similarity = layer.similarity if isinstance(layer, SimilarityLayer) else None
+        facts = {} if similarity is None else _of_similarity(similarity)
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            kernel = cast(Tensor, plain[name].weight)
+            spectrum = torch.linalg.svdvals(kernel.flatten(1).double())
+            facts["spectrum"] = _rounded(spectrum)
+        if facts:
+            found[name] = {key: value for key, value in facts.items() if value is not None}
+    return found
+
+
+def _of_similarity(similarity: nn.Module) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if isinstance(similarity, StaticSimilarity):
+        facts["m"] = _rounded(similarity.matrix())
+    if isinstance(similarity, DynamicSimilarity) and similarity.gain is not None:
+        facts["gains"] = _rounded(similarity.gain)
+    for part in similarity.modules():
+        if isinstance(part, MaskedModule):
+            facts["mask"], facts["taps"] = _rounded(part.mask), _rounded(part.kernel_shape())
+    return facts
+
+
+def _rounded(values: Tensor) -> list[Any] | None:
+    if values.numel() > MOST_NUMBERS:
+        return None
+    digits = [float(f"{value:.4g}") for value in values.flatten().tolist()]
+    return torch.tensor(digits, dtype=torch.float64).view(values.shape).tolist()

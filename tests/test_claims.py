@@ -1,0 +1,104 @@
+"""docs/claims.md is what its script writes, and docs/results.md opens with what records say."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from neural_similarity.lab.paper import TABLES, few_shot_markdown, make_report
+from neural_similarity.lab.paper.markdown import signed
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+sys.path.insert(0, str(ROOT / "scripts"))
+import claims  # noqa: E402
+
+CLAIMS = tomllib.loads((ROOT / "docs/claims.toml").read_text("utf-8"))["claim"]
+
+
+def test_the_page_is_what_the_script_writes():
+    assert (ROOT / "docs/claims.md").read_text("utf-8") == claims.page()
+
+
+def test_commands_are_of_tests_and_tables_that_exist():
+    """A `pytest FILES -k EXPRESSION` names files, and every word of it a test in them."""
+    for claim in CLAIMS:
+        program, *words = claim.get("command", "nsim").split()
+        if program == "pytest":
+            files, expression = " ".join(words).partition(" -k ")[::2]
+            text = "".join((ROOT / file).read_text("utf-8") for file in files.split())
+            names = " ".join(re.findall(r"def (test_\w+)", text))
+            for word in re.findall(r"\w+", expression):
+                assert word == "or" or word in names, claim["command"]
+        elif words[:1] in (["table"], ["reproduce"]):
+            assert words[1] in (*TABLES, "6"), claim["command"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted", "verdict"),
+    [(-2, -1, -1, "holds"), (-2, -1, 1, "fails"), (-2, 1, 1, "unclear"), (1, 2, 1, "holds")],
+)
+def test_verdicts(low, high, wanted, verdict):
+    assert claims._verdict(claims.Interval((low + high) / 2, low, high), wanted) == verdict
+
+
+@pytest.mark.parametrize(
+    ("comparison", "status"),
+    [
+        ("cifar10-cnn++ < cifar10-cnn @ 0.125", "holds"),
+        ("cifar10-static-uns < cifar10-cnn @ 0.125", "holds by image only"),
+        ("cifar10-static-dns < cifar10-cnn @ 0.125", "unclear"),
+        ("cifar10-static-dns < cifar10-cnn++ @ 0.125", "fails"),
+        ("cifar100-static-dns < cifar100-cnn @ 0.125", "untested"),
+        ("mini-cnn4/static-nsn > mini-cnn4/fine-tuning @ 0.25 train", "fails by task only"),
+    ],
+)
+def test_comparisons(comparison, status):
+    assert claims._compare(comparison)[0] == status
+
+
+def in_short():
+    text = (ROOT / "docs/results.md").read_text("utf-8")
+    return " ".join(text.partition("## In short")[2].partition("## Quick start")[0].split())
+
+
+def test_headlines_of_recognition():
+    (panel, _) = make_report(TABLES["4"], budget=0.125, results=RESULTS).panels
+    lines = {line.row.label: line for line in panel.lines[1:]}
+    means = {label: signed(line.by_image.mean) for label, line in lines.items()}
+    told = in_short()
+    assert f"static UNS ({means['static UNS']} points)" in told
+    assert f"dynamic DNS ({means['dynamic DNS']})" in told
+    assert f"dynamic UNS ({means['dynamic UNS']}, one seed)" in told
+    assert len(lines["dynamic UNS"].common) == 1
+    assert all(line.by_image.mean < 0 for line in lines.values())
+    assert {label for label, line in lines.items() if not line.by_image.clear} == {"static DNS"}
+    assert [label for label, line in lines.items() if line.by_seed and line.by_seed.clear] == [
+        "CNN++"
+    ]
+    assert f"σ {panel.pooled[0]:.3f}, {panel.pooled[1]} degrees" in told
+    pooled = {label for label, line in lines.items() if line.by_pooled_seeds.clear}
+    assert pooled == {"CNN++", "static UNS", "dynamic DNS", "dynamic UNS"}
+
+
+def test_headlines_of_few_shot_learning():
+    def difference(first, second, classes="train"):
+        text = claims._compare(f"{first} > {second} @ 0.25 {classes}")[1]
+        return float(text.partition(" ")[0].replace("−", "-"))
+
+    told = in_short()
+    rows = [line.split(" | ") for line in few_shot_markdown(RESULTS, 0.25).splitlines()]
+    table = {(row[1], row[2], row[8]): row for row in rows if row[0] == "| fine-tuning"}
+    _, _, _, paper, ours, *_ = table["`mini-cnn4`", "5", "train"]
+    gain = float(ours.split()[0]) - float(paper.split()[0])
+    assert 8.5 < gain < 8.6
+    assert "8.5 come with training" in told
+    for classes in ("train", "train+val"):
+        lost = difference("mini-cnn4/static-nsn", "mini-cnn4/fine-tuning", classes)
+        assert f"loses {-lost:.1f} points" in told
+        ahead = difference("mini-dynamic/fine-tuning", "mini-cnn4/fine-tuning", classes)
+        assert 2.9 < ahead < 4.5
+    beside = difference("mini-dynamic/fine-tuning", "mini-cnn4-64/fine-tuning", "train+val")
+    assert f"with 80 classes {beside:.1f} ahead" in told
