@@ -13,10 +13,10 @@ class CosinePrototypes(few_shot.Metric):
 
 
 few_shot.METHODS["cosine-prototypes"] = few_shot.Kind(
-    build=lambda network, sizes: CosinePrototypes(network[:-1]), episodic=True
+    build=lambda network, sizes: CosinePrototypes(network[:-1]), episodic=False
 )
 recipe = few_shot.FewShotRecipe(
-    method="cosine-prototypes", dataset="embedded", ways=3, steps=20, width=0.25, crop=1
+    method="cosine-prototypes", dataset="embedded", steps=40, width=0.25, crop=1
 )
 run = session.train(recipe, out="runs/cosine-prototypes")
 
@@ -26,4 +26,4 @@ tasks = few_shot.draw_tasks(split.test, sizes, 600, seed=0, data=split.digest, p
 for method in ("cosine-prototypes", "nearest-neighbour"):
     evaluation, file = few_shot.Evaluator(method=method)(run, split, tasks)
     percent, reach = (100 * evaluation.summary[key] for key in ("accuracy", "reach"))
-    print(f"{method}: {percent:.0f} ± {reach:.0f} % of queries, in {file.parent}")
+    print(f"{method}: {percent:.1f} ± {reach:.1f} % of queries, in {file.parent}")

@@ -156,7 +156,8 @@ def commands() -> str:
     """The page of the command line: what `nsim COMMAND --help` prints."""
     os.environ |= {"COLUMNS": "88", "NO_COLOR": "1"}
     parts = ["# Command line\n\n" + _shell(helped())]
-    parts += [f"## nsim {name}\n\n{_shell(helped(name))}" for name in COMMANDS]
+    texts = {name: helped(name) for name in COMMANDS}  # none of a command that has moved
+    parts += [f"## nsim {name}\n\n{_shell(text)}" for name, text in texts.items() if text]
     return "\n".join(parts)
 
 

@@ -1,11 +1,13 @@
 """The generated pages of the site: every public name has one."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
 import pytest
 
 import neural_similarity as ns
+from neural_similarity.lab.tasks.few_shot import FewShotRecipe
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,3 +56,17 @@ def test_a_page_that_renders_empty_is_found(builder, tmp_path):
         page.parent.mkdir(parents=True)
         page.write_text("" if name == "fold" else f'<h2 id="{path}">')
     assert builder.missing(tmp_path) == ["fold"]
+
+
+def test_every_field_of_a_recipe_stands_in_the_table(builder):
+    rows = "".join(builder.fields(module, name) for module, name in builder.RECIPES.items())
+    for field in dataclasses.fields(FewShotRecipe):
+        assert f"\n| `{field.name}` | " in rows
+    assert "| `batch_size` | int | `128` | Images an update. |" in rows
+
+
+def test_the_page_of_commands_has_their_help(builder, monkeypatch):
+    monkeypatch.setattr(builder, "COMMANDS", {"recipes": builder.COMMANDS["recipes"]})
+    page = builder.commands()
+    assert "  report    compare runs in one HTML file" in page
+    assert "## nsim recipes\n\n```text\nusage: nsim recipes\n" in page

@@ -55,7 +55,7 @@ def test_an_unfinished_run_says_how_far_it_is(folder):
     kept = run.summary.read_bytes()
     run.summary.unlink()
     try:
-        assert cells(page([run]), "steps") == ["2 of 2, not finished"]
+        assert "<td>steps</td><td>2 of 2, not finished</td>" in page([run])
     finally:
         run.summary.write_bytes(kept)
 

@@ -86,7 +86,7 @@ def page(runs: Sequence[Run]) -> str:
 def _results(run: Run) -> dict[str, Any]:
     """What the summary says in single values, and the accuracy of every few-shot evaluation."""
     if not run.summary.exists():
-        steps = [line["step"] for line in read_lines(run.metrics)] if run.metrics.exists() else []
+        steps = [line["step"] for line in read_lines(run.metrics)]
         return {"steps": f"{max(steps, default=0)} of {run.recipe.steps}, not finished"}
     summary = read_json(run.summary)
     found = {name: value for name, value in summary.items() if not isinstance(value, dict | list)}
@@ -126,7 +126,7 @@ def _curves(runs: Sequence[Run]) -> str:
     """A picture for every quantity that a run logged, a line a run."""
     from matplotlib.figure import Figure
 
-    logs = {run.path.name: read_lines(run.metrics) for run in runs if run.metrics.exists()}
+    logs = {run.path.name: read_lines(run.metrics) for run in runs}
     shown = [key for key in CURVES if any(key in line for log in logs.values() for line in log)]
     if not shown:
         return "<p>No run has logged anything yet.</p>\n"

@@ -1,0 +1,132 @@
+"""Open every page of the built site in headless Chromium, check it, and photograph it.
+
+    uv run --group docs python scripts/build_site.py
+    uv run --group screenshots python scripts/screenshots.py [REPORT.html...]
+
+Checked at 1280 and 390 pixels: no failed request, no error in the console, no link to a page or
+heading that does not exist, no formula left as text, no picture without size, nothing wider than
+the screen. Files that are named, such as those of `nsim report`, are opened from disk. Pictures go
+to build/screenshots. The browser is the system's `chromium`, or what `playwright install` brought.
+"""
+
+import shutil
+import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import unquote, urldefrag, urlsplit
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).parents[1]
+SITE, OUT = ROOT / "site", ROOT / "build" / "screenshots"
+WIDTHS = (1280, 390)
+PHOTOGRAPHED = (
+    "index",
+    "tutorials",
+    "how-to",
+    "explanation",
+    "performance",
+    "reference-api-Conv2d",
+)
+"""Beginnings of the names of pages whose pictures are kept; all pages are checked."""
+FACTS = """() => ({
+  wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  links: [...document.querySelectorAll('a[href]')].map(a => a.href),
+  ids: [...document.querySelectorAll('[id]')].map(e => e.id),
+  empty: [...document.querySelectorAll('main img, body > section img')]
+    .filter(i => i.complete && !i.naturalWidth).map(i => i.src),
+  flat: [...document.querySelectorAll('math')]
+    .filter(m => !m.getBoundingClientRect().height).length,
+  raw: [...document.querySelectorAll('article p, article li, article td')]
+    .filter(e => !e.querySelector('code') && /\\$[^$]+\\$/.test(e.textContent))
+    .map(e => e.textContent.slice(0, 60)),
+})"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A file server without a log."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def serve(folder: Path) -> str:
+    """Serve a folder from another thread, and return its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}/"
+
+
+def visit(page: Page, address: str, name: str) -> tuple[list[str], dict]:
+    """Problems of a page, and what it links to and holds."""
+    problems: list[str] = []
+    page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
+    page.on("requestfailed", lambda r: problems.append(f"{r.url} was not loaded"))
+    page.goto(address, wait_until="load")
+    facts = page.evaluate(FACTS)
+    if facts["wide"] > 1:
+        problems.append(f"is {facts['wide']} pixels wider than the screen")
+    problems += [f"picture {source} is empty" for source in facts["empty"]]
+    problems += [f"formula is text: {text}" for text in facts["raw"]]
+    if facts["flat"]:
+        problems.append(f"{facts['flat']} formulas have no height")
+    if name.startswith(PHOTOGRAPHED):
+        page.screenshot(path=OUT / f"{name}-{page.viewport_size['width']}.png", full_page=False)  # pyright: ignore
+    return problems, facts
+
+
+def broken(address: str, facts: dict[str, dict]) -> list[str]:
+    """Links between pages of the site that lead nowhere."""
+    found = []
+    for page, told in facts.items():
+        for link in told["links"]:
+            if not link.startswith(address):
+                continue
+            target, heading = urldefrag(link)
+            file = SITE / unquote(urlsplit(target).path.lstrip("/"))
+            if not (file.is_file() or (file / "index.html").is_file()):
+                found.append(f"{page}: {link} does not exist")
+            elif heading and target in facts and unquote(heading) not in facts[target]["ids"]:
+                found.append(f"{page}: {link} has no such heading")
+    return found
+
+
+def pages(address: str) -> dict[str, str]:
+    """Names of all pages by their addresses."""
+    found = {}
+    for file in sorted(SITE.rglob("index.html")):
+        place = file.parent.relative_to(SITE).as_posix()
+        place = "" if place == "." else f"{place}/"
+        found[address + place] = place.rstrip("/").replace("/", "-") or "index"
+    return found
+
+
+def check(browser: Browser, reports: list[str]) -> list[str]:
+    """All problems of all pages at all widths."""
+    address, problems, facts = serve(SITE), [], {}
+    wanted = pages(address)
+    wanted |= {Path(file).resolve().as_uri(): f"index-{Path(file).stem}" for file in reports}
+    for width in WIDTHS:
+        for place, name in wanted.items():
+            page = browser.new_page(viewport={"width": width, "height": 900})
+            found, facts[place] = visit(page, place, name)
+            page.close()
+            problems += [f"{name} at {width}: {problem}" for problem in found]
+    return problems + broken(address, facts)
+
+
+def main() -> None:
+    """Check all, and say what is wrong."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"))
+        problems = check(browser, sys.argv[1:])
+        browser.close()
+    sys.stdout.write("\n".join([*problems, f"{len(problems)} problems; pictures in {OUT}\n"]))
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The bugs that scripts/mutants.py plants."""
+
+import ast
+import importlib.util
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def mutants():
+    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mutants"] = module  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_bugs_change_one_source_each_and_compile(mutants):
+    for room, tests in mutants.ROOMS.items():
+        found = mutants.bugs(room)
+        assert len(found) >= 60
+        assert found == mutants.bugs(room)
+        for bug in islice(found, 5):
+            tree = mutants.planted(bug)
+            compile(tree, bug.source, "exec")
+            text = (mutants.PACKAGE / bug.source).read_text("utf-8")
+            assert ast.dump(tree) != ast.dump(ast.parse(text))
+            files = mutants.related(bug, ROOT / tests)
+            assert 1 <= len(files) <= mutants.FILES
+
+
+def test_what_was_tried_is_known(mutants, tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "RESULTS", tmp_path / "mutants.jsonl")
+    assert mutants.known() == {}
+    mutants.RESULTS.write_text('{"bug": {"line": 3}, "survives": true}\n')
+    assert mutants.known() == {'{"line": 3}': True}
