@@ -137,7 +137,10 @@ def replicated(model: nn.Module) -> nn.Module:
         return model
     # Kernels of one channel have two layouts that are the same.
     warnings.filterwarnings("ignore", "Grad strides do not match")
-    return DistributedDataParallel(model)
+    warnings.filterwarnings("ignore", ".*find_unused_parameters=True was specified")
+    # With it buckets stay what they are at first: three processes and more add up in an order that
+    # depends on them, which would be another one after a resumption.
+    return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def sum_gradients(model: nn.Module) -> None:
