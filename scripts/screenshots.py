@@ -64,7 +64,7 @@ def visit(page: Page, address: str, name: str) -> tuple[list[str], dict]:
     problems: list[str] = []
     page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
     page.on("requestfailed", lambda r: problems.append(f"{r.url} was not loaded"))
-    page.goto(address, wait_until="load")
+    page.goto(address, wait_until="load", timeout=180_000)  # busy machines take long
     facts = page.evaluate(FACTS)
     if facts["wide"] > 1:
         problems.append(f"is {facts['wide']} pixels wider than the screen")
