@@ -1,13 +1,17 @@
 """The C sources as a library, compiled for this machine at its first use."""
 
 import atexit
+import contextlib
 import ctypes
 import hashlib
 import os
 import platform
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -16,23 +20,29 @@ import torch
 _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
 _COMPILERS = ("cc", "gcc")
 """Tried in this order, after what CC names; `cc` may be another one, which lacks what GCC has."""
+_SECONDS = 600
+"""A compiler that takes longer hangs; it takes seconds, or minutes where many wait for a core."""
 _SOURCES = ("operators.c", "batch_norm.h", "element.h", "product.h", "vector.h")
 
 
 @cache
 def library() -> ctypes.CDLL | str:
-    """The compiled library, or why there is none."""
+    """The compiled library, or why there is none; a warning tells once of compilers that fail."""
+    if os.name != "posix":
+        return "the C code needs Linux or macOS"
     names = (os.environ.get("CC", ""), *_COMPILERS)
     compilers = [path for name in names if (path := shutil.which(name))]
     if not compilers:
         return "there is no C compiler (GCC, as cc, gcc or CC)"
     problems: list[str] = []
-    for compiler in compilers:
+    for compiler in dict.fromkeys(compilers):
         library = _built(compiler)
         if isinstance(library, ctypes.CDLL):
             return library
         problems.append(library)
-    return "; ".join(problems)
+    reason = "; ".join(problems)
+    warnings.warn(f"the dynamic operators run in their slower eager form: {reason}", stacklevel=2)
+    return reason
 
 
 def _built(compiler: str) -> ctypes.CDLL | str:
@@ -40,37 +50,88 @@ def _built(compiler: str) -> ctypes.CDLL | str:
     sources = [(Path(__file__).parent / name).read_bytes() for name in _SOURCES]
     machine = " ".join((compiler, platform.machine(), _processor(), *_FLAGS)).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
-    path = _cache_folder() / f"operators-{key}.so"
-    if not path.exists():
-        error = _compile(compiler, path)
-        if error is not None:
-            return error
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        return f"the compiled library does not load: {error}"
+    path = _cache_folder() / f"operators-{key}"
+    found = _load(path)
+    return found if isinstance(found, ctypes.CDLL) else _compile(compiler, path) or _load(path)
+
+
+def _load(path: Path) -> ctypes.CDLL | str:
+    """The library in a file `path`-DIGEST.so, or why none loads; a file that does not goes.
+
+    Code that was cut short, as by a lost machine, would end the process that calls it.
+    """
+    problem = "it is missing"
+    for file in path.parent.glob(f"{path.name}-*.so"):
+        try:
+            if _is_ours(file) and file == _sealed(path, file.read_bytes()):
+                return ctypes.CDLL(str(file))
+            problem = f"{file} is damaged, or another user can write to it"
+        except OSError as error:
+            problem = str(error)
+        with contextlib.suppress(OSError):
+            file.unlink()
+    return f"the compiled library does not load: {problem}"
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether only this user can have written a file, which is no link."""
+    found = file.lstat()
+    return found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o22
+
+
+def _sealed(path: Path, content: bytes) -> Path:
+    """The file of a library, whose name has the digest of its content."""
+    return path.with_name(f"{path.name}-{hashlib.sha256(content).hexdigest()}.so")
 
 
 def _compile(compiler: str, path: Path) -> str | None:
-    """Compile into a file that appears at `path` whole; what went wrong, or None."""
+    """Compile into a file that appears beside `path` whole; what went wrong, or None."""
     try:
         return _call_compiler(compiler, path)
     except OSError as error:
         return f"{compiler} cannot run: {error}"
+    except subprocess.TimeoutExpired:
+        return f"{compiler} takes more than {_SECONDS} seconds"
 
 
 def _call_compiler(compiler: str, path: Path) -> str | None:
     openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        built = Path(folder) / path.name
+        built = Path(folder) / "operators.so"
         source = Path(__file__).parent / _SOURCES[0]
-        command = [compiler, *_FLAGS, str(source), "-o", str(built), *map(str, openmp)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-            return f"{compiler} fails: {lines[-1]}"
-        built.replace(path)
+        error = _run([compiler, *_FLAGS, str(source), "-o", str(built), *map(str, openmp)])
+        if error is not None:
+            return f"{compiler} fails: {error}"
+        built.chmod(0o700)
+        _flush(built)
+        built.replace(_sealed(path, built.read_bytes()))
+    _flush(path.parent)
     return None
+
+
+def _run(command: list[str]) -> str | None:
+    """Run a compiler, with all that it starts, for a limited time; its last words if it fails."""
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=nothing, stdout=nothing, stderr=pipe, text=True, process_group=0
+    ) as process:
+        try:
+            errors = process.communicate(timeout=_SECONDS)[1].strip()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if not process.returncode:
+        return None
+    return errors.splitlines()[-1] if errors else f"exit code {process.returncode}"
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _cache_folder() -> Path:
@@ -78,7 +139,10 @@ def _cache_folder() -> Path:
     try:
         root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(root) / "neural_similarity"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():  # Who owns a folder can change what is in it.
+            raise PermissionError(f"{folder} is another user's")
+        folder.chmod(0o700)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):  # there is no home, or nothing can be written to it
