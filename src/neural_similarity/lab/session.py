@@ -91,7 +91,8 @@ def train(
         FileNotFoundError: the data set is missing.
         ValueError: the budget is not positive, there is no such device, or the data do not suit the
             recipe.
-        Interrupted: SIGINT or SIGTERM came; the step is finished and saved, and `resume` goes on.
+        Interrupted: a signal of `stopping.SIGNALS` came; the step is finished and saved, and
+            `resume` goes on.
     """
     recipe = recipe if at_budget else scaled(recipe, budget)
     return _begin(recipe, _Place(name, budget, out, data_root, device))

@@ -43,14 +43,17 @@ def parse_similarity(text: str) -> Similarity | None:
         return SIMILARITIES[text]
     try:
         node = ast.parse(text, mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the latter two of a deep text
         node = None
     if not isinstance(node, ast.Call):
         raise ValueError(
             f"`similarity` must be one of {', '.join(SIMILARITIES)} or such a text as "
             f"'Dynamic(Diagonal())', got {text!r}; nearest: {nearest(text, SIMILARITIES)}"
         )
-    value = _construct(node)
+    try:
+        value = _construct(node)
+    except RecursionError:
+        raise ValueError("`similarity` is nested too deeply") from None
     if not isinstance(value, Similarity):
         raise ValueError(f"`similarity` must be a Static(...) or Dynamic(...), got {text!r}")
     return value
@@ -101,7 +104,7 @@ def _construct(node: ast.expr) -> Any:
     if not isinstance(node, ast.Call):
         try:
             return ast.literal_eval(node)
-        except ValueError:
+        except (ValueError, TypeError):  # the latter of a list as a key
             raise ValueError(f"expected a literal value, got {ast.unparse(node)!r}") from None
     name = ast.unparse(node.func)
     if name not in SPECS:

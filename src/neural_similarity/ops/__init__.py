@@ -15,4 +15,5 @@ from neural_similarity.ops.similarity import similarity_conv3d as similarity_con
 from neural_similarity.ops.sphere import patch_norm as patch_norm
 from neural_similarity.ops.sphere import sphere_conv2d as sphere_conv2d
 from neural_similarity.ops.window import promoted as promoted
+from neural_similarity.ops.window import require_tensors as require_tensors
 from neural_similarity.ops.window import without_autocast as without_autocast

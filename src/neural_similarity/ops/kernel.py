@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.ops.blocks import Blocks, check_blocks
-from neural_similarity.ops.window import promoted, without_autocast
+from neural_similarity.ops.window import promoted, require_tensors, without_autocast
 
 
 def fold_kernel(
@@ -30,6 +30,7 @@ def fold_kernel(
         ValueError: M is neither diagonal nor square, or of another length than the last dimensions
             of `weight`, or `blocks` do not fit; or `weight` is of integers.
     """
+    require_tensors(weight=weight, similarity=similarity)
     if not (weight.is_floating_point() or weight.is_complex()):
         raise ValueError(f"`weight` must be of floating point numbers, got {weight.dtype}")
     with without_autocast(weight):

@@ -19,6 +19,7 @@ from neural_similarity.ops.window import (
     Window,
     autocast_dtype,
     autocasts,
+    require_tensors,
     same_padding,
     window,
     without_autocast,
@@ -143,6 +144,8 @@ def similarity_conv(
     backend: Backend = "auto",
 ) -> Tensor:
     """`similarity_conv2d` over `dims` dimensions."""
+    there = {} if bias is None else {"bias": bias}
+    require_tensors(x=x, weight=weight, similarity=similarity, **there)
     _check_input(dims, x, weight, bias, groups)
     for name, tensor in (("weight", weight), ("similarity", similarity), ("bias", bias)):
         if tensor is not None and tensor.device != x.device:

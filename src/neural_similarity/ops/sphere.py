@@ -16,6 +16,7 @@ from neural_similarity.ops.window import (
     autocast_dtype,
     autocasts,
     promoted,
+    require_tensors,
     without_autocast,
 )
 
@@ -54,6 +55,7 @@ def patch_norm(
 
 
 def _check_maps(x: Tensor, dims: int, groups: int) -> None:
+    require_tensors(x=x)
     channels = -dims - 1
     if x.dim() not in (dims + 1, dims + 2) or not x.is_floating_point():
         raise ValueError(
@@ -121,6 +123,7 @@ def sphere_conv2d(
             shape.
     """
     check_options(angle, normalize, k, eps)
+    require_tensors(weight=weight, **({} if bias is None else {"bias": bias}))
     _check_maps(x, weight.dim() - 2, groups)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"`bias` must be ({len(weight)},), got {tuple(bias.shape)}")

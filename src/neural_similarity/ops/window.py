@@ -132,3 +132,10 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     if not autocasts(tensor):
         return nullcontext()
     return torch.autocast(tensor.device.type, enabled=False)
+
+
+def require_tensors(**given: object) -> None:
+    """Raise a `ValueError` that names what is no tensor, by argument."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"`{name}` must be a tensor, got {type(value).__name__}")

@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,6 +255,28 @@ def test_lay_out_makes_train_and_val_of_every_class(tmp_path):
     assert sorted(path.name for path in (root / "val" / "n3").iterdir()) == ["n33.jpg", "n34.jpg"]
     with pytest.raises(FileExistsError, match="train is there already; name another folder"):
         data.lay_out(source, root, held_out=2)
+
+
+def test_a_layout_that_was_cut_short_is_made_anew(tmp_path, monkeypatch):
+    """By a kill between its two parts."""
+    source = tmp_path / "mini"
+    source.mkdir()
+    lists(source, {"train": ("n1", "n2")})
+    rename, moved = Path.rename, []
+
+    def cut_short(path, target):
+        moved.append(path)
+        if len(moved) == 3:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            data.lay_out(source, tmp_path / "made", held_out=2)
+    assert (tmp_path / "made" / "train").is_dir()
+    root = data.lay_out(source, tmp_path / "made", held_out=2)
+    assert sorted(path.name for path in root.iterdir()) == ["train", "val"]
 
 
 def test_lay_out_refuses(tmp_path):

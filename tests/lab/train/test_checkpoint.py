@@ -1,10 +1,14 @@
 import json
 import logging
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from neural_similarity.lab.train import checkpoint
 from neural_similarity.lab.train.checkpoint import (
     MANIFEST,
     STATE,
@@ -19,11 +23,13 @@ from neural_similarity.lab.train.checkpoint import (
 )
 from neural_similarity.lab.train.files import (
     RunError,
+    new_file,
     new_folder,
     read_json,
     write_json,
     write_text,
 )
+from neural_similarity.lab.train.journal import append_line
 
 
 def make_state(seed=0):
@@ -130,6 +136,80 @@ def test_checkpoints_of_a_later_step_are_removed(tmp_path):
     for state.step in (5, 9, 6):
         save(tmp_path, state, {}, keep=2)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000005", "step-00000006"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, bad):
+    state = make_state()
+    before = save(tmp_path, state, {}, keep=2)
+    advance(state)
+    with torch.no_grad():
+        state.model[2].weight[1, 2] = bad
+    with pytest.raises(RunError, match=r"2\.weight is not finite at step 1, which is not saved"):
+        save(tmp_path, state, {}, keep=2)
+    assert list(tmp_path.iterdir()) == [before]
+
+
+def test_a_removal_that_is_cut_short_leaves_no_half_checkpoint(tmp_path, monkeypatch):
+    state, remove = make_state(), shutil.rmtree
+    for state.step in (1, 2):
+        save(tmp_path, state, {}, keep=2)
+    state.step = 3
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            save(tmp_path, state, {}, keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+    state.step = 4
+    save(tmp_path, state, {}, keep=2)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert shutil.rmtree is remove
+
+
+FORGED = {
+    "manifest null": (MANIFEST, lambda _: "null", False),
+    "manifest a list": (MANIFEST, lambda _: "[]", False),
+    "manifest deep": (MANIFEST, lambda _: "[" * 100_000, False),
+    "no optimiser": (STATE, lambda rest: rest.pop("optimizer") and rest, True),
+    "random numbers a text": (STATE, lambda rest: rest | {"random": "x"}, True),
+    "step a text": (STATE, lambda rest: rest | {"step": "x"}, True),
+    "a list": (STATE, lambda _: [1], True),
+    "no weights": (WEIGHTS, lambda _: "{}", True),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_checkpoint_is_refused_or_passed_over(tmp_path, name):
+    """Its seals are those of its files."""
+    state = make_state()
+    path = save(tmp_path, state, {}, keep=1)
+    file, forge, sealed = FORGED[name]
+    if file == STATE:
+        torch.save(forge(torch.load(path / file)), path / file)
+    else:
+        (path / file).write_text(forge(None))
+    if not sealed:
+        assert "manifest.json is missing or damaged" in damage(path)
+        return
+    write_json(path / MANIFEST, {name: checkpoint._seal(path / name) for name in (WEIGHTS, STATE)})
+    with pytest.raises(RunError, match=r"state.pt cannot be restored|holds no weights"):
+        restore(newest(tmp_path), state)
+
+
+def test_partial_files_are_of_one_process_and_go_with_it(tmp_path):
+    living, dead = (tmp_path / f".x.json.{number}.partial" for number in (os.getppid(), 2**22 + 1))
+    living.touch()
+    dead.mkdir()
+    write_json(tmp_path / "x.json", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living.name, "x.json"])
+
+
+def test_errors_of_the_disk_name_the_file(tmp_path):
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        append_line(Path("/dev/full"), {})
+    with pytest.raises(OSError, match=r"No space left .*x\.json"), new_file(tmp_path / "x.json"):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
 
 
 def truncate(path):

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from tiny_images import TINY, tiny_world
 from tiny_images import tiny as tiny
 
 from neural_similarity.lab import cli
+from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.session import resume, train
 from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import read_run
@@ -108,7 +110,9 @@ def test_killed_at_a_random_step_it_resumes_bit_identical(reference, tmp_path, s
     assert_same(resume(tmp_path / "run", device="cpu"), reference)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_signal_finishes_the_step_saves_and_says_how_to_resume(
     reference, tmp_path, monkeypatch, capsys, number, code
 ):
@@ -127,6 +131,51 @@ def test_signal_finishes_the_step_saves_and_says_how_to_resume(
     assert checkpoints(out / "checkpoints")[-1].name == "step-00000008"
     assert cli.main(["train", "--resume", str(out), "--device", "cpu"]) == 0
     assert_same(read_run(out), reference)
+
+
+def test_under_nohup_a_lost_terminal_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_noted() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop() is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_of_two_trainings_that_begin_at_once_one_wins(tmp_path, monkeypatch):
+    """The other one finds the folder when it is about to make its own."""
+    first = train(TINY, out=tmp_path / "run", device="cpu")
+    before = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
+    monkeypatch.setattr("neural_similarity.lab.session.require_new", lambda *_: None)
+    exists = type(first.path).exists
+    asked = []
+
+    def at_first_missing(path):
+        asked.append(path)
+        return exists(path) and asked.count(first.path) > 1
+
+    monkeypatch.setattr(type(first.path), "exists", at_first_missing)
+    with pytest.raises(RunError, match="exists already; continue it with"):
+        train(TINY, out=first.path, device="cpu")
+    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == before
+    assert list(tmp_path.iterdir()) == [first.path]
+
+
+def test_an_error_leaves_a_folder_that_another_process_trains_in(tmp_path, monkeypatch):
+    """That goes on between this process's making the folder and its lock."""
+
+    held = contextlib.ExitStack()
+
+    def taken(run, *_):
+        held.enter_context(locked(run.path / "config.json", "taken"))
+        raise RunError("taken")
+
+    monkeypatch.setattr("neural_similarity.lab.session._complete", taken)
+    with held, pytest.raises(RunError, match="taken"):
+        train(TINY, out=tmp_path / "run", device="cpu")
+    assert read_run(tmp_path / "run")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 from neural_similarity import __version__
 from neural_similarity.choices import extra_needed
-from neural_similarity.lab.cli.commands import Command, Commands, dispatch, say
+from neural_similarity.lab.cli.commands import Command, Commands, dispatch, printable, say
 from neural_similarity.lab.errors import Interrupted, RunError, UsageError
 
 
@@ -96,6 +96,8 @@ def exit_code(run: Callable[[], int]) -> int:
         return 141 if _unread() else _fail(error, 1)
     except (RunError, OSError, ValueError, NotImplementedError) as error:  # The last: of a device.
         return _fail(error, 1)
+    except MemoryError as error:
+        return _fail(MemoryError(f"out of memory {error}".strip()), 1)
     except KeyboardInterrupt:
         return 130
     except SystemExit as error:
@@ -116,5 +118,5 @@ def _unread() -> bool:
 
 
 def _fail(error: Exception, code: int) -> int:
-    sys.stderr.write(f"nsim: {error}\n")
+    sys.stderr.write(f"nsim: {printable(str(error))}\n")
     return code

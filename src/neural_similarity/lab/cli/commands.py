@@ -63,4 +63,11 @@ def say_json(value: Any) -> None:
 
 def say(line: str) -> None:
     """Print a line, or several."""
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")
+
+
+def printable(text: str) -> str:
+    """The text with control characters written out: names from files must not steer a terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )

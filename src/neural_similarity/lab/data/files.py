@@ -1,8 +1,10 @@
 """Finding and reading the files of a data set, with errors that say what to do."""
 
 import contextlib
+import glob
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 if sys.platform != "win32":
     import fcntl
 
+PARTIAL = ".partial"
 Progress = Callable[[int, int | None], None]
 """Told how many images or bytes are done, and of how many, None where that is not known."""
 MOST_BYTES, MOST_TEXT = 2 << 30, 64 << 20
@@ -68,16 +71,50 @@ def new_file(path: Path) -> Iterator[Path]:
     """Yield a name beside `path`; what was written there is flushed and renamed to `path`.
 
     After an error it is gone: where the disk is full, it would take what space there was.
+
+    Raises:
+        OSError: it cannot be written; the error names `path`.
     """
-    fresh = path.with_name(f".{path.name}.partial")
+    with named(path):
+        fresh = beside(path)
+        try:
+            yield fresh
+            sync(fresh)
+            fresh.replace(path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """A name that no other process writes to; what processes left there that were killed goes."""
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+        process = old.name.split(".")[-2]
+        if process == str(os.getpid()) or not _lives(process):
+            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+
+
+def _lives(process: str) -> bool:
     try:
-        yield fresh
-        sync(fresh)
-        fresh.replace(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Let an error of the disk, such as a full one, name the file that was written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync(path: Path) -> None:

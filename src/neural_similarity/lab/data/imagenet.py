@@ -34,7 +34,7 @@ SETTLED_NS = 2_000_000_000
 """How long ago a folder must have changed for its listing to be kept: disks round times."""
 MOST_LISTED = 512 << 20
 """Bytes of a listing that is used again: of ImageNet-21k it has some 400 MiB."""
-PARTIAL = ".laying-out"
+PARTIAL, READY = ".laying-out", ".laid-out"
 """What is being made; the parts appear when they are whole."""
 
 
@@ -141,10 +141,15 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
                 f"{len(files)} of the class {name!r}"
             )
         _check_files(source / "images", name, files)
+    ready, partial = root / READY, root / PARTIAL
+    if ready.exists():  # A kill came between the parts: what is missing here is at its place.
+        for part in PARTS:
+            if not (ready / part).exists():
+                shutil.rmtree(root / part, ignore_errors=True)
+        shutil.rmtree(ready)
     for part in PARTS:
         if (root / part).exists():
             raise FileExistsError(f"{root / part} is there already; name another folder")
-    partial = root / PARTIAL
     shutil.rmtree(partial, ignore_errors=True)
     for name, files in members.items():
         for part, chosen in zip(PARTS, (files[:-held_out], files[-held_out:]), strict=True):
@@ -152,9 +157,10 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
             folder.mkdir(parents=True)
             for file in chosen:
                 _link(source / "images" / file, folder / Path(file).name)
+    partial.rename(ready)
     for part in PARTS:
-        (partial / part).rename(root / part)
-    partial.rmdir()
+        (ready / part).rename(root / part)
+    ready.rmdir()
     return root
 
 

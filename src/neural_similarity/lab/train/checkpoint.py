@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from neural_similarity.lab.train.files import new_folder, read_json, sha256, wri
 from neural_similarity.lab.train.weights import load_weights, save_weights
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
+MISFITS = (AttributeError, LookupError, TypeError, ValueError)
+"""What comes of values that a file should not hold."""
 log = logging.getLogger(__name__)
 
 
@@ -56,8 +59,9 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
         The new checkpoint.
 
     Raises:
-        RunError: it cannot be written, as on a full disk.
+        RunError: it cannot be written, as on a full disk, or weights are not finite.
     """
+    _require_finite(state)
     path, rest = folder / f"step-{state.step:08d}", _rest(state)
 
     def write() -> None:
@@ -89,7 +93,17 @@ def _keep(path: Path, count: int) -> None:
     current = [other for other in checkpoints(path.parent) if other.name <= path.name]
     for other in path.parent.glob("*step-*"):
         if other not in current[-count:]:
-            shutil.rmtree(other)
+            # Under another name first, which is no checkpoint's should the removal be cut short.
+            shutil.rmtree(other.replace(other.with_name(f".{other.name.lstrip('.')}")))
+
+
+def _require_finite(state: State) -> None:
+    for name, tensor in state.model.state_dict().items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise RunError(
+                f"{name} is not finite at step {state.step}, which is not saved; earlier "
+                "checkpoints stay; try a lower --lr"
+            )
 
 
 def step_of(checkpoint: Path) -> int:
@@ -136,7 +150,9 @@ def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file, or None if it is whole."""
     try:
         seals = read_json(path / MANIFEST)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
+        seals = None
+    if not isinstance(seals, dict):
         return f"{path / MANIFEST} is missing or damaged"
     for name in (WEIGHTS, STATE):
         if not (path / name).is_file():
@@ -147,16 +163,29 @@ def damage(path: Path) -> str | None:
 
 
 def restore(path: Path, state: State) -> None:
-    """Bring `state` back to where it was when the checkpoint `path` was written."""
+    """Bring `state` back to where it was when the checkpoint `path` was written.
+
+    Raises:
+        RunError: the checkpoint is of another network, or holds no state of a training.
+    """
     load_weights(path / WEIGHTS, state.model)
+    try:
+        _restore_rest(path / STATE, state)
+    except (pickle.UnpicklingError, EOFError, RuntimeError, *MISFITS) as error:
+        raise RunError(f"{path / STATE} cannot be restored: {error!r}") from error
+
+
+def _restore_rest(path: Path, state: State) -> None:
     device = state.totals.device
-    rest: dict[str, Any] = torch.load(path / STATE, map_location=device, weights_only=True)
-    state.optimizer.load_state_dict(rest.pop("optimizer"))
-    torch.set_rng_state(_own(rest.pop("random")))
+    rest: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    state.optimizer.load_state_dict(rest["optimizer"])
+    torch.set_rng_state(_own(rest["random"]))
     if "random_cuda" in rest:
-        torch.cuda.set_rng_state(_own(rest.pop("random_cuda")), device)
-    for name, value in rest.items():
-        setattr(state, name, value)
+        torch.cuda.set_rng_state(_own(rest["random_cuda"]), device)
+    for name in ("totals", "step", "seconds", "logged_seconds", "best"):
+        if type(rest[name]) is not type(getattr(state, name)):
+            raise TypeError(f"{name} is {rest[name]!r}")
+        setattr(state, name, rest[name])
 
 
 def _all(random: Tensor) -> Tensor:

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from neural_similarity.lab.data.files import lock
+from neural_similarity.lab.data.files import beside, lock, named, new_file
 from neural_similarity.lab.data.files import sync as sync
 from neural_similarity.lab.errors import RunError
-
-PARTIAL = ".partial"
 
 
 def read_json(path: Path) -> Any:
@@ -49,42 +47,33 @@ def _value(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path`; what was written there is flushed and renamed to `path`.
-
-    After an error it is gone: where the disk is full, it would take what space there was.
-    """
-    temporary = path.with_name(f".{path.name}{PARTIAL}")
-    try:
-        yield temporary
-        sync(temporary)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-@contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield an empty folder beside `path`; its files are flushed and it is renamed to `path`.
 
-    A folder that was at `path` is replaced. After an error the new one is gone.
+    After an error the new one is gone.
+
+    Args:
+        path: where it goes.
+        replace: whether a folder that is there already gives way. If not, and it holds anything,
+            that is an error, also where it came in the meantime.
+
+    Raises:
+        OSError: it cannot be written, or must not be replaced.
     """
-    temporary = path.with_name(f".{path.name}{PARTIAL}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for file in temporary.iterdir():
-            sync(file)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if path.exists():
-        shutil.rmtree(path)
-    temporary.rename(path)
-    sync(path.parent)
+    with named(path):
+        temporary = beside(path)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                sync(file)
+            if replace and path.exists():
+                shutil.rmtree(path)
+            temporary.rename(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync(path.parent)
 
 
 @contextlib.contextmanager

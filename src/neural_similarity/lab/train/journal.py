@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.choices import optional
+from neural_similarity.lab.data.files import named, sync
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import State
-from neural_similarity.lab.train.files import sync, write_text
+from neural_similarity.lab.train.files import write_text
 from neural_similarity.lab.train.progress import Progress
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.run import Run
@@ -103,7 +104,7 @@ def tracker(run: Run) -> Callable[[dict[str, Any]], None]:
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append `record` to a file of JSON lines."""
-    with path.open("a", encoding="utf-8") as file:
+    with named(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 
@@ -118,11 +119,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [dict(json.loads(line)) for line in lines if line.endswith("\n")]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path} has a line that cannot be read: {error}") from error
 
 
 def cut_back(path: Path, step: int) -> None:
     """Drop the records after `step`, so that a resumed run writes no line twice."""
-    kept = [record for record in read_lines(path) if record["step"] <= step]
+    try:
+        kept = [record for record in read_lines(path) if record["step"] <= step]
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{path} has a line without a step: {error!r}") from error
     write_text(path, "".join(json.dumps(record) + "\n" for record in kept))

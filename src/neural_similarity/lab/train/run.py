@@ -4,7 +4,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -22,7 +22,7 @@ from neural_similarity.lab.train.checkpoint import (
     step_of,
     weights_digest,
 )
-from neural_similarity.lab.train.files import new_folder, read_json, write_json
+from neural_similarity.lab.train.files import locked, new_folder, read_json, write_json
 from neural_similarity.lab.train.recipe import Recipe, recipe_from_json, recipe_to_json
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import load_weights
@@ -156,12 +156,16 @@ def command_of(path: Path) -> str | None:
     """The command that trained the run in a folder, or None where that holds no run."""
     try:
         return read_json(path / CONFIG).get("command", Run.COMMAND)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 
 def create_run(run: Run, environment: dict[str, Any]) -> None:
-    """Make the folder of `run`; a folder that is there already is left as it is."""
+    """Make the folder of `run`; of processes that do so at once, one succeeds.
+
+    Raises:
+        RunError: there is one already, which is left as it is, or it cannot be written.
+    """
     require_new(run.path, run.COMMAND)
     config = {
         "command": run.COMMAND,
@@ -175,9 +179,13 @@ def create_run(run: Run, environment: dict[str, Any]) -> None:
         "image_size": run.image_size,
         "preprocess": dataclasses.asdict(run.preprocess),
     }
-    with new_folder(run.path) as folder:
-        write_json(folder / CONFIG, config)
-        write_json(folder / ENVIRONMENT, environment)
+    try:
+        with new_folder(run.path, replace=False) as folder:
+            write_json(folder / CONFIG, config)
+            write_json(folder / ENVIRONMENT, environment)
+    except OSError:
+        require_new(run.path, run.COMMAND)  # Another process was faster.
+        raise
 
 
 @contextmanager
@@ -191,7 +199,8 @@ def removed_if_nothing_began(run: Run) -> Iterator[None]:
     except Exception:
         written = run.metrics.exists() and run.metrics.stat().st_size > 0
         if not written and not checkpoints(run.checkpoints):
-            shutil.rmtree(run.path)
+            with suppress(RunError), locked(run.path / CONFIG, "it goes on in another process"):
+                shutil.rmtree(run.path)
         raise
 
 
@@ -219,7 +228,7 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
             image_size=config["image_size"],
             preprocess=Preprocess(**config["preprocess"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path / CONFIG} cannot be read: {error!r}") from error
 
 

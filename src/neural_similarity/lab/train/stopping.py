@@ -1,4 +1,4 @@
-"""Stopping on Ctrl-C and SIGTERM between two steps, with everything saved."""
+"""Stopping on Ctrl-C, SIGTERM and a lost terminal between two steps, with everything saved."""
 
 import contextlib
 import signal
@@ -6,20 +6,23 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def signals_noted() -> Iterator[Callable[[], int | None]]:
-    """Within, the first Ctrl-C or SIGTERM only makes the yielded function return its number.
+    """Within, the first of `SIGNALS` only makes the yielded function return its number.
 
-    A second one acts as it did before, so a process that hangs can still be stopped.
+    A second one acts as it did before, so a process that hangs can still be stopped. Under `nohup`
+    the loss of the terminal stays ignored.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # Python hands signals to the main thread only.
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
 
     def give_back() -> None:
         for number, handler in before.items():
@@ -29,7 +32,7 @@ def signals_noted() -> Iterator[Callable[[], int | None]]:
         received.append(number)
         give_back()
 
-    for number in SIGNALS:
+    for number in before:
         signal.signal(number, note)
     try:
         yield lambda: received[0] if received else None

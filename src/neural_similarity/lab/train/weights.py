@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -34,9 +35,12 @@ def load_weights(path: Path, model: nn.Module) -> None:
     """Load what `save_weights` wrote into `model`, wherever it is.
 
     Raises:
-        RunError: names or shapes of the file are not those of `model`.
+        RunError: it is no file of weights, or names or shapes of the file are not those of `model`.
     """
-    stored = load_file(path)
+    try:
+        stored = load_file(path)
+    except SafetensorError as error:
+        raise RunError(f"{path} holds no weights: {error}") from error
     shared = {name: stored[first] for name, first in _kept_names(model).items() if first in stored}
     try:
         model.load_state_dict(stored | shared)

@@ -1,14 +1,18 @@
 """The C sources as a library, compiled for this machine at its first use."""
 
 import atexit
+import contextlib
 import ctypes
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,30 +23,35 @@ _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "
 _INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {
     "Darwin x86_64": {"-fopenmp": ("-Xclang", "-fopenmp")},
     "Darwin arm64": {"-fopenmp": ("-Xclang", "-fopenmp"), "-march=native": ("-mcpu=native",)},
-    "Windows AMD64": {"-fPIC": ()},
 }
 """What stands for some of them elsewhere: Apple's clang has its own names."""
-_SUFFIX = {"Darwin": ".dylib", "Windows": ".dll"}.get(platform.system(), ".so")
+_SUFFIX = ".dylib" if platform.system() == "Darwin" else ".so"
 _COMPILERS = ("cc", "gcc")
 """Tried in this order, after what CC names; `cc` may be another one, which lacks what GCC has."""
+_SECONDS = 600
+"""A compiler that takes longer hangs; it takes seconds, or minutes where many wait for a core."""
 _SOURCES = ("operators.c", "batch_norm.h", "element.h", "product.h", "vector.h")
 
 
 @cache
 def library() -> ctypes.CDLL | str:
-    """The compiled library, or why there is none."""
+    """The compiled library, or why there is none; a warning tells once of compilers that fail."""
+    if os.name != "posix":
+        return "the C code needs Linux or macOS"
     names = (os.environ.get("CC", ""), *_COMPILERS)
     commands = [shlex.split(name) for name in names if name]
     compilers = [(path, *words) for name, *words in commands if (path := shutil.which(name))]
     if not compilers:
         return "there is no C compiler (GCC, as cc, gcc or CC)"
     problems: list[str] = []
-    for compiler in compilers:
+    for compiler in dict.fromkeys(compilers):
         library = _built(compiler)
         if isinstance(library, ctypes.CDLL):
             return library
         problems.append(library)
-    return "; ".join(problems)
+    reason = "; ".join(problems)
+    warnings.warn(f"the dynamic operators run in their slower eager form: {reason}", stacklevel=2)
+    return reason
 
 
 def _built(compiler: Sequence[str]) -> ctypes.CDLL | str:
@@ -50,38 +59,80 @@ def _built(compiler: Sequence[str]) -> ctypes.CDLL | str:
     sources = [(Path(__file__).parent / name).read_bytes() for name in _SOURCES]
     machine = " ".join((*compiler, platform.machine(), _processor(), *_flags())).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
-    path = _cache_folder() / f"operators-{key}{_SUFFIX}"
-    if not path.exists():
-        error = _compile(compiler, path)
-        if error is not None:
-            return error
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        return f"the compiled library does not load: {error}"
+    path = _cache_folder() / f"operators-{key}"
+    found = _load(path)
+    return found if isinstance(found, ctypes.CDLL) else _compile(compiler, path) or _load(path)
+
+
+def _load(path: Path) -> ctypes.CDLL | str:
+    """The library in a file `path`-DIGEST, or why none loads; a file that does not goes.
+
+    Code that was cut short, as by a lost machine, would end the process that calls it.
+    """
+    problem = "it is missing"
+    for file in path.parent.glob(f"{path.name}-*{_SUFFIX}"):
+        try:
+            if _is_ours(file) and file == _sealed(path, file.read_bytes()):
+                return ctypes.CDLL(str(file))
+            problem = f"{file} is damaged, or another user can write to it"
+        except OSError as error:
+            problem = str(error)
+        with contextlib.suppress(OSError):
+            file.unlink()
+    return f"the compiled library does not load: {problem}"
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether only this user can have written a file, which is no link."""
+    found = file.lstat()
+    return found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o22
+
+
+def _sealed(path: Path, content: bytes) -> Path:
+    """The file of a library, whose name has the digest of its content."""
+    return path.with_name(f"{path.name}-{hashlib.sha256(content).hexdigest()}{_SUFFIX}")
 
 
 def _compile(compiler: Sequence[str], path: Path) -> str | None:
-    """Compile into a file that appears at `path` whole; what went wrong, or None."""
+    """Compile into a file that appears beside `path` whole; what went wrong, or None."""
     try:
         return _call_compiler(compiler, path)
     except OSError as error:
         return f"{shlex.join(compiler)} cannot run: {error}"
+    except subprocess.TimeoutExpired:
+        return f"{shlex.join(compiler)} takes more than {_SECONDS} seconds"
 
 
 def _call_compiler(compiler: Sequence[str], path: Path) -> str | None:
     openmp = sorted((Path(torch.__file__).parent / "lib").glob("lib[go]omp*"))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        built = Path(folder) / path.name
+        built = Path(folder) / "operators.so"
         source = Path(__file__).parent / _SOURCES[0]
-        command = [*compiler, *_flags(), str(source), "-o", str(built), *map(str, openmp)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-            first = next((line for line in lines if "error" in line), lines[-1])
-            return f"{shlex.join(compiler)} fails: {first}"
-        built.replace(path)
+        error = _run([*compiler, *_flags(), str(source), "-o", str(built), *map(str, openmp)])
+        if error is not None:
+            return f"{shlex.join(compiler)} fails: {error}"
+        built.chmod(0o700)
+        _flush(built)
+        built.replace(_sealed(path, built.read_bytes()))
+    _flush(path.parent)
     return None
+
+
+def _run(command: list[str]) -> str | None:
+    """Run a compiler, with all that it starts, for a limited time; its first error if it fails."""
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=nothing, stdout=nothing, stderr=pipe, text=True, process_group=0
+    ) as process:
+        try:
+            lines = process.communicate(timeout=_SECONDS)[1].strip().splitlines()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if not process.returncode:
+        return None
+    lines = lines or [f"exit code {process.returncode}"]
+    return next((line for line in lines if "error" in line), lines[-1])
 
 
 def _flags() -> list[str]:
@@ -90,12 +141,24 @@ def _flags() -> list[str]:
     return [word for flag in _FLAGS for word in instead.get(flag, (flag,))]
 
 
+def _flush(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _cache_folder() -> Path:
     """Where compiled libraries stay: the user's cache, or a temporary folder of this process."""
     try:
         root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(root) / "neural_similarity"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():  # Who owns a folder can change what is in it.
+            raise PermissionError(f"{folder} is another user's")
+        folder.chmod(0o700)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):  # there is no home, or nothing can be written to it

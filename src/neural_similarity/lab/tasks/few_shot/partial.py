@@ -26,10 +26,9 @@ class Partial:
     """
 
     def __init__(self, path: Path, of: dict[str, Any]):
-        found = read_json(path) if path.exists() else {}
-        same = found.get("of") == of
-        self.done = torch.tensor(found["correct"] if same else [], dtype=torch.int64)
-        self.seconds: float = found["seconds"] if same else 0.0
+        found = _held(path, of)
+        self.done = torch.tensor(found["correct"], dtype=torch.int64)
+        self.seconds: float = found["seconds"]
         self._path, self._of = path, of
         self._began = self._saved = time.monotonic()
 
@@ -59,3 +58,17 @@ class Partial:
     def remove(self) -> None:
         """Forget it: the evaluation is recorded."""
         self._path.unlink(missing_ok=True)
+
+
+def _held(path: Path, of: dict[str, Any]) -> dict[str, Any]:
+    """What the file holds of this evaluation; nothing of a missing or damaged one."""
+    try:
+        found = read_json(path)
+        if found["of"] == of:
+            return {
+                "correct": [int(i) for i in found["correct"]],
+                "seconds": float(found["seconds"]),
+            }
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return {"correct": [], "seconds": 0.0}

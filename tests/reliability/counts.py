@@ -1,0 +1,14 @@
+"""Counts of the campaign, which docs/reliability.md shows."""
+
+import json
+from pathlib import Path
+
+from neural_similarity.lab.train.files import layout, write_text
+
+RESULTS = Path(__file__).parents[2] / "results" / "reliability.json"
+
+
+def record(part, **counts):
+    """Write what a part of the campaign tried and found."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    write_text(RESULTS, layout(dict(sorted((known | {part: counts}).items()))))
