@@ -14,7 +14,6 @@ LINUX = ["-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-
         ("Linux", "aarch64", [], []),
         ("Darwin", "arm64", ["-march=native"], ["-mcpu=native", "-Xclang"]),
         ("Darwin", "x86_64", [], ["-Xclang"]),
-        ("Windows", "AMD64", ["-fPIC"], []),
     ],
 )
 def test_flags(monkeypatch, system, machine, missing, added):
@@ -23,9 +22,15 @@ def test_flags(monkeypatch, system, machine, missing, added):
     assert sorted(compiling._flags()) == sorted({*LINUX, *added} - {*missing})
 
 
-def test_the_first_error_is_told(monkeypatch, tmp_path):
-    said = "x.c: note\nx.c:1: error: no such builtin\n1 error generated.\nfailed"
-    failed = compiling.subprocess.CompletedProcess([], 1, "", said)
-    monkeypatch.setattr(compiling.subprocess, "run", lambda *_, **__: failed)
-    told = compiling._compile(("ccache", "clang"), tmp_path / "library.so")
-    assert told == "ccache clang fails: x.c:1: error: no such builtin"
+def test_the_first_error_is_told(tmp_path):
+    compiler = tmp_path / "clang"
+    said = r"x.c: note\nx.c:1: error: no such builtin\n1 error generated.\nfailed"
+    compiler.write_text(f"#!/bin/sh\nprintf '{said}' >&2\nexit 1\n")
+    compiler.chmod(0o700)
+    told = compiling._compile((str(compiler), "-v"), tmp_path / "library.so")
+    assert told == f"{compiler} -v fails: x.c:1: error: no such builtin"
+
+
+def test_windows_has_the_eager_form(monkeypatch):
+    monkeypatch.setattr(compiling.os, "name", "nt")
+    assert compiling.library.__wrapped__() == "the C code needs Linux or macOS"
