@@ -157,7 +157,7 @@ def test_embedded():
     split = load_split("embedded")
     assert [len(split.part(part)) for part in PARTS] == [5000, 2000, 3000]
     assert split.test.classes == ("Dress", "Shirt", "Ankle boot")
-    with pytest.raises(ValueError, match="`image_size` is for mini-imagenet, omniglot, classes"):
+    with pytest.raises(ValueError, match="`image_size` is for mini-imagenet, omniglot, folder"):
         load_split("embedded", image_size=84)
 
 
