@@ -37,6 +37,7 @@ def convolved(kind):
 
 @in_c
 def test_without_memory_it_raises_whichever_piece_is_missing(monkeypatch, tmp_path):
+    compiling.library()  # The usual one, for this process, before it would be a scarce one.
     (tmp_path / "scarce.h").write_text(FAILING)
     scarce = "-O0", "-include", str(tmp_path / "scarce.h")
     monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)

@@ -53,7 +53,7 @@ WEIGHTS = {
 ELSEWHERE = {
     *("dataset", "image_size", "similarity_decay", "channels_last", "compile", "threads"),
     *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every"),
-    *("penalty", "penalty_measure", "orthogonality", "workers", "track"),
+    *("penalty", "penalty_measure", "orthogonality", "workers", "track", "sync_norms"),
 }
 
 
@@ -225,7 +225,9 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
     recipe = replace(TINY, dataset="folder", image_size=8, workers=3)
     run = train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
     assert run.data_root == str(Path("there").absolute())
-    assert asked == [(("folder",), {"root": "there", "image_size": 8, "workers": 3})]
+    assert asked == [
+        (("folder",), {"root": "there", "otherwise": 32, "image_size": 8, "workers": 3})
+    ]
 
 
 def test_batches_have_the_recipes_numbers(tmp_path, monkeypatch):
@@ -242,6 +244,7 @@ def test_batches_have_the_recipes_numbers(tmp_path, monkeypatch):
     augment = Augment(crop=2, flip=False, padding="symmetric")
     expected = {"augment": augment, "seed": 5, "channels_last": False, "batch_size": 4}
     expected |= {"device": torch.device("cpu"), "preprocess": run.preprocess, "count": 56}
+    expected["share"] = slice(0, 4)
     assert asked == [expected]
 
 

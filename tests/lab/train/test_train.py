@@ -136,8 +136,8 @@ def test_images_that_no_network_takes_are_refused(tmp_path, monkeypatch, classes
 
 
 def test_run_that_fails_before_its_first_metrics_leaves_no_folder(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="batch_size"):
-        train(replace(TINY, batch_size=65), out=tmp_path / "run", device="cpu")
+    with pytest.raises(ValueError, match="validation"):
+        train(replace(TINY, validation=64), out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
     def fail(*_):

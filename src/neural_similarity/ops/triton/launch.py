@@ -203,7 +203,8 @@ def _launch(
     choice = (*key, task.channels, tuple(constants.values()))
     fixed = interpreted() or torch.are_deterministic_algorithms_enabled()
     # Timing configurations would end a capture.
-    fixed = fixed or (choice not in _CHOSEN and torch.cuda.is_current_stream_capturing())
+    new = first.is_cuda and choice not in _CHOSEN
+    fixed = fixed or (new and torch.cuda.is_current_stream_capturing())
     run = kernel if fixed else _tuned(*key)
     config = CONFIGS[first.element_size()][0] if fixed else {}
     place = torch.cuda.device_of(first) if first.is_cuda else nullcontext()
