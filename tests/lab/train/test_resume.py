@@ -110,6 +110,15 @@ def test_killed_at_a_random_step_it_resumes_bit_identical(reference, tmp_path, s
     assert_same(resume(tmp_path / "run", device="cpu"), reference)
 
 
+@pytest.fixture
+def with_a_terminal():
+    """SIGHUP means something, as it does not under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
