@@ -18,12 +18,12 @@ BLOCK = re.compile(r"\$\$(.+)\$\$", re.DOTALL)
 
 
 class _Inline(InlineProcessor):
-    def handleMatch(self, m: re.Match[str], data: str) -> Any:  # noqa: ARG002
+    def handleMatch(self, m: re.Match[str], _data: str) -> Any:
         return self.md.htmlStash.store(convert(m[1])), m.start(0), m.end(0)
 
 
 class _Block(BlockProcessor):
-    def test(self, parent: Element, block: str) -> bool:  # noqa: ARG002
+    def test(self, _parent: Element, block: str) -> bool:
         return BLOCK.fullmatch(block.strip()) is not None
 
     def run(self, parent: Element, blocks: list[str]) -> None:

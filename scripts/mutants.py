@@ -139,9 +139,9 @@ class _Planting(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         if node is self.target:
-            found = changed(node)
-            assert found is not None  # noqa: S101
-            return ast.copy_location(found[1], node)
+            if found := changed(node):
+                return ast.copy_location(found[1], node)
+            raise ValueError(f"`target` must be a place of a bug, got {ast.unparse(node)}")
         return super().visit(node)
 
 
@@ -181,7 +181,7 @@ def _run(bug: Bug, tests: list[str]) -> None:
         original = importlib.machinery.SourceFileLoader.get_code
 
         def get_code(self, name):
-            return compiled if os.path.abspath(self.path) == source else original(self, name)  # noqa: PTH100
+            return compiled if Path(self.path).samefile(source) else original(self, name)
 
         importlib.machinery.SourceFileLoader.get_code = get_code  # pyright: ignore
         quiet = os.open(os.devnull, os.O_WRONLY)

@@ -1,10 +1,10 @@
 """docs/claims.md is what its script writes, and docs/results.md opens with what records say."""
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 
+import claims
 import pytest
 
 from neural_similarity.lab.paper import TABLES, few_shot_markdown, make_report
@@ -12,8 +12,6 @@ from neural_similarity.lab.paper.markdown import signed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-sys.path.insert(0, str(ROOT / "scripts"))
-import claims  # noqa: E402
 
 CLAIMS = tomllib.loads((ROOT / "docs/claims.toml").read_text("utf-8"))["claim"]
 

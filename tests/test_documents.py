@@ -40,7 +40,7 @@ def printed(name, capsys):
 
 def test_the_readme_moves_m_before_it_folds(capsys, monkeypatch):
     untrained = torchvision.models.resnet18
-    monkeypatch.setattr(torchvision.models, "resnet18", lambda weights: untrained())  # noqa: ARG005
+    monkeypatch.setattr(torchvision.models, "resnet18", lambda **_: untrained())
     names = run("README.md")
     assert float(printed("README.md", capsys).splitlines()[-1]) < 1e-4
     plain = names["plain"]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import laws
 import pytest
 import torch
 
@@ -119,9 +120,9 @@ def test_cases_are_a_tuple_that_may_be_gone_through_twice():
 
 def test_exceptions_are_told_with_the_reason(monkeypatch):
     monkeypatch.setattr(testing, "STRUCTURES", {"Full": ns.Full(), "Select": ns.Select()})
-    laws = {"identity": testing.LAWS["identity"], "gradients": testing.LAWS["gradients"]}
-    monkeypatch.setattr(testing, "LAWS", laws)
-    _, _, *rows = testing.exceptions()
+    two = {law: testing.LAWS[law] for law in ("identity", "gradients")}
+    monkeypatch.setattr(testing, "LAWS", two)
+    _, _, *rows = laws.exceptions()
     transposed, *gradients = rows
     assert transposed.startswith("| all | `similarity` of a transposed convolution must be static")
     assert transposed.endswith(" | dynamic ConvTranspose2d | all |")
@@ -133,7 +134,7 @@ def test_exceptions_are_told_with_the_reason(monkeypatch):
 def test_a_law_that_fails_is_told(monkeypatch):
     monkeypatch.setattr(testing, "STRUCTURES", {"Broken": Broken("identity-dropped")})
     monkeypatch.setattr(testing, "LAWS", {"identity": testing.LAWS["identity"]})
-    _, _, *rows = testing.exceptions()
+    _, _, *rows = laws.exceptions()
     assert "| identity | **it fails**: AssertionError |" in rows[0]
 
 

@@ -1,26 +1,15 @@
 """The bugs that scripts/mutants.py plants."""
 
 import ast
-import importlib.util
-import sys
 from itertools import islice
 from pathlib import Path
 
-import pytest
+import mutants
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def mutants():
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = module  # dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_bugs_change_one_source_each_and_compile(mutants):
+def test_bugs_change_one_source_each_and_compile():
     for room, tests in mutants.ROOMS.items():
         found = mutants.bugs(room)
         assert len(found) >= 60
@@ -34,7 +23,7 @@ def test_bugs_change_one_source_each_and_compile(mutants):
             assert 1 <= len(files) <= mutants.FILES
 
 
-def test_what_was_tried_is_known(mutants, tmp_path, monkeypatch):
+def test_what_was_tried_is_known(tmp_path, monkeypatch):
     monkeypatch.setattr(mutants, "RESULTS", tmp_path / "mutants.jsonl")
     assert mutants.known() == {}
     mutants.RESULTS.write_text('{"bug": {"line": 3}, "survives": true}\n')

@@ -1,10 +1,9 @@
 """The generated pages of the site: every public name has one."""
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 
-import pytest
+import build_site as builder
 
 import neural_similarity as ns
 from neural_similarity.lab.tasks.few_shot import FewShotRecipe
@@ -12,16 +11,7 @@ from neural_similarity.lab.tasks.few_shot import FewShotRecipe
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def builder():
-    path = ROOT / "scripts" / "build_site.py"
-    spec = importlib.util.spec_from_file_location("build_site", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_public_name_has_a_page(builder):
+def test_every_public_name_has_a_page():
     pages = builder.reference()
     names = set(dir(ns)) - {"__version__"}
     assert set(pages) == {"index.md", *(f"{name}.md" for name in names)}
@@ -29,7 +19,7 @@ def test_every_public_name_has_a_page(builder):
         assert f"[`ns.{name}`]({name}.md)" in pages["index.md"]
 
 
-def test_a_page_shows_the_definition_itself(builder):
+def test_a_page_shows_the_definition_itself():
     """Re-exports render empty, so that a page names the module of the definition."""
     pages = builder.reference()
     for name in set(dir(ns)) - {"__version__"}:
@@ -39,18 +29,18 @@ def test_a_page_shows_the_definition_itself(builder):
     assert "::: neural_similarity.nn.similarity.SIMILARITIES\n" in pages["SIMILARITIES.md"]
 
 
-def test_pages_of_modules_hold_what_has_no_page_of_its_own(builder):
+def test_pages_of_modules_hold_what_has_no_page_of_its_own():
     nn = builder.reference()["nn.md"]
     assert "::: neural_similarity.nn.structure.StructureModule" in nn
     assert "[`Conv2d`](Conv2d.md)" in nn
 
 
-def test_every_public_name_says_what_it_is(builder):
+def test_every_public_name_says_what_it_is():
     empty = [name for name, path in builder.targets().items() if not builder.summary(path)]
     assert not empty
 
 
-def test_a_page_that_renders_empty_is_found(builder, tmp_path):
+def test_a_page_that_renders_empty_is_found(tmp_path):
     for name, path in builder.targets().items():
         page = tmp_path / "reference" / "api" / name / "index.html"
         page.parent.mkdir(parents=True)
@@ -58,14 +48,14 @@ def test_a_page_that_renders_empty_is_found(builder, tmp_path):
     assert builder.missing(tmp_path) == ["fold"]
 
 
-def test_every_field_of_a_recipe_stands_in_the_table(builder):
+def test_every_field_of_a_recipe_stands_in_the_table():
     rows = "".join(builder.fields(module, name) for module, name in builder.RECIPES.items())
     for field in dataclasses.fields(FewShotRecipe):
         assert f"\n| `{field.name}` | " in rows
     assert "| `batch_size` | int | `128` | Images an update. |" in rows
 
 
-def test_the_page_of_commands_has_their_help(builder, monkeypatch):
+def test_the_page_of_commands_has_their_help(monkeypatch):
     monkeypatch.setattr(builder, "COMMANDS", {"recipes": builder.COMMANDS["recipes"]})
     page = builder.commands()
     assert "  report    compare runs in one HTML file" in page

@@ -9,13 +9,11 @@ def test_my_structure(law, case):
 ```
 
 "text" is a law of the library's own specs, which can be written on a command line.
-`python -m neural_similarity.testing` prints the exceptions that docs/laws.md lists.
 """
 
 import io
 import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
@@ -365,42 +363,3 @@ def _first(output: Any) -> Tensor:
 def _require(holds: Tensor | bool, message: str) -> None:
     if not holds:
         raise AssertionError(message)
-
-
-def exceptions() -> Iterator[str]:
-    """Lines of a Markdown table: where a law does not apply and why, or that it fails."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for name, structure in STRUCTURES.items():
-        for case in cases(structure):
-            for law, reason in _reasons(case):
-                found.setdefault((law, reason, name), []).append(str(case))
-    merged: dict[tuple[str, str, str], list[str]] = {}
-    for (law, reason, name), where in found.items():
-        merged.setdefault((law, reason, ", ".join(where)), []).append(name)
-    yield "| law | does not apply because | layers | structures |"
-    yield "|---|---|---|---|"
-    for (law, reason, where), names in merged.items():
-        all_of_them = len(names) == len(STRUCTURES)
-        yield f"| {law} | {reason} | {where} | {'all' if all_of_them else ', '.join(names)} |"
-
-
-def _reasons(case: Case) -> Iterator[tuple[str, str]]:
-    """The laws that do not apply to a case, or fail, each with the reason."""
-    try:
-        case.layer()
-    except NotApplicableError as reason:
-        yield "all", str(reason).partition(", got ")[0]
-        return
-    for law in LAWS:
-        try:
-            reason = check(law, case)
-        except Exception as error:
-            reason = f"**it fails**: {type(error).__name__}"
-        if reason:
-            yield law, reason
-
-
-if __name__ == "__main__":
-    for line in exceptions():
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 
 def started(work):
@@ -13,7 +14,7 @@ def started(work):
         return number
     code = 1
     try:
-        sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: PTH123
+        sys.stderr = sys.stdout = Path(os.devnull).open("w")
         work()
         code = 0
     finally:

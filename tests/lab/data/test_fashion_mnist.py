@@ -1,13 +1,12 @@
 import gzip
-import importlib.util
 import lzma
 import os
 import resource
 import struct
 import time
 from importlib.resources import files
-from pathlib import Path
 
+import make_embedded
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,6 @@ from neural_similarity.lab.data import Images, load
 from neural_similarity.lab.data.fashion_mnist import CLASSES, FILE, load_fashion_mnist, unpack
 
 FOLDER = files("neural_similarity.lab.data").joinpath("embedded")
-SCRIPT = Path(__file__).parents[3] / "scripts" / "make_embedded.py"
 COUNTS = (30, 20)
 PLACES = ["fashion-mnist", "FashionMNIST/raw", "raw", "."]
 
@@ -162,17 +160,16 @@ def test_damage_is_noticed(damage):
 
 
 def test_script_packs_what_the_package_unpacks(monkeypatch):
-    spec = importlib.util.spec_from_file_location("make_embedded", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    monkeypatch.setattr(script, "FILTERS", [{"id": lzma.FILTER_LZMA2, "preset": 0}])  # faster
+    monkeypatch.setattr(
+        make_embedded, "FILTERS", [{"id": lzma.FILTER_LZMA2, "preset": 0}]
+    )  # faster
     random = torch.Generator().manual_seed(0)
     parts = []
     for count in (9_000, 2_500):
         values = torch.randint(256, (count, 1, 1, 1), dtype=torch.uint8, generator=random)
         pixels = values.repeat(1, 1, 28, 28)
         parts.append(Images(pixels, torch.randperm(count, generator=random) % 10, CLASSES))
-    packed = script.pack(*parts)
+    packed = make_embedded.pack(*parts)
     for part, unpacked, each in zip(parts, unpack(packed), (800, 200), strict=True):
         for c in range(10):
             expected = part.pixels[part.labels == c][:each, 0].numpy()

@@ -90,7 +90,7 @@ def source(tmp_path):
     return folder
 
 
-LABELS = ["../out", "..", ".", ".hidden", "a/b", "/tmp/x", "a\\b", "a\x00b", "a\x1b[31mb"]
+LABELS = ["../out", "..", ".", ".hidden", "a/b", "/out", "a\\b", "a\x00b", "a\x1b[31mb"]
 FILES = ["../../secret.png", "/etc/hostname", "{root}/secret.png", "out.png", "up/secret.png"]
 NO_IMAGES = ["text.txt", "../../secret.txt", ".", "..", "a\x00.png"]
 

@@ -224,7 +224,7 @@ def test_few_images_of_each_class_drawn_by_the_seed(world, tmp_path):
     assert few(5).labels.bincount().tolist() == [5, 5, 5]
     assert torch.equal(few(5).pixels, few(5).pixels)
     assert not torch.equal(few(5).pixels, few(5, seed=1).pixels)
-    assert len(few(100)) == len(few(None)) == 48
+    assert len(few(16)) == len(few(100)) == len(few(None)) == 48
     with pytest.raises(ValueError, match="`per_class` must be at least 1, got 0"):
         few(0)
 

@@ -94,7 +94,8 @@ def exit_code(run: Callable[[], int]) -> int:
         return _fail(stop, stop.exit_code)
     except BrokenPipeError as error:
         return 141 if _unread() else _fail(error, 1)
-    except (RunError, OSError, ValueError, NotImplementedError) as error:  # The last: of a device.
+    except (RunError, OSError, ValueError, NotImplementedError) as error:
+        # torch raises the last for an operation that a device does not have.
         return _fail(error, 1)
     except MemoryError as error:
         return _fail(MemoryError(f"out of memory {error}".strip()), 1)

@@ -222,9 +222,7 @@ def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:
 def _few(images: ImageSet, each: int, seed: int) -> ImageSet:
     """So many images of each class, or all of a class that has fewer."""
     have = images.labels.bincount(minlength=len(images.classes)).tolist()
-    if not any(count > each for count in have):
-        return images
-    _, few = split_off(images, [min(each, count - 1) for count in have], seed)
+    few, _ = split_off(images, [max(0, count - each) for count in have], seed)
     return few
 
 
