@@ -170,6 +170,7 @@ def _run(name: str, args: Sequence[str]) -> int:
         "similarities": texts(name for name in options.similarity if name in KNOWN),
         "recipes": {name: recipe_to_json(RECIPES[name]) for name in options.recipes},
         "keeps_memory": keep_freed_memory(),
+        "norms": "torch",
     }
     watch = Watch()
     rows = tuple(BENCHES[name].rows(options))

@@ -165,9 +165,12 @@ def _caveats(report: Report) -> list[str]:
     if report.bench in ("training", "inference") and "similarities" not in facts:
         found.append(
             "Measured when no predictor had batch normalisation. `dynamic-diagonal` still has "
-            "none; the recipes after which the other rows are named have it today. Since then "
-            "batch normalisation, pool and ReLU have become one operator in C: networks, the plain "
-            "one too, are faster today."
+            "none; the recipes after which the other rows are named have it today."
+        )
+    if report.bench == "recipes" and facts.get("norms") != "torch":
+        found.append(
+            "Measured while batch normalisation, pool and ReLU of the networks were one operator in "
+            "C; they are torch's own now."
         )
     return found
 
