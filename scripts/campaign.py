@@ -1,6 +1,6 @@
 """Run the campaign of docs/reliability.md, or the parts that are named, and write its table.
 
-python scripts/reliability.py [kills pairs pickles run_folders files api cli sanitizers ...]
+python scripts/campaign.py [kills pairs pickles run_folders files api cli sanitizers ...]
 """
 
 import json
