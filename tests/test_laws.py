@@ -28,6 +28,7 @@ PREDICTORS = {
     "both-normalised": ns.SphereNet(hidden=3, normalize="both", angle="sigmoid", bounded=True),
     "cheap": ns.SphereNet(hidden=3, last_kernel_size=1, resolution=2),
     "per-image": ns.SphereNet(hidden=3, per_image=True),
+    "pooled": ns.Pooled(hidden=3),
 }
 
 

@@ -42,6 +42,7 @@ if _typing.TYPE_CHECKING:
     from neural_similarity.nn import GlobalSimilarity as GlobalSimilarity
     from neural_similarity.nn import Linear as Linear
     from neural_similarity.nn import Masked as Masked
+    from neural_similarity.nn import Pooled as Pooled
     from neural_similarity.nn import PositiveSemidefinite as PositiveSemidefinite
     from neural_similarity.nn import Select as Select
     from neural_similarity.nn import SelfAttention as SelfAttention
@@ -92,6 +93,7 @@ _HOMES = {
         "GlobalSimilarity",
         "Linear",
         "Masked",
+        "Pooled",
         "PositiveSemidefinite",
         "Select",
         "SelfAttention",

@@ -187,7 +187,7 @@ def test_predictions_are_as_many_as_the_layer_has_outputs(dims, frame, options):
             assert_close(layer(x), plain)
 
 
-def test_per_image_predictions_are_the_same_at_every_position():
+def test_per_image_predictions_are_one_an_image():
     net = predictor_of(ns.SphereNet(hidden=5, per_image=True))
     x = input_of()
     raw = net(x)
@@ -195,8 +195,15 @@ def test_per_image_predictions_are_the_same_at_every_position():
     hidden.load_state_dict(net.patch.state_dict())
     mean = hidden(x).relu().mean((2, 3))
     one = mean @ net.last.weight.flatten(1).T + net.last.bias
-    assert_close(raw, one[..., None, None].expand(raw.shape))
+    assert_close(raw, one[..., None, None])
     assert (raw[0] - raw[1]).abs().max() > 1e-3
+
+
+def test_pooled_predictions_are_two_linear_layers_of_averages():
+    net, x = predictor_of(ns.Pooled(hidden=5), 7), input_of()
+    averages = torch.stack([image.sum((1, 2)) / image[0].numel() for image in x])
+    hidden = (averages @ net.first.weight.T + net.first.bias).clamp(min=0)
+    assert_close(net(x), (hidden @ net.last.weight.T + net.last.bias)[..., None, None])
 
 
 @pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])

@@ -13,6 +13,7 @@ from neural_similarity.nn.layer import is_dynamic as is_dynamic
 from neural_similarity.nn.linear import Linear as Linear
 from neural_similarity.nn.modes import evaluating as evaluating
 from neural_similarity.nn.predictor import CNN as CNN
+from neural_similarity.nn.predictor import Pooled as Pooled
 from neural_similarity.nn.predictor import Predictor as Predictor
 from neural_similarity.nn.predictor import SphereNet as SphereNet
 from neural_similarity.nn.recurrent import LSTM as LSTM

@@ -18,7 +18,8 @@ from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere
 from neural_similarity.ops.window import CONVOLUTIONS, promoted
 
 Predictor = Callable[[Geometry, int], nn.Module]
-"""(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out)."""
+"""(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out), or to
+(n, scalars, 1, ...) for one M an image."""
 
 CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -40,7 +41,8 @@ class TwoLayers(Spec, ABC):
         last_kernel_size: Of the second convolution, 3 or 1, along every dimension.
         resolution: Predict at every `resolution`-th position along each dimension, and interpolate
             linearly to those between; behind the last, its prediction stays.
-        per_image: Average the hidden channels over the positions: one M for all of an image.
+        per_image: Average the hidden channels over the positions: one M for all of an image, which
+            the module outputs once, (n, scalars, 1, ...).
         batch_norm: Normalise behind both convolutions; with `per_image`, batches need two images.
         batch_norm_eps: Its eps. With PyTorch's usual 1e-5 the released small start is undone.
         scales: Factors on He's standard deviation for the two kernels.
@@ -209,6 +211,52 @@ class CNN(TwoLayers):
         return BOUNDS[self.bound](promoted(raw))
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Pooled(Spec):
+    r"""One M an image, from the averages of the input's channels; not in the paper.
+
+    $$\text{raw} = A_2\, \mathrm{ReLU}\Bigl(A_1 \tfrac1P \sum_p x(p) + b_1\Bigr) + b_2$$
+
+    over the P positions of the layer's input, as squeeze-and-excitation predicts its gains
+    (https://arxiv.org/abs/1709.01507). Without a convolution in the predictor, and with an M that
+    folds into one kernel an image where that is cheaper, the layer has hardly more multiplications
+    than a plain one.
+
+    Attributes:
+        hidden: Numbers between the two linear layers.
+
+    Raises:
+        ValueError: `hidden` is not a positive integer.
+    """
+
+    hidden: int = 64
+
+    def __post_init__(self):
+        require_count("hidden", self.hidden)
+
+    def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
+        """The predictor module for a layer of this geometry."""
+        return _Pooled(geometry.in_channels, self.hidden, scalars)
+
+
+class _Pooled(nn.Module):
+    def __init__(self, channels: int, hidden: int, scalars: int):
+        super().__init__()
+        self.first = nn.Linear(channels, hidden)
+        self.last = nn.Linear(hidden, scalars)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw both matrices anew."""
+        reset_kernel(self.first)
+        reset_kernel(self.last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, c, *size) to (n, scalars, 1, ...)."""
+        raw = self.last(F.relu(self.first(x.flatten(2).mean(2))))
+        return raw.view(*raw.shape, *[1] * (x.dim() - 2))
+
+
 class _TwoLayers(nn.Module):
     def __init__(self, spec: TwoLayers, geometry: Geometry, scalars: int):
         super().__init__()
@@ -229,18 +277,15 @@ class _TwoLayers(nn.Module):
         reset_kernel(self.last, self.patch.scales[1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, c, *size) to (n, scalars, *out)."""
+        """(n, c, *size) to (n, scalars, *out), or (n, scalars, 1, ...) with `per_image`."""
         hidden = F.relu(self.norm1(self.patch(x)))
         positions = tuple(range(2, x.dim()))
         if self.spec.per_image:
             hidden = hidden.mean(positions, keepdim=True)
         raw = self.spec.bound_all(self.norm2(self.spec.second(hidden, self.last)))
-        if not self.spec.per_image and self.spec.resolution == 1:
+        if self.spec.per_image or self.spec.resolution == 1:
             return raw
-        size = self.geometry.output_size(x.shape[2:])
-        if self.spec.per_image:
-            return raw.expand(-1, -1, *size)
-        return _interpolated(raw, size, self.spec.resolution)
+        return _interpolated(raw, self.geometry.output_size(x.shape[2:]), self.spec.resolution)
 
 
 class PatchConv(nn.Module):

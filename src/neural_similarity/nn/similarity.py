@@ -249,7 +249,9 @@ class DynamicSimilarity(nn.Module):
 
         (n, K, *out) or (n, K, K, *out), with an axis of blocks after n where there are.
         """
-        return self._matrix(self.structure, x, self.geometry.output_size(x.shape[2:]))
+        output = self.geometry.output_size(x.shape[2:])
+        m = self._matrix(self.structure, x, output)
+        return m.expand(*m.shape[: m.dim() - len(output)], *output)
 
     def _matrix(self, structure: StructureModule, x: Tensor, output: tuple[int, ...]) -> Tensor:
         raw, gain = self._predicted(structure, x, output), self.gain
@@ -258,10 +260,12 @@ class DynamicSimilarity(nn.Module):
     def _predicted(self, structure: StructureModule, x: Tensor, output: tuple[int, ...]) -> Tensor:
         raw = self.predictor(x)
         expected = (x.shape[0], structure.scalars, *output)
-        if tuple(raw.shape) != expected:
+        an_image = (*expected[:2], *[1] * len(output))
+        if tuple(raw.shape) not in (expected, an_image):
             raise ValueError(
                 f"the predictor must output {expected}, the scalars of {self.spec.structure!r} at "
-                f"every output position of {self.geometry}, got {tuple(raw.shape)}"
+                f"every output position of {self.geometry}, or once an image, {an_image}, got "
+                f"{tuple(raw.shape)}"
             )
         return raw
 

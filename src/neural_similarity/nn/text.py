@@ -9,7 +9,7 @@ from typing import Any
 
 from neural_similarity.choices import nearest
 from neural_similarity.nn.affine import Affine
-from neural_similarity.nn.predictor import CNN, SphereNet
+from neural_similarity.nn.predictor import CNN, Pooled, SphereNet
 from neural_similarity.nn.shared import Shared
 from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
 from neural_similarity.nn.sparse import Dilation, Masked, Select, Shift, Sparse
@@ -28,7 +28,7 @@ STRUCTURES = (
     Diagonal, Full, Symmetric, PositiveSemidefinite, Unstructured, Unshared,
     Masked, Dilation, Sparse, Select, Shift, Affine,
 )  # fmt: skip
-PREDICTORS = (SphereNet, CNN, Shared)
+PREDICTORS = (SphereNet, CNN, Shared, Pooled)
 SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURES, *PREDICTORS)}
 """The dataclasses that a text may name."""
 

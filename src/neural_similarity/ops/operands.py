@@ -37,7 +37,11 @@ class Operands(NamedTuple):
 
     def like_convolution(self, y: Tensor) -> Tensor:
         """y (n, *out, o) as (n, o, *out), likewise."""
-        return y.movedim(-1, 1).contiguous(memory_format=self._format())
+        return self.in_format(y.movedim(-1, 1))
+
+    def in_format(self, y: Tensor) -> Tensor:
+        """y (n, o, *out), likewise."""
+        return y.contiguous(memory_format=self._format())
 
     def empty_gradients(self, needs: Sequence[bool]) -> Gradients:
         """Uninitialised gradients; an empty tensor for each that `needs` leaves out."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from neural_similarity.ops import reference
 from neural_similarity.ops.backend import Backend, declines
 from neural_similarity.ops.blocks import Blocks, by_channels, check_blocks
+from neural_similarity.ops.by_image import by_image, folds_by_image
 from neural_similarity.ops.diagonal import diagonal_conv
 from neural_similarity.ops.full import full_conv
 from neural_similarity.ops.kernel import fold_kernel
@@ -57,8 +58,8 @@ def similarity_conv2d(
         x: Input, with or without a batch dimension.
         weight: Kernel, as in `torch.nn.functional.conv2d`.
         similarity: M; static (K,) diagonal, (K, K), or one (c/groups·K, c/groups·K) over channels
-            and taps; dynamic (n, K, h, w) or (n, K, K, h, w), one per output position (without n
-            where `x` has none).
+            and taps; dynamic (n, K, h, w) or (n, K, K, h, w), one per output position, or with
+            h = w = 1 one per image (without n where `x` has none).
         bias: Added to every output position.
         stride: Step of the window.
         padding: Zeros on both sides, or "same" (stride 1) or "valid".
@@ -188,7 +189,8 @@ def dynamic_conv(
         backend: One that does not decline x.
 
     Raises:
-        ValueError: M is not one matrix per output position, or the dtypes of x and weight differ.
+        ValueError: M is not one matrix per output position or image, or the dtypes of x and weight
+            differ.
     """
     x, weight, m, window, groups = given
     diagonal = _check_dynamic(m, x, window, output, blocks)
@@ -198,7 +200,12 @@ def dynamic_conv(
             return dynamic_conv(given, output, bias, blocks, backend)
     if x.dtype != weight.dtype:
         raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
-    x, m, groups = by_channels(x, m.to(torch.promote_types(torch.float32, x.dtype)), blocks, groups)
+    m = m.to(torch.promote_types(torch.float32, x.dtype))
+    if m.shape[-len(output) :] != output:
+        if backend == "auto" and blocks is None and folds_by_image(x, weight, output):
+            return by_image(given._replace(m=m), bias)
+        m = m.expand(*m.shape[: m.dim() - len(output)], *output)
+    x, m, groups = by_channels(x, m, blocks, groups)
     geometry = (window.stride, window.padding, window.dilation, groups)
     if backend == "reference" or by_torch():
         y = reference.similarity_conv(x, weight, m, *geometry)
@@ -264,16 +271,17 @@ def _check_static(similarity: Tensor, weight: Tensor, blocks: Blocks | None) -> 
 def _check_dynamic(
     similarity: Tensor, x: Tensor, frame: Window, output: tuple[int, ...], blocks: Blocks | None
 ) -> bool:
-    """Whether M is diagonal; an error unless it has one matrix per output position."""
+    """Whether M is diagonal; an error unless it has one matrix per output position or image."""
     if min(output) < 1:
         raise ValueError(f"the window {frame} is larger than `x`, {_shape(x)}")
     lead = (x.shape[0],) if blocks is None else (x.shape[0], blocks[1])
     diagonal = similarity.dim() <= len(lead) + 1 + len(output)
     taps = (frame.taps,) * (1 if diagonal else 2)
-    if similarity.shape != (*lead, *taps, *output):
+    an_image = (*lead, *taps, *[1] * len(output))
+    if similarity.shape not in ((*lead, *taps, *output), an_image):
         raise ValueError(
-            f"`similarity` must be {(*lead, *taps, *output)}, one per output position, "
-            f"got {_shape(similarity)}"
+            f"`similarity` must be {(*lead, *taps, *output)}, one per output position, or "
+            f"{an_image}, one per image, got {_shape(similarity)}"
         )
     return diagonal
 

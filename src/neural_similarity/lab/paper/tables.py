@@ -186,6 +186,8 @@ RIVALS = (
     Row("CNN", "cifar10-cnn"),
     DYNAMIC,
     Row("dynamic DNS, one M an image", "cifar10-dynamic-dns-per-image"),
+    Row("full M an image, from averages", "cifar10-pooled"),
+    Row("diagonal M an image, from averages", "cifar10-pooled-diagonal"),
     Row("CondConv, 4 kernels", "cifar10-condconv"),
     Row("dynamic filter network", "cifar10-dynamic-filter"),
     Row("modulated deformable convolution", "cifar10-deformable"),

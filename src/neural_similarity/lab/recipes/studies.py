@@ -12,6 +12,7 @@ from neural_similarity.nn import (
     Dynamic,
     Full,
     Masked,
+    Pooled,
     Predictor,
     SphereNet,
     Static,
@@ -123,6 +124,14 @@ RIVALS = {
     "cifar10-dynamic-dns-per-image": (
         "one diagonal matrix an image",
         _dns(replace(PREDICTOR, per_image=True)),
+    ),
+    "cifar10-pooled": (
+        "one full matrix an image, from the averages of a layer's input",
+        replace(BASE, similarity=Dynamic(Full(), Pooled())),
+    ),
+    "cifar10-pooled-diagonal": (
+        "one diagonal matrix an image, from the averages",
+        replace(BASE, similarity=Dynamic(Diagonal(), Pooled())),
     ),
     "cifar10-condconv": ("every image mixes 4 kernels", replace(BASE, model="cnn9_condconv")),
     "cifar10-dynamic-filter": (

@@ -1,0 +1,34 @@
+"""One M an image: it folds into a kernel for each, and a grouped convolution takes them all."""
+
+from math import prod
+
+from torch import Tensor
+
+from neural_similarity.ops.operands import Operands
+from neural_similarity.ops.window import CONVOLUTIONS
+
+
+def folds_by_image(x: Tensor, weight: Tensor, output: tuple[int, ...]) -> bool:
+    """Whether folding takes fewer multiplications than M at every position.
+
+    A full M costs o·c·K² an image in the kernel and P·c·K² at P positions.
+    """
+    return len(x) > 0 and prod(output) > weight.shape[0]
+
+
+def by_image(given: Operands, bias: Tensor | None) -> Tensor:
+    """The convolution with M (n, K, 1, ...) or (n, K, K, 1, ...).
+
+    The images lie side by side as groups of channels, each with its kernel W M.
+    """
+    x, weight, m, window, groups = given
+    n, dims = len(x), x.dim() - 2
+    m = m.flatten(-dims - 1)
+    kernel = weight.flatten(2).to(m.dtype)
+    folded = kernel * m[:, None, None] if m.dim() == 2 else kernel.flatten(0, 1) @ m
+    kernels = folded.to(weight.dtype).reshape(n * weight.shape[0], *weight.shape[1:])
+    side_by_side = x.reshape(1, -1, *x.shape[2:])
+    geometry = (window.stride, window.padding, window.dilation, n * groups)
+    y = CONVOLUTIONS[dims](side_by_side, kernels, None, *geometry)
+    y = given.in_format(y.view(n, -1, *y.shape[2:]))
+    return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * dims)

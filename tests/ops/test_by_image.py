@@ -1,0 +1,79 @@
+"""One M an image against the same M written out at every position."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import neural_similarity as ns
+from neural_similarity.functional import (
+    similarity_conv1d,
+    similarity_conv2d,
+    similarity_conv3d,
+)
+from neural_similarity.models import macs
+
+CONVS = {1: similarity_conv1d, 2: similarity_conv2d, 3: similarity_conv3d}
+FOLDED, POSITIONWISE = 2, 50
+"""Kernels: fewer than positions, or more."""
+
+
+def operands(dims, out, *, diagonal, groups=1, n=3):
+    torch.manual_seed(0)
+    taps = 2 * 3 ** (dims - 1)
+    x = torch.randn(n, 4, *(6, 5, 4)[:dims], dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(out, 4 // groups, 2, *[3] * (dims - 1), dtype=torch.float64)
+    m = torch.randn(n, taps, *[] if diagonal else [taps], *[1] * dims, dtype=torch.float64)
+    return x, weight.requires_grad_(), m.requires_grad_()
+
+
+@pytest.mark.parametrize("out", [FOLDED, POSITIONWISE])
+@pytest.mark.parametrize("diagonal", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_equals_m_at_every_position(dims, out, diagonal, groups):
+    given = operands(dims, out, diagonal=diagonal, groups=groups)
+    x, weight, m = given
+    bias = torch.randn(out, dtype=torch.float64)
+    window = {"padding": 1, "dilation": 1, "stride": 1, "groups": groups}
+    y = CONVS[dims](x, weight, m, bias, **window)
+    written_out = m.expand(*m.shape[: m.dim() - dims], *y.shape[2:])
+    expected = CONVS[dims](x, weight, written_out, bias, **window, backend="reference")
+    assert_close(y, expected)
+    cotangent = torch.randn_like(y)
+    assert_close(
+        torch.autograd.grad(y, given, cotangent), torch.autograd.grad(expected, given, cotangent)
+    )
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+def test_derivatives_of_both_orders(diagonal):
+    given = operands(2, FOLDED, diagonal=diagonal, n=2)
+
+    def convolution(*given):
+        return similarity_conv2d(*given, stride=2, padding=1)
+
+    assert torch.autograd.gradcheck(convolution, given)
+    assert torch.autograd.gradgradcheck(convolution, given)
+
+
+def test_memory_format_dtype_and_empty_batches():
+    x, weight, m = (t.detach().float() for t in operands(2, FOLDED, diagonal=False))
+    last = similarity_conv2d(x.contiguous(memory_format=torch.channels_last), weight, m)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert_close(last, similarity_conv2d(x, weight, m), rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert similarity_conv2d(x, weight, m).dtype == torch.bfloat16
+    assert similarity_conv2d(x[:0], weight, m[:0]).shape == (0, *last.shape[1:])
+
+
+def test_m_of_other_sizes_is_refused():
+    x, weight, m = operands(2, FOLDED, diagonal=False)
+    with pytest.raises(ValueError, match="one per image"):
+        similarity_conv2d(x, weight, m.expand(-1, -1, -1, 1, 2))
+
+
+def test_a_layer_costs_hardly_more_than_a_plain_one():
+    plain = torch.nn.Conv2d(64, 64, 3, padding=1)
+    pooled = ns.convert(torch.nn.Sequential(plain), ns.Dynamic(ns.Full(), ns.Pooled()))
+    size = (64, 32, 32)
+    assert macs(pooled, size) / macs(plain, size) < 1.02
