@@ -6,7 +6,7 @@
 #if defined(__AVX512F__)
 #define TALL 8
 #else
-#define TALL 2
+#define TALL 4
 #endif
 
 INLINE vector plus_product(int paired, vector sum, words a, words b) {
@@ -24,9 +24,9 @@ struct matrix {
     int64_t row, step; /* words from row to row (or panel of TILE columns), and along the depth */
 };
 
-/* TALL rows and TILE columns of c = a b, or c += a b. */
-INLINE void tall_tile(int paired, struct matrix a, struct matrix b, float *c, int64_t c_row,
-                      int64_t depth, int more) {
+/* TALL rows and two vectors of columns of c = a b, or c += a b. */
+INLINE void tall_strip(int paired, struct matrix a, struct matrix b, float *c, int64_t c_row,
+                       int64_t depth, int more) {
     vector sum[TALL][2];
     for (int i = 0; i < TALL; i++)
         for (int j = 0; j < 2; j++)
@@ -42,6 +42,14 @@ INLINE void tall_tile(int paired, struct matrix a, struct matrix b, float *c, in
     }
     for (int i = 0; i < TALL; i++)
         for (int j = 0; j < 2; j++) *(vector *)(c + i * c_row + j * LANES) = sum[i][j];
+}
+
+/* TALL rows and TILE columns. */
+INLINE void tall_tile(int paired, struct matrix a, struct matrix b, float *c, int64_t c_row,
+                      int64_t depth, int more) {
+    for (int column = 0; column < TILE; column += 2 * LANES)
+        tall_strip(paired, a, (struct matrix){b.at + column, b.row, b.step}, c + column, c_row,
+                   depth, more);
 }
 
 #if defined(__AMX_BF16__) && defined(__linux__)
@@ -191,7 +199,7 @@ INLINE const uint32_t *weave(int paired, uint32_t *to, const void *from, int64_t
     return to - rows / 2 * columns;
 }
 
-/* Rows of words into columns; multiples of 16 of both. */
+/* Rows of words into columns; multiples of LANES of both. */
 INLINE void turn(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row,
                  int64_t rows, int64_t columns) {
     for (int64_t row = 0; row < rows; row += LANES)

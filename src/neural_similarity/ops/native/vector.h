@@ -1,4 +1,5 @@
-/* Vectors of 16 floats, and the two element types, float32 and bfloat16, seen through them. */
+/* Vectors of floats, as long as the processor's, and the two element types, float32 and bfloat16,
+   seen through them. Longer ones would live in memory: GCC keeps what it has to cut on the stack. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +7,16 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__AVX512F__)
 #define LANES 16
+#define BITS 4 /* of a lane's number */
+#elif defined(__AVX__)
+#define LANES 8
+#define BITS 3
+#else
+#define LANES 4
+#define BITS 2
+#endif
 #define INLINE static inline __attribute__((always_inline))
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -75,7 +85,7 @@ INLINE void store_part_bfloat16(bfloat16 *to, vector v, int64_t lanes) {
 }
 #endif
 
-/* 32 elements times a number. */
+/* 2 LANES elements times a number. */
 INLINE void times_float32(float *to, const float *from, float m) {
     store_float32(to, m * load_float32(from));
     store_float32(to + LANES, m * load_float32(from + LANES));
@@ -98,27 +108,39 @@ INLINE void add(float *to, vector v, int64_t lanes) {
     else for (int lane = 0; lane < lanes; lane++) to[lane] += v[lane];
 }
 
-/* Lanes of a pair of vectors, those of the second from 16 on: where bit `width` of a lane's number
-   is off that lane of the first and where it is on the lane below of the second, or the same one
-   step up. By bit: width 1, 2, 4, 8. */
-static const words EVEN[4] = {
+/* Lanes of a pair of vectors, those of the second from LANES on: where bit `width` of a lane's
+   number is off that lane of the first and where it is on the lane below of the second, or the same
+   one step up. By bit: width 1, 2, 4, 8. */
+#if LANES == 16
+static const words EVEN[BITS] = {
     {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
     {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
     {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
     {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
 };
-static const words ODD[4] = {
+static const words ODD[BITS] = {
     {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31},
     {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31},
     {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31},
     {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31},
 };
+#elif LANES == 8
+static const words EVEN[BITS] = {
+    {0, 8, 2, 10, 4, 12, 6, 14}, {0, 1, 8, 9, 4, 5, 12, 13}, {0, 1, 2, 3, 8, 9, 10, 11},
+};
+static const words ODD[BITS] = {
+    {1, 9, 3, 11, 5, 13, 7, 15}, {2, 3, 10, 11, 6, 7, 14, 15}, {4, 5, 6, 7, 12, 13, 14, 15},
+};
+#else
+static const words EVEN[BITS] = {{0, 4, 2, 6}, {0, 1, 4, 5}};
+static const words ODD[BITS] = {{1, 5, 3, 7}, {2, 3, 6, 7}};
+#endif
 
 /* Lane j of the result is the sum of the lanes of v[j]. */
 INLINE vector sums(const vector v[LANES]) {
     vector level[LANES];
     memcpy(level, v, sizeof level);
-    for (int bit = 0; bit < 4; bit++)
+    for (int bit = 0; bit < BITS; bit++)
         for (int i = 0; i < LANES >> bit; i += 2) {
             const vector a = level[i], b = level[i + 1];
             level[i / 2] = __builtin_shuffle(a, b, EVEN[bit]) + __builtin_shuffle(a, b, ODD[bit]);
@@ -126,13 +148,13 @@ INLINE vector sums(const vector v[LANES]) {
     return level[0];
 }
 
-/* A matrix of `rows` x 16 words, 16 rows at most, so many words apart, into its transpose. */
+/* A matrix of `rows` x LANES words, LANES rows at most, so many words apart, into its transpose. */
 INLINE void transpose(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row,
                       int64_t rows) {
     words v[LANES];
     for (int i = 0; i < LANES; i++)
         v[i] = i < rows ? *(const words *)(from + i * from_row) : (words){0};
-    for (int bit = 0; bit < 4; bit++)
+    for (int bit = 0; bit < BITS; bit++)
         for (int i = 0; i < LANES; i++) {
             if (i >> bit & 1) continue;
             const words a = v[i], b = v[i | 1 << bit];
