@@ -81,6 +81,7 @@ def test_headlines_of_recognition():
     assert pooled == {"CNN++", "static UNS", "dynamic DNS", "dynamic UNS"}
 
 
+@pytest.mark.long
 def test_headlines_of_few_shot_learning():
     def difference(first, second, classes="train"):
         text = claims._compare(f"{first} > {second} @ 0.25 {classes}")[1]

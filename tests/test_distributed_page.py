@@ -4,11 +4,13 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from torchrun import torchrun
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/distributed.md"
 
 
+@pytest.mark.long
 def test_its_commands(tmp_path):
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     commands = [shlex.split(line) for block in blocks for line in block.splitlines()]

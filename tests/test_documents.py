@@ -53,6 +53,7 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 
 
+@pytest.mark.long
 def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run("docs/recipes.md")

@@ -27,6 +27,7 @@ def without_numbers(text):
     return [re.sub(r"\s*-?\d+(\.\d*)?", "#", line) for line in lines(text)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAGES)
 def test_an_example_prints_what_its_tutorial_shows(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -43,6 +44,7 @@ def test_a_tutorial_shows_its_program_whole(name):
     assert lines("".join(fenced(PAGES[name], "python"))) == lines(program)
 
 
+@pytest.mark.long
 def test_adapting_moves_m_and_the_outputs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = runpy.run_path(str(ROOT / "examples/adapt.py"))

@@ -46,11 +46,13 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_the_library_needs_nothing_of_the_extra():
     done = run(BLOCKED + USE)
     assert done.stdout == "done\n", done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "what"),
     [

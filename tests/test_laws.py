@@ -119,6 +119,7 @@ def test_cases_are_a_tuple_that_may_be_gone_through_twice():
     assert [str(case) for case in cases] == [f"static {layer}" for layer in testing.LAYERS]
 
 
+@pytest.mark.long
 def test_exceptions_are_told_with_the_reason(monkeypatch):
     monkeypatch.setattr(testing, "STRUCTURES", {"Full": ns.Full(), "Select": ns.Select()})
     two = {law: testing.LAWS[law] for law in ("identity", "gradients")}

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import build_site as builder
+import pytest
 
 import neural_similarity as ns
 from neural_similarity.lab.tasks.few_shot import FewShotRecipe
@@ -19,6 +20,7 @@ def test_every_public_name_has_a_page():
         assert f"[`ns.{name}`]({name}.md)" in pages["index.md"]
 
 
+@pytest.mark.long
 def test_a_page_shows_the_definition_itself():
     """Re-exports render empty, so that a page names the module of the definition."""
     pages = builder.reference()
@@ -29,6 +31,7 @@ def test_a_page_shows_the_definition_itself():
     assert "::: neural_similarity.nn.similarity.SIMILARITIES\n" in pages["SIMILARITIES.md"]
 
 
+@pytest.mark.long
 def test_pages_of_modules_hold_what_has_no_page_of_its_own():
     nn = builder.reference()["nn.md"]
     assert "::: neural_similarity.nn.structure.StructureModule" in nn
@@ -40,6 +43,7 @@ def test_every_public_name_says_what_it_is():
     assert not empty
 
 
+@pytest.mark.long
 def test_a_page_that_renders_empty_is_found(tmp_path):
     for name, path in builder.targets().items():
         page = tmp_path / "reference" / "api" / name / "index.html"

@@ -41,6 +41,7 @@ def test_dynamic_matrices_and_their_mean(kind):
     assert_close(visualize.mean_matrix(found["0"]), mean.diag() if kind == "diagonal" else mean)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal", "dynamic-full"])
 def test_drawing_writes_one_picture_of_all_layers_and_maps_of_dynamic_ones(tmp_path, similarity):
     paths = visualize.draw(network(similarity), torch.randn(2, 3, 7, 8), tmp_path / "plots")

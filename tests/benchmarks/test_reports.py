@@ -320,6 +320,7 @@ def test_every_benchmark_has_a_section():
     assert {target.bench for target in TARGETS} <= set(QUICK)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_commands_print_save_and_draw(name, tmp_path, capsys):
     args = [name, "--quick", "--device", "cpu", "--out", str(tmp_path), *QUICK[name]]

@@ -84,6 +84,7 @@ def test_penalties_are_of_all_that_fsdp_has_shared_out(network, measure):
     assert_close(gradient.full_tensor(), whole[0].similarity.raw.grad)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])
 def test_sizes_behind_strides_may_stay_open_in_an_export(similarity):
     torch.manual_seed(0)

@@ -30,6 +30,7 @@ def network(request):
     return build(request.param)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @named
 def test_conversion_keeps_the_outputs(network, similarity, mode):
@@ -176,6 +177,7 @@ def check_onnx(model, any_size=True):
         assert difference(torch.from_numpy(y), truth) <= 4 * max(rounding, 1e-6)
 
 
+@pytest.mark.long
 def test_layers_run_in_onnx():
     """Groups, strides, and padding that the layer does itself."""
     convolutions = [

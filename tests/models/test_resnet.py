@@ -30,6 +30,7 @@ def randomized(network):
     return network
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("similarity", ["none", "static-full", "dynamic-diagonal"])
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_are_torchvisions_with_its_weights(name, similarity):
@@ -96,6 +97,7 @@ def test_parameters_are_the_papers():
     )
 
 
+@pytest.mark.long
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["resnet20", pytest.param("resnet56", marks=pytest.mark.slow)])
 def test_the_public_weights_have_their_accuracy(name):

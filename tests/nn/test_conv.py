@@ -198,6 +198,7 @@ def test_errors(make, message):
         make()
 
 
+@pytest.mark.long
 def test_the_default_predictor_is_traced_as_one_graph():
     layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity="dynamic-diagonal"))
     x = torch.randn(2, 4, 6, 5)
@@ -220,6 +221,7 @@ def test_compiles_without_a_graph_break(similarity):
     assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 @named
 def test_exports_in_plain_operators_for_any_size(similarity):
     layer = moved(ns.Conv2d(4, 6, 3, padding=1, stride=2, similarity=similarity)).eval()

@@ -28,6 +28,7 @@ print(counter.get_total_flops())
 """
 
 
+@pytest.mark.long
 def test_the_counter_may_be_imported_after_the_layers():
     ran = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
     positions = 2 * 5 * 7

@@ -105,6 +105,7 @@ def test_vmap_of_grad_is_a_loop(in_dims, kind):
     assert_close(vmap(gradients, in_dims)(*stacked), tuple(map(torch.stack, looped)))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("problem", [PROBLEMS[0], TINY[1]], ids=ids)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -97,6 +97,7 @@ def quickly(monkeypatch):
     monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, "-O0"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fresh", "quickly")
 def test_a_second_process_finds_the_library(monkeypatch, tmp_path):
     monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)

@@ -35,6 +35,7 @@ def convolved(kind):
     yield from torch.autograd.grad(y.square().sum(), leaves)
 
 
+@pytest.mark.long
 @in_c
 def test_without_memory_it_raises_whichever_piece_is_missing(monkeypatch, tmp_path):
     compiling.library()  # The usual one, for this process, before it would be a scarce one.
@@ -80,6 +81,7 @@ print(y.sum().item())
 """
 
 
+@pytest.mark.long
 @in_c
 @pytest.mark.skipif(sys.platform != "linux", reason="the trap is a signal")
 def test_numbers_of_two_bytes_may_lie_at_odd_addresses(tmp_path):

@@ -47,6 +47,7 @@ def in_a_process(file, environment, *options):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.long
 @needs_triton
 def test_interpreted_kernels():
     in_a_process("interpreted_kernels.py", {"TRITON_INTERPRET": "1"})
@@ -58,6 +59,7 @@ def test_interpreted_kernels_on_larger_problems():
     in_a_process("interpreted_kernels.py", {"TRITON_INTERPRET": "1"}, "-m", "slow")
 
 
+@pytest.mark.long
 @needs_triton
 def test_kernels_compile_for_hopper(tmp_path):
     in_a_process("compiled_kernels.py", {"TRITON_CACHE_DIR": str(tmp_path)}, "--noconftest")

@@ -238,6 +238,7 @@ def test_dynamic_similarities_cannot_be_folded(dynamic, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_inspect_draws_and_prints_the_files(dynamic, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(visualize, "draw", DRAW)
     assert cli.main(["inspect", str(dynamic.path), "--out", str(tmp_path / "pictures")]) == 0

@@ -38,6 +38,7 @@ def export(run, *words):
     return cli.main(["export", str(run.path), "--device", "cpu", *words])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fold", [pytest.param((), marks=pytest.mark.slow), ("--fold",)])
 def test_onnx_for_any_batch_and_size(run, tmp_path, capsys, fold):
     file = tmp_path / "network.onnx"
@@ -57,6 +58,7 @@ def test_onnx_for_any_batch_and_size(run, tmp_path, capsys, fold):
         np.testing.assert_allclose(logits, load(run)(x).detach().numpy(), atol=1e-4)
 
 
+@pytest.mark.long
 def test_pt2_and_weights(run, tmp_path, capsys):
     x = run.preprocess(make_dataset().test.pixels)
     wanted = load(run)(x)

@@ -26,6 +26,7 @@ def cells(text, first):
     return re.findall("<td>(.*?)</td>", row)
 
 
+@pytest.mark.long
 def test_a_page_compares_runs(folder, tmp_path, capsys):
     out = tmp_path / "new" / "page.html"
     runs = [str(folder / "a&b"), str(folder / "plain")]

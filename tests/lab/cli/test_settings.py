@@ -103,6 +103,7 @@ def test_folder_is_the_word_for_few_shot_learning_too(tmp_path):
     assert FewShotRecipe(dataset="classes") == FewShotRecipe(dataset="folder")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "keys"),
     [

@@ -48,6 +48,7 @@ def test_every_window_is_a_slice(crop, padding, flip, channels):
     assert torch.equal(actual, torch.stack(expected))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("padding", ["zero", "symmetric"])
 def test_batches_draw_every_crop_and_flip(padding):
     augment, whole = Augment(1, True, padding), images(count=2)

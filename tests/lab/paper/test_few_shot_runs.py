@@ -80,6 +80,7 @@ def records(folder):
     return {str(path.relative_to(results)): path for path in results.rglob("*.json")}
 
 
+@pytest.mark.long
 def test_every_row_is_trained_on_its_classes_evaluated_and_recorded(done):
     methods = {"mini-tadam": ["tadam"], "mini-cnn4": ["fine-tuning", "nearest-neighbour"]}
     names = {
@@ -245,6 +246,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", FAILURES)
 def test_what_fails_keeps_nothing_else_from_being_done(tmp_path, monkeypatch, capsys, what):
     (place, name, wrong), only, recorded, counts = FAILURES[what]

@@ -364,6 +364,7 @@ def test_processes_have_one_thread_and_a_session_of_their_own(tmp_path, monkeypa
     assert own != os.getsid(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("there", [True, False])
 def test_runs_that_begin_or_go_on_have_one_thread_and_the_data_named(tmp_path, there):
     job = plan_of(tmp_path, seeds=(1,), only=(PLAIN,), precision="bf16").jobs[0]

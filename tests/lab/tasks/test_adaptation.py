@@ -44,6 +44,7 @@ def adapt(world, out, *args):
     )
 
 
+@pytest.mark.long
 def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
     run = tmp_path / "run"
     args = (
@@ -72,6 +73,7 @@ def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"{image}: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("train", "similarity"),
     [("M", "static-full"), ("head", "none"), ("M+norm", "static-full"), ("all", "none")],
@@ -199,6 +201,7 @@ def test_weights_that_cannot_be_downloaded(world, tmp_path, monkeypatch, capsys)
     assert "cannot be had: no network; give a file of them by --weights" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_new_classifier_that_stays_random_is_told(world, tmp_path, capsys):
     args = ("--backbone", "timm:resnet18", *RANDOM, "--train", "M")
     assert adapt(world, tmp_path / "run", *args) == 0

@@ -37,6 +37,7 @@ def improvement(method, **options):
 FEW = {"steps": 2, "test_steps": 2, "rate": 0.1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "steps"), [(maml, 120), pytest.param(anil, 300, marks=SLOW)])
 def test_a_start_for_gradient_descent_is_learned(make, steps):
     before, after = improvement(make(textures.network(), 5, **FEW), steps=steps)
@@ -44,6 +45,7 @@ def test_a_start_for_gradient_descent_is_learned(make, steps):
     assert after > 0.45
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("similarity", "steps"),
     [("static-diagonal", 100), pytest.param("dynamic-diagonal", 40, marks=SLOW)],
@@ -84,6 +86,7 @@ SMALL = FewShotRecipe(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "model", "steps"),
     [("k-shot", "resnet34", 0), ("tadam", "resnet12", 40), ("leo", "wrn28_10", 30)],

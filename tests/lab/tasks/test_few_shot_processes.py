@@ -34,6 +34,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long
 def test_outputs_are_those_of_map_in_order_and_inputs_are_taken_a_few_ahead():
     taken = []
     numbers = (taken.append(n) or str(n) for n in itertools.count())
@@ -44,6 +45,7 @@ def test_outputs_are_those_of_map_in_order_and_inputs_are_taken_a_few_ahead():
     assert list(spread(int, [], 2)) == []
 
 
+@pytest.mark.long
 def test_processes_share_the_threads_of_this_one():
     before = torch.get_num_threads()
     try:
@@ -68,6 +70,7 @@ def test_a_process_that_ends_is_told_of():
         list(spread(os._exit, [3], 1))
 
 
+@pytest.mark.long
 def test_processes_end_with_the_one_that_began_them():
     """Nothing but the end of their parent tells them, if that is killed."""
     command = [sys.executable, "-c", KILLED]
@@ -102,6 +105,7 @@ def method(name):
     return use_statistics(ProtoNet(network()), "support")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["static-nsn", "proto"])
 def test_two_processes_find_what_one_finds(name):
     split = make_split()

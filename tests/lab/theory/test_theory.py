@@ -24,6 +24,7 @@ def test_norm_and_rank_of_matrices_with_known_singular_values(values, rank):
     assert effective_rank(7 * matrix).item() == pytest.approx(rank)
 
 
+@pytest.mark.long
 def test_gradient_descent_of_a_layer_follows_equation_6():
     found = flow.compute(seeds=3)
     assert max(found.derivative_errors[-1]) < 1e-3  # At a step of 1e-4, and of first order in it:
@@ -42,6 +43,7 @@ def test_equation_6_is_the_derivative_of_the_product():
     torch.testing.assert_close(flow.eq6(data, weight, m), towards_w @ m + weight @ towards_m)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["regression", "sensing", "completion"])
 def test_plain_descent_from_little_finds_the_solution_of_least_norm(kind):
     random = generators(2)
@@ -94,6 +96,7 @@ def test_the_solution_of_the_equation_is_that_of_small_steps():
     torch.testing.assert_close(euler.exact(x, kernel), y, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_one_dynamic_layer_is_a_quadratic_function(monkeypatch):
     monkeypatch.setattr(order, "SAMPLES", 128)
     monkeypatch.setattr(order, "STEPS", 800)

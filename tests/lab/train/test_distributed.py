@@ -41,6 +41,7 @@ def assert_close(run, other, **tolerance):
             assert line[key] == pytest.approx(expected[key], rel=1e-4), (line, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["whole", "parts", "tasks"])
 def test_processes_compute_what_one_computes(alone, together, name):
     assert_close(together / name, alone / name, rtol=1e-4, atol=1e-5)

@@ -75,6 +75,7 @@ def assert_same(run, reference):
     kills.assert_same(outcome(run, "last"), outcome(reference, "last"))
 
 
+@pytest.mark.long
 def test_killed_in_the_middle_of_an_epoch_it_ends_bit_identical(root, reference, tmp_path):
     """SIGKILL after step 4 of an epoch of 6; the decoding processes go with the training."""
     command = [sys.executable, "-W", "error", "-c", PROGRAM, "4", "train"]

@@ -24,6 +24,7 @@ print(left, new_pages())
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="malloc is not glibc's")
 def test_freed_memory_is_used_again_without_new_pages():
     command = [sys.executable, "-c", COUNT_FAULTS]

@@ -68,6 +68,7 @@ def reference(tmp_path_factory):
         return outcome(run, *BOTH)
 
 
+@pytest.mark.long
 def test_killed_after_every_step_it_ends_bit_identical(reference, tmp_path):
     out = tmp_path / "run"
     killed_after(1, lambda: train(INTERRUPTED, out=out, device="cpu"))
@@ -96,6 +97,7 @@ def run_and_kill(where, out):
     assert result.returncode == -signal.SIGKILL, result.stderr
 
 
+@pytest.mark.long
 def test_killed_while_writing_a_checkpoint_it_resumes_bit_identical(reference, tmp_path):
     run_and_kill("writing:6", tmp_path / "run")
     assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")]
@@ -118,6 +120,7 @@ def with_a_terminal():
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
@@ -259,6 +262,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
     assert path.read_text() == '{"step": 2}\n{"step": 4}\n'
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
     recipe, counts = replace(TINY, threads=2, steps=3, drops=()), set()
     killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
