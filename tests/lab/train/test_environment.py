@@ -2,6 +2,7 @@ import shutil
 import subprocess
 
 import pytest
+import torch
 
 from neural_similarity.lab.train import environment
 
@@ -28,3 +29,9 @@ def test_the_commit_is_a_hash_behind_a_tag_too(tmp_path, monkeypatch):
     assert environment.commit() == git(tmp_path, "rev-parse", "HEAD")
     (tmp_path / "file").write_text("three")
     assert environment.commit() == git(tmp_path, "rev-parse", "HEAD") + "-dirty"
+
+
+@pytest.mark.parametrize(("widest", "ends"), [("AVX2", True), ("AVX512", False)])
+def test_processors_without_avx512_are_told_apart(monkeypatch, widest, ends):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: widest)
+    assert environment.cpu_name().endswith("(AVX2)") is ends
