@@ -114,14 +114,17 @@ def test_a_refusal_names_the_backend_and_the_reason():
         similarity_conv2d(X.double(), X.double(), torch.ones(1, 16, 1, 1), backend="compiled")
 
 
-@pytest.mark.slow
+SWITCHES = ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f", "-mno-avx"]
+
+
+@pytest.mark.long
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the switches are those of x86")
-@pytest.mark.parametrize("without", ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f"])
+@pytest.mark.parametrize("without", SWITCHES)
 def test_lesser_processors(without, monkeypatch, tmp_path):
+    """Vectors of 16, 8 and 4 numbers."""
     monkeypatch.setattr(native, "library", cache(compiling.library.__wrapped__))
     monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
-    switches = ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f"]
-    used = switches[: switches.index(without) + 1]
+    used = SWITCHES[: SWITCHES.index(without) + 1]
     monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, *used))
     for dtype in FLOATS:
         for kind in KINDS:

@@ -9,6 +9,13 @@
 #define TALL 4
 #endif
 
+/* GCC would load both again for every row, and loads would be what a product waits for. */
+#if defined(__AVX__) && !defined(__AVX512F__)
+#define IN_REGISTERS(a, b) __asm__("" : "+x"(a), "+x"(b))
+#else
+#define IN_REGISTERS(a, b)
+#endif
+
 INLINE vector plus_product(int paired, vector sum, words a, words b) {
     if (!paired) return sum + (vector)a * (vector)b;
 #if defined(__AVX512BF16__)
@@ -32,8 +39,9 @@ INLINE void tall_strip(int paired, struct matrix a, struct matrix b, float *c, i
         for (int j = 0; j < 2; j++)
             sum[i][j] = more ? *(vector *)(c + i * c_row + j * LANES) : (vector){0};
     for (int64_t p = 0; p < depth; p++) {
-        const words low = *(const words *)(b.at + p * b.step);
-        const words high = *(const words *)(b.at + p * b.step + LANES);
+        words low = *(const words *)(b.at + p * b.step);
+        words high = *(const words *)(b.at + p * b.step + LANES);
+        IN_REGISTERS(low, high);
         for (int i = 0; i < TALL; i++) {
             const words each = a.at[i * a.row + p * a.step] - (words){0};
             sum[i][0] = plus_product(paired, sum[i][0], each, low);
