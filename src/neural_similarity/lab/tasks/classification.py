@@ -104,7 +104,8 @@ class ClassificationTask:
 
     def finish(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Draw the similarities and score the test set."""
-        draw_similarities(run, state.model, self.images.head(PICTURED), run.plots)
+        pixels = self.images.head(PICTURED)
+        distributed.by_first(lambda: draw_similarities(run, state.model, pixels, run.plots))
         images = run.recipe.steps * run.recipe.batch_size
         scores = evaluate(state.model, self.dataset.test, run.preprocess, runtime)
         return told(scores) | {"images_per_second": images / state.seconds}
