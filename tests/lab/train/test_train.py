@@ -38,7 +38,7 @@ def test_training_is_the_textbook_loop(tmp_path):
     images = make_dataset().train
     preprocess = Preprocess.fit(images)
     augment = Augment(crop=1, flip=True, padding="zero")
-    options = {"augment": augment, "seed": 0, "device": "cpu", "channels_last": True}
+    options = {"augment": augment, "seed": 0}
     batches = Batches(images, 8, preprocess=preprocess, **options)
     model = run.build().to(memory_format=torch.channels_last)
     velocity = [torch.zeros_like(parameter) for parameter in model.parameters()]

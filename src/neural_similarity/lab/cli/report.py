@@ -56,7 +56,7 @@ def report(args: Sequence[str]) -> int:
         "Compare runs in one self-contained HTML file.\n\n"
         "example:\n  nsim report runs/quickstart-seed0 runs/quickstart-seed1 --out seeds.html"
     )
-    options = parse(ReportOptions, args, command="report", description=description)
+    options = parse(ReportOptions, args, prog="nsim report", description=description)
     if not options.runs:
         raise UsageError("nsim report needs at least one run folder")
     runs = [session.open_run(path) for path in options.runs]

@@ -186,7 +186,7 @@ def _parse(recipe: Recipe, args: Sequence[str], budget: float = 1.0) -> TrainOpt
         default, text = AdaptOptions(**given), ADAPT_DESCRIPTION
     else:
         default, text = TrainOptions(**given), DESCRIPTION
-    return parse(type(default), args, command="train", description=text, default=default)
+    return parse(type(default), args, prog="nsim train", description=text, default=default)
 
 
 def _in_variant(name: str, words: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from neural_similarity.lab.data import (
     FileBatches,
     ImageFiles,
     ImageSet,
+    Place,
     Preprocess,
 )
 from neural_similarity.lab.data.files import Progress
@@ -131,13 +132,12 @@ def fitted(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
 def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBatches:
     """The batches of a run, functions of the recipe and the images."""
     recipe = run.recipe
-    options: dict[str, Any] = {
-        "preprocess": run.preprocess,
-        "seed": recipe.seed,
-        "device": runtime.device,
-        "channels_last": runtime.channels_last,
-        "share": distributed.share(recipe.batch_size),
-    }
+    place = Place(
+        device=runtime.device,
+        channels_last=runtime.channels_last,
+        share=distributed.share(recipe.batch_size),
+    )
+    options: dict[str, Any] = {"preprocess": run.preprocess, "seed": recipe.seed, "place": place}
     if isinstance(images, ImageFiles):
         return FileBatches(images, recipe.batch_size, flip=recipe.flip, **options)
     augment = Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding)
