@@ -252,5 +252,6 @@ def _report(run: Run) -> None:
     if best:
         text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
     if (run.path / ADAPTER).exists():
-        text += f"{summary['trained']:,} numbers trained, to be kept in {run.path / ADAPTER}\n"
+        file = f"{run.path / ADAPTER}, {summary['bytes'] / 1000:,.1f} kB"
+        text += f"{summary['trained']:,} numbers trained, to be kept in {file}\n"
     say(f"{text}run folder {run.path}, pictures in {run.plots}")

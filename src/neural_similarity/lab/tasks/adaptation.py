@@ -1,8 +1,6 @@
 """A pretrained network learns other images: by its similarities, its head, or all of it."""
 
-from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -138,8 +136,7 @@ def adapted(network: nn.Module, recipe: AdaptationRecipe) -> nn.Module:
     norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
     named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"], "all": ["*"]}
     trained = [part for word in recipe.train.split("+") for part in named[word]]
-    with redirect_stdout(StringIO()):  # the task tells how many numbers train, once
-        return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
+    return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
 
 
 @dataclass(frozen=True)
