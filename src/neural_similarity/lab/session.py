@@ -219,14 +219,14 @@ def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) 
     kind = _kind_of(recipe).RUN
     runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path("runs") / recipe.folder(place.name) if place.out is None else Path(place.out)
-    if not distributed.restarted():
+    goes_on = distributed.restarted() and command_of(path) == kind.COMMAND
+    if not goes_on:
         require_new(path, kind.COMMAND)  # before the data are read
     distributed.join(runtime.device)
     with threads(recipe.threads):
         task = _loaded(recipe, place.data_root)
-        if distributed.restarted() and command_of(path) == kind.COMMAND:
-            if open_run(path).recipe == task.recipe:
-                return resume(path, data_root=place.data_root, device=place.device)
+        if goes_on and open_run(path).recipe == task.recipe:
+            return resume(path, data_root=place.data_root, device=place.device)
         return _begin_together(task, place, path, runtime, origin)
 
 
@@ -237,6 +237,7 @@ def _begin_together(
     runtime: Runtime,
     origin: dict[str, Any] | None,
 ) -> Run:
+    require_new(path, task.RUN.COMMAND)
     facts = task.check() | (origin or {})
     channels, size, _ = task.images.shape
     run = task.RUN(
