@@ -130,8 +130,17 @@ def fitted(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
 
 
 def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBatches:
-    """The batches of a run, functions of the recipe and the images."""
+    """The batches of a run, functions of the recipe and the images.
+
+    Raises:
+        ValueError: a batch has fewer images than there are processes to share it.
+    """
     recipe = run.recipe
+    if recipe.batch_size < distributed.size():
+        raise ValueError(
+            f"`batch_size` must be at least {distributed.size()}, the number of processes, got "
+            f"{recipe.batch_size}"
+        )
     place = Place(
         device=runtime.device,
         channels_last=runtime.channels_last,
