@@ -226,8 +226,7 @@ def _parse(kind, args: Sequence[str], name: str, about: str, default):
     return parse(
         kind,
         args,
-        command=name,
-        program=PROGRAM,
+        prog=f"{PROGRAM} {name}",
         description=description,
         default=default,
         flags=True,

@@ -41,8 +41,7 @@ def main(args: Sequence[str]) -> int:
     options = parse(
         Options,
         args,
-        command="distributed",
-        program="python -m benchmarks",
+        prog="python -m benchmarks distributed",
         description=f"{ABOUT.capitalize()}.\n\nexample:\n  python -m benchmarks distributed",
         default=Options(),
         flags=True,

@@ -154,7 +154,7 @@ def _note_left_out(before: Report, after: Report) -> list[str]:
 
 
 def _caveats(report: Report) -> list[str]:
-    """What was otherwise when a report was made."""
+    """Caveats for old reports."""
     facts, found = report.environment, []
     if not facts.get("keeps_memory", report.bench in ("scaling", "recipes")):
         found.append(

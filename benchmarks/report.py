@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Timing
-from neural_similarity.lab.paper.costs import doubt
+from neural_similarity.lab.paper.costs import doubt, machine
 from neural_similarity.lab.train.files import read_json, write_json
 
 SIZES = ("channels", "size", "batch")
@@ -71,10 +71,7 @@ class Report:
 
     @property
     def machine(self) -> str:
-        device = self.environment["device"]
-        place = self.environment["cpu"] if device == "cpu" else device
-        unit = {True: " with AMX", False: " without AMX", None: ""}[self.environment.get("amx")]
-        return f"{place}{unit if device == 'cpu' else ''}, torch {self.environment['torch']}"
+        return machine(self.environment)
 
 
 def write(report: Report, folder: Path) -> Path:

@@ -71,7 +71,7 @@ def _compare(text: str) -> tuple[str, str]:
 
 
 def _verdict(found: Interval, wanted: int) -> str:
-    if found.low <= 0 <= found.high:
+    if not found.clear:
         return "unclear"
     return "holds" if found.mean * wanted > 0 else "fails"
 

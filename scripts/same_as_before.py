@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
-TABLES = ("1", "2", "3", "4", "5", "6", "8", "response", "ablations", "costs", "rivals")
+TABLES = ("1", "2", "3", "4", "5", "6", "8", "response", "ablations", "costs", "adapt", "sharing")
+TABLES += ("shapes", "bounds", "rivals", "1-cifar100", "2-cifar100", "3-cifar100", "8-cifar100")
 SHORT = ("--steps", "60", "--drops", "--threads", "1", "--seed", "0", "--device", "cpu")
 RUNS = {"quick start": ("train",), "few-shot": ("fewshot", "train")}
 

@@ -28,21 +28,21 @@ def run(name, block=slice(None), **names):
     return names
 
 
-def printed(name, capsys):
-    """Check that what the document's comments promise was printed."""
-    out = capsys.readouterr().out
-    shown = re.findall(r"# prints: (.*)", (ROOT / name).read_text("utf-8"))
+def run_logged(name, caplog):
+    """Execute a document, check that it logs what its comments promise; its variables."""
+    with caplog.at_level("INFO", "neural_similarity"):
+        names = run(name)
+    shown = re.findall(r"# logs: (.*)", (ROOT / name).read_text("utf-8"))
     assert shown
-    for line in shown:
-        assert line in out
-    return out
+    assert set(shown) <= set(caplog.messages)
+    return names
 
 
-def test_the_readme_moves_m_before_it_folds(capsys, monkeypatch):
+def test_the_readme_moves_m_before_it_folds(capsys, caplog, monkeypatch):
     untrained = torchvision.models.resnet18
     monkeypatch.setattr(torchvision.models, "resnet18", lambda **_: untrained())
-    names = run("README.md")
-    assert float(printed("README.md", capsys).splitlines()[-1]) < 1e-4
+    names = run_logged("README.md", caplog)
+    assert float(capsys.readouterr().out.splitlines()[-1]) < 1e-4
     plain = names["plain"]
     assert not [m for m in plain.modules() if isinstance(m, ns.Conv2d)]
     stripped = ns.unconvert(names["similar"])  # The same without M, which has moved the outputs.
@@ -83,10 +83,9 @@ def test_a_network_of_ones_own(tmp_path, monkeypatch):
     assert network(torch.randn(2, 1, 28, 28)).shape == (2, 10)
 
 
-def test_adapting_a_network(tmp_path, monkeypatch, capsys):
+def test_adapting_a_network(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
-    run("docs/adapting.md")
-    printed("docs/adapting.md", capsys)
+    run_logged("docs/adapting.md", caplog)
 
 
 def test_the_tables_of_docs_name_what_the_library_has():

@@ -172,3 +172,10 @@ def test_what_is_no_batch_of_images_is_refused(tmp_path):
         visualize.draw(network("static-full"), torch.randn(3, 7, 8), tmp_path)
     with pytest.raises(ValueError, match=r"`x` and `m` must be .*, got \(2, 3, 6, 6\) and \(3, 9"):
         visualize.plot_maps(torch.randn(2, 3, 6, 6), torch.randn(3, 9, 6, 6))
+
+
+def test_a_matrix_over_channels_and_taps_is_drawn_as_it_is(tmp_path):
+    model = network(ns.Static(ns.Unstructured()))
+    assert visualize.similarities(model, torch.randn(1, 3, 7, 8))["0"].shape == (27, 27)
+    (path,) = visualize.draw(model, torch.randn(1, 3, 7, 8), tmp_path)
+    assert path.name == "similarities.png"

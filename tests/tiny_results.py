@@ -8,7 +8,7 @@ import torch
 from tiny_images import TINY, use_tiny_images
 
 from neural_similarity.lab.paper import TABLES, Scope, make_plan, wanted_runs
-from neural_similarity.lab.paper.records import record_path
+from neural_similarity.lab.paper.records import records_folder
 from neural_similarity.lab.paper.tables import Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import pack_correct
@@ -56,7 +56,7 @@ def write_by_hand(results, name, seed, correct, /, *, budget=1.0, seconds=60.0, 
         "metrics": [],
         "correct": pack_correct(torch.tensor(correct, dtype=torch.bool)),
     }
-    path = record_path(results, name, budget, seed)
+    path = records_folder(results, name, budget) / f"{seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content | changes))
     return path

@@ -102,7 +102,8 @@ def plot_matrices(
     """A heat map of M - I per layer, on one colour scale: rows are kernel taps, columns patch taps.
 
     Where `kernels` has the layer's kernel size, taps stand in their places in the kernel: a
-    diagonal M is one kernel, and of another M each kernel tap is a map over the patch's taps.
+    diagonal M is one kernel, and of another M each kernel tap is a map over the patch's taps. An M
+    over channels and taps stays a matrix.
     """
     figure, grid = _grid(-(-len(found) // columns), min(columns, len(found)), 2 * CELL)
     panels = {name: _panel(m, (kernels or {}).get(name)) for name, m in found.items()}
@@ -119,7 +120,7 @@ def _panel(m: Tensor, kernel: Sequence[int] | None) -> Tensor:
     """M - I as a picture."""
     mean = mean_matrix(m)
     change = mean - torch.eye(len(mean))
-    if kernel is None:
+    if kernel is None or len(change) != prod(kernel):  # over channels, too
         return change
     rows, columns = prod(kernel[:-1]), kernel[-1]
     if m.dim() in (1, 4):

@@ -97,13 +97,14 @@ def test_layers_that_share_nothing_stay_apart(backbone, x, tmp_path):
     assert ns.max_difference(loaded, model, x) == 0
 
 
-def test_heads_and_statistics_are_extra(backbone, x, tmp_path, capsys):
+def test_heads_and_statistics_are_extra(backbone, x, tmp_path, caplog):
+    caplog.set_level("INFO")
     model = adapted(backbone)
     nn.init.normal_(model.fc.weight)
     model.train()(x)
     file = ns.save_adapter(model.eval(), tmp_path / "a", extra=["fc", "*running*"])
     numbers = 81 * 2 + 6 * 5 + 5 + 2 * 6
-    assert f"kB, {numbers} numbers" in capsys.readouterr().out
+    assert f"kB, {numbers} numbers" in caplog.text
     other_head = deepcopy(backbone)
     nn.init.normal_(other_head.fc.bias)
     assert ns.max_difference(ns.load_adapter(other_head, file), model, x) == 0
@@ -114,7 +115,8 @@ def test_heads_and_statistics_are_extra(backbone, x, tmp_path, capsys):
         ns.save_adapter(model, tmp_path / "b", extra="head")
 
 
-def test_static_adapters_are_kilobytes_and_their_modes_are_the_umasks(tmp_path, capsys):
+def test_static_adapters_are_kilobytes_and_their_modes_are_the_umasks(tmp_path, caplog):
+    caplog.set_level("INFO")
     model = ns.convert(ns.models.resnet20(), "static-full")
     umask = os.umask(0o027)
     try:
@@ -124,7 +126,7 @@ def test_static_adapters_are_kilobytes_and_their_modes_are_the_umasks(tmp_path, 
     assert file.stat().st_mode & 0o777 == 0o640
     size = file.stat().st_size
     assert 19 * 81 * 4 < size < 12_000
-    assert capsys.readouterr().out == f"{file}: {size / 1000:.1f} kB, 1,539 numbers\n"
+    assert caplog.messages == [f"{file}: {size / 1000:.1f} kB, 1,539 numbers"]
     assert list(tmp_path.iterdir()) == [file]
     with safe_open(file, "pt") as content:
         facts = json.loads(content.metadata()["adapter"])

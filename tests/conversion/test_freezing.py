@@ -33,15 +33,16 @@ M = {"body.0.similarity.raw", "body.3.similarity.raw"}
     ],
     ids=["nothing", "none of them", "module", "parameter", "several", "glob", "class of names"],
 )
-def test_similarities_and_what_is_named_train(network, train, extra, capsys):
-    frozen = ns.freeze_backbone(network, train=train)
+def test_similarities_and_what_is_named_train(network, train, extra, caplog):
+    with caplog.at_level("INFO"):
+        frozen = ns.freeze_backbone(network, train=train)
     assert frozen is network
     trained = {name for name, p in network.named_parameters() if p.requires_grad}
     assert trained == M | extra
     numbers = sum(p.numel() for name, p in network.named_parameters() if name in trained)
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{numbers} of {112 + 8 + 148 + 325 + 18} parameters train")
-    assert ("'fc' is frozen too, train='fc' trains it" in printed) == (train is None)
+    told = [(f"{numbers} of {112 + 8 + 148 + 325 + 18} parameters train", "INFO")]
+    head = [("'fc' is frozen too, train='fc' trains it", "WARNING")] if train is None else []
+    assert [(r.message, r.levelname) for r in caplog.records] == told + head
 
 
 def test_modules_may_be_named_by_themselves(network):

@@ -1,5 +1,6 @@
 """What a network learned on top of a backbone: files of it, and switching between several."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +19,15 @@ from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.text import required_similarity
 
 File = str | Path
+log = logging.getLogger(__name__)
 
 
 def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     """Write the similarities of a converted network, and what `extra` names, into one file.
 
     A safetensors file: the state of the similarities, with predictors and their statistics, the
-    complete text of each, and digests of all else, the backbone, which is not written. Prints how
-    large the file is: kilobytes, where M is static.
+    complete text of each, and digests of all else, the backbone, which is not written. Logs how
+    large the file is (INFO): kilobytes, where M is static.
 
     Args:
         model: A converted network, see `convert`.
@@ -50,7 +52,7 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     kept = {key: t for key, t in state.items() if key.startswith(own) or key in extras}
     size = write(Path(path), AdapterFile(texts, kept, digests(_without(state, kept))))
     count = sum(tensor.numel() for tensor in {id(t): t for t in kept.values()}.values())
-    print(f"{path}: {size / 1000:.1f} kB, {count:,} numbers")  # noqa: T201
+    log.info("%s: %.1f kB, %s numbers", path, size / 1000, f"{count:,}")
     return Path(path)
 
 

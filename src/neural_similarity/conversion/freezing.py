@@ -1,5 +1,6 @@
 """Training the similarities of a network alone."""
 
+import logging
 from collections.abc import Container
 from typing import Any, Literal, TypeVar, get_args
 
@@ -12,14 +13,16 @@ from neural_similarity.nn.modes import check_module
 
 Network = TypeVar("Network", bound=nn.Module)
 NormMode = Literal["eval", "train"]
+log = logging.getLogger(__name__)
 
 
 def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None = None) -> Network:
     """Let only the similarities of `model` train, and what `train` names, in place. Paper, §4.
 
-    Prints how many of all parameters that is; with `train=None` also which layer, the last, is
-    frozen with the backbone, in case it is a new head. Freeze last: what puts new normalisation in
-    place of the old, as `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, drops the hold.
+    Logs how many of all parameters that is (INFO); with `train=None` a warning names the last layer
+    that is frozen with the backbone, in case it is a new head. Freeze last: what puts new
+    normalisation in place of the old, as `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, drops the
+    hold.
 
     Args:
         model: A converted network.
@@ -50,20 +53,19 @@ def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None
             held = _Held(module)
             module.register_forward_pre_hook(held.before)
             module.register_forward_hook(held.after, always_call=True)
-    print(_trained(model, inside if train is None else None))  # noqa: T201
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    whole = sum(p.numel() for p in model.parameters())
+    log.info("%s of %s parameters train", f"{count:,}", f"{whole:,}")
+    if train is None and (last := _last_layer(model, inside)):
+        log.warning("%r is frozen too, train=%r trains it", last, last)
     return model
 
 
-def _trained(model: nn.Module, similarities: Container[nn.Module] | None) -> str:
-    """How many parameters train, and what is frozen last outside of `similarities`, where given."""
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    text = f"{count:,} of {sum(p.numel() for p in model.parameters()):,} parameters train"
-    if similarities is None:
-        return text
+def _last_layer(model: nn.Module, similarities: Container[nn.Module]) -> str:
+    """The name of the last layer with parameters outside of `similarities`, "" without any."""
     modules = [(name, m) for name, m in model.named_modules() if m not in similarities]
-    frozen = [name for name, m in modules if next(m.parameters(recurse=False), None) is not None]
-    last = frozen[-1] if frozen else ""
-    return f"{text}; {last!r} is frozen too, train={last!r} trains it" if last else text
+    names = [name for name, m in modules if next(m.parameters(recurse=False), None) is not None]
+    return names[-1] if names else ""
 
 
 def unfreeze_backbone(model: Network) -> Network:

@@ -219,23 +219,28 @@ def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) 
     kind = _kind_of(recipe).RUN
     runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path("runs") / recipe.folder(place.name) if place.out is None else Path(place.out)
-    if distributed.restarted() and command_of(path) == kind.COMMAND:
-        if open_run(path).recipe == recipe:
-            return resume(path, data_root=place.data_root, device=place.device)
+    goes_on = distributed.restarted() and command_of(path) == kind.COMMAND
+    if not goes_on:
+        require_new(path, kind.COMMAND)  # before the data are read
     distributed.join(runtime.device)
     with threads(recipe.threads):
-        return _begin_together(recipe, place, path, runtime, origin)
+        task = _loaded(recipe, place.data_root)
+        if goes_on and open_run(path).recipe == task.recipe:
+            return resume(path, data_root=place.data_root, device=place.device)
+        return _begin_together(task, place, path, runtime, origin)
 
 
 def _begin_together(
-    recipe: Recipe, place: _Place, path: Path, runtime: Runtime, origin: dict[str, Any] | None
+    task: Task[Any, Any],
+    place: _Place,
+    path: Path,
+    runtime: Runtime,
+    origin: dict[str, Any] | None,
 ) -> Run:
-    kind = _kind_of(recipe).RUN
-    require_new(path, kind.COMMAND)
-    task = _loaded(recipe, place.data_root)
+    require_new(path, task.RUN.COMMAND)
     facts = task.check() | (origin or {})
     channels, size, _ = task.images.shape
-    run = kind(
+    run = task.RUN(
         path=path,
         name=place.name,
         budget=place.budget,

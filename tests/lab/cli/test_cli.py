@@ -391,3 +391,11 @@ def test_older_words_say_what_took_their_place(capsys):
     told = capsys.readouterr()
     assert told.err == "nsim: `nsim fewshot recipes` is `nsim recipes` now\n"
     assert "mini-cnn4" in told.out
+
+
+@pytest.mark.parametrize("name", ["mini-cnn4", "adapt", "cifar10-cnn"])
+def test_a_recipe_cannot_be_named_beside_a_run_to_retrain(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", name, "--retrain", "runs/mini-cnn4-seed1"]) == 2
+    assert f"{name} cannot be given with --retrain" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

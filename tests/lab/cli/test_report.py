@@ -1,6 +1,7 @@
 """`nsim report`: one page that needs nothing else."""
 
 import re
+import shutil
 
 import pytest
 
@@ -66,3 +67,11 @@ def test_what_is_not_a_run_is_refused(tmp_path, capsys):
     assert "is not a run folder" in capsys.readouterr().err
     assert main(["report"]) == 2
     assert not (tmp_path / "report.html").exists()
+
+
+def test_runs_in_folders_of_one_name_stay_apart(folder, tmp_path):
+    other = tmp_path / "plain"
+    shutil.copytree(folder / "a&b", other)
+    text = page([open_run(folder / "plain"), open_run(other)])
+    assert cells(text, "steps") == ["2", "2"]
+    assert cells(text, "similarity")[0] == "none"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from neural_similarity.lab.data import Augment, Batches, Images, Preprocess
+from neural_similarity.lab.data import Augment, Batches, Images, Place, Preprocess
 from neural_similarity.lab.data.augment import Windows
 
 COUNT, HEIGHT, WIDTH = 11, 5, 7
@@ -108,7 +108,8 @@ def test_seeds_give_other_orders_and_other_crops():
 
 
 def test_memory_format_changes_no_value():
-    last, first = (batches(augment=Augment(), channels_last=c).at(3)[0] for c in (True, False))
+    places = Place(), Place(channels_last=False)
+    last, first = (batches(augment=Augment(), place=place).at(3)[0] for place in places)
     assert torch.equal(last, first)
     assert first.shape == (4, 3, HEIGHT, WIDTH)
     assert last.is_contiguous(memory_format=torch.channels_last)
@@ -120,7 +121,7 @@ def test_memory_format_changes_no_value():
 @pytest.mark.parametrize("padding", ["zero", "symmetric"])
 def test_a_gpu_makes_the_same_batches(padding):
     options = {"augment": Augment(padding=padding), "preprocess": Preprocess.fit(images())}
-    here, there = batches(**options), batches(**options, device="cuda")
+    here, there = batches(**options), batches(**options, place=Place(device="cuda"))
     for step in range(5):
         x, y = there.at(step)
         assert x.is_cuda

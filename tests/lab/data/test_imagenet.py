@@ -12,7 +12,7 @@ from tiny_imagenet import CLASSES, make_imagenet, settled, write_jpeg
 from torchvision.transforms.v2 import functional as F
 
 from neural_similarity.lab import data
-from neural_similarity.lab.data import FileBatches, Preprocess, imagenet
+from neural_similarity.lab.data import FileBatches, Place, Preprocess, imagenet
 from neural_similarity.lab.data import batches as batches_module
 from neural_similarity.lab.data import images as images_module
 from neural_similarity.lab.data.augment import generator
@@ -60,7 +60,8 @@ def test_a_batch_is_a_function_of_its_step(root):
 
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_workers_change_nothing_and_draw_no_random_numbers(root, channels_last):
-    alone, helped = (batches(root, workers, channels_last=channels_last) for workers in (0, 2))
+    place = Place(channels_last=channels_last)
+    alone, helped = (batches(root, workers, place=place) for workers in (0, 2))
     state = torch.get_rng_state()
     for step in (0, 1, 2, 3, 4, 2):
         x, y = alone.at(step)

@@ -11,10 +11,12 @@ from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.conversion import fold
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper import read_records
+from neural_similarity.lab.paper import read_costs, read_records
 from neural_similarity.lab.paper.recording import write_records
+from neural_similarity.lab.paper.records import read_record
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import load, train
+from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluation
 from neural_similarity.lab.train import (
     RunError,
     choose_runtime,
@@ -177,3 +179,11 @@ def test_recording_needs_a_run_and_a_folder(capsys, words):
     assert "nsim record needs at least one run folder" in capsys.readouterr().err
     assert cli.main([*words, "RUN", "--results", __file__]) == 2
     assert "`results` must be a folder, got the file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("read", [read_record, read_evaluation, read_costs])
+def test_json_that_is_nested_without_end_is_named(tmp_path, read):
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=f"{path}.*nested too deeply"):
+        read(path)

@@ -12,20 +12,11 @@ from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR
 from neural_similarity.lab.recipes.imagenet import IMAGENET
 from neural_similarity.lab.recipes.released import RELEASED
-from neural_similarity.lab.recipes.studies import (
-    ABLATIONS,
-    BOUNDS,
-    CHEAPER,
-    CONTROLS,
-    RIVALS,
-    SHAPES,
-    SHARING,
-)
+from neural_similarity.lab.recipes.studies import CHEAPER, STUDIES
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scaled
 from neural_similarity.models import counts
 from neural_similarity.nn import CNN, Diagonal, Dynamic, Full, Masked, Shared, SphereNet, Static
 
-STUDIES = (ABLATIONS, SHARING, SHAPES, BOUNDS, CHEAPER, CONTROLS, RIVALS)
 NORMED = SphereNet(batch_norm=True)
 TABLE_8 = ("wide-cnn", "wide-cnn-attention", "spherenet", "spherenet-attention")
 
@@ -46,7 +37,7 @@ def test_names_are_those_of_the_papers_table_and_the_quick_start():
     imagenet += ["cnn10", "cnn10++", "cnn10-dynamic-dns"]
     names = {"quickstart", *ADAPTATION, *(f"{data}-{name}" for data in sets for name in ours)}
     names |= {f"imagenet-{name}" for name in imagenet}
-    studies = {name for group in STUDIES for name in group}
+    studies = {name for group in STUDIES.values() for name in group}
     assert set(RECIPES) == names | studies | RELEASED.keys()
     assert len(RECIPES) == sum(map(len, GROUPS.values()))
     descriptions = [text for group in GROUPS.values() for text, _ in group.values()]
@@ -103,7 +94,7 @@ def test_every_row_of_every_table_has_its_recipe():
     assert {row.paper for row in TABLES["8-cifar100"].rows} == {None}
 
 
-@pytest.mark.parametrize("name", [name for group in STUDIES for name in group])
+@pytest.mark.parametrize("name", [name for group in STUDIES.values() for name in group])
 def test_studies_differ_from_the_papers_recipe_in_one_thing(name):
     recipe = RECIPES[name]
     usual = RECIPES["cifar10-cnn"]

@@ -14,9 +14,11 @@ from safetensors.torch import save_file
 from tiny_images import tiny as tiny
 
 import neural_similarity as ns
+from neural_similarity import visualize
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
-from neural_similarity.lab.train import Recipe
+from neural_similarity.lab.train import Recipe, choose_runtime, distributed
+from neural_similarity.lab.train.checkpoint import newest, restore
 from neural_similarity.lab.train.files import read_json
 
 FEW = ("--steps", "2", "--drops", "1", "--precision", "fp32", "--device", "cpu")
@@ -63,8 +65,10 @@ def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
     assert "timm:resnet18 with a new classifier of 3 classes, sha256 " in told.err
     trained = 3 * 513 + 4 * 9
     assert f"{trained:,} of 11,178,087 parameters train" in told.err
-    assert f"{trained:,} numbers trained, to be kept in {run}/adapter.safetensors" in told.out
-    assert (run / "adapter.safetensors").stat().st_size < 10_000
+    size = (run / "adapter.safetensors").stat().st_size
+    assert size < 10_000
+    file = f"{run}/adapter.safetensors, {size / 1000:.1f} kB"
+    assert f"{trained:,} numbers trained, to be kept in {file}\n" in told.out
     assert cli.main(["evaluate", str(run), "--device", "cpu"]) == 0
     accuracy = read_json(run / "summary.json")["test_accuracy"]
     assert f"accuracy {100 * accuracy:.2f} %" in capsys.readouterr().out
@@ -239,3 +243,26 @@ def test_whose_classifier(world, tmp_path, classifier, kept):
     recipe = AdaptationRecipe(backbone=str(file), width=0.25, image_size=16, classifier=classifier)
     task = AdaptationTask.load(recipe, world / "colours")
     assert task.check()["backbone"]["head"] == kept
+
+
+def test_batches_are_no_larger_than_the_few_images(world, tmp_path, capsys):
+    args = ("--backbone", "timm:resnet18", *RANDOM, "--per-class", "5")
+    assert adapt(world, tmp_path / "run", *args) == 0
+    assert "batches have 15 images, all there are, not 32\n" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tiny")
+def test_of_several_processes_one_writes_pictures_and_adapter(tmp_path, monkeypatch):
+    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
+    settings = {"steps": 2, "drops": (), "train": "M", "precision": "fp32"}
+    recipe = AdaptationRecipe(backbone=str(start.path), dataset="embedded", **settings)
+    run = session.train(recipe, out=tmp_path / "run", device="cpu")
+    (run.path / "adapter.safetensors").unlink()
+    runtime = choose_runtime("cpu", "fp32")
+    state = session.start(run, runtime)
+    restore(newest(run.checkpoints), state)
+    monkeypatch.setattr(distributed, "first", lambda: False)
+    monkeypatch.setattr(visualize, "draw", lambda *_: pytest.fail("it draws"))
+    told = session.load_task(run).finish(run, state, runtime)
+    assert told["test_accuracy"] == read_json(run.summary)["test_accuracy"]
+    assert not (run.path / "adapter.safetensors").exists()

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from copy import deepcopy
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,12 @@ from neural_similarity import models
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.tasks.few_shot import Episode
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
-from neural_similarity.lab.tasks.few_shot.evaluate import evaluate, use_statistics
+from neural_similarity.lab.tasks.few_shot.evaluate import (
+    Course,
+    _by_features,
+    evaluate,
+    use_statistics,
+)
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, CosineLinear, FineTuning
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -29,7 +35,7 @@ from neural_similarity.lab.tasks.few_shot.relation import RelationNet
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning
-from neural_similarity.lab.train import choose_runtime
+from neural_similarity.lab.train import choose_runtime, distributed
 
 WAYS, SHOTS, FEATURES = 3, 2, 7
 SIZES = TaskSizes(ways=WAYS, shots=SHOTS)
@@ -381,14 +387,25 @@ def test_the_evaluator_counts_right_queries(tested, name):
             part.tuning = SHORT
     runtime = RUNTIME["runtime"].place(method)
     told = []
-    found = evaluate(runtime, **tested, **RUNTIME, progress=told.append)
+    found = evaluate(runtime, **tested, **RUNTIME, course=Course(progress=told.append))
     assert method.training
     expected = by_hand(method.eval(), tested)
     assert torch.equal(found, expected)
     assert torch.equal(told[-1], expected)
     assert found.dtype == torch.int64
-    later = evaluate(runtime, **tested, **RUNTIME, done=torch.tensor([-1, -1]))
+    course = Course(done=torch.tensor([-1, -1]))
+    later = evaluate(runtime, **tested, **RUNTIME, course=course)
     assert later.tolist() == [-1, -1, *expected[2:]]
+
+
+def test_features_come_to_the_device_of_a_process_that_embeds_none(tested, monkeypatch):
+    """Two processes share 18 images, one batch: the first has none of it."""
+    monkeypatch.setattr(distributed, "share", lambda _: slice(0, 0))
+    monkeypatch.setattr(distributed, "gathered", lambda _: torch.ones(100, 4))
+    method = SimpleNamespace(at_once=2)
+    judge = SimpleNamespace(method=method, device=torch.device("meta"), right=lambda s, _: s)
+    found = next(_by_features(judge, tested["images"], tested["tasks"], 0))
+    assert found.is_meta
 
 
 def test_the_evaluator_leaves_every_mode_as_it_was(tested):
@@ -402,7 +419,7 @@ def test_the_evaluator_leaves_every_mode_as_it_was(tested):
     evaluate(method, **tested, **RUNTIME)
     assert [part.training for part in method.modules()] == modes
     with pytest.raises(KeyboardInterrupt):
-        evaluate(method, **tested, **RUNTIME, progress=interrupt)
+        evaluate(method, **tested, **RUNTIME, course=Course(progress=interrupt))
     assert [part.training for part in method.modules()] == modes
 
 

@@ -14,7 +14,7 @@ from tiny_classes import make_split
 
 from neural_similarity import models
 from neural_similarity.lab.data import Preprocess
-from neural_similarity.lab.tasks.few_shot.evaluate import evaluate, use_statistics
+from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate, use_statistics
 from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
 from neural_similarity.lab.tasks.few_shot.processes import AHEAD, spread
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
@@ -117,11 +117,12 @@ def test_two_processes_find_what_one_finds(name):
     }
     alone = evaluate(method(name), split.test, tasks, **options)
     told = []
-    both = evaluate(method(name), split.test, tasks, **options, progress=told.append, processes=2)
+    course = Course(progress=told.append, processes=2)
+    both = evaluate(method(name), split.test, tasks, **options, course=course)
     assert torch.equal(both, alone)
     assert [len(found) for found in told] == [1, 2, 3, 4, 5, 6]
-    rest = {"done": torch.tensor([-1] * 5), "processes": 2}
-    assert evaluate(method(name), split.test, tasks, **options, **rest)[-1] == alone[-1]
+    rest = Course(done=torch.tensor([-1] * 5), processes=2)
+    assert evaluate(method(name), split.test, tasks, **options, course=rest)[-1] == alone[-1]
 
 
 @pytest.mark.parametrize(
@@ -130,5 +131,6 @@ def test_two_processes_find_what_one_finds(name):
 )
 def test_a_number_of_processes_that_cannot_be_is_refused(processes, device, message):
     runtime = type(choose_runtime("cpu", "fp32"))(torch.device(device), "fp32", True)
+    course = Course(processes=processes)
     with pytest.raises(ValueError, match=f"`processes` must be .*{message}"):
-        evaluate(method("proto"), None, None, preprocess=None, runtime=runtime, processes=processes)
+        evaluate(method("proto"), None, None, preprocess=None, runtime=runtime, course=course)

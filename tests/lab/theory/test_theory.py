@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
+from moved import moved
 from torch import nn
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
+from neural_similarity.lab.paper.learned import learned
 from neural_similarity.lab.theory import bias, euler, factors, flow, order, spectra
 from neural_similarity.lab.theory.measures import effective_rank, generators, nuclear_norm
 
@@ -127,6 +129,19 @@ def test_spectra_are_those_of_the_folded_kernels():
         assert layer.filters_rank != pytest.approx(layer.own_filters_rank, rel=1e-4)
         assert layer.m_distance == pytest.approx(0.3, rel=0.5)
     assert spectra.measure(ns.unconvert(network))[0].m_distance is None
+
+
+def test_a_layer_that_folds_into_others_has_the_spectrum_of_w_m():
+    shift = ns.Static(ns.Unshared(ns.Shift(), channels="each"))
+    network = moved(nn.Sequential(ns.Conv2d(4, 6, 3, similarity=shift)), std=1)
+    m = network[0].similarity.full_matrix()  # one a channel
+    kernel = torch.einsum("ocp,cpq->ocq", network[0].weight.flatten(2), m)
+    values = torch.linalg.svdvals(kernel.flatten(1).double())
+    (found,) = spectra.measure(network)
+    assert found.filters_spectrum == pytest.approx(
+        (values / values[0]).tolist(), rel=1e-3, abs=1e-6
+    )
+    assert learned(network)["0"]["spectrum"] == pytest.approx(values.tolist(), rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize(

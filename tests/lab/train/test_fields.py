@@ -12,7 +12,7 @@ from torch import nn
 
 from neural_similarity import models
 from neural_similarity.lab import data, session
-from neural_similarity.lab.data import Augment, Batches
+from neural_similarity.lab.data import Augment, Batches, Place
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import Recipe, choose_runtime
@@ -242,9 +242,9 @@ def test_batches_have_the_recipes_numbers(tmp_path, monkeypatch):
     recipe = replace(TINY, channels_last=False, batch_size=4, **changes)
     run = train(recipe, out=tmp_path / "run", device="cpu")
     augment = Augment(crop=2, flip=False, padding="symmetric")
-    expected = {"augment": augment, "seed": 5, "channels_last": False, "batch_size": 4}
-    expected |= {"device": torch.device("cpu"), "preprocess": run.preprocess, "count": 56}
-    expected["share"] = slice(0, 4)
+    place = Place(device=torch.device("cpu"), channels_last=False, share=slice(0, 4))
+    expected = {"augment": augment, "seed": 5, "place": place, "batch_size": 4}
+    expected |= {"preprocess": run.preprocess, "count": 56}
     assert asked == [expected]
 
 

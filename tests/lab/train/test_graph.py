@@ -9,7 +9,7 @@ from tiny_images import TINY, make_dataset, tiny_world
 from torch import nn
 from torch.nn import functional as F
 
-from neural_similarity.lab.data import Augment, Batches, Preprocess
+from neural_similarity.lab.data import Augment, Batches, Place, Preprocess
 from neural_similarity.lab.train import graph, loop
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.objective import Classification
@@ -31,7 +31,7 @@ def make_job(device=CPU):
     images = make_dataset().train
     runtime = Runtime(device, "fp32", channels_last=True)
     preprocess = Preprocess.fit(images)
-    options = {"augment": Augment(crop=1), "seed": 3, "device": device}
+    options = {"augment": Augment(crop=1), "seed": 3, "place": Place(device=device)}
     batches = Batches(images, 8, preprocess=preprocess, **options)
     torch.manual_seed(5)
     model = cnn9(4, in_channels=1, image_size=8, width=0.1, similarity=TINY.similarity)

@@ -19,7 +19,7 @@ from neural_similarity.lab import cli
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.session import resume, train
 from neural_similarity.lab.tasks import classification
-from neural_similarity.lab.train import read_run
+from neural_similarity.lab.train import distributed, read_run
 from neural_similarity.lab.train.checkpoint import checkpoints
 from neural_similarity.lab.train.files import locked
 from neural_similarity.lab.train.journal import Journal, cut_back
@@ -295,3 +295,15 @@ def test_a_second_signal_acts_as_before():
             assert heard == ["as before"]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_processes_that_torchrun_starts_anew_go_on(tmp_path, monkeypatch):
+    """Also where the data changed the recipe, as a batch that is larger than they are."""
+    recipe = replace(TINY, batch_size=100, steps=2, drops=())
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    assert run.recipe.batch_size == 64
+    run.summary.unlink()
+    monkeypatch.setattr(distributed, "restarted", lambda: True)
+    assert train(recipe, out=tmp_path / "run", device="cpu").summary.exists()
+    with pytest.raises(RunError, match="exists already"):
+        train(replace(recipe, lr=0.5), out=tmp_path / "run", device="cpu")

@@ -18,6 +18,7 @@ from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.train import (
     RunError,
     choose_runtime,
+    distributed,
     evaluate,
     pack_correct,
     read_run,
@@ -38,7 +39,7 @@ def test_training_is_the_textbook_loop(tmp_path):
     images = make_dataset().train
     preprocess = Preprocess.fit(images)
     augment = Augment(crop=1, flip=True, padding="zero")
-    options = {"augment": augment, "seed": 0, "device": "cpu", "channels_last": True}
+    options = {"augment": augment, "seed": 0}
     batches = Batches(images, 8, preprocess=preprocess, **options)
     model = run.build().to(memory_format=torch.channels_last)
     velocity = [torch.zeros_like(parameter) for parameter in model.parameters()]
@@ -149,6 +150,13 @@ def test_run_that_fails_before_its_first_metrics_leaves_no_folder(tmp_path, monk
             train(TINY, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
     assert train(TINY, out=tmp_path / "run", device="cpu").summary.exists()
+
+
+def test_more_processes_than_images_in_a_batch_are_refused(tmp_path, monkeypatch):
+    run = train(replace(TINY, steps=1, drops=()), out=tmp_path / "run", device="cpu")
+    monkeypatch.setattr(distributed, "size", lambda: 9)
+    with pytest.raises(ValueError, match=r"`batch_size` must be at least 9, .* got 8"):
+        classification.batches_of(make_images(16, 0), run, choose_runtime("cpu", "fp32"))
 
 
 def test_read_run_gives_back_the_run(tmp_path):

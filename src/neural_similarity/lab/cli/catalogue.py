@@ -63,7 +63,7 @@ class DataOptions:
 def models(args: Sequence[str]) -> int:
     """Print the networks with every similarity, their parameters and multiplications."""
     description = MODELS_DESCRIPTION
-    options = parse(ModelsOptions, args, command="models", description=description, flags=True)
+    options = parse(ModelsOptions, args, prog="nsim models", description=description, flags=True)
     for name in options.names:
         require("network", name, networks.MODELS)
     rows = [
@@ -112,7 +112,7 @@ def data(args: Sequence[str]) -> int:
         "  nsim data cifar10 --data data\n  nsim data imagenet --data ILSVRC2012\n"
         "  nsim data imagenet --source data/mini-imagenet --data data/mini-imagenet-100"
     )
-    options = parse(DataOptions, args, command="data", description=description)
+    options = parse(DataOptions, args, prog="nsim data", description=description)
     require("data set", options.name, datasets.NAMES)
     path = options.data
     if options.source is not None:

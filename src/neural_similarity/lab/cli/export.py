@@ -67,7 +67,7 @@ class ExportOptions(DataOptions):
 
 def export(args: Sequence[str]) -> int:
     """Write the file, read it again, and say what was checked."""
-    options = parse(ExportOptions, args, command="export", description=DESCRIPTION, flags=True)
+    options = parse(ExportOptions, args, prog="nsim export", description=DESCRIPTION, flags=True)
     run = opened(options.run)
     dataset = dataset_of(run, options)
     model = unfreeze_backbone(load_network(run, options.checkpoint))

@@ -111,7 +111,7 @@ def evaluate(args: Sequence[str]) -> int:
     """Print the accuracy over tasks and where it is recorded; go on with what was interrupted."""
     keep_freed_memory()
     text = EVALUATE_DESCRIPTION
-    options = parse(EvaluateOptions, args, command="evaluate", description=text, flags=True)
+    options = parse(EvaluateOptions, args, prog="nsim evaluate", description=text, flags=True)
     run = read_run(options.run, FewShotRun)
     require_finished(run)
     split = load_split(run, options.data)

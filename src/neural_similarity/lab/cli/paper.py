@@ -185,7 +185,7 @@ def reproduce(args: Sequence[str]) -> int:
         "  nsim reproduce 2 --dry-run"
     )
     options = parse(
-        ReproduceOptions, args, command="reproduce", description=description, flags=True
+        ReproduceOptions, args, prog="nsim reproduce", description=description, flags=True
     )
     plan = paper.make_plan(options.records(), options.scope)
     say(_describe(plan, options))
@@ -224,7 +224,7 @@ def table(args: Sequence[str]) -> int:
         "  nsim table 4\n"
         "  nsim table 4 --budget 0.125 --out docs/table-4.md"
     )
-    options = parse(ShowOptions, args, command="table", description=description, flags=True)
+    options = parse(ShowOptions, args, prog="nsim table", description=description, flags=True)
     if not options.results.is_dir():
         sys.stderr.write(f"nsim: no records in {options.results}/\n")
     if options.is_few_shot:
@@ -268,7 +268,7 @@ def record(args: Sequence[str]) -> int:
         "with overridden fields have none."
         "\n\nexample:\n  nsim record runs/cifar10-cnn-seed1"
     )
-    options = parse(RecordOptions, args, command="record", description=description)
+    options = parse(RecordOptions, args, prog="nsim record", description=description)
     if not options.runs:
         raise UsageError("nsim record needs at least one run folder")
     for path in options.runs:

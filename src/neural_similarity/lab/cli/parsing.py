@@ -52,28 +52,26 @@ def parse(
     options: type[Options],
     args: Sequence[str],
     *,
-    command: str,
+    prog: str,
     description: str,
     default: Options | None = None,
     flags: bool = False,
-    program: str = "nsim",
 ) -> Options:
     """Fill the dataclass `options` from the command line, or exit with 2 and the nearest names.
 
     Args:
         options: a dataclass; its field docstrings become the help.
         args: words after the command.
-        command: name of the command.
+        prog: the words before.
         description: text of `--help`, examples included.
         default: values of the options that are not given.
-        program: the words before `command`.
         flags: whether `--yes` alone is enough; else it takes a value, as a recipe's fields do.
     """
     form = tyro.conf.FlagCreatePairsOff if flags else tyro.conf.FlagConversionOff
     try:
         parsed = tyro.cli(
             options,
-            prog=f"{program} {command}",
+            prog=prog,
             args=args,
             default=default,
             description=description,

@@ -12,7 +12,6 @@ from neural_similarity.lab.cli.commands import say, say_json
 from neural_similarity.lab.cli.table import print_table
 from neural_similarity.lab.errors import UsageError
 
-FEW_SHOT_GROUP = "Few-shot learning, table 6"
 LIST = Path(__file__).parents[1] / "recipes" / "list.json"
 HELP = """usage: nsim recipes [--json]
 

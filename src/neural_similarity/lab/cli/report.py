@@ -56,7 +56,7 @@ def report(args: Sequence[str]) -> int:
         "Compare runs in one self-contained HTML file.\n\n"
         "example:\n  nsim report runs/quickstart-seed0 runs/quickstart-seed1 --out seeds.html"
     )
-    options = parse(ReportOptions, args, command="report", description=description)
+    options = parse(ReportOptions, args, prog="nsim report", description=description)
     if not options.runs:
         raise UsageError("nsim report needs at least one run folder")
     runs = [session.open_run(path) for path in options.runs]
@@ -68,19 +68,21 @@ def report(args: Sequence[str]) -> int:
 
 def page(runs: Sequence[Run]) -> str:
     """The page: results, learning curves, pictures of M, settings, environment."""
-    names = [run.path.name for run in runs]
-    settings = {run.path.name: recipe_to_json(run.recipe) for run in runs}
-    environments = {run.path.name: read_json(run.path / ENVIRONMENT) for run in runs}
-    title = "Settings that differ" if len(runs) > 1 else "Settings"
+    named = {run.path.name: run for run in runs}
+    if len(named) < len(runs):
+        named = {str(run.path): run for run in runs}
+    settings = {name: recipe_to_json(run.recipe) for name, run in named.items()}
+    environments = {name: read_json(run.path / ENVIRONMENT) for name, run in named.items()}
+    title = "Settings that differ" if len(named) > 1 else "Settings"
     sections = {
-        "Results": _table({run.path.name: _results(run) for run in runs}),
-        "Learning curves": _curves(runs),
-        "Similarities": "".join(_pictures(run) for run in runs),
-        title: _table(_differing(settings) if len(runs) > 1 else settings),
+        "Results": _table({name: _results(run) for name, run in named.items()}),
+        "Learning curves": _curves({name: read_lines(run.metrics) for name, run in named.items()}),
+        "Similarities": "".join(_pictures(name, run) for name, run in named.items()),
+        title: _table(_differing(settings) if len(named) > 1 else settings),
         "Environment": _table(environments),
     }
     parts = (f"<section><h2>{name}</h2>\n{text}</section>" for name, text in sections.items())
-    return PAGE.format(title=escape(", ".join(names)), sections="\n".join(parts))
+    return PAGE.format(title=escape(", ".join(named)), sections="\n".join(parts))
 
 
 def _results(run: Run) -> dict[str, Any]:
@@ -122,11 +124,10 @@ def _row(tag: str, cells: Iterable[Any]) -> str:
     return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
 
 
-def _curves(runs: Sequence[Run]) -> str:
+def _curves(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """A picture for every quantity that a run logged, a line a run."""
     from matplotlib.figure import Figure
 
-    logs = {run.path.name: read_lines(run.metrics) for run in runs}
     shown = [key for key in CURVES if any(key in line for log in logs.values() for line in log)]
     if not shown:
         return "<p>No run has logged anything yet.</p>\n"
@@ -144,11 +145,11 @@ def _curves(runs: Sequence[Run]) -> str:
     return _image(file.getvalue(), "learning curves")
 
 
-def _pictures(run: Run) -> str:
+def _pictures(name: str, run: Run) -> str:
     """The pictures of M in a run's folder."""
     files = [f for f in sorted(run.plots.glob("*.png")) if f.stem != "learning-curves"]
     images = "".join(_image(file.read_bytes(), file.stem) for file in files)
-    return f"<h3>{escape(run.path.name)}</h3>\n{images or '<p>It has none.</p>'}\n"
+    return f"<h3>{escape(name)}</h3>\n{images or '<p>It has none.</p>'}\n"
 
 
 def _image(png: bytes, text: str) -> str:

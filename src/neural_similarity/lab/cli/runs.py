@@ -91,7 +91,7 @@ class InspectOptions(DataOptions):
 
 def evaluate(args: Sequence[str]) -> int:
     """Print the scores of a run's network on the test set."""
-    description = (
+    text = (
         "Score a run's network on the test set again.\n\nexamples:\n"
         "  nsim evaluate runs/quickstart-seed0\n"
         "  nsim evaluate runs/cifar10-cnn-seed0 --checkpoint best --data data\n"
@@ -99,7 +99,7 @@ def evaluate(args: Sequence[str]) -> int:
     )
     if any(command_of(Path(arg)) == FewShotRun.COMMAND for arg in args):
         return evaluate_few_shot(args)
-    options = parse(EvaluateOptions, args, command="evaluate", description=description, flags=True)
+    options = parse(EvaluateOptions, args, prog="nsim evaluate", description=text, flags=True)
     run = opened(options.run)
     dataset = dataset_of(run, options)
     runtime, model = _network(run, options, run.precision)
@@ -122,7 +122,7 @@ def predict(args: Sequence[str]) -> int:
         "on."
         "\n\nexample:\n  nsim predict runs/quickstart-seed0 shoe.png bag.png"
     )
-    options = parse(PredictOptions, args, command="predict", description=description)
+    options = parse(PredictOptions, args, prog="nsim predict", description=description)
     if not options.images:
         raise UsageError("nsim predict needs at least one image")
     run = opened(options.run)
@@ -146,7 +146,7 @@ def fold(args: Sequence[str]) -> int:
         "with similarity=None, unless M was unshared or selected taps: such layers fold into "
         "others of their own sizes.\n\nexample:\n  nsim fold runs/cifar10-static-dns-seed0"
     )
-    options = parse(FoldOptions, args, command="fold", description=description)
+    options = parse(FoldOptions, args, prog="nsim fold", description=description)
     run = opened(options.run)
     dataset = dataset_of(run, options)
     runtime, model = _network(run, options)
@@ -174,7 +174,7 @@ def inspect(args: Sequence[str]) -> int:
         "\n\nexamples:\n  nsim inspect runs/quickstart-seed0 --out pictures\n"
         "  nsim inspect runs/quickstart-seed0 --images shoe.png bag.png"
     )
-    options = parse(InspectOptions, args, command="inspect", description=description)
+    options = parse(InspectOptions, args, prog="nsim inspect", description=description)
     run = opened(options.run)
     dataset = dataset_of(run, options)
     runtime, model = _network(run, options)

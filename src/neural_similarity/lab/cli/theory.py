@@ -41,7 +41,7 @@ def theory(args: Sequence[str]) -> int:
         f"experiments:\n{listed}\n\nexamples:\n  nsim theory bias --seeds 10\n"
         "  nsim theory all --runs runs/cifar10-cnn-seed1 runs/cifar10-static-uns-seed1"
     )
-    options = parse(TheoryOptions, args, command="theory", description=description)
+    options = parse(TheoryOptions, args, prog="nsim theory", description=description)
     require("experiment", options.name, [*EXPERIMENTS, "all"])
     names = [options.name] if options.name != "all" else list(EXPERIMENTS)
     if not options.runs:

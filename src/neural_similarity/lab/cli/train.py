@@ -108,8 +108,8 @@ def train(args: Sequence[str]) -> int:
     keep_freed_memory()
     name, rest = named_recipe(args, NAMED, "recipe")
     words = [word for arg in rest for word in arg.split("=", 1)]
-    if "--retrain" in words and name is None:
-        return _retrain(rest)
+    if "--retrain" in words:
+        return _retrain(name, rest)
     began = _began(name or DEFAULT, words)
     options = _parse(_at_steps(began.recipe, words), rest, began.budget)
     if name and options.config:
@@ -186,7 +186,7 @@ def _parse(recipe: Recipe, args: Sequence[str], budget: float = 1.0) -> TrainOpt
         default, text = AdaptOptions(**given), ADAPT_DESCRIPTION
     else:
         default, text = TrainOptions(**given), DESCRIPTION
-    return parse(type(default), args, command="train", description=text, default=default)
+    return parse(type(default), args, prog="nsim train", description=text, default=default)
 
 
 def _in_variant(name: str, words: Sequence[str]) -> str:
@@ -216,11 +216,11 @@ def _start(began: _Began, options: TrainOptions) -> Run:
     )
 
 
-def _retrain(args: Sequence[str]) -> int:
+def _retrain(name: str | None, args: Sequence[str]) -> int:
     options = _parse(NAMED[FEW_SHOT_DEFAULT], args)
     if not isinstance(options, FewShotOptions) or options.retrain is None:
         raise UsageError("--retrain needs a run folder")
-    require_only(("--retrain", "--out", "--start", *BESIDE), None, args)
+    require_only(("--retrain", "--out", "--start", *BESIDE), name, args)
     run = session.retrain(
         read_run(options.retrain, FewShotRun),
         out=options.out,
@@ -252,5 +252,6 @@ def _report(run: Run) -> None:
     if best:
         text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
     if (run.path / ADAPTER).exists():
-        text += f"{summary['trained']:,} numbers trained, to be kept in {run.path / ADAPTER}\n"
+        file = f"{run.path / ADAPTER}, {summary['bytes'] / 1000:,.1f} kB"
+        text += f"{summary['trained']:,} numbers trained, to be kept in {file}\n"
     say(f"{text}run folder {run.path}, pictures in {run.plots}")

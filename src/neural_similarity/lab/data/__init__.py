@@ -3,6 +3,7 @@
 from neural_similarity.lab.data.augment import Augment as Augment
 from neural_similarity.lab.data.batches import Batches as Batches
 from neural_similarity.lab.data.batches import FileBatches as FileBatches
+from neural_similarity.lab.data.batches import Place as Place
 from neural_similarity.lab.data.class_split import ClassSplit as ClassSplit
 from neural_similarity.lab.data.download import download as download
 from neural_similarity.lab.data.imagenet import lay_out as lay_out

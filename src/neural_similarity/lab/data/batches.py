@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,23 @@ from neural_similarity.lab.data.prefetch import in_order
 from neural_similarity.lab.data.preprocess import Preprocess, standardise
 
 NOTHING = Augment(crop=0, flip=False)
-WHOLE = slice(None)
+
+
+class Place(NamedTuple):
+    """Where batches go."""
+
+    device: torch.device | str = "cpu"
+    channels_last: bool = True
+    """Whether that is their memory format."""
+    share: slice = slice(None)
+    """The part of every batch that is made, where several processes share it."""
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+
+HERE = Place()
 
 
 class Order:
@@ -71,9 +88,7 @@ class Batches:
         preprocess: what turns pixels into the network's input.
         augment: random crops and flips; None leaves the images as they are.
         seed: of the order, the crops and the flips.
-        device: where the set is kept and the batches are made.
-        channels_last: the memory format of the batches.
-        share: the part of every batch that is made, where several processes share it.
+        place: where the set is kept and the batches are made.
 
     Raises:
         ValueError: `images` has fewer images than a batch, or other channels than `preprocess`.
@@ -87,19 +102,16 @@ class Batches:
         preprocess: Preprocess,
         augment: Augment | None = None,
         seed: int = 0,
-        device: torch.device | str = "cpu",
-        channels_last: bool = True,
-        share: slice = WHOLE,
+        place: Place = HERE,
     ) -> None:
-        self._order, self._share = Order(len(images), batch_size, seed), share
+        self._order, self._place = Order(len(images), batch_size, seed), place
         preprocess.check(images.pixels)
         self._seed = seed
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
-        self._windows = Windows(images.pixels, augment or NOTHING, device)
-        self._labels = images.labels.to(device)
-        self._scale, self._shift = preprocess.affine(device)
-        own = len(range(batch_size)[share])
-        self._drawn = torch.zeros(2, own, dtype=torch.int64, device=device)
+        self._windows = Windows(images.pixels, augment or NOTHING, place.device)
+        self._labels = images.labels.to(place.device)
+        self._scale, self._shift = preprocess.affine(place.device)
+        own = len(range(batch_size)[place.share])
+        self._drawn = torch.zeros(2, own, dtype=torch.int64, device=place.device)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
@@ -120,13 +132,14 @@ class Batches:
         corners = self._windows.draw(chosen, generator("crops", self._seed, step))
         # One transfer for both: each costs more than its few hundred bytes, and the host would wait
         # for the last step. From memory that is not pinned, CUDA returns when it has read it.
-        drawn = torch.stack([chosen, corners])[:, self._share]
+        drawn = torch.stack([chosen, corners])[:, self._place.share]
         self._drawn.copy_(drawn, non_blocking=True)
 
     def loaded(self) -> tuple[Tensor, Tensor]:
         """The batch that was loaded last, as `at` gives it; all of it happens on the device."""
         chosen, corners = self._drawn
-        pixels = self._windows.take(corners).contiguous(memory_format=self._format)
+        pixels = self._windows.take(corners)
+        pixels = pixels.contiguous(memory_format=self._place.memory_format)
         return standardise(pixels, self._scale, self._shift), self._labels[chosen]
 
 
@@ -161,9 +174,7 @@ class FileBatches:
         preprocess: what turns pixels into the network's input.
         flip: mirror half of the images.
         seed: of the order, the windows and the flips.
-        device: where the batches go.
-        channels_last: the memory format of the batches.
-        share: as in `Batches`.
+        place: where the batches go.
 
     Raises:
         ValueError: `images` has fewer images than a batch, or other channels than `preprocess`.
@@ -177,15 +188,13 @@ class FileBatches:
         preprocess: Preprocess,
         flip: bool = True,
         seed: int = 0,
-        device: torch.device | str = "cpu",
-        channels_last: bool = True,
-        share: slice = WHOLE,
+        place: Place = HERE,
     ) -> None:
-        self._decode = _Decoder(images, Order(len(images), batch_size, seed), seed, flip, share)
+        order = Order(len(images), batch_size, seed)
+        self._decode, self._place = _Decoder(images, order, seed, flip, place.share), place
         preprocess.check(torch.empty(0, *images.shape, dtype=torch.uint8))
-        self._device = torch.device(device)
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
-        self._scale, self._shift = preprocess.affine(device)
+        self._device = torch.device(place.device)
+        self._scale, self._shift = preprocess.affine(place.device)
         self._next, self._ahead = -1, iter(())
         self._batch: list[Tensor] = []
 
@@ -208,7 +217,7 @@ class FileBatches:
     def loaded(self) -> tuple[Tensor, Tensor]:
         """The batch that was loaded last, as `at` gives it."""
         pixels, labels = self._batch
-        pixels = pixels.contiguous(memory_format=self._format)
+        pixels = pixels.contiguous(memory_format=self._place.memory_format)
         return standardise(pixels, self._scale, self._shift), labels
 
     def _from(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,11 +11,10 @@ import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from neural_similarity.choices import require_count, require_least
 from neural_similarity.lab.data.decoding import read_header
-from neural_similarity.lab.data.files import read_json
+from neural_similarity.lab.data.files import new_file, read_json
 from neural_similarity.lab.data.images import Dataset, ImageFiles
 from neural_similarity.lab.data.listing import (
     Listing,
@@ -81,7 +80,8 @@ def _listed(root: Path, parts: list[Path]) -> list[Listing]:
     quiet = began - SETTLED_NS  # Else files may still arrive, unseen in folders that are listed.
     if all(stamp is not None and stamp < quiet for stamp in stamps.values()):
         with contextlib.suppress(OSError):  # A folder that cannot be written is listed every time.
-            _write(root / CACHE, {"stamps": stamps, "files": files})
+            with new_file(root / CACHE) as fresh:
+                fresh.write_text(json.dumps({"stamps": stamps, "files": files}), encoding="utf-8")
     return listings
 
 
@@ -100,12 +100,6 @@ def _stamps(root: Path, folders: Iterable[str]) -> dict[str, int | None]:
     """When each of the folders below `root` last changed; None: it is gone."""
     found = {folder: root / folder for folder in folders}
     return {n: path.stat().st_mtime_ns if path.is_dir() else None for n, path in found.items()}
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
-    temporary.replace(path)
 
 
 def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:

@@ -18,8 +18,7 @@ def in_order(
     """`work` of every position, done ahead by processes, in the order of the positions.
 
     Args:
-        work: makes tensors. It must be the same in every process, so its random numbers are to be
-            functions of the position, and one that `pickle` can send.
+        work: makes tensors; picklable, and a function of the position alone.
         positions: may be endless.
         workers: number of processes, at most one a core; 0 works in this process.
         pinned: put tensors where a GPU fetches them without waiting.

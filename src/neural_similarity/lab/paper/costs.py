@@ -76,6 +76,15 @@ def doubt(quick: bool, others: float | None, spread: float) -> str | None:
     return None
 
 
+def machine(environment: dict[str, Any]) -> str:
+    """Processor or GPU, and torch, of a benchmark's environment."""
+    device = environment["device"]
+    if device == "cpu":
+        unit = {True: " with AMX", False: " without AMX", None: ""}[environment.get("amx")]
+        device = f"{environment['cpu']}{unit}"
+    return f"{device}, torch {environment['torch']}"
+
+
 def _is_current(name: str, config: dict[str, Any]) -> bool:
     return name in RECIPES and config == recipe_to_json(RECIPES[name])
 
@@ -91,10 +100,6 @@ def _ratio(timing: dict[str, Any]) -> Interval:
 def _source(environment: dict[str, Any], group: dict[str, Any]) -> str:
     """Command, group, machine and commit."""
     words = ", ".join(f"{name} {value}" for name, value in group.items() if name != "what")
-    machine = environment["device"]
-    if machine == "cpu":
-        unit = {True: " with AMX", False: " without AMX", None: ""}[environment.get("amx")]
-        machine = f"{environment['cpu']}{unit}"
-    source = f"`{environment['command']}`, {words}, on {machine}, torch {environment['torch']}"
+    source = f"`{environment['command']}`, {words}, on {machine(environment)}"
     commit = environment.get("commit")
     return f"{source}, code {commit[:12]}" if commit else source

@@ -1,11 +1,11 @@
 """What a network learned beside its kernels, in kilobytes, so that figures need no weights."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.conversion import fold
+from neural_similarity.lab.train.weights import folded_kernels, is_inside
 from neural_similarity.nn import (
     DynamicSimilarity,
     MaskedModule,
@@ -24,17 +24,14 @@ def learned(network: nn.Module) -> dict[str, dict[str, Any]]:
     Of every convolution, plain ones too, the singular values of its folded kernel as a matrix of
     filters × (channels·taps); of a dynamic one, of W alone.
     """
-    plain = dict(fold(network, dynamic="keep").named_modules())
-    found = {}
+    kernels, found = folded_kernels(network), {}
     for name, layer in network.named_modules():
-        if ".similarity." in f".{name}.":  # Convolutions of predictors.
+        if is_inside(name):
             continue
         similarity = layer.similarity if isinstance(layer, SimilarityLayer) else None
         facts = {} if similarity is None else _of_similarity(similarity)
-        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            kernel = cast(Tensor, plain[name].weight)
-            spectrum = torch.linalg.svdvals(kernel.flatten(1).double())
-            facts["spectrum"] = _rounded(spectrum)
+        if name in kernels:
+            facts["spectrum"] = _rounded(torch.linalg.svdvals(kernels[name].flatten(1).double()))
         if facts:
             found[name] = {key: value for key, value in facts.items() if value is not None}
     return found

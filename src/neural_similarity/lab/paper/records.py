@@ -82,11 +82,6 @@ def records_folder(results: Path, name: str, budget: float) -> Path:
     return (results / FEW_SHOT_FOLDER if few_shot else results) / name / budget_name(budget)
 
 
-def record_path(results: Path, name: str, budget: float, seed: int) -> Path:
-    """Where the record of a run of recognition lies."""
-    return records_folder(results, name, budget) / f"{seed}.json"
-
-
 def commits_of(environment: dict[str, Any]) -> list[str]:
     """The commits that trained a run, each once: the one that began it, then those that went on."""
     processes = [environment, *environment.get("resumed", [])]

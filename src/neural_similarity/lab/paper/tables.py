@@ -10,7 +10,7 @@ from typing import Literal
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.recipes.released import SUFFIX
+from neural_similarity.lab.recipes.released import SUFFIX, VARIANTS
 
 Metric = Literal["error", "accuracy"]
 
@@ -251,7 +251,7 @@ def in_variant(table: Table, variant: str) -> Table:
     Raises:
         ValueError: the variant is unknown.
     """
-    require_known("variant", variant, ("paper", "released"))
+    require_known("variant", variant, VARIANTS)
     if variant == "paper":
         return table
     panels = (

@@ -3,21 +3,14 @@
 from collections import ChainMap
 from collections.abc import Mapping
 
+from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR10, CIFAR100
 from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES
 from neural_similarity.lab.recipes.imagenet import IMAGENET
 from neural_similarity.lab.recipes.quickstart import QUICKSTART
-from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, released
-from neural_similarity.lab.recipes.studies import (
-    ABLATIONS,
-    BOUNDS,
-    CHEAPER,
-    CONTROLS,
-    RIVALS,
-    SHAPES,
-    SHARING,
-)
+from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, VARIANTS, released
+from neural_similarity.lab.recipes.studies import STUDIES
 from neural_similarity.lab.train.recipe import Recipe
 
 GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
@@ -26,13 +19,7 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     "CIFAR-100, tables 1 to 4 and 8": CIFAR100,
     "ImageNet, table 5 and the authors' response": IMAGENET,
     "Adaptation of a pretrained network": ADAPTATION,
-    "Ablations": ABLATIONS,
-    "M for each filter": SHARING,
-    "Kernel shapes that learn faster": SHAPES,
-    "CNN predictors without batch normalisation": BOUNDS,
-    "Cheaper predictors": CHEAPER,
-    "Controls": CONTROLS,
-    "Rivals": RIVALS,
+    **STUDIES,
     "CIFAR as the released code trains (--variant released)": RELEASED,
 }
 """Descriptions and recipes by name, by group."""
@@ -50,8 +37,7 @@ def in_variant(name: str, variant: str) -> str:
     Raises:
         ValueError: the variant is unknown, or the recipe has none.
     """
-    if variant not in ("paper", "released"):
-        raise ValueError(f"`variant` must be paper or released, got {variant!r}")
+    require_known("variant", variant, VARIANTS)
     base = name.removesuffix(SUFFIX)
     if variant == "paper":
         return base

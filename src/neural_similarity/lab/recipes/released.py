@@ -8,6 +8,7 @@ from neural_similarity.models import SPHERENETS
 from neural_similarity.nn import Diagonal, Dynamic, Full, Similarity, SphereNet, Static
 
 SUFFIX = "@released"
+VARIANTS = ("paper", "released")
 MODELS = ("cnn9", "cnn9_plus")
 """The networks of tables 1 to 4."""
 SMALL = (0.1, 0.001)

@@ -110,7 +110,7 @@ CHEAPER = {
 
 # Factors on the filters: with MACS the plain network has 0.997 of the multiplications of dynamic
 # DNS (`models.counts.macs`); with SLOW 0.98 of the time of its training step
-# (`nsim bench recipes --dtype fp32 --threads 1`: 128 images, a CPU without AMX).
+# (`python -m benchmarks recipes --dtype fp32 --threads 1`: 128 images, a CPU without AMX).
 MACS, SLOW = 1.5625, 1.8125
 CONTROLS = {
     "cifar10-cnn-macs": (
@@ -143,3 +143,14 @@ RIVALS = {
         replace(BASE, model="cnn9_deformable"),
     ),
 }
+
+STUDIES = {
+    "Ablations": ABLATIONS,
+    "M for each filter": SHARING,
+    "Kernel shapes that learn faster": SHAPES,
+    "CNN predictors without batch normalisation": BOUNDS,
+    "Cheaper predictors": CHEAPER,
+    "Controls": CONTROLS,
+    "Rivals": RIVALS,
+}
+"""By title."""

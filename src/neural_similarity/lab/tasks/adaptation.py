@@ -1,8 +1,6 @@
 """A pretrained network learns other images: by its similarities, its head, or all of it."""
 
-from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -10,12 +8,12 @@ import torch
 from torch import nn
 
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
-from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
+from neural_similarity.lab.data import IN_PLACE, Images, ImageSet, Preprocess
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
-from neural_similarity.lab.tasks.classification import ClassificationTask
-from neural_similarity.lab.train import Run, RunError, Runtime
+from neural_similarity.lab.tasks.classification import ClassificationTask, fitted
+from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.checkpoint import State, state_digest
 from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.progress import notice
@@ -138,8 +136,7 @@ def adapted(network: nn.Module, recipe: AdaptationRecipe) -> nn.Module:
     norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
     named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"], "all": ["*"]}
     trained = [part for word in recipe.train.split("+") for part in named[word]]
-    with redirect_stdout(StringIO()):  # the task tells how many numbers train, once
-        return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
+    return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,8 @@ class AdaptationTask(ClassificationTask):
         train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
         if recipe.per_class is not None:
             train = _few(train, recipe.per_class, recipe.seed)
-        return replace(task, dataset=Dataset(task.dataset.name, train, test))
+        dataset = replace(task.dataset, train=train, test=test)
+        return cls(fitted(task.recipe, dataset), dataset)
 
     def check(self) -> dict[str, Any]:
         """As for images of any kind; facts of the backbone."""
@@ -201,7 +199,8 @@ class AdaptationTask(ClassificationTask):
             names.append(head_name(run.build(similarity=None)))
         if self.recipe.norm_mode == "train" and any("running" in k for k in model.state_dict()):
             names.append("*running*")
-        size = save_adapter(model, run.path / ADAPTER, extra=names).stat().st_size
+        file = run.path / ADAPTER
+        size = distributed.by_first(lambda: save_adapter(model, file, names).stat().st_size)
         return told | {"trained": backbone["trained"], "bytes": size}
 
 

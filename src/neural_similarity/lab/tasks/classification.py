@@ -15,6 +15,7 @@ from neural_similarity.lab.data import (
     FileBatches,
     ImageFiles,
     ImageSet,
+    Place,
     Preprocess,
 )
 from neural_similarity.lab.data.files import Progress
@@ -104,7 +105,8 @@ class ClassificationTask:
 
     def finish(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Draw the similarities and score the test set."""
-        draw_similarities(run, state.model, self.images.head(PICTURED), run.plots)
+        pixels = self.images.head(PICTURED)
+        distributed.by_first(lambda: draw_similarities(run, state.model, pixels, run.plots))
         images = run.recipe.steps * run.recipe.batch_size
         scores = evaluate(state.model, self.dataset.test, run.preprocess, runtime)
         return told(scores) | {"images_per_second": images / state.seconds}
@@ -128,15 +130,23 @@ def fitted(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
 
 
 def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBatches:
-    """The batches of a run, functions of the recipe and the images."""
+    """The batches of a run, functions of the recipe and the images.
+
+    Raises:
+        ValueError: a batch has fewer images than there are processes to share it.
+    """
     recipe = run.recipe
-    options: dict[str, Any] = {
-        "preprocess": run.preprocess,
-        "seed": recipe.seed,
-        "device": runtime.device,
-        "channels_last": runtime.channels_last,
-        "share": distributed.share(recipe.batch_size),
-    }
+    if recipe.batch_size < distributed.size():
+        raise ValueError(
+            f"`batch_size` must be at least {distributed.size()}, the number of processes, got "
+            f"{recipe.batch_size}"
+        )
+    place = Place(
+        device=runtime.device,
+        channels_last=runtime.channels_last,
+        share=distributed.share(recipe.batch_size),
+    )
+    options: dict[str, Any] = {"preprocess": run.preprocess, "seed": recipe.seed, "place": place}
     if isinstance(images, ImageFiles):
         return FileBatches(images, recipe.batch_size, flip=recipe.flip, **options)
     augment = Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 import neural_similarity as ns
 from neural_similarity.lab.theory.measures import effective_rank, nuclear_norm
 from neural_similarity.lab.train.statistics import mean_and_deviation
+from neural_similarity.lab.train.weights import folded_kernels
 from neural_similarity.nn import SimilarityLayer, StaticSimilarity
-
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 @dataclass(frozen=True)
@@ -81,21 +80,14 @@ def compute(runs: Sequence[Path]) -> Spectra:
 @torch.no_grad()
 def measure(network: nn.Module) -> list[Layer]:
     """Every convolution of a network larger than 1×1; dynamic ones by their W."""
-    parts = dict(network.named_modules())
-    plain = dict(ns.fold(network, dynamic="keep").named_modules())
     return [
-        _layer(name, part, cast(Tensor, plain[name].weight))
-        for name, part in parts.items()
-        if isinstance(part, Convolution) and part.weight[0, 0].numel() > 1 and _is_main(name)
+        _layer(name, cast(nn.Conv2d, network.get_submodule(name)), kernel)
+        for name, kernel in folded_kernels(network).items()
+        if kernel[0, 0].numel() > 1
     ]
 
 
-def _is_main(name: str) -> bool:
-    """Whether a convolution is not one of a predictor's."""
-    return ".similarity." not in f".{name}."
-
-
-def _layer(name: str, layer: Convolution, kernel: Tensor) -> Layer:
+def _layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> Layer:
     m = None
     if isinstance(layer, SimilarityLayer) and isinstance(layer.similarity, StaticSimilarity):
         m = layer.similarity.full_matrix().double()

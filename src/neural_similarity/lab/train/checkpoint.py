@@ -150,7 +150,7 @@ def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file, or None if it is whole."""
     try:
         seals = read_json(path / MANIFEST)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         seals = None
     if not isinstance(seals, dict):
         return f"{path / MANIFEST} is missing or damaged"

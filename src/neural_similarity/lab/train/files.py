@@ -14,8 +14,15 @@ from neural_similarity.lab.errors import RunError
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The content of a JSON file.
+
+    Raises:
+        ValueError: it is none, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -156,7 +156,7 @@ def command_of(path: Path) -> str | None:
     """The command that trained the run in a folder, or None where that holds no run."""
     try:
         return read_json(path / CONFIG).get("command", Run.COMMAND)
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         return None
 
 
@@ -228,7 +228,7 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
             image_size=config["image_size"],
             preprocess=Preprocess(**config["preprocess"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path / CONFIG} cannot be read: {error!r}") from error
 
 

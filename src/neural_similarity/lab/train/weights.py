@@ -1,13 +1,14 @@
-"""The weights of a network as one file of safetensors, tensors that layers share once."""
+"""The weights of a network: as one file of safetensors, and with static similarities folded."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from neural_similarity.lab.errors import RunError
+from neural_similarity.nn import StaticSimilarity
 
 
 def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
@@ -57,3 +58,19 @@ def _kept_names(model: nn.Module) -> dict[str, str]:
     for name in sorted(tensors):
         first.setdefault(id(tensors[name]), name)
     return {name: first[id(tensor)] for name, tensor in tensors.items()}
+
+
+def folded_kernels(network: nn.Module) -> dict[str, Tensor]:
+    """The kernel of every convolution outside of predictors, a static M folded into it, by name."""
+    found = {}
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not is_inside(name):
+            similarity = getattr(layer, "similarity", None)
+            static = isinstance(similarity, StaticSimilarity)
+            found[name] = similarity.fold(layer.weight) if static else layer.weight
+    return found
+
+
+def is_inside(name: str) -> bool:
+    """Whether a module is inside of a similarity, as predictors are."""
+    return ".similarity." in f".{name}."

@@ -1,6 +1,7 @@
 """The one evaluator: a method on a list of tasks."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +19,18 @@ from neural_similarity.lab.train.scoring import BATCH_SIZE
 from neural_similarity.nn import evaluating
 
 
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """From where an evaluation goes on, who follows it, and how many compute."""
+
+    done: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """What an interrupted evaluation found already, of the first tasks."""
+    progress: Callable[[Tensor], None] = lambda _: None
+    """Told, every few tasks, what `evaluate` would return of those that are done."""
+    processes: int = 1
+    """How many compute what is not of a fixed embedding, on the CPU alone."""
+
+
 def evaluate(
     method: Method,
     images: Images,
@@ -25,9 +38,7 @@ def evaluate(
     *,
     preprocess: Preprocess,
     runtime: Runtime,
-    done: Tensor | None = None,
-    progress: Callable[[Tensor], None] = lambda _: None,
-    processes: int = 1,
+    course: Course | None = None,
 ) -> Tensor:
     """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
 
@@ -42,29 +53,28 @@ def evaluate(
         tasks: the tasks.
         preprocess: what turns pixels into the network's input.
         runtime: device and precision.
-        done: what an interrupted evaluation found already, of the first tasks.
-        progress: told, every few tasks, what this would return of those that are done.
-        processes: how many compute what is not of a fixed embedding, on the CPU alone.
+        course: None begins with the first task, in this process.
 
     Raises:
         ValueError: `processes` is below 1, or above it on a GPU.
         RunError: one of the processes ended.
     """
-    require_processes(processes, runtime.device)
-    found = torch.empty(0, dtype=torch.int64) if done is None else done
+    course = course or Course()
+    require_processes(course.processes, runtime.device)
+    found = course.done
     judge = _Judge(method, tasks.sizes, preprocess, runtime)
     with evaluating(method), torch.no_grad():
         if method.fixed_embedding and method.statistics == "running":
             some = _by_features(judge, images, tasks, len(found))
         else:
             pixels = _pixels(images, tasks, len(found))
-            if processes == 1:
+            if course.processes == 1:
                 some = distributed.by_turns(judge, pixels)
             else:
-                some = spread(judge, pixels, processes)
+                some = spread(judge, pixels, course.processes)
         for right in some:
             found = torch.cat([found, right.cpu()])
-            progress(found)
+            course.progress(found)
     return found
 
 
@@ -99,8 +109,9 @@ class _Judge:
         self, method: Method, sizes: TaskSizes, preprocess: Preprocess, runtime: Runtime
     ) -> None:
         self.method, self._preprocess, self._runtime = method, preprocess, runtime
-        self._labels = sizes.support_labels.to(runtime.device)
-        self._targets = sizes.query_labels.to(runtime.device)
+        self.device = runtime.device
+        self._labels = sizes.support_labels.to(self.device)
+        self._targets = sizes.query_labels.to(self.device)
         self._ways = sizes.ways
 
     @torch.no_grad()
@@ -142,7 +153,7 @@ def _by_features(judge: _Judge, images: Images, tasks: TaskList, start: int) -> 
     place[used] = torch.arange(len(used))
     parts = used.split(BATCH_SIZE)
     own = [judge.embed(images.pixels[part]) for part in parts[distributed.share(len(parts))]]
-    features = distributed.gathered(torch.cat(own) if own else None)
+    features = distributed.gathered(torch.cat(own) if own else None).to(judge.device)
     for draw in tasks.chunks(at_once, start):
         support, query = (features[place[positions]] for positions in (draw.support, draw.query))
         if at_once > 1:

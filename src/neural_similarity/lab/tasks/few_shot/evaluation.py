@@ -15,7 +15,7 @@ from torch import Tensor
 
 from neural_similarity.lab.data import ClassSplit, Images
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.tasks.few_shot.evaluate import evaluate, use_statistics
+from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate, use_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.partial import Partial
 from neural_similarity.lab.tasks.few_shot.recipe import Classes
@@ -112,7 +112,7 @@ class Evaluator:
     """What normalises queries; None is the method's own."""
     device: str = "auto"
     processes: int = 1
-    """How many compute and share the threads, see `evaluate`."""
+    """How many compute and share the threads, see `Course`."""
 
     def __call__(
         self, run: FewShotRun, split: ClassSplit, tasks: TaskList
@@ -148,15 +148,13 @@ class Evaluator:
         distributed.wait()  # Until every process has read what an interrupted one found.
         with counter("tasks") as count:
             kept = partial.kept(lambda done: count(done, len(tasks)))
-            correct = evaluate(
-                method,
-                images,
-                tasks,
-                preprocess=run.preprocess,
-                runtime=runtime,
+            course = Course(
                 done=partial.done,
                 progress=kept if distributed.first() else lambda _: None,
                 processes=self.processes,
+            )
+            correct = evaluate(
+                method, images, tasks, preprocess=run.preprocess, runtime=runtime, course=course
             )
         evaluation = _evaluation(run, (name, method), tasks, correct, partial.spent)
         if distributed.first():
