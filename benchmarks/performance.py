@@ -169,8 +169,8 @@ def _caveats(report: Report) -> list[str]:
         )
     if report.bench == "recipes" and facts.get("norms") != "torch":
         found.append(
-            "Measured while batch normalisation, pool and ReLU of the networks were one operator in "
-            "C; they are torch's own now."
+            "Measured while batch normalisation, pool and ReLU of the networks were one operator "
+            "in C; they are torch's own now."
         )
     return found
 

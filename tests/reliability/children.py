@@ -8,9 +8,13 @@ from pathlib import Path
 
 
 def started(work):
-    """The number of a process that does `work`; it ends with 1 after an error."""
+    """The number of a process that does `work`; it ends with 1 after an error.
+
+    It leads a group, to which the processes belong that it starts.
+    """
     number = os.fork()
     if number:
+        os.setpgid(number, number)
         return number
     code = 1
     try:
@@ -26,11 +30,17 @@ def ended(number):
     return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
 
 
-def killed(work, seconds):
-    """Whether the work was killed, after so many seconds, before it was done."""
+def killed(work, seconds, *, alone=False):
+    """Whether the work was killed, after so many seconds, before it was done.
+
+    Args:
+        work: what a process does.
+        seconds: how long it may.
+        alone: whether the processes that it started live on.
+    """
     number = started(work)
     time.sleep(seconds)
-    os.kill(number, signal.SIGKILL)
+    (os.kill if alone else os.killpg)(number, signal.SIGKILL)
     code = ended(number)
     assert code in (0, -signal.SIGKILL), code
     return code != 0

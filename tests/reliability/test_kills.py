@@ -1,5 +1,6 @@
 """Work that is killed at any moment and done again ends as if nothing had happened."""
 
+import json
 import os
 import random
 import shutil
@@ -13,13 +14,17 @@ from reliability.counts import record
 from tiny_classes import BY_NAMES, BY_TASKS, use_tiny_classes
 from tiny_folders import write_folders
 from tiny_images import TINY, use_tiny_images
+from tiny_results import timeless
+from tiny_results import tiny_table as tiny_table
 
-from neural_similarity.lab import session
+from neural_similarity.lab import cli, session
 from neural_similarity.lab.data import lay_out
 from neural_similarity.lab.data.listing import list_images
+from neural_similarity.lab.paper import execution
 from neural_similarity.lab.tasks.few_shot import partial
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import draw_tasks
+from neural_similarity.lab.train.files import locked, write_text
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.ops.native import compiling
 
@@ -130,10 +135,78 @@ class Compilation(Training):
         return [path.suffix for path in self.cache.iterdir() if path.is_file()]
 
 
+class Process:
+    """Of a plan: as `execution.launch` starts it, but for the seconds that importing torch takes.
+
+    It takes part in the group of its plan.
+    """
+
+    def __init__(self, number):
+        self.number, self.code = number, None
+
+    def poll(self):
+        if self.code is None:
+            number, status = os.waitpid(self.number, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if number else None
+        return self.code
+
+    def send_signal(self, sig, /):
+        os.kill(self.number, sig)
+
+
+class Reproduction(Training):
+    """Of a table of four runs, two at a time."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def records(self):
+        return sorted((self.folder / "results").rglob("[!.]*.json"))
+
+    def launch(self, command, log):
+        words = command[len(execution.PROGRAM) :]
+        name, seed = log.stem.split("-1-seed")
+        assert not (self.folder / "results" / name / "1" / f"{seed}.json").exists(), words
+        with locked(log, f"{log} is taken"):
+            number = os.fork()
+        if not number:
+            os._exit(cli.main(words))
+        return Process(number)
+
+    def work(self):
+        """Go on with the plan, also while processes live on whose plan was killed."""
+        self.keep()
+        folders = [w for f in ("results", "runs") for w in (f"--{f}", str(self.folder / f))]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(execution, "launch", self.launch)
+            patch.setattr(execution, "POLL_SECONDS", 0.02)
+            for _ in range(100):
+                if cli.main(["reproduce", "tiny", *folders, "--seeds", "1,2", "--jobs", "2"]) == 0:
+                    return
+                time.sleep(0.1)
+        raise AssertionError("the plan was not done in 100 calls")
+
+    def keep(self):
+        """Copy the records that are there, and see that none has changed or gone since."""
+        copies = self.folder / "copies"
+        copies.mkdir(exist_ok=True)
+        texts = {f"{p.parts[-3]}-{p.name}": p.read_text() for p in self.records()}
+        for copy in copies.glob("[!.]*"):
+            assert texts[copy.name] == copy.read_text()
+        for name, text in texts.items():
+            json.loads(text)
+            write_text(copies / name, text)
+
+    def outcome(self):
+        self.keep()
+        return [timeless(path) for path in self.records()]
+
+
 WORKS = {
     "training": Training,
     "few-shot training": FewShotTraining,
     "few-shot evaluation": Evaluation,
+    "reproduction": Reproduction,
     "data preparation": Preparation,
     "compilation": Compilation,
 }
@@ -149,6 +222,7 @@ def _tiny(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tiny_table")
 @pytest.mark.parametrize("name", WORKS)
 def test_killed_at_any_moment_it_ends_as_if_never_stopped(tmp_path, name):
     chance = random.Random(name)
@@ -160,7 +234,8 @@ def test_killed_at_any_moment_it_ends_as_if_never_stopped(tmp_path, name):
     while kills < KILLS:
         again = WORKS[name](new(tmp_path / "again"))
         for _ in range(chance.randrange(1, 6)):
-            kills += killed(again.work, chance.uniform(0, longest))
+            seconds, alone = chance.uniform(0, longest), chance.random() < 0.5
+            kills += killed(again.work, seconds, alone=alone)
         assert ended(started(again.work)) == 0
         other += again.outcome() != expected
         shutil.rmtree(again.folder)

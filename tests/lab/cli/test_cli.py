@@ -83,6 +83,7 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
         (["train", "--dataset", "embeded"], "nearest: embedded"),
         (["train", "--precision", "bf61"], "bf16"),
         (["train", "--budget", "0", "--out", "never"], "`budget` must be above 0, got 0.0"),
+        (["train", "--budget", "1e308", "--out", "never"], "at most 1,000,000, got 1e+308"),
         (["train", "--resume", "run", "--lr", "1"], "--lr cannot be given with --resume"),
         (["train", "--resume=run", "--variant", "released"], "--variant cannot be given with"),
         (["train", "quickstart", "--resume=run"], "quickstart cannot be given with --resume"),
@@ -111,6 +112,14 @@ def test_failures_exit_with_1_and_one_line(args, message, capsys):
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", [(2**55,), (2**40, 2**40)])
+def test_more_memory_than_there_is_takes_one_line(size, capsys):
+    assert cli.exit_code(lambda: torch.empty(size).dim()) == 1
+    assert capsys.readouterr().err.startswith("nsim: out of memory: ")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        cli.exit_code(lambda: (torch.ones(2, 3) @ torch.ones(2, 3)).dim())
 
 
 @pytest.mark.parametrize(
