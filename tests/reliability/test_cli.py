@@ -74,6 +74,8 @@ def command_line(chance, places):
         words += ["--out", str(places["OUT"])]
     if command == "reproduce":
         words += ["--runs", str(places["OUT"]), "--dry-run"]
+    if command == "models":  # All of them take a minute.
+        words += ["cnn9"]
     words = [str(places.get(word, word)) for word in words]
     return [word.replace("RUN", str(places["RUN"])) for word in words]
 
@@ -110,6 +112,7 @@ def test_random_command_lines(tmp_path, monkeypatch, capsys):
         try:
             outcomes[cli.main(words)] += 1
         except Exception as error:
+            error = error.__cause__ or error
             frames = traceback.extract_tb(error.__traceback__)
             where = [f"{f.filename.split('/')[-1]}:{f.lineno}" for f in frames[-3:]]
             deep[f"{words!r:.200}: {error!r:.120} at {' < '.join(where[::-1])}"] = error

@@ -19,6 +19,7 @@ import neural_similarity as ns
 from neural_similarity import models, visualize
 from neural_similarity.lab import cli, data
 from neural_similarity.lab import train as training
+from neural_similarity.lab.cli import commands
 from neural_similarity.lab.recipes import GROUPS, RECIPES
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.train import read_run
@@ -112,6 +113,14 @@ def test_failures_exit_with_1_and_one_line(args, message, capsys):
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_control_characters_are_written_out(capsys):
+    commands.say("a\x1b[2J\x9b\tä\nb\r")
+    assert cli.main(["\x1b[31m"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "a\\x1b[2J\\x9b\tä\nb\\r\n"
+    assert "\x1b" not in told.err
 
 
 @pytest.mark.parametrize("size", [(2**55,), (2**40, 2**40)])
