@@ -38,8 +38,11 @@ def killed(work, seconds, *, alone=False):
         seconds: how long it may.
         alone: whether the processes that it started live on.
     """
-    number = started(work)
-    time.sleep(seconds)
+    number, until = started(work), time.monotonic() + seconds
+    while time.monotonic() < until and not os.waitid(
+        os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT
+    ):
+        time.sleep(0.002)
     (os.kill if alone else os.killpg)(number, signal.SIGKILL)
     code = ended(number)
     assert code in (0, -signal.SIGKILL), code
