@@ -62,6 +62,15 @@ def write_by_hand(results, name, seed, correct, /, *, budget=1.0, seconds=60.0, 
     return path
 
 
+def timeless(path):
+    """What a record says, without times and the processes that took part."""
+    content = json.loads(path.read_text())
+    for line in [content["summary"], *content["metrics"]]:
+        line.pop("seconds", None), line.pop("images_per_second", None)
+    del content["environment"], content["code"]
+    return content
+
+
 def plan_of(folder, **changes):
     """The plan of the tiny table below `folder`."""
     options = {"seeds": (1, 2), "budget": 1.0}

@@ -57,6 +57,7 @@ def test_short_text():
         ("Static(__import__('os').system('true'))", "unknown part"),
         ("Dynamic(init=x)", "expected a literal value, got 'x'"),
         ("Static(**{'structure': 3})", "arguments must be named one by one"),
+        ("Static({[]: 1})", "expected a literal value, got '{.*: 1}'"),
         ("Static(Full(residual='no'))", "`residual` must be True or False, got 'no'"),
         ("Dynamic(", "must be one of none, static-diagonal"),
     ],

@@ -8,9 +8,13 @@ from pathlib import Path
 
 
 def started(work):
-    """The number of a process that does `work`; it ends with 1 after an error."""
+    """The number of a process that does `work`; it ends with 1 after an error.
+
+    It leads a group, to which the processes belong that it starts.
+    """
     number = os.fork()
     if number:
+        os.setpgid(number, number)
         return number
     code = 1
     try:
@@ -26,11 +30,20 @@ def ended(number):
     return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
 
 
-def killed(work, seconds):
-    """Whether the work was killed, after so many seconds, before it was done."""
-    number = started(work)
-    time.sleep(seconds)
-    os.kill(number, signal.SIGKILL)
+def killed(work, seconds, *, alone=False):
+    """Whether the work was killed, after so many seconds, before it was done.
+
+    Args:
+        work: what a process does.
+        seconds: how long it may.
+        alone: whether the processes that it started live on.
+    """
+    number, until = started(work), time.monotonic() + seconds
+    while time.monotonic() < until and not os.waitid(
+        os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT
+    ):
+        time.sleep(0.002)
+    (os.kill if alone else os.killpg)(number, signal.SIGKILL)
     code = ended(number)
     assert code in (0, -signal.SIGKILL), code
     return code != 0

@@ -16,7 +16,7 @@ import torch
 from reliability.counts import record
 
 import neural_similarity as ns
-from neural_similarity import functional, models, regularize
+from neural_similarity import functional, models
 from neural_similarity.nn import parse_similarity
 
 CALLS = int(os.environ.get("RELIABILITY_CALLS", "5000"))
@@ -24,7 +24,7 @@ REFUSED = ValueError, TypeError, RuntimeError
 
 
 def tensors():
-    """By kind; new ones at every call, as the last ones may have been changed."""
+    """And two layers, by kind; new ones at every call, as the last ones may have been changed."""
     x, weight = torch.randn(2, 4, 5, 6), torch.randn(3, 4, 3, 3)
     return {
         "x": x,
@@ -37,6 +37,16 @@ def tensors():
         "line": torch.randn(2, 4, 7),
         "space": torch.randn(2, 4, 3, 4, 5),
         "features": torch.randn(3, 8),
+        "line of features": torch.randn(3, 2, 8),
+        "images": torch.randn(2, 4, 8, 8),
+        "taps": torch.randn(3, 4, 3),
+        "cube": torch.randn(3, 4, 3, 3, 3),
+        "m of line": torch.randn(2, 3, 5),
+        "m of space": torch.randn(2, 27, 1, 2, 3),
+        "m of all": torch.randn(30, 30),
+        "plain": torch.nn.Conv2d(4, 3, 3),
+        "sphere": ns.SphereConv2d(4, 3, 3),
+        "similar": ns.Conv2d(4, 3, 3, similarity="static-full"),
         "empty": torch.zeros(0, 4, 5, 6),
         "no channels": torch.zeros(2, 0, 5, 6),
         "no filters": torch.zeros(0, 4, 3, 3),
@@ -63,51 +73,133 @@ ODD = [
     range(3), ("channels", 2), ("filters", 0), ("x", 1), (None, None), "zeros", "eager", "compiled",
 ]  # fmt: skip
 WINDOW = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-CONV = {"x": "x", "weight": "weight", "similarity": "m", "bias": None, **WINDOW}
+CONV = {"x": "x", "weight": "weight", "similarity": "m", "bias": None, **WINDOW, "blocks": None}
 LAYER = {"in_channels": 4, "out_channels": 3, "kernel_size": 3, **WINDOW, "padding_mode": "zeros"}
-CALLED = {
-    functional.similarity_conv1d: CONV | {"x": "line"},
-    functional.similarity_conv2d: CONV | {"blocks": None, "backend": "auto"},
-    functional.similarity_conv3d: CONV | {"x": "space"},
-    functional.sphere_conv2d: {"x": "x", "weight": "weight", **WINDOW},
-    functional.fold_kernel: {"weight": "weight", "similarity": "static"},
-    functional.patch_norm: {"x": "x", "kernel_size": 3, **WINDOW},
-    functional.global_similarity: {"x": "x"},
-    functional.global_attention: {"x": "x"},
+SIZES = {"num_classes": 3, "width": 0.1, "in_channels": 4, "image_size": 8, "similarity": None}
+FUNCTIONS = {
+    functional.similarity_conv1d: CONV | {"x": "line", "weight": "taps", "similarity": "m of line"},
+    functional.similarity_conv2d: CONV | {"backend": "auto"},
+    functional.similarity_conv3d: CONV
+    | {"x": "space", "weight": "cube", "similarity": "m of space"},
+    functional.sphere_conv2d: {"x": "x", "weight": "weight", **WINDOW, "k": 0.3, "eps": 1e-4},
+    functional.fold_kernel: {"weight": "weight", "similarity": "static", "blocks": None},
+    functional.patch_norm: {"x": "x", "kernel_size": (3, 3), **WINDOW, "eps": 1e-4},
+    functional.global_similarity: {"x": "x", "similarity": "m of all", "blocks": None},
+    functional.global_attention: {"query": "x", "key": "x", "value": "x", "normalize": "softmax"},
+    ns.convert: {"model": "plain", "similarity": "dynamic-diagonal", "where": None},
+    ns.plan: {"model": "plain", "similarity": "dynamic-diagonal", "where": None},
+    ns.fold: {"model": "similar", "dynamic": "error"},
+    ns.unconvert: {"model": "similar"},
+    ns.freeze_backbone: {"model": "similar", "norm": "eval", "train": None},
+    ns.unfreeze_backbone: {"model": "similar"},
+    ns.max_difference: {"model": "plain", "other": "similar", "example": "x"},
+    ns.parameter_groups: {"model": "similar", "weight_decay": 0.1, "similarity_decay": 0.1},
+    ns.penalty: {"model": "similar", "measure": "l1"},
+    ns.orthogonality: {"layers": "sphere", "unit": True},
+    ns.macs: {"model": "similar", "channels": 4, "height": 5, "width": 6},
+    parse_similarity: {"text": "Dynamic(Diagonal())"},
+}
+LAYERS = {
     **{
         layer: LAYER | {"similarity": "static-full"}
-        for layer in (ns.Conv1d, ns.Conv2d, ns.Conv3d, ns.ConvTranspose2d, ns.SphereConv2d)
+        for layer in (ns.Conv1d, ns.Conv2d, ns.Conv3d, ns.ConvTranspose2d)
     },
-    ns.Linear: {"in_features": 8, "out_features": 3, "similarity": None},
-    ns.Static: {"structure": ns.Full()},
-    ns.Dynamic: {"structure": ns.Diagonal(), "predictor": None},
-    ns.convert: {"model": torch.nn.Conv2d(4, 3, 3), "similarity": "dynamic-diagonal"},
-    ns.fold: {"model": torch.nn.Conv2d(4, 3, 3)},
-    parse_similarity: {"text": "Dynamic(Diagonal())"},
-    models.build: {"name": "cnn9", "num_classes": 3, "width": 0.1, "similarity": None},
-    regularize.penalty: {"model": torch.nn.Conv2d(4, 3, 3)},
+    ns.SphereConv2d: LAYER | {"angle": "cosine", "k": 0.3},
+    ns.Linear: {"in_features": 8, "out_features": 3, "similarity": "static-full"},
+    ns.SphereLinear: {"in_features": 8, "num_classes": 3, "normalize": "both", "scale": 1.0},
+    ns.LSTM: {"input_size": 8, "hidden_size": 4, "num_layers": 1, "similarity": "static-full"},
+    ns.GlobalSimilarity: {"channels": 4, "size": (5, 6), "similarity": "static-diagonal"},
+    ns.SelfAttention: {"channels": 4, "inner_channels": 2, "value_channels": 4},
+    models.build: {"name": "cnn9", **SIZES},
 }
+"""They make modules, which are called."""
+SPECS = {
+    ns.Static: {"structure": ns.Full(), "init": "identity"},
+    ns.Dynamic: {"structure": ns.Diagonal(), "predictor": ns.SphereNet(hidden=4)},
+    ns.Affine: {"parts": ("angle",), "tied": False},
+    ns.Dilation: {"structure": ns.Full(), "rate": 2},
+    ns.Masked: {"structure": ns.Full(), "threshold": 0.5, "continuous": False, "rate": 1.0},
+    ns.Sparse: {"structure": ns.Full(), "keep": 9},
+    ns.Unshared: {"structure": ns.Full(), "channels": 2, "filters": None},
+    ns.Full: {"residual": True},
+    ns.SphereNet: {"hidden": 4, "last_kernel_size": 3, "resolution": 1, "scales": None, "k": 0.3},
+    ns.CNN: {"hidden": 4, "resolution": 1, "per_image": False, "bound": "tanh"},
+    ns.Shared: {"channels": 4, "hidden": 4, "share_adaptation": False},
+}
+"""They say what a layer's similarity is, which is made and called."""
+CALLED = FUNCTIONS | LAYERS | SPECS
+INPUTS = {ns.Conv1d: "line", ns.Conv3d: "space", ns.Linear: "features", ns.SphereLinear: "features"}
+INPUTS |= {ns.LSTM: "line of features", models.build: "images"}
+
+
+def layer_of(spec):
+    """A layer with a structure, a predictor or a similarity."""
+    if isinstance(spec, ns.SphereNet | ns.CNN | ns.Shared):
+        spec = ns.Dynamic(ns.Diagonal(), predictor=spec)
+    similarity = spec if isinstance(spec, ns.Static | ns.Dynamic) else ns.Static(spec)
+    return ns.Conv2d(4, 4, 3, similarity=similarity)
 
 
 def drawn(chance, value, known):
-    """A value, or now and then an odd one, or any tensor."""
-    if chance.random() < 0.3:
+    """A value, or, with a `chance`, now and then an odd one, or any tensor."""
+    if chance and chance.random() < 0.2:
         value = chance.choice([*ODD, *known])
     return known[value] if isinstance(value, str) and value in known else value
 
 
+def use(function, arguments, draw):
+    """Call anything, and what it made with a tensor."""
+    names = ("channels", "height", "width") if function is ns.macs else ()
+    size = [arguments.pop(name) for name in names]
+    with torch.random.fork_rng():
+        made = function(*arguments.values(), *size) if size else function(**arguments)
+        if function in SPECS:
+            made = layer_of(made)
+        if function in SPECS or function in LAYERS:
+            made = made(draw(INPUTS.get(function, "x")))
+            made = made[0] if isinstance(made, tuple) else made
+    if isinstance(made, torch.Tensor) and made.requires_grad:
+        made.sum().backward()
+
+
 def called(chance):
-    """Call anything, and what it made with a tensor; the words of its refusal, or None."""
+    """Call anything at random."""
     known, function = tensors(), chance.choice(list(CALLED))
     arguments = {name: drawn(chance, value, known) for name, value in CALLED[function].items()}
-    dropped = chance.choice([None, None, None, *arguments])
-    arguments.pop(dropped, None)
-    made = function(**arguments)
-    if isinstance(made, torch.nn.Module):
-        with torch.random.fork_rng():
-            made(drawn(chance, "x", known))
-    elif isinstance(made, torch.Tensor) and made.requires_grad:
-        made.sum().backward()
+    if function is not ns.macs:
+        arguments.pop(chance.choice([None, None, None, *arguments]), None)
+    use(function, arguments, lambda name: drawn(chance, name, known))
+
+
+@pytest.mark.parametrize("function", CALLED)
+def test_calls_as_they_should_be_work(function):
+    known = tensors()
+    arguments = {name: drawn(None, value, known) for name, value in CALLED[function].items()}
+    use(function, arguments, lambda name: known[name])
+
+
+NEEDED = [
+    (function, name)
+    for function, arguments in CALLED.items()
+    for name, value in arguments.items()
+    if function in FUNCTIONS and isinstance(value, str) and value in tensors()
+]
+
+
+@pytest.mark.parametrize("value", [3, "x", [1.0]])
+@pytest.mark.parametrize("layer", LAYERS.keys() - {models.build})
+def test_layers_take_tensors(layer, value):
+    with pytest.raises(ValueError, match="`input` must be a tensor, got"):
+        layer(**LAYERS[layer])(value)
+
+
+@pytest.mark.parametrize("value", [3, "x", [1.0]])
+@pytest.mark.parametrize(("function", "name"), NEEDED)
+def test_what_is_no_tensor_or_module_is_refused_by_name(function, name, value):
+    known = tensors()
+    arguments = {key: drawn(None, value, known) for key, value in CALLED[function].items()}
+    with pytest.raises((ValueError, TypeError), match=f"{name}|iterable|conv2d"):
+        use(function, arguments | {name: value}, None)
 
 
 @pytest.fixture

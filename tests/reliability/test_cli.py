@@ -4,16 +4,20 @@ import collections
 import os
 import random
 import shutil
+import signal
 import traceback
 
 import pytest
+from PIL import Image
 from reliability.counts import record
 from reliability.test_api import bounded as bounded
+from tiny_classes import BY_NAMES
+from tiny_classes import tiny_classes as tiny_classes
 from tiny_images import tiny as tiny
 from tiny_images import train_tiny
 
 from neural_similarity.lab import cli, session
-from neural_similarity.lab.cli import COMMANDS
+from neural_similarity.lab.cli import COMMANDS, few_shot
 from neural_similarity.lab.errors import RunError
 
 CALLS = int(os.environ.get("RELIABILITY_CALLS", "500"))
@@ -25,24 +29,39 @@ VALUES = [
     "Dynamic(Diagonal(), predictor=SphereNet(hidden=10**9))", "Dynamic(Diagonal(),", "(" * 500,
     "Dynamic(Diagonal(), predictor=SphereNet(hidden=1000000000000))", "Static(Shift(-1))",
     "Static(Masked(1))", "Static(Sparse(nan))", "Static(Unshared(0))", "Static(*[1])", "1,2", "1,1",
-    "RUN", "RUN/config.json", "FOLDER", "MISSING", "IMAGE",
+    "RUN", "RUN/config.json", "SHOTS", "FOLDER", "MISSING", "IMAGE", "DAMAGED", "onnx", "pt2",
+    "static-nsn", "maml", "2**70", "cifar10-cnn*", "1e308",
 ]  # fmt: skip
 OPTIONS = {
     "train": (
         "width", "lr", "steps", "seed", "similarity", "batch-size", "crop", "drops", "precision",
         "threads", "budget", "validation", "data", "device", "resume", "retrain", "dataset",
-        "model", "variant", "image-size", "checkpoint-seconds", "log-every", "penalty",
+        "model", "variant", "image-size", "checkpoint-seconds", "log-every", "penalty", "config",
+        "track", "workers", "optimizer", "start", "momentum", "norm-eps", "label-smoothing",
     ),
-    "evaluate": ("checkpoint", "data", "device", "processes", "ways", "tasks", "task-list"),
+    "evaluate": (
+        "checkpoint", "data", "device", "processes", "ways", "tasks", "task-list", "shots",
+        "queries", "task-seed", "method", "part", "batch-norm",
+    ),
     "predict": ("checkpoint", "device"),
     "fold": ("checkpoint", "out", "data"),
+    "export": ("format", "fold", "checkpoint", "out", "data"),
     "inspect": ("out", "images", "data"),
-    "reproduce": ("seeds", "jobs", "budget", "results", "runs", "only", "threads"),
-    "table": ("results", "budget"),
+    "report": ("out",),
+    "reproduce": (
+        "seeds", "jobs", "budget", "results", "runs", "only", "variant", "shots", "tasks",
+        "processes", "precision", "device",
+    ),
+    "table": ("results", "budget", "out", "costs", "variant"),
     "record": ("results",),
-    "data": ("data",),
+    "models": ("similarity",),
+    "data": ("data", "source"),
+    "theory": ("seeds", "out"),
 }  # fmt: skip
-WORDS = ["quickstart", "fewshot-quickstart", "RUN", "IMAGE", "4", "6", "embedded", "--help"]
+WORDS = [
+    "quickstart", "fewshot-quickstart", "RUN", "RUN", "SHOTS", "SHOTS", "IMAGE", "4", "6",
+    "embedded", "cnn9", "--help",
+]  # fmt: skip
 
 
 def command_line(chance, places):
@@ -51,10 +70,12 @@ def command_line(chance, places):
     words = [command, *chance.choices(WORDS, k=chance.choice([0, 1, 1, 2]))]
     for option in chance.choices(OPTIONS.get(command, ("out",)), k=chance.choice([0, 1, 1, 2, 3])):
         words += [f"--{option}", chance.choice(VALUES)]
-    if command in ("fold", "inspect", "train"):
+    if command in ("export", "fold", "inspect", "report", "train"):
         words += ["--out", str(places["OUT"])]
     if command == "reproduce":
         words += ["--runs", str(places["OUT"]), "--dry-run"]
+    if command == "models":  # All of them take a minute.
+        words += ["cnn9"]
     words = [str(places.get(word, word)) for word in words]
     return [word.replace("RUN", str(places["RUN"])) for word in words]
 
@@ -64,26 +85,38 @@ def enough(*_, **__):
     raise RunError("enough")
 
 
+def hangs(*_):
+    raise AssertionError("it takes three minutes")
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("tiny", "bounded")
+@pytest.mark.usefixtures("tiny", "tiny_classes", "bounded")
 def test_random_command_lines(tmp_path, monkeypatch, capsys):
     run = train_tiny(tmp_path).path
+    shots = session.train(BY_NAMES, out=tmp_path / "shots", device="cpu").path
     image = tmp_path / "image.png"
-    image.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
-    names = {"RUN": run, "FOLDER": tmp_path / "folder", "MISSING": tmp_path / "no", "IMAGE": image}
+    Image.new("L", (8, 8)).save(image)
+    names = {"RUN": run, "SHOTS": shots, "IMAGE": image, "DAMAGED": tmp_path / "damaged.png"}
+    names |= {"FOLDER": tmp_path / "folder", "MISSING": tmp_path / "no"}
+    names["DAMAGED"].write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
     names["FOLDER"].mkdir()
     monkeypatch.chdir(names["FOLDER"])
+    signal.signal(signal.SIGALRM, hangs)
     monkeypatch.setattr(session, "fit", enough)
+    monkeypatch.setitem(few_shot.USUAL, "tasks", 4)
     chance, outcomes, deep = random.Random(2019), collections.Counter(), {}
     for number in range(CALLS):
         out = tmp_path / f"out{number}"
         words = command_line(chance, names | {"OUT": out})
+        signal.alarm(180)
         try:
             outcomes[cli.main(words)] += 1
         except Exception as error:
+            error = error.__cause__ or error
             frames = traceback.extract_tb(error.__traceback__)
             where = [f"{f.filename.split('/')[-1]}:{f.lineno}" for f in frames[-3:]]
             deep[f"{words!r:.200}: {error!r:.120} at {' < '.join(where[::-1])}"] = error
+        signal.alarm(0)
         shutil.rmtree(out, ignore_errors=True)
         assert "Traceback" not in capsys.readouterr().err
     record("calls of the CLI", tried=CALLS, refused=outcomes[1] + outcomes[2], errors=len(deep))

@@ -1,5 +1,6 @@
 """Work that is killed at any moment and done again ends as if nothing had happened."""
 
+import json
 import os
 import random
 import shutil
@@ -13,13 +14,17 @@ from reliability.counts import record
 from tiny_classes import BY_NAMES, BY_TASKS, use_tiny_classes
 from tiny_folders import write_folders
 from tiny_images import TINY, use_tiny_images
+from tiny_results import timeless
+from tiny_results import tiny_table as tiny_table
 
-from neural_similarity.lab import session
+from neural_similarity.lab import cli, session
 from neural_similarity.lab.data import lay_out
 from neural_similarity.lab.data.listing import list_images
+from neural_similarity.lab.paper import execution
 from neural_similarity.lab.tasks.few_shot import partial
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import draw_tasks
+from neural_similarity.lab.train.files import locked, write_text
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.ops.native import compiling
 
@@ -71,6 +76,9 @@ class Evaluation(Training):
 
     def __init__(self, folder):
         super().__init__(folder)
+        whole = folder.with_name("whole") / "run"
+        if whole.exists():
+            shutil.copytree(whole, folder / "run", ignore=shutil.ignore_patterns("evaluations"))
         self.run = train(self.recipe, folder)
         self.split = session.load_task(self.run).split
         sizes = replace(self.run.recipe.select_sizes, ways=3)
@@ -130,13 +138,86 @@ class Compilation(Training):
         return [path.suffix for path in self.cache.iterdir() if path.is_file()]
 
 
+class Process:
+    """Of a plan: as `execution.launch` starts it, but for the seconds that importing torch takes.
+
+    It takes part in the group of its plan.
+    """
+
+    def __init__(self, number):
+        self.number, self.code = number, None
+
+    def poll(self):
+        if self.code is None:
+            number, status = os.waitpid(self.number, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if number else None
+        return self.code
+
+    def send_signal(self, sig, /):
+        os.kill(self.number, sig)
+
+
+class Reproduction(Training):
+    """Of a table of four runs, two at a time."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def records(self):
+        return sorted((self.folder / "results").rglob("[!.]*.json"))
+
+    def launch(self, command, log):
+        words = command[len(execution.PROGRAM) :]
+        name, seed = log.stem.split("-1-seed")
+        assert not (self.folder / "results" / name / "1" / f"{seed}.json").exists(), words
+        with locked(log, f"{log} is taken"):
+            number = os.fork()
+        if not number:
+            os._exit(cli.main(words))
+        return Process(number)
+
+    def work(self):
+        """Go on with the plan, also while processes live on whose plan was killed."""
+        self.keep()
+        folders = [w for f in ("results", "runs") for w in (f"--{f}", str(self.folder / f))]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(execution, "launch", self.launch)
+            patch.setattr(execution, "POLL_SECONDS", 0.02)
+            for _ in range(100):
+                if cli.main(["reproduce", "tiny", *folders, "--seeds", "1,2", "--jobs", "2"]) == 0:
+                    return
+                time.sleep(0.1)
+        raise AssertionError("the plan was not done in 100 calls")
+
+    def keep(self):
+        """Copy the records that are there, and see that none has changed or gone since."""
+        copies = self.folder / "copies"
+        copies.mkdir(exist_ok=True)
+        texts = {f"{p.parts[-3]}-{p.name}": p.read_text() for p in self.records()}
+        for copy in copies.glob("[!.]*"):
+            assert texts[copy.name] == copy.read_text()
+        for name, text in texts.items():
+            json.loads(text)
+            write_text(copies / name, text)
+
+    def outcome(self):
+        self.keep()
+        return [timeless(path) for path in self.records()]
+
+
 WORKS = {
     "training": Training,
     "few-shot training": FewShotTraining,
     "few-shot evaluation": Evaluation,
+    "reproduction": Reproduction,
     "data preparation": Preparation,
     "compilation": Compilation,
 }
+
+
+def new(folder):
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +230,7 @@ def _tiny(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tiny_table")
 @pytest.mark.parametrize("name", WORKS)
 def test_killed_at_any_moment_it_ends_as_if_never_stopped(tmp_path, name):
     chance = random.Random(name)
@@ -159,44 +241,15 @@ def test_killed_at_any_moment_it_ends_as_if_never_stopped(tmp_path, name):
     expected, kills, other = whole.outcome(), 0, 0
     while kills < KILLS:
         again = WORKS[name](new(tmp_path / "again"))
-        for _ in range(chance.randrange(1, 6)):
-            kills += killed(again.work, chance.uniform(0, longest))
+        for attempt in range(chance.randrange(1, 6)):
+            seconds, began = chance.uniform(0, longest), time.monotonic()
+            if not killed(again.work, seconds, alone=chance.random() < 0.5):
+                if not attempt:
+                    longest = 1.2 * (time.monotonic() - began)
+                break
+            kills += 1
         assert ended(started(again.work)) == 0
         other += again.outcome() != expected
         shutil.rmtree(again.folder)
     record(f"kills in {name}", tried=kills, errors=other)
     assert not other
-
-
-@pytest.mark.slow
-def test_of_two_trainings_into_one_folder_one_wins(tmp_path):
-    pairs, wrong = KILLS // 2, 0
-    whole = Training(new(tmp_path / "whole"))
-    whole.work()
-    for _ in range(pairs):
-        both = Training(new(tmp_path / "both"))
-
-        def begin(folder=both.folder):
-            session.train(Training.recipe, out=folder / "run", device="cpu")
-
-        codes = [ended(number) for number in [started(begin), started(begin)]]
-        wrong += sorted(codes) != [0, 1] or both.outcome() != whole.outcome()
-        shutil.rmtree(both.folder)
-    record("pairs of trainings into one folder", tried=pairs, errors=wrong)
-    assert not wrong
-
-
-@pytest.mark.slow
-def test_two_evaluations_of_one_run_both_succeed(tmp_path):
-    pairs, wrong = max(2, KILLS // 10), 0
-    both = Evaluation(new(tmp_path / "both"))
-    for _ in range(pairs):
-        shutil.rmtree(both.run.path / "evaluations", ignore_errors=True)
-        wrong += [ended(number) for number in [started(both.work), started(both.work)]] != [0, 0]
-    record("pairs of evaluations of one run", tried=pairs, errors=wrong)
-    assert not wrong
-
-
-def new(folder):
-    folder.mkdir()
-    return folder

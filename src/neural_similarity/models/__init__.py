@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from neural_similarity.choices import require_known
+from neural_similarity.models.building import MOST_WIDTH as MOST_WIDTH
 from neural_similarity.models.building import set_norms as set_norms
 from neural_similarity.models.cnn9 import cnn9 as cnn9
 from neural_similarity.models.cnn9 import cnn9_plus as cnn9_plus

@@ -14,6 +14,8 @@ from neural_similarity.nn.layer import check_ready, resolve
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity
 
+MOST_WIDTH = 1_000
+"""Factor on channels: tens of thousands of them need hundreds of gigabytes."""
 Layers = dict[str, nn.Module]
 Convolution = Callable[..., nn.Conv2d] | type[Rival]
 
@@ -147,6 +149,8 @@ def padding(image_size: int, multiple: int) -> Layers:
 def scaled(channels: Sequence[int], width: float) -> list[int]:
     """`width` times the channels, each at least 1."""
     require_positive("width", width)
+    if width > MOST_WIDTH:
+        raise ValueError(f"`width` must be at most {MOST_WIDTH}, got {width}")
     return [max(1, round(c * width)) for c in channels]
 
 

@@ -7,9 +7,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neural_similarity.nn.modes import check_module
+
 
 def parameters(model: nn.Module) -> int:
     """Numbers that can be trained, also frozen ones; similarities and predictors are included."""
+    check_module(model)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -29,6 +32,7 @@ def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
     # Here, because torch's counter imports triton, which takes longer than all of the library.
     from torch.utils.flop_counter import FlopCounterMode
 
+    check_module(model)
     sizes = [n for part in size for n in (part if isinstance(part, Sequence) else [part])]
     model = _without_norms(deepcopy(model).to("meta").eval().requires_grad_(False))
     dtype = next(model.parameters()).dtype

@@ -12,7 +12,6 @@ from neural_similarity.nn.layer import SimilarityLayer, leaf
 from neural_similarity.nn.linear import Kernel, check_type
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity
-from neural_similarity.ops import require_tensors
 
 Sizes = int | tuple[int, ...]
 
@@ -65,7 +64,6 @@ class _Convolution(SimilarityLayer):
         weight = layer.weight
         _check_unchanged(layer, weight, built)
         dims, channels = weight.dim() - 2, built.in_channels
-        require_tensors(input=x)
         if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
             raise ValueError(
                 f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, "

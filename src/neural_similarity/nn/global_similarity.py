@@ -10,7 +10,12 @@ from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import leaf
 from neural_similarity.nn.similarity import StaticSimilarity
 from neural_similarity.nn.text import Similarity, required_similarity
-from neural_similarity.ops import attention_matrix, global_attention, global_similarity
+from neural_similarity.ops import (
+    attention_matrix,
+    global_attention,
+    global_similarity,
+    require_tensors,
+)
 from neural_similarity.ops.global_similarity import (
     AttentionNormalize,
     check_global_blocks,
@@ -163,6 +168,7 @@ class SelfAttention(nn.Module):
         Raises:
             ValueError: `x` is not a batch of maps.
         """
+        require_tensors(x=x)
         if x.dim() != 4:
             raise ValueError(f"`x` must be (n, c, height, width), got {tuple(x.shape)}")
         return attention_matrix(self.query(x), self.key(x), normalize=self.normalize)

@@ -12,10 +12,12 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
 )
 from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.rnn import PackedSequence
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.similarity import StaticSimilarity
 from neural_similarity.nn.text import Similarity, parse_similarity
+from neural_similarity.ops import require_tensors
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 LAYERS: dict[type[nn.Module], type["SimilarityLayer"]] = {}
@@ -36,6 +38,8 @@ def leaf(forward: Forward) -> Forward:
         for value in (*args, *kwargs.values()):
             if isinstance(value, fx.Proxy):
                 return _record(cast(fx.Tracer, value.tracer), layer, args, kwargs)
+        if args and not isinstance(args[0], PackedSequence):
+            require_tensors(input=args[0])
         return forward(layer, *args, **kwargs)
 
     return cast(Forward, recorded)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import leaf
+from neural_similarity.nn.modes import check_module
 from neural_similarity.ops import sphere_conv2d
 from neural_similarity.ops.sphere import Angle, Normalize, check_options
 from neural_similarity.ops.window import promoted, without_autocast
@@ -191,9 +192,11 @@ def orthogonality(
             towards 1 as well.
 
     Raises:
-        ValueError: there is no `SphereConv2d` in `layers`.
+        ValueError: what is no module is in `layers`, or no `SphereConv2d`.
     """
-    roots = [layers] if isinstance(layers, nn.Module) else layers
+    roots = [layers] if isinstance(layers, nn.Module) else list(layers)
+    for root in roots:
+        check_module(root, "layers")
     modules = {module: None for root in roots for module in root.modules()}
     penalties = [_gram_error(m, unit) for m in modules if isinstance(m, SphereConv2d)]
     if not penalties:

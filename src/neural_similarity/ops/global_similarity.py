@@ -9,7 +9,7 @@ from torch import Tensor, einsum
 from torch.nn import functional as F
 
 from neural_similarity.ops.blocks import Blocks, check_blocks
-from neural_similarity.ops.window import without_autocast
+from neural_similarity.ops.window import require_tensors, without_autocast
 
 AttentionNormalize = Literal["softmax", "none"]
 
@@ -39,6 +39,7 @@ def global_similarity(
     Raises:
         ValueError: the shapes do not fit, `x` is of integers, or `blocks` are not of channels.
     """
+    require_tensors(x=x, similarity=similarity)
     if x.dim() not in (3, 4):
         raise ValueError(f"`x` must be (n, c, h, w) or (c, h, w), got {tuple(x.shape)}")
     if not x.is_floating_point():
@@ -152,6 +153,7 @@ def _check_similarity(x: Tensor, similarity: Tensor, blocks: Blocks | None) -> b
 
 
 def _check_attention(query: Tensor, key: Tensor, value: Tensor) -> None:
+    require_tensors(query=query, key=key, value=value)
     maps = query.dim() == value.dim() == 4 and query.shape == key.shape
     if not maps or value.shape[0] != query.shape[0] or value.shape[2:] != query.shape[2:]:
         shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))

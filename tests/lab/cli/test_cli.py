@@ -19,6 +19,7 @@ import neural_similarity as ns
 from neural_similarity import models, visualize
 from neural_similarity.lab import cli, data
 from neural_similarity.lab import train as training
+from neural_similarity.lab.cli import commands
 from neural_similarity.lab.recipes import GROUPS, RECIPES
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.train import read_run
@@ -83,6 +84,7 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
         (["train", "--dataset", "embeded"], "nearest: embedded"),
         (["train", "--precision", "bf61"], "bf16"),
         (["train", "--budget", "0", "--out", "never"], "`budget` must be above 0, got 0.0"),
+        (["train", "--budget", "1e308", "--out", "never"], "at most 1,000,000, got 1e+308"),
         (["train", "--resume", "run", "--lr", "1"], "--lr cannot be given with --resume"),
         (["train", "--resume=run", "--variant", "released"], "--variant cannot be given with"),
         (["train", "quickstart", "--resume=run"], "quickstart cannot be given with --resume"),
@@ -111,6 +113,22 @@ def test_failures_exit_with_1_and_one_line(args, message, capsys):
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_control_characters_are_written_out(capsys):
+    commands.say("a\x1b[2J\x9b\tä\nb\r")
+    assert cli.main(["\x1b[31m"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "a\\x1b[2J\\x9b\tä\nb\\r\n"
+    assert "\x1b" not in told.err
+
+
+@pytest.mark.parametrize("size", [(2**55,), (2**40, 2**40)])
+def test_more_memory_than_there_is_takes_one_line(size, capsys):
+    assert cli.exit_code(lambda: torch.empty(size).dim()) == 1
+    assert capsys.readouterr().err.startswith("nsim: out of memory: ")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        cli.exit_code(lambda: (torch.ones(2, 3) @ torch.ones(2, 3)).dim())
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_makespan_by_hand(tmp_path):
     jobs = [replace(job, seconds=seconds) for seconds in (4.0, 1.0, 2.0, 5.0)]
     assert makespan(jobs, 1) == 12
     assert makespan(jobs, 2) == 8  # 4, then nothing; 1, 2, 5
-    assert makespan(jobs, 9) == 5
+    assert makespan(jobs, 9) == makespan(jobs, 10**14) == 5
 
 
 def test_lines_tell_every_tenth_once(tmp_path, capsys):

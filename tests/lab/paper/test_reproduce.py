@@ -1,7 +1,6 @@
 """Planning, running, resuming and never repeating the runs of a table."""
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from kills import killed_after
 from launches import launched as launched
-from tiny_results import PLAIN, STATIC, plan_of
+from tiny_results import PLAIN, STATIC, plan_of, timeless
 from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.lab import cli
@@ -45,15 +44,6 @@ def reproduce(folder, *args):
 
 def records(folder):
     return sorted((folder / "results").rglob("*.json"))
-
-
-def timeless(path):
-    """What a record says, without times and the processes that took part."""
-    content = json.loads(path.read_text())
-    for line in [content["summary"], *content["metrics"]]:
-        line.pop("seconds", None), line.pop("images_per_second", None)
-    del content["environment"], content["code"]
-    return content
 
 
 def test_everything_is_run_recorded_and_never_repeated(tmp_path, launched, capsys):

@@ -203,6 +203,11 @@ def test_a_share_may_be_the_whole(field):
         ({"lr": "0.1"}, "`lr` must be a number, got '0.1'"),
         ({"norm_momentum": 5.0}, "`norm_momentum` must be at most 1, got 5.0"),
         ({"drop_factor": 10.0}, "`drop_factor` must be at most 1, got 10.0"),
+        ({"width": 1e300}, "`width` must be at most 1000, got 1e\\+300"),
+        ({"threads": 100_000}, "`threads` must be at most 1024, got 100000"),
+        ({"steps": 10**30}, r"`steps` must be below 2\*\*63, got 10"),
+        ({"image_size": 10**30}, r"`image_size` must be below 2\*\*63, got 10"),
+        ({"lr": 10**400}, r"`lr` must be below 2\*\*63, got 10"),
         ({"image_size": 2.5}, "`image_size` must be an integer of at least 1, got 2.5"),
         ({"drops": (2.5,)}, "`drops` must be a tuple of integers, got"),
         (

@@ -127,7 +127,11 @@ def test_two_processes_find_what_one_finds(name):
 
 @pytest.mark.parametrize(
     ("processes", "device", "message"),
-    [(0, "cpu", "at least 1, got 0"), (2, "cuda", "1 on cuda, got 2")],
+    [
+        (0, "cpu", "at least 1, got 0"),
+        (9**9, "cpu", "at most 1024, got"),
+        (2, "cuda", "1 on cuda, got 2"),
+    ],
 )
 def test_a_number_of_processes_that_cannot_be_is_refused(processes, device, message):
     runtime = type(choose_runtime("cpu", "fp32"))(torch.device(device), "fp32", True)

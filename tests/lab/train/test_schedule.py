@@ -47,5 +47,5 @@ def test_budget_must_be_positive(budget):
 
 
 def test_budget_must_be_finite():
-    with pytest.raises(ValueError, match="`budget` must be finite, got inf"):
+    with pytest.raises(ValueError, match="`budget` must be at most 1,000,000, got inf"):
         scaled_steps(10, (), float("inf"))

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed while running, 2 wrong command line, 141 nobody rea
 """
 
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Sequence
@@ -99,6 +100,10 @@ def exit_code(run: Callable[[], int]) -> int:
         return _fail(error, 1)
     except MemoryError as error:
         return _fail(MemoryError(f"out of memory {error}".strip()), 1)
+    except RuntimeError as error:  # torch's own lack of memory, of whichever device
+        if not re.search("allocate memory|out of memory|Storage size", str(error)):
+            raise
+        return _fail(MemoryError(f"out of memory: {str(error).splitlines()[0]}"), 1)
     except KeyboardInterrupt:
         return 130
     except SystemExit as error:

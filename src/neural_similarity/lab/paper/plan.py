@@ -252,7 +252,8 @@ def makespan(jobs: Iterable[Job], places: int) -> float:
         ValueError: `places` is below 1.
     """
     require_count("jobs", places)
-    ends = [0.0] * places
+    jobs = list(jobs)
+    ends = [0.0] * min(places, len(jobs) + 1)
     for job in jobs:
         heapq.heapreplace(ends, ends[0] + job.seconds)
     return max(ends)

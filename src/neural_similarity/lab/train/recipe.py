@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data import NAMES, Inputs
-from neural_similarity.lab.train.runtime import PrecisionChoice
+from neural_similarity.lab.train.runtime import MOST_THREADS, PrecisionChoice
 from neural_similarity.lab.train.schedule import scaled_steps
-from neural_similarity.models import MODELS, SPHERENETS, WITHOUT_SIMILARITY, options
+from neural_similarity.models import MODELS, MOST_WIDTH, SPHERENETS, WITHOUT_SIMILARITY, options
 from neural_similarity.nn import Similarity, Static, format_similarity, parse_similarity
 from neural_similarity.regularize import MEASURES
 
@@ -43,7 +43,7 @@ NOT_NEGATIVE = (
     "norm_momentum",
 )
 BELOW_1 = ("momentum", "label_smoothing")
-AT_MOST_1 = ("drop_factor", "norm_momentum")
+AT_MOST = {"drop_factor": 1, "norm_momentum": 1, "width": MOST_WIDTH, "threads": MOST_THREADS}
 KINDS = {
     int: (int, "be an integer"),
     float: (int | float, "be a number"),
@@ -200,15 +200,16 @@ class Recipe:
             value = getattr(self, field.name)
             if isinstance(value, float):
                 self._require(math.isfinite(value), field.name, "be finite")
+            elif isinstance(value, int):
+                self._require(value < 2**63, field.name, "be below 2**63")
         for name in POSITIVE:
             self._require(getattr(self, name) > 0, name, "be above 0")
         for name in NOT_NEGATIVE:
             self._require(getattr(self, name) >= 0, name, "not be negative")
         for name in BELOW_1:
             self._require(getattr(self, name) < 1, name, "be below 1")
-        for name in AT_MOST_1:
-            self._require(getattr(self, name) <= 1, name, "be at most 1")
-        self._require(self.seed < 2**63, "seed", "be below 2**63")
+        for name, most in AT_MOST.items():
+            self._require(getattr(self, name) <= most, name, f"be at most {most}")
         gap = self.checkpoint_seconds
         wanted = f"be above 0 and at most {LONGEST_GAP:g}"
         self._require(0 < gap <= LONGEST_GAP, "checkpoint_seconds", wanted)

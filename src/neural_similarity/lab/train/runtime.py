@@ -23,6 +23,8 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 WORTH = 0.8
 """Part of fp32's time that bf16 must stay below on a CPU to be chosen."""
 TRIES = 5
+MOST_THREADS = 1024
+"""With tens of thousands the process would crash."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The paper's learning rate as a function of the step, and how a budget shortens it."""
 
-import math
 from collections.abc import Sequence
+
+MOST_BUDGET = 1_000_000
 
 
 def learning_rate(step: int, lr: float, drops: Sequence[int], factor: float) -> float:
@@ -20,8 +21,8 @@ def scaled_steps(steps: int, drops: Sequence[int], budget: float) -> tuple[int, 
     """
     if not budget > 0:
         raise ValueError(f"`budget` must be above 0, got {budget}")
-    if not math.isfinite(budget):
-        raise ValueError(f"`budget` must be finite, got {budget}")
+    if budget > MOST_BUDGET:
+        raise ValueError(f"`budget` must be at most {MOST_BUDGET:,}, got {budget}")
     shorter = max(1, _nearest(steps * budget))
     scaled = dict.fromkeys(_nearest(drop * budget) for drop in drops)
     return shorter, tuple(drop for drop in scaled if 0 < drop < shorter)

@@ -15,6 +15,7 @@ from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.processes import spread
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, distributed
+from neural_similarity.lab.train.runtime import MOST_THREADS
 from neural_similarity.lab.train.scoring import BATCH_SIZE
 from neural_similarity.nn import evaluating
 
@@ -79,8 +80,10 @@ def evaluate(
 
 
 def require_processes(processes: int, device: torch.device) -> None:
-    """Raise a `ValueError` for no processes, or for several on a GPU."""
+    """Raise a `ValueError` for no processes, too many, or several on a GPU."""
     require_count("processes", processes)
+    if processes > MOST_THREADS:
+        raise ValueError(f"`processes` must be at most {MOST_THREADS}, got {processes}")
     if processes > 1 and device.type != "cpu":
         raise ValueError(f"`processes` must be 1 on {device}, got {processes}")
 

@@ -27,7 +27,7 @@ VERSION = 1
 """Of the way in which tasks are drawn: a digest is of it too."""
 FORMAT = 2
 """Of the files; lists in another are refused."""
-LEAST_TASKS = 2
+LEAST_TASKS, MOST_TASKS = 2, 1_000_000
 """Of a list: one task has no interval."""
 
 
@@ -231,12 +231,14 @@ def draw_tasks(
         part: name of the part.
 
     Raises:
-        ValueError: `count` is below 2, or the images do not suffice.
+        ValueError: `count` is below 2 or above 1,000,000, or the images do not suffice.
     """
     if count < LEAST_TASKS:
         raise ValueError(
             f"`count` must be at least {LEAST_TASKS} tasks, to have an interval, got {count}"
         )
+    if count > MOST_TASKS:
+        raise ValueError(f"`count` must be at most {MOST_TASKS:,} tasks, got {count}")
     draw = Sampler(images, sizes).draw("task", seed, 0, count)
     return TaskList(data=data, part=part, sizes=sizes, seed=seed, draw=draw)
 
