@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 def require_known(argument: str, name: str, names: Collection[str]) -> None:

@@ -9,6 +9,7 @@ from tiny_images import make_dataset
 from tiny_results import PLAIN, STATIC
 from tiny_results import tiny_table as tiny_table
 
+import neural_similarity as ns
 from neural_similarity.conversion import fold
 from neural_similarity.lab import cli
 from neural_similarity.lab.paper import read_costs, read_records
@@ -108,7 +109,7 @@ def test_code_is_that_of_all_processes_and_dirty_if_any_was(tmp_path, began, res
     environment = run.path / "environment.json"
     edit(environment, commit=began, resumed=[{"commit": commit} for commit in resumed])
     content = json.loads(write_record(run, tmp_path / "results").read_text())
-    assert content["code"] == code | {"version": "0.1.0"}
+    assert content["code"] == code | {"version": ns.__version__}
 
 
 def test_machine_settings_are_free_and_stand_in_the_command(tmp_path):
