@@ -75,7 +75,10 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
         (["train", "xyz"], "no recipe is named 'xyz'; there are quickstart, cifar10-cnn, "),
         (["train", "--momentun", "0.5"], "--momentum"),
         (["train", "--variant", "released"], "`variant` released is one of cifar10-cnn, "),
-        (["train", "cifar10-cnn", "--variant=tf"], "`variant` must be paper or released, got 'tf'"),
+        (
+            ["train", "cifar10-cnn", "--variant=tf"],
+            "`variant` must be one of paper, released, got 'tf'",
+        ),
         (["train", "--steps", "many"], "--steps"),
         (["train", "--steps", "0"], "`steps` must be above 0, got 0"),
         (["train", "--label-smoothing", "2"], "`label_smoothing` must be below 1, got 2.0"),

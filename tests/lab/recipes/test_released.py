@@ -90,7 +90,7 @@ def test_a_recipe_of_ones_own_was_not_released():
 def test_names_of_variants():
     assert named("cifar10-cnn", "released") == named("cifar10-cnn@released", "released")
     assert named("cifar10-cnn@released", "paper") == "cifar10-cnn"
-    with pytest.raises(ValueError, match="`variant` must be paper or released, got 'tf'"):
+    with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'tf'"):
         named("cifar10-cnn", "tf")
     with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'x'"):
         in_variant(TABLES["4"], "x")
