@@ -203,6 +203,7 @@ def test_per_image_predictions_are_one_an_image():
 def test_pooled_predictions_are_two_linear_layers_of_averages():
     net, x = predictor_of(ns.Pooled(hidden=5), 7), input_of()
     averages = torch.stack([image.sum((1, 2)) / image[0].numel() for image in x])
+    averages /= averages.square().mean(1, keepdim=True).sqrt()
     hidden = (averages @ net.first.weight.T + net.first.bias).clamp(min=0)
     assert_close(net(x), (hidden @ net.last.weight.T + net.last.bias)[..., None, None])
 

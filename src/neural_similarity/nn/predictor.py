@@ -215,12 +215,13 @@ class CNN(TwoLayers):
 class Pooled(Spec):
     r"""One M an image, from the averages of the input's channels; not in the paper.
 
-    $$\text{raw} = A_2\, \mathrm{ReLU}\Bigl(A_1 \tfrac1P \sum_p x(p) + b_1\Bigr) + b_2$$
+    $$\text{raw} = A_2\, \mathrm{ReLU}\!\left(\sqrt{C}\, A_1 \frac{a}{\|a\|} + b_1\right) + b_2$$
 
-    over the P positions of the layer's input, as squeeze-and-excitation predicts its gains
-    (https://arxiv.org/abs/1709.01507). Without a convolution in the predictor, and with an M that
-    folds into one kernel an image where that is cheaper, the layer has hardly more multiplications
-    than a plain one.
+    where a has the averages of the C channels over all positions, as squeeze-and-excitation
+    predicts its gains (https://arxiv.org/abs/1709.01507). They are divided by their root mean
+    square, as patches are in `SphereNet`: else M would grow with its own layer's input. Without a
+    convolution in the predictor, and with an M that folds into one kernel an image where that is
+    cheaper, the layer has hardly more multiplications than a plain one.
 
     Attributes:
         hidden: Numbers between the two linear layers.
@@ -253,7 +254,8 @@ class _Pooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, 1, ...)."""
-        raw = self.last(F.relu(self.first(x.flatten(2).mean(2))))
+        averages = F.normalize(x.flatten(2).mean(2)) * x.shape[1] ** 0.5
+        raw = self.last(F.relu(self.first(averages)))
         return raw.view(*raw.shape, *[1] * (x.dim() - 2))
 
 

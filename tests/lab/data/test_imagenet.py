@@ -212,7 +212,7 @@ def test_a_folder_that_cannot_be_written_is_listed_every_time(tmp_path, monkeypa
     def refuse(*_):
         raise PermissionError
 
-    monkeypatch.setattr(imagenet, "_write", refuse)
+    monkeypatch.setattr(imagenet, "new_file", refuse)
     assert load(tmp_path).digest == load(tmp_path).digest
     assert not (tmp_path / imagenet.CACHE).exists()
 

@@ -348,8 +348,8 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"precision": "bf16"}))
     run, split, told = session.open_run(folder), make_split(), []
 
-    def note(*_, runtime, done, processes, **__):
-        told.append((runtime.precision, len(done), processes))
+    def note(*_, runtime, course, **__):
+        told.append((runtime.precision, len(course.done), course.processes))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluation, "evaluate", note)
