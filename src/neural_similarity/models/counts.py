@@ -35,7 +35,7 @@ def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
     check_module(model)
     sizes = [n for part in size for n in (part if isinstance(part, Sequence) else [part])]
     model = _without_norms(deepcopy(model).to("meta").eval().requires_grad_(False))
-    dtype = next(model.parameters()).dtype
+    dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(1, *sizes, dtype=dtype, device="meta"))
     return counter.get_total_flops() // 2

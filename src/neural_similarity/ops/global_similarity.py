@@ -129,9 +129,9 @@ def _matrix_costs_more(query: Tensor, value: Tensor) -> bool:
 
 def check_global_blocks(blocks: Blocks | None, channels: int) -> None:
     """Raise a `ValueError` if `channels` cannot be split into such blocks."""
+    check_blocks(blocks, channels, channels, 1)
     if blocks is not None and blocks[0] == "filters":
         raise ValueError('`blocks` of a global similarity must be of "channels", got "filters"')
-    check_blocks(blocks, channels, channels, 1)
 
 
 def _check_similarity(x: Tensor, similarity: Tensor, blocks: Blocks | None) -> bool:

@@ -58,6 +58,17 @@ def test_onnx_for_any_batch_and_size(run, tmp_path, capsys, fold):
         np.testing.assert_allclose(logits, load(run)(x).detach().numpy(), atol=1e-4)
 
 
+def test_what_onnx_cannot_write_is_told_in_a_line(run, tmp_path, capsys, monkeypatch):
+    def fail(*_, **__):
+        raise torch.onnx.OnnxExporterError("\x1b[96mstep 2/3\x1b[0m") from MemoryError("no room")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    assert export(run, "--out", str(tmp_path / "network.onnx")) == 1
+    told = capsys.readouterr().err
+    assert told.endswith("nsim: torch.onnx cannot write the network: MemoryError('no room')\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.long
 def test_pt2_and_weights(run, tmp_path, capsys):
     x = run.preprocess(make_dataset().test.pixels)

@@ -58,9 +58,13 @@ def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -
     """Write an ONNX file, `facts` in its metadata; what onnxruntime computes by it."""
     runtime = optional("onnxruntime", "--format onnx", "export")
     optional("onnxscript", "--format onnx", "export")
-    written = torch.onnx.export(
-        program, dynamo=True, verbose=False, input_names=[NAME], output_names=["logits"]
-    )
+    try:
+        written = torch.onnx.export(
+            program, dynamo=True, verbose=False, input_names=[NAME], output_names=["logits"]
+        )
+    except torch.onnx.OnnxExporterError as error:  # It tells steps; its cause tells what is wrong.
+        reason = error.__cause__ or error
+        raise RunError(f"torch.onnx cannot write the network: {reason!r}") from error
     if written is None:
         raise RunError("torch.onnx gave no program")
     written.model.metadata_props.update(facts)
