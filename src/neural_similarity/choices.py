@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from importlib import import_module
+from numbers import Real
 from typing import Any
 
 VERSION = "0.2.0"
@@ -47,8 +48,8 @@ def require_least(argument: str, value: float, least: float = 1) -> None:
     Raises:
         ValueError: it names the argument, the least and what came.
     """
-    if not value >= least:
-        raise ValueError(f"`{argument}` must be at least {least}, got {value}")
+    if not (isinstance(value, Real) and value >= least):
+        raise ValueError(f"`{argument}` must be at least {least}, got {value!r}")
 
 
 def require_positive(argument: str, value: float) -> None:
@@ -57,8 +58,8 @@ def require_positive(argument: str, value: float) -> None:
     Raises:
         ValueError: it names the argument and what came.
     """
-    if not value > 0:
-        raise ValueError(f"`{argument}` must be positive, got {value}")
+    if not (isinstance(value, Real) and value > 0):
+        raise ValueError(f"`{argument}` must be positive, got {value!r}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

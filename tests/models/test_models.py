@@ -82,6 +82,8 @@ def test_image_sizes_are_padded_to_a_multiple(size, name, options, multiple):
         ({"in_channels": 0}, "`in_channels` must be at least 1, got 0"),
         ({"image_size": 0}, "`image_size` must be at least 1, got 0"),
         ({"width": 0}, "`width` must be positive, got 0"),
+        ({"width": [1]}, r"`width` must be positive, got \[1\]"),
+        ({"num_classes": {}}, "`num_classes` must be at least 1, got {}"),
         ({"variant": "tf"}, "`variant` must be one of paper, released, got 'tf'"),
         ({"name": "cnn8"}, "`name` must be one of cnn9, .*, got 'cnn8'; nearest: cnn9"),
         ({"depth": 3}, "`depth` is not an option of cnn9, which has in_channels, image_size, "),

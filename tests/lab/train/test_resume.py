@@ -224,6 +224,17 @@ def test_finished_run_is_left_as_it_is(tmp_path, capsys):
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 
+@pytest.mark.parametrize(
+    "content", [[], "x", {"steps": {}, "seconds": 1}, {"steps": 2}, "[" * 99999]
+)
+def test_a_summary_that_is_none_is_named(tmp_path, capsys, content):
+    run = train(replace(TINY, steps=1, drops=()), out=tmp_path / "run", device="cpu")
+    text = content if str(content).startswith("[[") else json.dumps(content)
+    run.summary.write_text(text, encoding="utf-8")
+    assert cli.main(["train", "--resume", str(run.path)]) == 1
+    assert f"{run.summary} must be a summary of a run" in capsys.readouterr().err
+
+
 def test_resumption_is_recorded_and_a_change_of_threads_warned_of(stopped, caplog):
     path = stopped / "environment.json"
     path.write_text(path.read_text().replace('"threads": 1', '"threads": 64'))

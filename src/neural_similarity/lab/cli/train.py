@@ -11,7 +11,7 @@ import tyro
 from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
-from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.errors import RunError, UsageError
 from neural_similarity.lab.recipes import NAMED, in_variant
 from neural_similarity.lab.recipes.few_shot import STARTS
 from neural_similarity.lab.tasks import TASKS
@@ -235,7 +235,14 @@ def _retrain(name: str | None, args: Sequence[str]) -> int:
 def _report(run: Run) -> None:
     if not distributed.first():
         return
-    summary = read_json(run.summary)
+    try:
+        say(_told(run, read_json(run.summary)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{run.summary} must be a summary of a run, got {error!r}") from error
+
+
+def _told(run: Run, summary: dict[str, Any]) -> str:
+    """What came of a run, and where everything is."""
     text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
     best = summary.get("best_checkpoint")
     if isinstance(run, FewShotRun):
@@ -245,8 +252,7 @@ def _report(run: Run) -> None:
                 f"{100 * best['validation_accuracy']:.2f} %, batch norm by {best['batch_norm']} "
                 "statistics"
             )
-        say(f"{text}\nrun folder {run.path}; nsim evaluate {run.path}")
-        return
+        return f"{text}\nrun folder {run.path}; nsim evaluate {run.path}"
     speed = f"{summary['images_per_second']:,.0f} images/s"
     text = f"test accuracy {100 * summary['test_accuracy']:.2f} % after {text} ({speed})\n"
     if best:
@@ -254,4 +260,4 @@ def _report(run: Run) -> None:
     if (run.path / ADAPTER).exists():
         file = f"{run.path / ADAPTER}, {summary['bytes'] / 1000:,.1f} kB"
         text += f"{summary['trained']:,} numbers trained, to be kept in {file}\n"
-    say(f"{text}run folder {run.path}, pictures in {run.plots}")
+    return f"{text}run folder {run.path}, pictures in {run.plots}"
