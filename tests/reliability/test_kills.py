@@ -130,7 +130,7 @@ class Compilation(Training):
 
     def work(self):
         os.environ["XDG_CACHE_HOME"] = str(self.folder)
-        made = compiling._built(str(self.folder / "compiler"))
+        made = compiling._built([str(self.folder / "compiler")])
         assert not isinstance(made, str), made
 
     def outcome(self):
