@@ -72,6 +72,7 @@ def test_the_family():
     run("docs/similarities.md", slice(1))
 
 
+@pytest.mark.long
 def test_a_network_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.setitem(ns.models.MODELS, "tiny", None)  # So that it is gone afterwards.
     run("docs/similarities.md", slice(-1, None))

@@ -5,10 +5,12 @@ from itertools import islice
 from pathlib import Path
 
 import mutants
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.long
 def test_bugs_change_one_source_each_and_compile():
     for room, tests in mutants.ROOMS.items():
         found = mutants.bugs(room)

@@ -58,6 +58,7 @@ def test_a_plain_network_has_nothing_to_draw(tmp_path):
     assert visualize.draw(network(None), torch.randn(1, 3, 7, 8), tmp_path) == []
 
 
+@pytest.mark.long
 def test_kernel_shapes_are_drawn_and_blocks_averaged(tmp_path):
     model = network(ns.Dynamic(ns.Unshared(ns.Masked(ns.Full()), filters=2)))
     model[0].similarity.structure.inner.mask.data[4] = 0

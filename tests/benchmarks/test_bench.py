@@ -114,6 +114,7 @@ def few(monkeypatch):
     monkeypatch.setattr(networks, "CHECKED", 2)
 
 
+@pytest.mark.long
 @DTYPES
 @pytest.mark.parametrize(
     "similarity", [networks.PLAIN, "static-full", "dynamic-diagonal", *networks.PREDICTORS]

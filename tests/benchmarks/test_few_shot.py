@@ -20,6 +20,7 @@ CASE = FewShotCase(
 SHORT = Effort(rounds=3, attempts=1)
 
 
+@pytest.mark.long
 def test_higher_and_we_have_the_gradient_of_the_definition():
     higher, ours = meta_gradients(CASE, SHORT)
     assert (higher.name, ours.name) == ("higher", "ours")

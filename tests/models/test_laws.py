@@ -38,6 +38,7 @@ def parameters(name, similarity=None):
     return counts.parameters(full_size(name, similarity)[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("name", TAKERS)
 def test_the_same_seed_gives_the_same_kernels_and_function_for_every_similarity(name, similarity):
@@ -50,6 +51,7 @@ def test_the_same_seed_gives_the_same_kernels_and_function_for_every_similarity(
     assert ns.max_difference(plain, network, images()) < 1e-12 * size
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("similarity", SIMILARITIES[1:])
 @pytest.mark.parametrize("name", TAKERS)
 def test_every_part_trains(name, similarity):

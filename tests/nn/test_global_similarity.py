@@ -360,6 +360,7 @@ anything = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long
 @anything
 def test_exports(make):
     layer = moved(make()).eval()

@@ -176,6 +176,7 @@ def test_what_does_not_load_is_gone_and_told(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fresh", "quickly")
 def test_a_cache_that_cannot_be_written_is_replaced(monkeypatch, tmp_path):
     blocked = tmp_path / "file"

@@ -36,6 +36,7 @@ def layer_of(similarity, dtype=torch.float64):
     return moved(ns.Conv2d(2, 3, 3, padding=1, similarity=similarity, dtype=dtype)).eval()
 
 
+@pytest.mark.long
 @every
 def test_derivatives_taken_forward_are_those_taken_backward(similarity):
     layer = layer_of(similarity)

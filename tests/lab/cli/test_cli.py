@@ -296,6 +296,7 @@ def test_recipes_lists_every_recipe(capsys):
     assert {"cifar10", "cnn9", "static-full", "64,000"} <= set(row.split())
 
 
+@pytest.mark.long
 def test_models_lists_every_network_with_every_similarity(capsys, monkeypatch):
     fewer = ("cnn9", "cnn10", "cnn9_condconv", "spherenet9")  # The same in less time.
     monkeypatch.setattr(models, "MODELS", {name: models.MODELS[name] for name in fewer})

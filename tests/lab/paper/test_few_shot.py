@@ -423,6 +423,7 @@ def test_rows_of_one_shot_have_their_own_recipe_and_no_number_of_the_paper(tmp_p
     assert {row[3] for row in found} == {""}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("world", "tiny_table")
 @pytest.mark.parametrize("change", ["tasks", "statistics", "classes"])
 def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path, change):

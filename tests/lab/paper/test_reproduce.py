@@ -46,6 +46,7 @@ def records(folder):
     return sorted((folder / "results").rglob("*.json"))
 
 
+@pytest.mark.long
 def test_everything_is_run_recorded_and_never_repeated(tmp_path, launched, capsys):
     assert reproduce(tmp_path, "--seeds", "1,2") == 0
     told = capsys.readouterr()
@@ -67,6 +68,7 @@ def test_everything_is_run_recorded_and_never_repeated(tmp_path, launched, capsy
     assert launched[0][launched[0].index("--seed") + 1] == "3"
 
 
+@pytest.mark.long
 def test_deleting_one_record_reruns_exactly_that_one(tmp_path, launched):
     assert reproduce(tmp_path, "--seeds", "1,2") == 0
     before = {path: timeless(path) for path in records(tmp_path)}

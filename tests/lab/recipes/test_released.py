@@ -133,6 +133,7 @@ def test_train_takes_the_variant_whole(tmp_path):
     assert runs[0].recipe.norm_eps == 1e-3
 
 
+@pytest.mark.long
 def test_reproduce_and_table_keep_variants_apart(tmp_path, capsys):
     results = tmp_path / "results"
     write_by_hand(results, "cifar10-cnn", 1, [1, 0])

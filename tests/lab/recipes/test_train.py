@@ -18,6 +18,7 @@ SMALL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("cifar10-")])
 def test_a_loaded_run_scores_as_its_summary_says(name, tmp_path):

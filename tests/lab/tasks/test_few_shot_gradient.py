@@ -88,6 +88,7 @@ def gradients(method, loss):
     return dict(zip(learned, torch.autograd.grad(loss, list(learned.values())), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("statistics", ["support", "transductive", "running"])
 @pytest.mark.parametrize("name", METHODS)
 def test_gradients_are_finite_differences(name, statistics):
@@ -133,6 +134,7 @@ def test_gradients_are_those_of_higher(name, first_order):
     assert_close(found, dict(zip(wanted, expected, strict=True)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("first_order", "chunk_size"), [(False, 2), (False, None), (True, 2)])
 @pytest.mark.parametrize("name", METHODS)
 def test_vmap_is_the_loop(name, first_order, chunk_size):
@@ -181,6 +183,7 @@ def test_what_moves_in_each_phase_and_what_is_learned():
     assert learned == gains | head | dynamic.names(["predictor"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("statistics", ["support", "running"])
 def test_adapted_predictions_are_inductive_and_keep_no_graph(name, statistics):
@@ -291,6 +294,7 @@ def test_defaults_are_those_of_the_released_codes():
 NORMED = ns.Dynamic(predictor=ns.SphereNet(hidden=4, batch_norm=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "similarity"),
     [(maml, None), (anil, None), (meta_learned, "static-diagonal"), (maml, NORMED)],

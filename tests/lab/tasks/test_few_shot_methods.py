@@ -379,6 +379,7 @@ def by_hand(method, tested):
     return torch.stack(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["proto", "fine-tuning", "relation", "static-nsn", "anil"])
 def test_the_evaluator_counts_right_queries(tested, name):
     method = METHODS[name].build(network(), SIZES)
@@ -490,6 +491,7 @@ def _normalised(plain, support, query):
     return query
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_evaluated_in_bf16(tested, name):
     method = METHODS[name].build(network(similarity="static-diagonal"), SIZES)

@@ -60,11 +60,13 @@ def threads(_):
     return torch.get_num_threads()
 
 
+@pytest.mark.long
 def test_an_error_in_a_process_is_raised_here():
     with pytest.raises(ValueError, match="invalid literal"):
         list(spread(int, ["1", "one"], 1))
 
 
+@pytest.mark.long
 def test_a_process_that_ends_is_told_of():
     with pytest.raises(RunError, match="ended before its work"):
         list(spread(os._exit, [3], 1))

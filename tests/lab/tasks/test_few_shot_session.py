@@ -44,6 +44,7 @@ from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
 pytestmark = pytest.mark.usefixtures("tiny_classes")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["proto", "fine-tuning", "leo"])
 def test_resumed_runs_end_bit_identical(tmp_path, monkeypatch, method):
     """Killed at the steps 4 and 5, both behind the checkpoint of step 3; LEO draws every time."""
@@ -112,6 +113,7 @@ def test_training_by_tasks_is_the_textbooks(tmp_path):
         torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_tasks_of_a_step_keep_their_graphs_one_after_another(monkeypatch):
     recipe, split = replace(BY_TASKS, meta_batch=4), make_split()
     runtime, preprocess = choose_runtime("cpu", "fp32"), data.Preprocess.fit(split.train)

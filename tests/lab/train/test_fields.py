@@ -73,6 +73,7 @@ def usual(tmp_path_factory):
         return weights_after_training(TINY, tmp_path_factory.mktemp("usual") / "run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_depend_on(usual, tmp_path, name):
     other = weights_after_training(replace(TINY, **{name: WEIGHTS[name]}), tmp_path / "run")
@@ -208,6 +209,7 @@ def test_model_has_the_recipes_options(tmp_path, monkeypatch):
     assert asked == [(("cnn9", 4), options | {"in_channels": 1, "image_size": 8})]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["cnn10", "resnet18"])
 def test_networks_without_variants_train(model, tmp_path):
     run = train(replace(TINY, model=model), out=tmp_path / "run", device="cpu")
@@ -266,6 +268,7 @@ def test_compile(tmp_path, monkeypatch, compiles):
     assert len(compiled) == compiles
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("asked", "used"), [(0, 1), (2, 2)])
 def test_threads(tmp_path, monkeypatch, asked, used):
     counts = set()

@@ -107,6 +107,7 @@ class Tape:
         return replay
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fails", "then"),
     [(None, ["replay"] * 4), ("operation not permitted when stream is capturing\nmore", [])],

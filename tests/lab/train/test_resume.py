@@ -201,6 +201,7 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
+@pytest.mark.long
 def test_truncated_checkpoint_falls_back_and_still_ends_bit_identical(reference, stopped, caplog):
     truncate(stopped / "checkpoints" / "step-00000006" / "state.pt")
     with caplog.at_level(logging.WARNING):
@@ -235,6 +236,7 @@ def test_a_summary_that_is_none_is_named(tmp_path, capsys, content):
     assert f"{run.summary} must be a summary of a run" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_resumption_is_recorded_and_a_change_of_threads_warned_of(stopped, caplog):
     path = stopped / "environment.json"
     path.write_text(path.read_text().replace('"threads": 1', '"threads": 64'))
@@ -252,12 +254,14 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(stopped):
     assert [p["precision"] for p in json.loads(path.read_text())["resumed"]] == ["bf16"]
 
 
+@pytest.mark.long
 def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
     monkeypatch.setattr("neural_similarity.lab.train.environment.commit", lambda: "another")
     resume(stopped, device="cpu")
     assert "commit is another and was" in caplog.text
 
 
+@pytest.mark.long
 def test_two_processes_do_not_train_one_run(stopped, capsys):
     with locked(stopped / "config.json", "taken"):
         assert cli.main(["train", "--resume", str(stopped)]) == 1

@@ -72,6 +72,7 @@ def test_loading_leaves_the_random_numbers_as_they_are(tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.long
 def test_run_folder_is_complete(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "draw_learning_curves", DRAW_CURVES)
     run = train_tiny(tmp_path)
@@ -213,6 +214,7 @@ def test_validation_keeps_the_best_and_is_held_out(tmp_path):
     assert summary["best_checkpoint"]["test_loss"] == pytest.approx(scores.loss, rel=1e-5)
 
 
+@pytest.mark.long
 def test_test_images_reach_nothing_but_the_summary(tmp_path, monkeypatch):
     def trained(name):
         run = train_tiny(tmp_path / name, validation=16, evaluate_every=2)
