@@ -27,6 +27,8 @@ API = DOCS / "reference" / "api"
 PACKAGE = ROOT / "src" / "neural_similarity"
 MACHINES = {"xeon": "benchmarks", "epyc": "benchmarks/epyc"}
 """Pages below docs/machines by the folder of their reports."""
+LINKED = ("results/theory", "examples")
+"""What pages show or link to outside of docs."""
 RECIPES = {
     "neural_similarity.lab.train.recipe": "Recipe",
     "neural_similarity.lab.tasks.few_shot.recipe": "FewShotRecipe",
@@ -233,6 +235,8 @@ def main() -> None:
         run(zensical, "serve")
         return
     run(zensical, "build", "--clean", "--strict")
+    for folder in LINKED:
+        shutil.copytree(ROOT / folder, ROOT / "site" / folder, dirs_exist_ok=True)
     if empty := missing(ROOT / "site"):
         raise SystemExit(f"no reference is shown of: {', '.join(empty)}")
 
