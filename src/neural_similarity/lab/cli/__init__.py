@@ -49,6 +49,7 @@ COMMANDS: Commands = {
     "recipes": (_late("recipes", "recipes"), "list the named recipes"),
     "models": (_late("catalogue", "models"), "list the networks, their parameters and MACs"),
     "data": (_late("catalogue", "data"), "download or verify a data set"),
+    "completion": (_late("completion", "completion"), "print what bash or zsh completes by"),
 }
 EXAMPLES = """\
   nsim train                                          a few minutes on a laptop

@@ -34,7 +34,7 @@ def dispatch(
     """
     name, *rest = args or ["--help"]
     if name in ("-h", "--help"):
-        lines = "\n".join(f"  {name:<10}{text}" for name, (_, text) in commands.items())
+        lines = "\n".join(f"  {name:<12}{text}" for name, (_, text) in commands.items())
         say(
             f"usage: {prog} COMMAND ...\n\n{about}\n\ncommands:\n{lines}\n\n"
             f"examples:\n{examples}\n\n`{prog} COMMAND --help` describes a command."
