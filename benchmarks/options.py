@@ -83,7 +83,7 @@ class Options:
 class PageOptions:
     """What `python -m benchmarks page` takes."""
 
-    results: tuple[Path, ...] = (Path("benchmarks"), Path("benchmarks/epyc"))
+    results: tuple[Path, ...] = tuple(Path("benchmarks", name) for name in ("", "epyc", "avx2"))
     """Folders of what the benchmarks saved, one a processor. Of one alone, all tables are shown."""
     out: Path = Path("docs/performance.md")
     """Markdown file to write."""

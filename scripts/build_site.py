@@ -25,7 +25,11 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 API = DOCS / "reference" / "api"
 PACKAGE = ROOT / "src" / "neural_similarity"
-MACHINES = {"xeon": "benchmarks", "epyc": "benchmarks/epyc"}
+MACHINES = {
+    "xeon": "benchmarks",
+    "epyc": "benchmarks/epyc",
+    "epyc-avx2": "benchmarks/avx2",
+}
 """Pages below docs/machines by the folder of their reports."""
 LINKED = ("results/theory", "examples")
 """What pages show or link to outside of docs."""
