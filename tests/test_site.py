@@ -62,5 +62,5 @@ def test_every_field_of_a_recipe_stands_in_the_table():
 def test_the_page_of_commands_has_their_help(monkeypatch):
     monkeypatch.setattr(builder, "COMMANDS", {"recipes": builder.COMMANDS["recipes"]})
     page = builder.commands()
-    assert "  report    compare runs in one HTML file" in page
+    assert "  report      compare runs in one HTML file" in page
     assert "## nsim recipes\n\n```text\nusage: nsim recipes [--json]\n" in page
