@@ -57,7 +57,7 @@ OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast
 SECONDS = 600
 """A bug that keeps the tests running for longer counts as found."""
 FILES = 3
-"""Test files that run for a bug: those that name most of what its source defines."""
+"""Test files that run for a bug first: those that name most of what its source defines."""
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,22 @@ def related(bug: Bug, folder: Path) -> list[str]:
     return [str(file) for file in ranked[:FILES] if counts[file] or file == ranked[0]]
 
 
-def survives(bug: Bug, tests: list[str]) -> bool:
-    """Whether the tests pass in a fork in which the module has the bug."""
+def survives(bug: Bug, folder: Path) -> bool:
+    """Whether the nearest tests pass with a bug, and then all quick ones of its room."""
+    near = _passes(bug, related(bug, folder), "not slow")
+    return near and _passes(bug, [str(folder)], "not slow and not long")
+
+
+def _passes(bug: Bug, tests: list[str], marks: str) -> bool:
+    """Whether tests pass in a fork in which the module has the bug."""
     child = os.fork()
     if not child:
-        _run(bug, tests)
+        _run(bug, tests, marks)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) == 0
 
 
-def _run(bug: Bug, tests: list[str]) -> None:
+def _run(bug: Bug, tests: list[str], marks: str) -> None:
     code = 9
     try:
         signal.alarm(SECONDS)
@@ -187,7 +193,7 @@ def _run(bug: Bug, tests: list[str]) -> None:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        options = ["-o", "addopts=", "--import-mode=importlib", "-m", "not slow", "-x", "-q"]
+        options = ["-o", "addopts=", "--import-mode=importlib", "-m", marks, "-x", "-q"]
         code = int(pytest.main([*options, "-p", "no:cacheprovider", "--tb=no", *tests]))
     finally:
         os._exit(code)
@@ -215,7 +221,7 @@ def main() -> None:
         for bug in bugs(room)[: options.each]:
             key = json.dumps(asdict(bug))
             if key not in results and not options.show:
-                results[key] = survives(bug, related(bug, ROOT / ROOMS[room]))
+                results[key] = survives(bug, ROOT / ROOMS[room])
                 RESULTS.parent.mkdir(exist_ok=True)
                 with RESULTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"bug": asdict(bug), "survives": results[key]}) + "\n")
