@@ -77,3 +77,17 @@ def test_a_layer_costs_hardly_more_than_a_plain_one():
     pooled = ns.convert(torch.nn.Sequential(plain), ns.Dynamic(ns.Full(), ns.Pooled()))
     size = (64, 32, 32)
     assert macs(pooled, size) / macs(plain, size) < 1.02
+
+
+def test_exported_and_compiled_programs_take_batches_of_any_size():
+    torch.manual_seed(0)
+    layer = ns.Conv2d(3, 8, 3, similarity=ns.Dynamic(ns.Full(), ns.Pooled(hidden=5))).eval()
+    torch.nn.init.normal_(layer.similarity.gain)
+    x, other = torch.randn(2, 3, 10, 11), torch.randn(5, 3, 9, 12)
+    sizes = {dim: torch.export.Dim(f"size{dim}", min=2 if dim == 0 else 4) for dim in (0, 2, 3)}
+    program = torch.export.export(layer, (x,), dynamic_shapes=(sizes,)).module()
+    assert_close(program(other), layer(other))
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert_close(compiled(x), layer(x))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert_close(compiled(other), layer(other))

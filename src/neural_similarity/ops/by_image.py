@@ -2,17 +2,22 @@
 
 from math import prod
 
+import torch
 from torch import Tensor
 
 from neural_similarity.ops.operands import Operands
+from neural_similarity.ops.tracing import by_torch
 from neural_similarity.ops.window import CONVOLUTIONS
 
 
 def folds_by_image(x: Tensor, weight: Tensor, output: tuple[int, ...]) -> bool:
     """Whether folding takes fewer multiplications than M at every position.
 
-    A full M costs o·c·K² an image in the kernel and P·c·K² at P positions.
+    A full M costs o·c·K² an image in the kernel and P·c·K² at P positions. Programs that are
+    traced, exported or compiled for batches of any size cannot have as many groups as images.
     """
+    if by_torch() or torch.compiler.is_compiling():
+        return False
     return len(x) > 0 and prod(output) > weight.shape[0]
 
 
