@@ -226,12 +226,16 @@ def test_few_images_of_each_class_drawn_by_the_seed(world, tmp_path):
         recipe = AdaptationRecipe(
             backbone=str(file), width=0.25, image_size=16, per_class=per_class, seed=seed
         )
-        return AdaptationTask.load(recipe, world / "colours").dataset.train
+        task = AdaptationTask.load(recipe, world / "colours")
+        digests.add(task.digest)
+        return task.dataset.train
 
+    digests = set()
     assert few(5).labels.bincount().tolist() == [5, 5, 5]
     assert torch.equal(few(5).pixels, few(5).pixels)
     assert not torch.equal(few(5).pixels, few(5, seed=1).pixels)
     assert len(few(16)) == len(few(100)) == len(few(None)) == 48
+    assert len(digests) == 1  # so that a table compares its seeds
     with pytest.raises(ValueError, match="`per_class` must be at least 1, got 0"):
         few(0)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
-from neural_similarity.lab.data import IN_PLACE, Images, ImageSet, Preprocess
+from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
@@ -146,6 +146,13 @@ class AdaptationTask(ClassificationTask):
     RUN: ClassVar[type[Run]] = AdaptationRun
 
     recipe: AdaptationRecipe
+    whole: Dataset | None = None
+    """What the few images of each class are drawn from: seeds draw others of one data set."""
+
+    @property
+    def digest(self) -> str:
+        """Of the whole data set."""
+        return (self.whole or self.dataset).digest
 
     @classmethod
     def load(cls, recipe: Any, root: str | Path, progress: Progress | None = None) -> Self:
@@ -154,10 +161,10 @@ class AdaptationTask(ClassificationTask):
             recipe = _resolved(recipe)
         task = super().load(recipe, root, progress)
         train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
+        dataset = whole = replace(task.dataset, train=train, test=test)
         if recipe.per_class is not None:
-            train = _few(train, recipe.per_class, recipe.seed)
-        dataset = replace(task.dataset, train=train, test=test)
-        return cls(fitted(task.recipe, dataset), dataset)
+            dataset = replace(whole, train=_few(train, recipe.per_class, recipe.seed))
+        return cls(fitted(task.recipe, dataset), dataset, whole)
 
     def check(self) -> dict[str, Any]:
         """As for images of any kind; facts of the backbone."""
