@@ -98,6 +98,18 @@ def test_studies_have_no_numbers_of_the_paper(tmp_path, name):
     draw(report, tmp_path / "table.png")
 
 
+def test_adaptations_stand_beside_how_many_numbers_they_trained(tmp_path):
+    for name, count in (("signs-head", 650), ("signs-full", 2189)):
+        path = write_by_hand(tmp_path, name, 1, [1, 0])
+        content = json.loads(path.read_text())
+        content["summary"] |= {"trained": count, "bytes": 4 * count}
+        path.write_text(json.dumps(content))
+    report = make_report(TABLES["adapt"], budget=1, results=tmp_path)
+    assert cells(to_markdown(report), "static full M")[-2:] == ["2,189", "8.8"]
+    assert cells(to_markdown(report), "full fine-tuning")[-2:] == ["", ""]
+    draw(report, tmp_path / "table.png")
+
+
 def test_row_by_hand(tmp_path):
     """Errors 40, 60, 20 % and 20, 20, 20 %: differences -20, -40, 0."""
     for seed, right in enumerate(([1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 0]), 1):

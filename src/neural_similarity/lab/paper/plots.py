@@ -1,5 +1,6 @@
 """A report as a picture."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ SHIFT = 0.12
 def draw(report: Report, path: Path) -> None:
     """Draw the metric and the difference to the baseline, a row each, with the paper's beside.
 
-    Where updates were timed, the metric is drawn against that, too.
+    Where updates were timed, the metric is drawn against that, too; of adaptations, against how
+    many numbers were trained.
 
     Args:
         report: a table with its runs.
@@ -24,7 +26,8 @@ def draw(report: Report, path: Path) -> None:
     from matplotlib.figure import Figure
 
     heights = [len(panel.lines) for panel in report.panels]
-    columns = 2 if report.costs is None else 3
+    trained = any(_trained(line) for panel in report.panels for line in panel.lines)
+    columns = 2 + (report.costs is not None or trained)
     size = (6.5 * columns, 0.75 * sum(heights) + 1.2 * len(heights) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
@@ -33,6 +36,8 @@ def draw(report: Report, path: Path) -> None:
         _draw_differences(axes[1], panel)
         if report.costs is not None:
             _draw_costs(axes[2], panel, report.costs.baseline)
+        elif trained:
+            _draw_trained(axes[2], panel)
     handles = {}
     for axes in grid.flat:
         drawn, labels = axes.get_legend_handles_labels()
@@ -80,17 +85,32 @@ def _draw_differences(axes: Any, report: PanelReport) -> None:
 
 
 def _draw_costs(axes: Any, report: PanelReport, baseline: str) -> None:
-    known = [(line, line.step) for line in report.lines if line.step is not None and line.records]
-    axes.set_visible(bool(known))
-    for line, step in known:
-        place = step.mean, line.mean
-        axes.errorbar(*place, yerr=line.deviation or 0, fmt="o", c=SEED, capsize=3)
+    places = [(line, line.step.mean) for line in report.lines if line.step and line.records]
+    _draw_against(axes, report, places, f"time of an update ÷ {baseline}'s")
+
+
+def _draw_trained(axes: Any, report: PanelReport) -> None:
+    places = [(line, count) for line in report.lines if (count := _trained(line))]
+    axes.set_xscale("log")
+    _draw_against(axes, report, places, "numbers trained")
+
+
+def _draw_against(
+    axes: Any, report: PanelReport, places: Sequence[tuple[Line, float]], label: str
+) -> None:
+    axes.set_visible(bool(places))
+    for line, x in places:
+        axes.errorbar(x, line.mean, yerr=line.deviation or 0, fmt="o", c=SEED, capsize=3)
+        place = x, line.mean
         axes.annotate(line.row.label, place, (5, 4), textcoords="offset points", fontsize=7)
-    axes.set(
-        xlabel=f"time of an update ÷ {baseline}'s", ylabel=f"test {report.panel.metric} in percent"
-    )
+    axes.set(xlabel=label, ylabel=f"test {report.panel.metric} in percent")
     axes.margins(x=0.25, y=0.15)
     axes.grid(alpha=0.3)
+
+
+def _trained(line: Line) -> int | None:
+    """How many numbers an adaptation trained."""
+    return line.records[0].summary.get("trained") if line.records else None
 
 
 def _draw_interval(axes: Any, y: float, value: Interval | None, colour: str, kind: str) -> None:
