@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -319,6 +319,7 @@ def _predictor_of(make: Predictor | nn.Module, geometry: Geometry, scalars: int)
     return module
 
 
+@runtime_checkable
 class Layer(Protocol):
     """What a similarity needs of its layer."""
 

@@ -12,7 +12,7 @@ grouped convolution, b blocks of channels that have an M of their own.
 from collections.abc import Sequence
 from itertools import product
 from math import prod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ MOST_FILTERS = 4
 """Up to so many filters a channel the kernel goes first; beyond, columns are the smaller."""
 
 
+@runtime_checkable
 class Arithmetic(Protocol):
     """How M, (n, b, K, *out) or (n, b, K, K, *out), makes columns (N, K, c) of patches.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class Operands(NamedTuple):
         return last if _lies(self.x, last) or _lies(self.weight, last) else torch.contiguous_format
 
 
+@runtime_checkable
 class Implementation(Protocol):
     """One way to compute an operator."""
 
