@@ -1,5 +1,6 @@
 """Similarities as text, and what importing the package brings along."""
 
+import inspect
 from dataclasses import fields
 
 import pytest
@@ -91,7 +92,7 @@ def test_the_complete_text_names_every_field_of_every_part(name):
 def test_the_complete_text_keeps_its_meaning_when_a_default_changes(monkeypatch):
     spec = ns.Dynamic(ns.Diagonal(), predictor=ns.SphereNet(hidden=8))
     text, short = format_similarity(spec, complete=True), format_similarity(spec)
-    defaults = ns.SphereNet.__init__.__kwdefaults__
+    defaults = inspect.unwrap(ns.SphereNet.__init__).__kwdefaults__
     monkeypatch.setitem(defaults, "normalize", "input")
     assert parse_similarity(text) == spec
     assert parse_similarity(short) != spec

@@ -72,28 +72,24 @@ def test_all_kernels_compile_for_hopper(tmp_path):
     in_a_process("compiled_kernels.py", {"TRITON_CACHE_DIR": str(tmp_path)}, *options)
 
 
-class OnGpu:
-    """A tensor's face as `declines` sees it, on a GPU that is not here."""
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU, which is not here."""
 
     is_cuda = True
+    device = torch.device("cuda", 0)
 
-    def __init__(self, x):
-        self.device, self.dtype, self.dim, self.shape = (
-            torch.device("cuda", 0),
-            x.dtype,
-            x.dim,
-            x.shape,
-        )
-        self.is_floating_point = x.is_floating_point
+
+def on_gpu(x):
+    return x.as_subclass(OnGpu)
 
 
 @pytest.mark.parametrize(
     ("x", "taps", "reason"),
     [
         (X, 9, "the input is on cpu, not on a GPU"),
-        (OnGpu(X.double()), 9, "float64, none of float32, float16 and bfloat16"),
-        (OnGpu(X[None]), 9, "has 3 spatial dimensions, more than 2"),
-        (OnGpu(X), 81, "has 81 taps, more than 64"),
+        (on_gpu(X.double()), 9, "float64, none of float32, float16 and bfloat16"),
+        (on_gpu(X[None]), 9, "has 3 spatial dimensions, more than 2"),
+        (on_gpu(X), 81, "has 81 taps, more than 64"),
     ],
 )
 def test_it_says_why_it_declines(x, taps, reason):
@@ -104,17 +100,17 @@ def test_it_says_why_it_declines(x, taps, reason):
 def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     if find_spec("triton"):
-        assert declines("triton", OnGpu(X), 9) == "the GPU's compute capability is below 8.0"
+        assert declines("triton", on_gpu(X), 9) == "the GPU's compute capability is below 8.0"
     monkeypatch.setattr(triton, "find_spec", lambda _: None)
-    assert declines("triton", OnGpu(X), 9) == "triton is not installed"
-    assert chosen("auto", OnGpu(X), 9, 1) == "eager"
+    assert declines("triton", on_gpu(X), 9) == "triton is not installed"
+    assert chosen("auto", on_gpu(X), 9, 1) == "eager"
 
 
 @needs_triton
 def test_auto_takes_it_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert declines("triton", OnGpu(X), 9) is None
-    assert chosen("auto", OnGpu(X), 9, 1) == "triton"
+    assert declines("triton", on_gpu(X), 9) is None
+    assert chosen("auto", on_gpu(X), 9, 1) == "triton"
 
 
 def test_a_refusal_names_the_backend_and_the_reason():

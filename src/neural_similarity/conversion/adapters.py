@@ -14,7 +14,7 @@ from neural_similarity.conversion.freezing import Network, similarities_of
 from neural_similarity.conversion.names import Parts, chosen
 from neural_similarity.conversion.surgery import copied
 from neural_similarity.nn import DynamicSimilarity, Similarity, SimilarityLayer, format_similarity
-from neural_similarity.nn.layer import become, has_similarity, strip
+from neural_similarity.nn.layer import become, has_similarity
 from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.text import required_similarity
 
@@ -200,7 +200,7 @@ class Adapters:
             layer, kind = become(self.backbone.get_submodule(name)), self._kinds[name]
             layer.similarity = None
             if not issubclass(kind, SimilarityLayer):
-                strip(layer).__class__ = kind
+                layer.without_similarity().__class__ = kind
         for key, tensor in self._replaced.items():
             _replace(self.backbone, key, tensor)
         self.active, self.merged, self._replaced = None, False, {}

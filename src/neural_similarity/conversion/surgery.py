@@ -12,7 +12,7 @@ from neural_similarity.conversion.freezing import Network, let_go, similarities_
 from neural_similarity.conversion.planning import check_plan, identity_start, make_plan
 from neural_similarity.conversion.where import Where, choice_of
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
-from neural_similarity.nn.layer import check_exact, equip, is_dynamic, strip
+from neural_similarity.nn.layer import check_exact, equip, is_dynamic
 from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.text import Similarity
 
@@ -77,7 +77,7 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
         with _naming(name):
             check_exact(layer)
     for layer in layers.values():
-        strip(layer)
+        layer.without_similarity()
     let_go(model)
     return model
 
@@ -159,7 +159,7 @@ def _equip_all(names: Mapping[nn.Module, str], spec: Similarity) -> None:
             if isinstance(layer, SimilarityLayer):
                 layer.similarity = None
                 if not issubclass(kind, SimilarityLayer):
-                    strip(layer).__class__ = kind
+                    layer.without_similarity().__class__ = kind
         raise
 
 

@@ -1,8 +1,9 @@
 """M as a turn, scale, shear or shift of the kernel."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class Affine(Structure):
             dimensions.
     """
 
-    parts: tuple[Part, ...] = PARTS
+    parts: Part | Sequence[Part] = PARTS
     tied: bool = False
 
     def __post_init__(self):
@@ -71,7 +72,7 @@ class Affine(Structure):
             raise ValueError(
                 f"Affine needs a kernel of two dimensions, got one of {geometry.kernel_size}"
             )
-        return _Affine(self.parts, geometry.kernel_size)
+        return _Affine(cast(tuple[Part, ...], self.parts), geometry.kernel_size)
 
 
 class _Affine(StructureModule):

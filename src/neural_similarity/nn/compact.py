@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import has_hooks
@@ -14,7 +15,7 @@ from neural_similarity.nn.structure import StructureModule
 _PADS = {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d}
 
 
-def compacted(layer: nn.Conv2d, geometry: Geometry, structure: StructureModule) -> nn.Module:
+def compacted(layer: _ConvNd, geometry: Geometry, structure: StructureModule) -> nn.Module:
     """A folded layer without what its M made zero for good.
 
     Selected taps: border taps that no kernel tap selects go, and the padding with them; where the
@@ -39,7 +40,7 @@ def _shifts_channels(structure: StructureModule) -> bool:
 
 
 @torch.no_grad()
-def _cropped(layer: nn.Conv2d, geometry: Geometry) -> nn.Module:
+def _cropped(layer: _ConvNd, geometry: Geometry) -> nn.Module:
     used = layer.weight.flatten(0, 1).any(0)
     kernel, sides = layer.weight, []
     for dim, (before, after) in enumerate(geometry.both_sides()):
@@ -63,7 +64,7 @@ def _span(used: Tensor) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def _shift_and_join(layer: nn.Conv2d, geometry: Geometry) -> nn.Sequential:
+def _shift_and_join(layer: _ConvNd, geometry: Geometry) -> nn.Sequential:
     """A kernel with one tap of every channel in use, as a depthwise shift and a 1×1 convolution."""
     taps = layer.weight.flatten(2)
     tap = taps.abs().sum(0).argmax(1)
@@ -77,13 +78,13 @@ def _shift_and_join(layer: nn.Conv2d, geometry: Geometry) -> nn.Sequential:
     )
 
 
-def _like(layer: nn.Conv2d, kernel: Tensor, bias: Tensor | None, **changes: Any) -> nn.Conv2d:
+def _like(layer: _ConvNd, kernel: Tensor, bias: Tensor | None, **changes: Any) -> _ConvNd:
     """A convolution with another kernel, and options of `layer` but for `changes`."""
     names = ("stride", "padding", "dilation", "groups")
     options = {name: getattr(layer, name) for name in names} | changes
     out_channels, per_group, *size = kernel.shape
-    convolution = type(layer)(
-        per_group * options["groups"], out_channels, cast(Any, tuple(size)),
+    convolution = cast(Any, type(layer))(
+        per_group * options["groups"], out_channels, tuple(size),
         bias=bias is not None, device=kernel.device, dtype=kernel.dtype, **options,
     )  # fmt: skip
     trained = layer.weight.requires_grad

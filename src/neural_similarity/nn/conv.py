@@ -5,6 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from neural_similarity.nn.compact import compacted
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
@@ -43,7 +44,7 @@ class _Convolution(SimilarityLayer):
 
     def geometry(self) -> Geometry:
         """What a similarity needs to know of the layer."""
-        return convolution_geometry(cast(nn.Conv2d, self))
+        return convolution_geometry(cast(_ConvNd, self))
 
     @leaf
     def forward(self, input: Tensor) -> Tensor:
@@ -55,12 +56,12 @@ class _Convolution(SimilarityLayer):
 
     def static_forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         """torch's convolution with `kernel`."""
-        layer = cast(nn.Conv2d, self)
+        layer = cast(_ConvNd, self)
         return layer._conv_forward(x, kernel, layer.bias)
 
     def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
         """The convolution with a predicted M."""
-        layer, built = cast(nn.Conv2d, self), similarity.geometry
+        layer, built = cast(_ConvNd, self), similarity.geometry
         weight = layer.weight
         _check_unchanged(layer, weight, built)
         dims, channels = weight.dim() - 2, built.in_channels
@@ -77,11 +78,11 @@ class _Convolution(SimilarityLayer):
     def fold(self) -> nn.Module:
         """The layer made torch's in place, or a smaller equal of it, see `compacted`."""
         structure, geometry = getattr(self.similarity, "structure", None), self.geometry()
-        plain = cast(nn.Conv2d, super().fold())
+        plain = cast(_ConvNd, super().fold())
         return plain if structure is None else compacted(plain, geometry, structure)
 
 
-def _check_unchanged(layer: nn.Conv2d, weight: Tensor, built: Geometry) -> None:
+def _check_unchanged(layer: _ConvNd, weight: Tensor, built: Geometry) -> None:
     """Check that window and channels of the layer are those its predictor was built for."""
     inner = built.in_channels // built.groups
     if weight.shape[1:] == (inner, *built.kernel_size) and _window(layer) == _window(built):
@@ -183,7 +184,7 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
 
     def geometry(self) -> Geometry:
         """What a similarity needs to know of the layer."""
-        return convolution_geometry(cast(nn.Conv2d, self))
+        return convolution_geometry(cast(_ConvNd, self))
 
     def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
         """A static similarity with one M for all channels."""

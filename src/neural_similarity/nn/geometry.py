@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from neural_similarity.ops.window import Window
 
@@ -65,7 +66,7 @@ class Geometry:
         return [(t // 2, t - t // 2) for t in total]
 
 
-def convolution_geometry(layer: nn.Conv2d) -> Geometry:
+def convolution_geometry(layer: _ConvNd) -> Geometry:
     """The geometry of one of torch's convolutions, or of a subclass: what its `forward` goes by.
 
     Sizes are the weight's own, which a network may have replaced (as for grey images), and a window

@@ -90,6 +90,17 @@ class SimilarityLayer(nn.Module):
         self.similarity = module
         return self
 
+    def without_similarity(self) -> nn.Module:
+        """The layer made torch's in place, its similarity dropped: `equip` undone.
+
+        Raises:
+            ValueError: the layer is of another class.
+        """
+        check_exact(self)
+        del self.similarity
+        self.__class__ = self.plain  # pyright: ignore[reportAttributeAccessIssue]
+        return self
+
     def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
         """The module of a spec, or the module itself."""
         if similarity is None or isinstance(similarity, nn.Module):
@@ -122,7 +133,7 @@ class SimilarityLayer(nn.Module):
             kernel = cast(nn.Parameter, getattr(self, name))
             folded = cast(StaticSimilarity, part).fold(kernel)
             setattr(self, name, nn.Parameter(folded.detach(), kernel.requires_grad))
-        return strip(self)
+        return self.without_similarity()
 
     def fuse(self) -> nn.Module:
         """torch's layer that computes the same; the layer itself where M is dynamic.
@@ -181,18 +192,6 @@ def geometry_of(layer: nn.Module) -> Geometry:
     """What a similarity would know of a torch layer, or of ours."""
     kind = LAYERS.get(torchs_class(type(layer)) or type(layer), type(layer))
     return cast(type[SimilarityLayer], kind).geometry(cast(SimilarityLayer, layer))
-
-
-def strip(layer: SimilarityLayer) -> nn.Module:
-    """`equip` undone: the layer made torch's in place, its similarity dropped.
-
-    Raises:
-        ValueError: the layer is of another class.
-    """
-    check_exact(layer)
-    del layer.similarity
-    layer.__class__ = layer.plain  # pyright: ignore[reportAttributeAccessIssue]
-    return layer
 
 
 def check_exact(layer: SimilarityLayer) -> None:

@@ -57,7 +57,7 @@ def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator
             )
             y = operator(x, operands[1], similarity, *geometry)
             return y.unflatten(0, (info.batch_size, -1)), 0
-        examples = _examples(operands, in_dims, info.batch_size)
+        examples = _examples(operands, in_dims[:3], info.batch_size)
         return torch.stack([operator(*example, *geometry) for example in examples]), 0
 
     operator = registration.register(name, f"({_OPERANDS}) -> Tensor", forward, fake, vmap)
@@ -76,7 +76,7 @@ def _register_backward(name: str, ways: Mapping[str, Implementation]) -> Operato
 
     def vmap(info, in_dims, *arguments):
         operands, rest = arguments[:4], arguments[4:]
-        examples = _examples(operands, in_dims, info.batch_size)
+        examples = _examples(operands, in_dims[:4], info.batch_size)
         gradients = [operator(*example, *rest) for example in examples]
         return tuple(torch.stack(parts) for parts in zip(*gradients, strict=True)), (0, 0, 0)
 
@@ -156,10 +156,9 @@ def _way(ways: Mapping[str, Implementation], backend: str, given: Operands) -> I
 
 
 def _examples(
-    operands: Sequence[Tensor], in_dims: Sequence[int | None], size: int
+    operands: Sequence[Tensor], dims: Sequence[int | None], size: int
 ) -> list[tuple[Tensor, ...]]:
     """The operands of every vmapped example."""
-    dims = in_dims[: len(operands)]
     together = [batched(t, dim, size) for t, dim in zip(operands, dims, strict=True)]
     return list(zip(*together, strict=True))
 
