@@ -3,16 +3,25 @@
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
+from pointwise_laws import (
+    MAPS,
+    check_factors,
+    check_gained,
+    check_scaled,
+    check_second_derivatives,
+)
 from problems import Problem
 
 from benchmarks.compare import without_tf32
 from neural_similarity.functional import similarity_conv2d
+from neural_similarity.nn import Conv2d
 from neural_similarity.ops import declines, triton
 from neural_similarity.ops.backend import chosen
 
@@ -151,6 +160,44 @@ def test_two_runs_are_bit_equal(kind, dtype, deterministic):
     outgoing = torch.randn_like(WIDE(*operands, backend="reference"))
     one, two = (WIDE.results(operands, outgoing, dtype, "triton", "cuda") for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("maps", MAPS, ids=str)
+class TestPointwiseOnAGpu:
+    def test_factors(self, maps, dtype):
+        check_factors(maps, dtype, "cuda")
+
+    @pytest.mark.parametrize("rectified", [False, True])
+    def test_scaled(self, maps, dtype, rectified):
+        check_scaled(maps, dtype, "cuda", rectified)
+
+    @pytest.mark.parametrize("every", [0, 1, 4])
+    def test_gained(self, maps, dtype, every):
+        check_gained(maps, dtype, "cuda", every)
+
+
+@gpu
+def test_second_derivatives_of_pointwise_parts_on_a_gpu():
+    check_second_derivatives("cuda")
+
+
+@gpu
+@pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])
+def test_a_layer_on_a_gpu_is_that_on_a_cpu(similarity):
+    layer = Conv2d(20, 36, 3, padding=1, stride=2, similarity=similarity)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    x = torch.randn(3, 20, 9, 8, requires_grad=True)
+    found = []
+    for device in ("cpu", "cuda"):
+        there = deepcopy(layer).to(device)
+        mine = x.detach().to(device).requires_grad_()
+        y = there(mine)
+        found.append([y, *torch.autograd.grad(y.pow(2).sum(), [mine, *there.parameters()])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other.cpu(), one, rtol=1e-3, atol=1e-3)
 
 
 @gpu
