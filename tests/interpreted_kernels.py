@@ -20,7 +20,8 @@ from problems import Problem
 from torch.func import grad
 from torch.testing import assert_close
 
-from neural_similarity.ops import declines, pointwise
+from neural_similarity.nn import Conv2d
+from neural_similarity.ops import declines, pointwise, sphere
 from neural_similarity.ops.backend import chosen
 from neural_similarity.ops.triton import interpreted, launch
 
@@ -76,7 +77,7 @@ def test_second_derivatives(kind):
 
 @pytest.fixture
 def _processors_maps(monkeypatch):
-    monkeypatch.setattr(pointwise, "takes", lambda x: declines("triton", x, 1) is None)
+    monkeypatch.setattr(pointwise, "takes", lambda _: True)
 
 
 @pytest.mark.usefixtures("_processors_maps")
@@ -98,6 +99,27 @@ class TestPointwise:
 @pytest.mark.usefixtures("_processors_maps")
 def test_second_derivatives_of_pointwise_parts():
     check_second_derivatives("cpu")
+
+
+@pytest.mark.usefixtures("_processors_maps")
+def test_a_layer_computes_the_same_with_them_eager_and_compiled(monkeypatch):
+    layer = Conv2d(5, 4, 3, padding=1, similarity="dynamic-diagonal")
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    x = torch.randn(1, 5, 4, 3, requires_grad=True)
+
+    def results(function):
+        y = function(x)
+        return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
+
+    monkeypatch.setattr(sphere, "takes", lambda _: True)
+    eager = results(layer)
+    compiled = results(torch.compile(layer, backend="aot_eager", fullgraph=True))
+    monkeypatch.setattr(sphere, "takes", lambda _: False)
+    monkeypatch.setattr(pointwise, "takes", lambda _: False)
+    for expected, *found in zip(results(layer), eager, compiled, strict=True):
+        for one in found:
+            assert_close(one, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_tuning_happens_once_per_kernel_and_channels(monkeypatch):

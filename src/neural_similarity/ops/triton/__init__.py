@@ -36,6 +36,11 @@ def declines(x: Tensor, taps: int) -> str | None:
     return _fault(x.device) if x.is_cuda else None
 
 
+def takes_traced(x: Tensor) -> bool:
+    """`declines` as far as a tracer can follow, whose compiler for GPUs is Triton as well."""
+    return x.dtype in _DTYPES and _FAULTS.get(x.device) is None
+
+
 def _fault(device: torch.device) -> str | None:
     """Why no kernel runs on a GPU, or None: found out once by the launch of an empty one.
 

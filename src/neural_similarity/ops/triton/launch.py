@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from neural_similarity.ops.operands import Gradients, Operands
+from neural_similarity.ops.operands import Gradients, Operands, channels_last
 from neural_similarity.ops.triton import interpreted, kernels
 
 PROGRAMS = 512
@@ -295,13 +295,6 @@ def extent(tensor: Tensor) -> int:
     """Offset of the last element."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return sum((size - 1) * step for size, step in sizes)
-
-
-def channels_last(maps: Tensor) -> Tensor:
-    """Maps (n, c, *size) whose channels lie side by side: others load two bytes at a time."""
-    if maps.stride(1) == 1:
-        return maps
-    return maps.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def images(maps: Tensor) -> kernels.Images:

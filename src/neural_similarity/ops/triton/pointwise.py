@@ -12,9 +12,10 @@ import torch
 import triton
 from torch import Tensor
 
+from neural_similarity.ops.operands import channels_last
 from neural_similarity.ops.triton import pointwise_kernels as kernels
 from neural_similarity.ops.triton.kernels import Frame, Sizes
-from neural_similarity.ops.triton.launch import FAR, channels_last, extent, images
+from neural_similarity.ops.triton.launch import FAR, extent, images
 from neural_similarity.ops.window import Window
 
 ROWS, WIDEST = 32, 128
