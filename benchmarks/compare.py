@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.case import Absent, Subject
-from benchmarks.measure import Call, Effort, Timing, measure
+from benchmarks.measure import Call, Clock, Effort, Timing, measure, seconds_per_call
 from benchmarks.oracle import Checker, Errors
 from benchmarks.report import Group, Row, title
 from neural_similarity.lab.train.runtime import threads
@@ -42,7 +43,12 @@ def entrant(subject: Subject, checker: Checker, calls: Mapping[str, Call], costs
     return Entrant(name=subject.name, errors=errors, calls=calls, costs=costs)
 
 
-def compare(group: Group, entrants: Sequence[Entrant | Absent], effort: Effort) -> list[Row]:
+def compare(
+    group: Group,
+    entrants: Sequence[Entrant | Absent],
+    effort: Effort,
+    clock: Clock = seconds_per_call,
+) -> list[Row]:
     """A row for every entrant, the baseline first, with every number of CPU threads.
 
     What computes something wrong has no times, and beside a wrong baseline nothing has.
@@ -53,11 +59,13 @@ def compare(group: Group, entrants: Sequence[Entrant | Absent], effort: Effort) 
         sys.stderr.write(f"{title(told)}\n")
         sys.stderr.flush()
         with threads(count):
-            rows += _compared(told, entrants, effort)
+            rows += _compared(told, entrants, effort, clock)
     return rows
 
 
-def _compared(group: Group, entrants: Sequence[Entrant | Absent], effort: Effort) -> list[Row]:
+def _compared(
+    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock
+) -> list[Row]:
     rows = [replace(_checked(one, group), baseline=one is entrants[0]) for one in entrants]
     right = {
         one.name: one
@@ -68,7 +76,7 @@ def _compared(group: Group, entrants: Sequence[Entrant | Absent], effort: Effort
         return rows
     times: dict[str, dict[str, Timing]] = {name: {} for name in right}
     for what in next(iter(right.values())).calls:
-        measured = measure({name: one.calls[what] for name, one in right.items()}, effort)
+        measured = measure({name: one.calls[what] for name, one in right.items()}, effort, clock)
         for name, timing in measured.items():
             seconds = timing.seconds / right[name].steps
             times[name][what] = replace(timing, seconds=seconds)
@@ -97,16 +105,15 @@ def without_tf32():
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
     """
-    convolutions = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
-    kinds = convolutions, torch.backends.cuda.matmul
-    before = [kind.fp32_precision for kind in kinds]
+    # By the older switch of convolutions: by the newer one, torch cannot read the older.
+    convolutions: Any = torch.backends.cudnn
+    products = torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.fp32_precision
     try:
-        for kind in kinds:
-            kind.fp32_precision = "ieee"
+        convolutions.allow_tf32, products.fp32_precision = False, "ieee"
         yield
     finally:
-        for kind, precision in zip(kinds, before, strict=True):
-            kind.fp32_precision = precision
+        convolutions.allow_tf32, products.fp32_precision = before
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -20,6 +20,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "saved_bytes": ("saved, bytes/position", "{:,.0f}".format),
     "peak_bytes": ("peak, MiB", lambda value: f"{value / 2**20:,.1f}"),
     "macs": ("MMACs/image", lambda value: f"{value / 1e6:,.2f}"),
+    "host_seconds": ("forward + backward on the host, ms", lambda value: f"{value * 1e3:,.2f}"),
 }
 """Heading and format of every cost."""
 Group = dict[str, str | int]

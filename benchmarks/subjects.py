@@ -23,7 +23,16 @@ from benchmarks.case import (
     seeded,
 )
 from benchmarks.compare import Entrant, compare, entrant, forward
-from benchmarks.measure import Effort, Timing, macs, peak_bytes, saved_bytes
+from benchmarks.measure import (
+    Effort,
+    Timing,
+    host_seconds,
+    macs,
+    peak_bytes,
+    replays,
+    saved_bytes,
+    seconds_per_call,
+)
 from benchmarks.oracle import Checker, outcome, trained
 from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
@@ -63,7 +72,7 @@ def _compared(
     given: Operands,
     effort: Effort,
 ) -> list[Row]:
-    checker = Checker(given.grad, case.dtype)
+    checker, device = Checker(given.grad, case.dtype), case.runtime.device
 
     def enter(subject: Subject) -> Entrant:
         module, inputs, parameters = subject.module, subject.inputs, trained(subject.module)
@@ -72,8 +81,9 @@ def _compared(
         def costs(_: Mapping[str, Timing]) -> dict[str, float | None]:
             return {
                 "saved_bytes": saved_bytes(module, inputs) / (case.batch * case.size**2),
-                "peak_bytes": peak_bytes(both, case.runtime.device),
+                "peak_bytes": peak_bytes(both, device),
                 "macs": macs(module, inputs) / case.batch,
+                "host_seconds": host_seconds(both) if device.type == "cuda" else None,
             }
 
         calls = {FORWARD: forward(module, inputs), BOTH: both}
@@ -81,7 +91,9 @@ def _compared(
 
     sizes = {"channels": case.channels, "size": case.size, "batch": case.batch}
     entrants = [one if isinstance(one, Absent) else enter(one) for one in chosen]
-    return compare(words | {"dtype": case.runtime.precision} | sizes, entrants, effort)
+    group = words | {"dtype": case.runtime.precision} | sizes
+    clock = replays(device) if device.type == "cuda" else seconds_per_call
+    return compare(group, entrants, effort, clock)
 
 
 def subjects(case: Case, given: Operands) -> Iterator[Subject | Absent]:

@@ -15,7 +15,7 @@ from triton.runtime import driver
 
 from benchmarks.compare import without_tf32
 from neural_similarity.ops.operands import Operands
-from neural_similarity.ops.triton import kernels, launch
+from neural_similarity.ops.triton import kernels, launch, pointwise
 from neural_similarity.ops.window import Window
 
 PRODUCTS = {torch.float32: None, torch.float16: "f32.f16.f16", torch.bfloat16: "f32.bf16.bf16"}
@@ -76,6 +76,28 @@ def launches(kind, dtype, monkeypatch, shape):
     y = launch.forward(given)
     grad, needs = torch.empty_like(y), (True, True, True)
     launch.backward(grad, given, needs)
+    return found
+
+
+def pointwise_launches(dtype, monkeypatch, shape):
+    """As `launches`, of a predictor's pointwise parts."""
+    found = []
+
+    def note(kernel, _over, *arguments, **constants):
+        *arguments, frame = arguments
+        constants |= {"FRAME": frame, "ROWS": pointwise.ROWS}
+        found.append((kernel, arguments, constants))
+
+    monkeypatch.setattr(pointwise, "_run", note)
+    given = shape.operands("full", dtype)
+    x, raw, gain = given.x, given.m.flatten(1, 3).to(dtype), torch.empty(81, device="meta")
+    factors = pointwise.patch_factors(x, given.window, 0.1, 1.0)
+    pointwise.patch_factors_gradient(factors, x, factors, given.window, 1.0)
+    for rectified in (False, True):
+        pointwise.scaled(x, factors, rectified)
+        pointwise.scaled_gradient(x, x, factors, rectified)
+    pointwise.gained(raw, gain, 10)
+    pointwise.gained_gradient(raw.float(), raw, gain)
     return found
 
 
@@ -163,6 +185,13 @@ def test_every_kernel(kind, dtype, channels, monkeypatch, tmp_path):
     assert {launched[0].__name__ for launched in found} == KERNELS[kind]
     for launched in found:
         check(launched, dtype, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+def test_pointwise_kernels(dtype, monkeypatch, tmp_path):
+    for kernel, arguments, constants in pointwise_launches(dtype, monkeypatch, Shape()):
+        assert Built(kernel, arguments, constants, {}, tmp_path).spilt == {0}
 
 
 @pytest.mark.slow

@@ -9,11 +9,19 @@ from functools import partial
 import pytest
 import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
+from pointwise_laws import (
+    MAPS,
+    check_factors,
+    check_gained,
+    check_scaled,
+    check_second_derivatives,
+)
 from problems import Problem
 from torch.func import grad
 from torch.testing import assert_close
 
-from neural_similarity.ops import declines
+from neural_similarity.nn import Conv2d
+from neural_similarity.ops import declines, pointwise, sphere
 from neural_similarity.ops.backend import chosen
 from neural_similarity.ops.triton import interpreted, launch
 
@@ -65,6 +73,53 @@ def test_second_derivatives(kind):
         return grad(norm, (0, 1, 2))(*operands)
 
     assert_close(curvature("triton"), curvature("reference"), rtol=1e-4, atol=1e-3)
+
+
+@pytest.fixture
+def _processors_maps(monkeypatch):
+    monkeypatch.setattr(pointwise, "takes", lambda _: True)
+
+
+@pytest.mark.usefixtures("_processors_maps")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("maps", MAPS, ids=str)
+class TestPointwise:
+    def test_factors(self, maps, dtype):
+        check_factors(maps, dtype, "cpu")
+
+    @pytest.mark.parametrize("rectified", [False, True])
+    def test_scaled(self, maps, dtype, rectified):
+        check_scaled(maps, dtype, "cpu", rectified)
+
+    @pytest.mark.parametrize("every", [0, 1, 4])
+    def test_gained(self, maps, dtype, every):
+        check_gained(maps, dtype, "cpu", every)
+
+
+@pytest.mark.usefixtures("_processors_maps")
+def test_second_derivatives_of_pointwise_parts():
+    check_second_derivatives("cpu")
+
+
+@pytest.mark.usefixtures("_processors_maps")
+def test_a_layer_computes_the_same_with_them_eager_and_compiled(monkeypatch):
+    layer = Conv2d(5, 4, 3, padding=1, similarity="dynamic-diagonal")
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    x = torch.randn(1, 5, 4, 3, requires_grad=True)
+
+    def results(function):
+        y = function(x)
+        return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
+
+    monkeypatch.setattr(sphere, "takes", lambda _: True)
+    eager = results(layer)
+    compiled = results(torch.compile(layer, backend="aot_eager", fullgraph=True))
+    monkeypatch.setattr(sphere, "takes", lambda _: False)
+    monkeypatch.setattr(pointwise, "takes", lambda _: False)
+    for expected, *found in zip(results(layer), eager, compiled, strict=True):
+        for one in found:
+            assert_close(one, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_tuning_happens_once_per_kernel_and_channels(monkeypatch):

@@ -66,7 +66,12 @@ class Case:
 def check(
     case: Case, kind: str, dtype: torch.dtype, device: str = "cpu", backend: str = "triton"
 ) -> None:
-    """Errors are at most twice those of the eager form, or float32's rounding."""
+    """Errors are at most twice those of the eager form, or rounding.
+
+    Of a few numbers in bfloat16 the columns' rounding and the result's are sometimes more than
+    twice the eager form's single one, also when everything else is exact.
+    """
+    rounding = max(1e-5, torch.finfo(dtype).eps if dtype.itemsize == 2 else 0.0)
     x, weight, m = (t.float() for t in case.operands(kind))
     operands = [x.to(dtype).double(), weight.to(dtype).double(), m.double()]
     outgoing = torch.randn_like(case(*operands, backend="reference")).to(dtype)
@@ -77,7 +82,7 @@ def check(
         assert a.dtype == e.dtype, name
         assert not t.numel() or a.stride() == e.stride(), name
         if t.numel():
-            limit = max(2 * (e - t).abs().max(), 1e-5 * t.abs().max())
+            limit = max(2 * (e - t).abs().max(), rounding * t.abs().max())
             assert (a.cpu() - t).abs().max() <= limit, name
 
 

@@ -3,16 +3,25 @@
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
+from pointwise_laws import (
+    MAPS,
+    check_factors,
+    check_gained,
+    check_scaled,
+    check_second_derivatives,
+)
 from problems import Problem
 
 from benchmarks.compare import without_tf32
 from neural_similarity.functional import similarity_conv2d
+from neural_similarity.nn import Conv2d
 from neural_similarity.ops import declines, triton
 from neural_similarity.ops.backend import chosen
 
@@ -97,8 +106,36 @@ def test_it_says_why_it_declines(x, taps, reason):
     assert chosen("auto", x, taps, 1) != "triton"
 
 
-def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+class Gpu:
+    """Stands for a GPU that nothing has tried yet, and counts what it is asked."""
+
+    def __init__(self, monkeypatch):
+        self.capability, self.capturing, self.fails, self.asked = (9, 0), False, None, []
+        monkeypatch.setattr(triton, "_FAULTS", {})
+        monkeypatch.setattr(torch.cuda, "get_device_capability", self.get_device_capability)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        if find_spec("triton"):
+            from neural_similarity.ops.triton import trial
+
+            monkeypatch.setattr(trial, "launch", self.launch)
+
+    def get_device_capability(self, _device):
+        self.asked.append("capability")
+        return self.capability
+
+    def launch(self, _device):
+        self.asked.append("launch")
+        if self.fails:
+            raise self.fails
+
+
+@pytest.fixture
+def untried(monkeypatch):
+    return Gpu(monkeypatch)
+
+
+def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch, untried):
+    untried.capability = (7, 5)
     if find_spec("triton"):
         assert declines("triton", on_gpu(X), 9) == "the GPU's compute capability is below 8.0"
     monkeypatch.setattr(triton, "find_spec", lambda _: None)
@@ -107,10 +144,72 @@ def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch):
 
 
 @needs_triton
-def test_auto_takes_it_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+def test_auto_takes_it_on_a_gpu_that_is_tried_once(untried):
+    for _ in range(3):
+        assert declines("triton", on_gpu(X), 9) is None
+        assert chosen("auto", on_gpu(X), 9, 1) == "triton"
+    assert untried.asked == ["capability", "launch"]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            RuntimeError("Failed to find C compiler.\nMore"),
+            "RuntimeError: Failed to find C compiler.",
+        ),
+        (AssertionError("libcuda.so cannot found!\n"), "AssertionError: libcuda.so cannot found!"),
+        (OSError(""), "OSError"),
+    ],
+)
+def test_where_the_smallest_kernel_fails_eager_runs(untried, error, reason):
+    untried.fails = error
+    for _ in range(2):
+        assert declines("triton", on_gpu(X), 9) == f"triton does not run here: {reason}"
+        assert chosen("auto", on_gpu(X), 9, 1) == "eager"
+    assert untried.asked == ["capability", "launch"]
+
+
+@needs_triton
+@pytest.mark.usefixtures("untried")
+def test_a_broken_package_is_a_reason(monkeypatch):
+    monkeypatch.delattr(triton, "trial")
+    monkeypatch.delitem(sys.modules, "neural_similarity.ops.triton.trial")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(triton, "find_spec", lambda _: "there")
+    monkeypatch.setattr(triton, "interpreted", lambda: False)
+    reason = declines("triton", on_gpu(X), 9)
+    assert reason.startswith(
+        "triton does not run here: ModuleNotFoundError: import of triton halted"
+    )
+
+
+@needs_triton
+def test_a_capture_is_not_disturbed_and_knows_what_was_found_before(untried):
+    untried.capturing, untried.fails = True, RuntimeError("no")
     assert declines("triton", on_gpu(X), 9) is None
-    assert chosen("auto", on_gpu(X), 9, 1) == "triton"
+    assert not untried.asked
+    for capturing in (False, True):
+        untried.capturing = capturing
+        assert chosen("auto", on_gpu(X), 9, 1) == "eager"
+    assert untried.asked == ["capability", "launch"]
+
+
+@needs_triton
+def test_a_trace_holds_what_was_found_before_and_nothing_of_the_search(untried):
+    gpu = torch.device("cuda", 0)
+    untried.fails = RuntimeError("no")
+
+    def traced(x):
+        return x + 1 if triton._fault(gpu) is None else x - 1
+
+    for expected in (X + 1, X - 1):
+        torch._dynamo.reset()
+        compiled = torch.compile(traced, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(X), expected)
+        triton._fault(gpu)
+    assert untried.asked == ["capability", "launch"]
 
 
 def test_a_refusal_names_the_backend_and_the_reason():
@@ -147,6 +246,44 @@ def test_two_runs_are_bit_equal(kind, dtype, deterministic):
     outgoing = torch.randn_like(WIDE(*operands, backend="reference"))
     one, two = (WIDE.results(operands, outgoing, dtype, "triton", "cuda") for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("maps", MAPS, ids=str)
+class TestPointwiseOnAGpu:
+    def test_factors(self, maps, dtype):
+        check_factors(maps, dtype, "cuda")
+
+    @pytest.mark.parametrize("rectified", [False, True])
+    def test_scaled(self, maps, dtype, rectified):
+        check_scaled(maps, dtype, "cuda", rectified)
+
+    @pytest.mark.parametrize("every", [0, 1, 4])
+    def test_gained(self, maps, dtype, every):
+        check_gained(maps, dtype, "cuda", every)
+
+
+@gpu
+def test_second_derivatives_of_pointwise_parts_on_a_gpu():
+    check_second_derivatives("cuda")
+
+
+@gpu
+@pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])
+def test_a_layer_on_a_gpu_is_that_on_a_cpu(similarity):
+    layer = Conv2d(20, 36, 3, padding=1, stride=2, similarity=similarity)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    x = torch.randn(3, 20, 9, 8, requires_grad=True)
+    found = []
+    for device in ("cpu", "cuda"):
+        there = deepcopy(layer).to(device)
+        mine = x.detach().to(device).requires_grad_()
+        y = there(mine)
+        found.append([y, *torch.autograd.grad(y.pow(2).sum(), [mine, *there.parameters()])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other.cpu(), one, rtol=1e-3, atol=1e-3)
 
 
 @gpu

@@ -86,8 +86,8 @@ class TwoLayers(Spec, ABC):
         return 1.0, 1.0
 
     @abstractmethod
-    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
-        """The first convolution; `window` is stride, padding, dilation."""
+    def first(self, x: Tensor, weight: Tensor, *window: Any, rectified: bool = False) -> Tensor:
+        """The first convolution, or its ReLU; `window` is stride, padding, dilation."""
 
     @abstractmethod
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
@@ -159,12 +159,12 @@ class SphereNet(TwoLayers):
         """He's for what the patches are divided by."""
         return patch_size**0.5 if self.normalize == "input" else 1.0, 1.0
 
-    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
-        """The patch-normalised convolution."""
+    def first(self, x: Tensor, weight: Tensor, *window: Any, rectified: bool = False) -> Tensor:
+        """The patch-normalised convolution, or its ReLU."""
         factor = weight[0].numel() ** 0.5 if self.normalize == "rms" else 1.0
         norms: Normalize = "both" if self.normalize == "both" else "input"
         options = {"angle": self.angle, "k": self.k, "normalize": norms, "eps": self.eps}
-        return sphere_conv(x, weight, *window, **options, factor=factor)
+        return sphere_conv(x, weight, *window, **options, factor=factor, rectified=rectified)
 
     def second(self, hidden: Tensor, last: Any) -> Tensor:
         """A plain convolution, or a hyperspherical one without bias."""
@@ -198,8 +198,9 @@ class CNN(TwoLayers):
                 f'`bound` must be "tanh", "sigmoid", "normalize" or None, got {self.bound!r}'
             )
 
-    def first(self, x: Tensor, weight: Tensor, *window: Any) -> Tensor:
-        return CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
+    def first(self, x: Tensor, weight: Tensor, *window: Any, rectified: bool = False) -> Tensor:
+        y = CONVOLUTIONS[weight.dim() - 2](x, weight, None, *window)
+        return F.relu(y) if rectified else y
 
     def second(self, hidden: Tensor, last: nn.Module) -> Tensor:
         return last(hidden)
@@ -280,7 +281,7 @@ class _TwoLayers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out), or (n, scalars, 1, ...) with `per_image`."""
-        hidden = F.relu(self.norm1(self.patch(x)))
+        hidden = self._hidden(x)
         positions = tuple(range(2, x.dim()))
         if self.spec.per_image:
             hidden = hidden.mean(positions, keepdim=True)
@@ -288,6 +289,12 @@ class _TwoLayers(nn.Module):
         if self.spec.per_image or self.spec.resolution == 1:
             return raw
         return _interpolated(raw, self.geometry.output_size(x.shape[2:]), self.spec.resolution)
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        """The ReLU of the first convolution, in one pass where nothing comes between."""
+        if self.spec.batch_norm:
+            return F.relu(self.norm1(self.patch(x)))
+        return self.patch(x, rectified=True)
 
 
 class PatchConv(nn.Module):
@@ -311,9 +318,10 @@ class PatchConv(nn.Module):
         """Draw the kernel anew."""
         reset_kernel(self, self.scales[0])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, c, *size) to (n, out_channels, *out)."""
-        return self.spec.first(self.geometry.pad(x), self.weight, *self.window)
+    def forward(self, x: Tensor, *, rectified: bool = False) -> Tensor:
+        """(n, c, *size) to (n, out_channels, *out), or the ReLU of it."""
+        padded = self.geometry.pad(x)
+        return self.spec.first(padded, self.weight, *self.window, rectified=rectified)
 
     def extra_repr(self) -> str:
         """Shape of the kernel."""

@@ -12,7 +12,7 @@ from neural_similarity.choices import require_count, require_flag
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.blocks import Axis, Blocks, check_blocks
-from neural_similarity.ops.window import promoted
+from neural_similarity.ops.pointwise import gained
 
 
 class StructureModule(nn.Module):
@@ -31,7 +31,7 @@ class StructureModule(nn.Module):
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
         """M of predicted numbers (n, scalars, *positions) times gains (scalars,)."""
-        return self(_affine(raw, gain, torch.zeros_like(gain)))
+        return self(gained(raw, gain, 0))
 
     def initial(self, block: int = 0) -> Float[Tensor, " scalars"]:
         """The raw numbers to start from: those of the identity, where M can be that.
@@ -274,7 +274,7 @@ class _Diagonal(StructureModule):
         return raw + 1 if self.residual else raw
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
-        return _affine(raw, gain, torch.full_like(gain, float(self.residual)))
+        return gained(raw, gain, int(self.residual))
 
     def initial(self, block: int = 0) -> Tensor:
         return torch.zeros(self.scalars) if self.residual else torch.ones(self.scalars)
@@ -304,8 +304,7 @@ class _Full(_Matrix):
         return self.with_identity(raw.unflatten(1, (self.taps, self.taps)))
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
-        eye = torch.eye(self.taps, dtype=gain.dtype, device=gain.device).flatten()
-        m = _affine(raw, gain, float(self.residual) * eye)
+        m = gained(raw, gain, (self.taps + 1) * self.residual)
         return m.unflatten(1, (self.taps, self.taps))
 
     def initial(self, block: int = 0) -> Tensor:
@@ -344,12 +343,3 @@ class _PositiveSemidefinite(_Triangular):
     def forward(self, raw: Tensor) -> Tensor:
         lower = self.with_identity(self.lower(raw))
         return torch.einsum("npr...,nqr...->npq...", lower, lower)
-
-
-def _affine(raw: Tensor, gain: Tensor, start: Tensor) -> Tensor:
-    """Maps (n, c, *size) times a gain of every channel, plus what M starts from, in one pass.
-
-    In float32 at least: a prediction in bfloat16 would lose what is small beside the identity.
-    """
-    raw, shape = promoted(raw), (-1, *[1] * (raw.dim() - 2))
-    return torch.addcmul(start.to(raw.dtype).view(shape), raw, gain.to(raw.dtype).view(shape))

@@ -71,6 +71,13 @@ class Implementation(Protocol):
         ...
 
 
+def channels_last(maps: Tensor) -> Tensor:
+    """Maps (n, c, *size) whose channels lie side by side, as a GPU's kernels load them fast."""
+    if maps.stride(1) == 1:
+        return maps
+    return maps.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
 def _lies(t: Tensor, last: torch.memory_format) -> bool:
     """Whether t is channels-last; of one channel or one position it is both, and strides tell."""
     if t.is_contiguous() and t.is_contiguous(memory_format=last):

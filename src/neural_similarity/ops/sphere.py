@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional as F
 
 from neural_similarity.choices import require_known, require_positive
+from neural_similarity.ops.pointwise import patch_factors, scaled, takes
 from neural_similarity.ops.tracing import by_torch
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
@@ -17,6 +19,7 @@ from neural_similarity.ops.window import (
     autocasts,
     promoted,
     require_tensors,
+    window,
     without_autocast,
 )
 
@@ -146,32 +149,52 @@ def sphere_conv(
     normalize: Normalize = "both",
     eps: float = 1e-4,
     factor: float = 1.0,
+    rectified: bool = False,
 ) -> Tensor:
     """`sphere_conv2d` over as many dimensions as `weight` has, of arguments that are checked.
 
     Cosines are multiplied by `factor` in float32: a kernel times it could overflow float16.
+    `rectified` takes the ReLU of the result.
     """
     geometry = stride, padding, dilation, groups
     if angle == "cosine":
         kernel = weight if normalize == "input" else _normalized(weight, eps)
-        return _cosine(x, kernel, geometry, eps, factor)
+        return _cosine(x, kernel, geometry, eps, factor, rectified)
     with without_autocast(x):
         kernel = _normalized(promoted(weight), eps)
         cosine = _cosine(promoted(x), kernel, geometry, eps, factor)
         theta = cosine.clamp(-1 + _EDGE, 1 - _EDGE).acos()
-    return _of_angle(theta, angle, k).to(autocast_dtype(x))
+    y = _of_angle(theta, angle, k).to(autocast_dtype(x))
+    return F.relu(y) if rectified else y
 
 
-def _cosine(x: Tensor, kernel: Tensor, geometry: tuple, eps: float, factor: float) -> Tensor:
+def _cosine(
+    x: Tensor, kernel: Tensor, geometry: tuple, eps: float, factor: float, rectified: bool = False
+) -> Tensor:
     """The convolution with `kernel`, times `factor` over the norm of every patch."""
-    factors = _patch_norm(x, kernel.shape[2:], geometry, eps).reciprocal()
-    if factor != 1:
-        factors = factors * factor
+    factors = _factors(x, kernel.shape[2:], geometry, eps, factor)
     y, channels = CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry), 1 - kernel.dim()
     if geometry[-1] == 1:
-        return (y * factors).to(y.dtype)
+        return scaled(y, factors, rectified=rectified)
     y = y.unflatten(channels, (geometry[-1], -1)) * factors.to(y.dtype).unsqueeze(channels)
-    return y.flatten(channels - 1, channels)
+    y = y.flatten(channels - 1, channels)
+    return F.relu(y) if rectified else y
+
+
+def _factors(
+    x: Tensor, kernel_size: Sequence[int], geometry: tuple, eps: float, factor: float
+) -> Tensor:
+    """`factor` over the norm of every patch."""
+    *steps, groups = geometry
+    if (
+        groups == 1
+        and not isinstance(steps[1], str)
+        and x.dim() > len(kernel_size) + 1
+        and takes(x)
+    ):
+        return patch_factors(x, window(kernel_size, *steps), eps, factor)
+    factors = _patch_norm(x, kernel_size, geometry, eps).reciprocal()
+    return factors if factor == 1 else factors * factor
 
 
 def _energy(x: Tensor, groups: int, channels: int) -> Tensor:

@@ -93,9 +93,14 @@ class Graphed:
         try:
             return capture(self._update, self._device)
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
+            reason = str(_first(error)).partition("\n")[0]
             log.warning("Warning: updates are not captured as a CUDA graph: %s", reason)
             return self._update
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong within a capture, whose end then fails as well."""
+    return error if error.__context__ is None else _first(error.__context__)
 
 
 def aside(update: Update, device: torch.device) -> None:
@@ -116,6 +121,13 @@ def capture(update: Update, device: torch.device) -> Update:
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream(device)  # Torch's default is one of the GPU that captured first.
-    with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream):
-        update()
+    with torch.cuda.device(device):
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                update()
+        except RuntimeError:
+            # A failed capture leaves the state of random numbers within it.
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
     return graph.replay

@@ -12,28 +12,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from neural_similarity.ops.operands import Gradients, Operands
+from neural_similarity.ops.operands import Gradients, Operands, channels_last
 from neural_similarity.ops.triton import interpreted, kernels
 
 PROGRAMS = 512
 """About how many programs share the sum over positions in the gradient of the weight."""
+MOST_TOGETHER = 5
+"""Taps of a kernel's row that one program of the gradient of the weight takes: each has its sum."""
+FAR = 2**31 - 2**24
+"""Offsets from here on are int64; some of those that are masked lie behind the tensor."""
 LEAST_SPAN = 512
 """Positions that each of them takes at least."""
 CONFIGS = {
     2: (
-        {"ROWS": 64, "num_warps": 8, "num_stages": 2},
         {"ROWS": 64, "num_warps": 4, "num_stages": 3},
-        {"ROWS": 128, "num_warps": 8, "num_stages": 2},
+        {"ROWS": 32, "num_warps": 4, "num_stages": 3},
+        {"ROWS": 64, "num_warps": 4, "num_stages": 2},
+        {"ROWS": 128, "num_warps": 4, "num_stages": 3},
+        {"ROWS": 128, "num_warps": 8, "num_stages": 3},
     ),
     4: (
         {"ROWS": 32, "num_warps": 4, "num_stages": 2},
+        {"ROWS": 64, "num_warps": 4, "num_stages": 2},
         {"ROWS": 64, "num_warps": 8, "num_stages": 2},
     ),
 }
 """What tuning tries, by the bytes of a number.
 
-The first is taken while torch must be deterministic. It spills no registers on Hopper; which is
-fastest is unmeasured.
+The first is taken while torch must be deterministic. On an H200 each of those of two bytes was the
+fastest of eight for one of the kernels.
 """
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -62,6 +69,11 @@ class Plan(NamedTuple):
             "OUTPUTS": _tile(self.channels.outputs, outputs // share),
         }
 
+    def tiled(self, inputs: int, outputs: int) -> Constants:
+        """`tiles`, and how many of them a group's outputs are."""
+        constants = self.tiles(inputs, outputs)
+        return constants | {"TILES": triton.cdiv(self.channels.outputs, constants["OUTPUTS"])}
+
     def pieces(self, channels: int, constants: Constants) -> int:
         """Pieces in so many channels."""
         return channels // self.channels.run * triton.cdiv(self.channels.run, constants["INPUTS"])
@@ -74,7 +86,8 @@ def plan(given: Operands) -> Plan:
     group, block = x.shape[1] // groups, x.shape[1] // m.shape[1]
     outputs = weight.shape[0] // groups
     pairs = zip((1, 1, 0, 1), window, strict=True)
-    frame = kernels.Frame(*(side for flat, sides in pairs for side in _pair(flat, sides)))
+    sides = (side for flat, sides in pairs for side in _pair(flat, sides))
+    frame = kernels.Frame(*sides, far=_far(given))
     allowed = torch.backends.cudnn.conv.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
     tf32 = x.dtype == torch.float32 and allowed == "tf32"
     return Plan(
@@ -87,23 +100,33 @@ def plan(given: Operands) -> Plan:
 
 
 def forward(given: Operands) -> Tensor:
-    x, weight, m, _, groups = given
-    y, task = given.empty_output(), plan(given)
+    x, weight, m, _, groups = last = given._replace(x=channels_last(given.x))
+    y, task = x.new_empty(len(x), *given.output, len(weight)).movedim(-1, 1), plan(last)
     constants = task.tiles(32 if task.full else 64, 128) | {"FULL": task.full}
     blocks = groups * triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
-    arguments = (_images(x), _filters(weight), _similarities(m[None], task.full), _images(y))
+    arguments = (images(x), _filters(weight), _similarities(m[None], task.full), images(y))
     if y.numel():
         _launch(kernels.forward, task, arguments, constants, (_tiles(task.positions), blocks))
-    return y
+    return given.in_format(y)
 
 
 def backward(grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
-    needs_x, needs_weight, needs_m = needs
-    gradients = grad_x, grad_weight, grad_m = given.empty_gradients(needs)
-    if not grad.numel():
+    last = given._replace(x=channels_last(given.x))
+    gradients = grad_x, grad_weight, grad_m = last.empty_gradients(needs)
+    if grad.numel():
+        _write_gradients(channels_last(grad), last, gradients, needs)
+    else:
         for gradient in gradients:
             gradient.zero_()
-        return gradients
+    if needs[0] and last.x is not given.x:
+        grad_x = torch.empty_like(given.x).copy_(grad_x)
+    return grad_x, grad_weight, grad_m
+
+
+def _write_gradients(
+    grad: Tensor, given: Operands, gradients: Gradients, needs: Sequence[bool]
+) -> None:
+    (grad_x, grad_weight, grad_m), (needs_x, needs_weight, needs_m) = gradients, needs
     task = plan(given)
     if needs_weight:
         _weight_gradient(task, grad, given, grad_weight)
@@ -113,14 +136,16 @@ def backward(grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
         _full_data_gradient(task, grad, given, grad_x)
     if task.full and needs_m:
         _full_similarity_gradient(task, grad, given, grad_m)
-    return gradients
 
 
 def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) -> None:
     x, weight, m, *_ = given
-    constants = task.tiles(32 if task.full else 64, 64) | {"FULL": task.full}
     taps = prod(weight.shape[2:])
-    programs = taps * task.pieces(x.shape[1], constants)
+    row = task.frame.kw
+    together = row if row <= MOST_TOGETHER else 1
+    constants = task.tiles(32 if task.full else 64, 64)
+    constants |= {"FULL": task.full, "TOGETHER": together}
+    programs = taps // together * task.pieces(x.shape[1], constants)
     tiles = triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
     shares = min(PROGRAMS // (programs * tiles), task.positions // LEAST_SPAN)
     rows = max(config["ROWS"] for config in CONFIGS[x.element_size()])
@@ -128,7 +153,7 @@ def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) 
     shares = triton.cdiv(task.positions, span)
     parts = weight.new_empty(shares, taps, *weight.shape[:2], dtype=torch.float32)
     arguments = (
-        *(_images(grad), _images(x), _similarities(m[None], task.full)),
+        *(images(grad), images(x), _similarities(m[None], task.full)),
         kernels.Parts(parts, *parts.stride()),
     )
     grid = (programs, tiles, shares)
@@ -141,13 +166,13 @@ def _diagonal_gradients(
 ) -> None:
     x, weight, m, *_ = given
     (grad_x, _, grad_m), (needs_x, _, needs_m) = gradients, needs
-    constants = task.tiles(64, 64) | {"NEEDS_X": needs_x, "NEEDS_M": needs_m}
+    constants = task.tiled(64, 64) | {"NEEDS_X": needs_x, "NEEDS_M": needs_m}
     parts = _parts(task, grad_m, constants) if needs_m else m[None]
     if needs_m:
         parts.zero_()  # no pixel answers for the taps in the border
     arguments = (
-        *(_images(grad), _images(x), _filters(weight), _similarities(m[None], task.full)),
-        *(_images(grad_x if needs_x else x), _similarities(parts, task.full)),
+        *(images(grad), images(x), _filters(weight), _similarities(m[None], task.full)),
+        *(images(grad_x if needs_x else x), _similarities(parts, task.full)),
     )
     frame, sizes = task.frame, task.sizes
     rows, columns = triton.cdiv(sizes.height, frame.sh), triton.cdiv(sizes.width, frame.sw)
@@ -164,18 +189,18 @@ def _full_data_gradient(task: Plan, grad: Tensor, given: Operands, grad_x: Tenso
     tiles = _tiles(task.sizes.images * task.sizes.height * task.sizes.width)
     grid = (tiles, task.pieces(x.shape[1], constants))
     arguments = (
-        *(_images(grad), _filters(weight), _similarities(m[None], task.full)),
-        _images(grad_x),
+        *(images(grad), _filters(weight), _similarities(m[None], task.full)),
+        images(grad_x),
     )
     _launch(kernels.full_data_gradient, task, arguments, constants, grid)
 
 
 def _full_similarity_gradient(task: Plan, grad: Tensor, given: Operands, grad_m: Tensor) -> None:
     x, weight, *_ = given
-    constants = task.tiles(32, 64)
+    constants = task.tiled(32, 64)
     parts = _parts(task, grad_m, constants)
     grid = (_tiles(task.positions), task.pieces(x.shape[1], constants))
-    arguments = (_images(grad), _images(x), _filters(weight), _similarities(parts, task.full))
+    arguments = (images(grad), images(x), _filters(weight), _similarities(parts, task.full))
     _launch(kernels.full_similarity_gradient, task, arguments, constants, grid)
     _join(parts, grad_m)
 
@@ -198,27 +223,26 @@ def _launch(
 ) -> None:
     """Run a kernel on a grid whose first size may depend on the rows of a tile."""
     first = arguments[0].at
-    extent = task.positions.bit_length()
-    key = (kernel, first.element_size(), tuple(constants), extent)
+    key = (kernel, first.element_size(), tuple(constants), task.positions.bit_length())
     choice = (*key, task.channels, tuple(constants.values()))
-    fixed = interpreted() or torch.are_deterministic_algorithms_enabled()
-    # Timing configurations would end a capture.
-    new = first.is_cuda and choice not in _CHOSEN
-    fixed = fixed or (new and torch.cuda.is_current_stream_capturing())
-    run = kernel if fixed else _tuned(*key)
-    config = CONFIGS[first.element_size()][0] if fixed else {}
+    config = _CHOSEN.get(choice)
+    if interpreted() or torch.are_deterministic_algorithms_enabled():
+        config = CONFIGS[first.element_size()][0]
+    elif config is None and first.is_cuda and torch.cuda.is_current_stream_capturing():
+        config = CONFIGS[first.element_size()][0]  # Timing configurations would end the capture.
+    run = kernel if config else _tuned(*key)
     place = torch.cuda.device_of(first) if first.is_cuda else nullcontext()
-    with place, nullcontext() if fixed else _TUNING:
+    with place, nullcontext() if config else _TUNING:
         run[lambda chosen: (_size(grid[0], chosen), *grid[1:])](
-            *arguments, task.sizes, task.channels, **constants, **config,
+            *arguments, task.sizes, task.channels, **constants, **(config or {}),
             enable_fp_fusion=True,  # Triton 3.9 warns unless it is asked for or refused
         )  # fmt: skip
-    if not fixed:
-        _CHOSEN.add(choice)
+        if not config:
+            _CHOSEN[choice] = _options(run.best_config)
 
 
-_CHOSEN: set[tuple[Any, ...]] = set()
-"""For what configurations have been timed."""
+_CHOSEN: dict[tuple[Any, ...], Constants] = {}
+"""The fastest configurations: a launch by the tuner costs the host as much again."""
 _TUNING = Lock()
 """Triton's tuner keeps what it is called with in itself, and threads share it."""
 
@@ -234,6 +258,10 @@ def _tuned(kernel: Any, width: int, constants: tuple[str, ...], extent: int) -> 
         for c in CONFIGS[width]
     ]
     return triton.autotune(configs, key=["channels", *constants])(kernel)
+
+
+def _options(config: Any) -> Constants:
+    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def _tiles(count: int) -> Callable[[Constants], int]:
@@ -256,13 +284,27 @@ def _pair(flat: int, sizes: Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-def _images(images: Tensor) -> kernels.Images:
-    images = images.unsqueeze(2) if images.dim() == 3 else images
-    return kernels.Images(images, *images.stride())
+def _far(given: Operands) -> bool:
+    """Whether an offset in one of the tensors may exceed int32."""
+    x, weight, m, *_ = given
+    outputs = weight.shape[0] * m.numel() // max(1, prod(m.shape[1 : 2 - x.dim()]))
+    return max(*(extent(t) for t in (x, weight, m)), outputs) >= FAR
+
+
+def extent(tensor: Tensor) -> int:
+    """Offset of the last element."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return sum((size - 1) * step for size, step in sizes)
+
+
+def images(maps: Tensor) -> kernels.Images:
+    """Maps (n, c, h, w) or (n, c, w) as kernels take them."""
+    maps = maps.unsqueeze(2) if maps.dim() == 3 else maps
+    return kernels.Images(maps, *maps.stride())
 
 
 def _filters(weight: Tensor) -> kernels.Filters:
-    weight = weight.flatten(2)
+    weight = channels_last(weight.flatten(2))
     return kernels.Filters(weight, *weight.stride())
 
 

@@ -1,0 +1,182 @@
+r"""What a predictor does between its convolutions, one kernel each on a GPU.
+
+$$f(p) = \frac{s}{\sqrt{\sum X(p)^2 + \varepsilon}}, \qquad
+z_c(p) = \max(0,\ y_c(p)\, f(p)), \qquad m_t(p) = g_t\, r_t(p) + i_t$$
+
+the factors of patches X, a scaled and rectified map, and M from the predicted numbers r. Elsewhere
+they are torch's own operations, and so are derivatives of derivatives. They are registered
+operators, so that compiled programs have them too: what `torch.compile` made of torch's operations
+was slower than the operations themselves.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.nn import grad as convolution_gradients
+
+from neural_similarity.ops import triton
+from neural_similarity.ops.operands import channels_last
+from neural_similarity.ops.registration import register
+from neural_similarity.ops.tracing import unwatched
+from neural_similarity.ops.window import Window, promoted
+
+_INPUTS = {3: convolution_gradients.conv1d_input, 4: convolution_gradients.conv2d_input}
+
+
+def takes(x: Tensor) -> bool:
+    """Whether kernels of a GPU take the maps x (n, c, *size)."""
+    if not x.is_cuda or x.dim() not in _INPUTS:
+        return False
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting() and triton.takes_traced(x)
+    return unwatched(x) and triton.declines(x, 1) is None
+
+
+def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
+    """`factor` over the norm of every patch of x, which `takes` takes, (n, 1, *out), float32."""
+    return _Factors.apply(x, window, eps, factor)
+
+
+def scaled(y: Tensor, factors: Tensor, *, rectified: bool) -> Tensor:
+    """y (n, c, *size) times positive factors (n, 1, *size), in y's type, and its ReLU if asked."""
+    if takes(y):
+        return _Scaled.apply(y, factors, rectified)
+    z = (y * factors).to(y.dtype)
+    return F.relu(z) if rectified else z
+
+
+def gained(raw: Tensor, gain: Tensor, every: int) -> Tensor:
+    """raw (n, c, *size) times gain (c,), plus 1 in every `every`-th channel; in none if that is 0.
+
+    In float32 at least: a prediction in bfloat16 would lose what is small beside the identity.
+    """
+    if takes(raw):
+        return _Gained.apply(raw, gain, every)
+    raw, shape = promoted(raw), (-1, *[1] * (raw.dim() - 2))
+    start = torch.zeros_like(gain, dtype=raw.dtype)
+    if every:
+        start = (torch.arange(len(gain), device=gain.device) % every == 0).to(raw.dtype)
+    return torch.addcmul(start.view(shape), raw, gain.to(raw.dtype).view(shape))
+
+
+class _Factors(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
+        factors = _factors_op(x, *window, eps, factor)
+        ctx.save_for_backward(x, factors)
+        ctx.window, ctx.factor = window, factor
+        return factors
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        (grad,), (x, factors) = grad_outputs, ctx.saved_tensors
+        if _first_order():
+            gradient = _factors_backward_op(grad, x, factors, *ctx.window, ctx.factor)
+            return gradient, None, None, None
+        window = ctx.window
+        energy = grad * factors.pow(3) * (-1 / ctx.factor**2)
+        box, shape = energy.new_ones(1, 1, *window.kernel_size), (len(x), 1, *x.shape[2:])
+        pixels = _INPUTS[x.dim()](
+            shape, box, energy, window.stride, window.padding, window.dilation
+        )
+        return (x * pixels).to(x.dtype), None, None, None
+
+
+class _Scaled(Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
+        z = _scaled_op(y, factors, rectified)
+        ctx.save_for_backward(z, factors)
+        ctx.rectified = rectified
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,), (z, factors) = grad_outputs, ctx.saved_tensors
+        if _first_order():
+            return *_scaled_backward_op(grad, z, factors, ctx.rectified), None
+        grad = grad * (z > 0) if ctx.rectified else grad
+        of_factors = (promoted(grad) * z).sum(1, keepdim=True) / factors
+        return (grad * factors).to(z.dtype), of_factors, None
+
+
+class _Gained(Function):
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, gain: Tensor, every: int) -> Tensor:
+        ctx.save_for_backward(raw, gain)
+        return _gained_op(raw, gain, every)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,), (raw, gain) = grad_outputs, ctx.saved_tensors
+        if _first_order():
+            return *_gained_backward_op(grad, raw, gain), None
+        shape = (-1, *[1] * (raw.dim() - 2))
+        positions = (0, *range(2, raw.dim()))
+        of_gain = (grad * raw).sum(positions).to(gain.dtype)
+        return (grad * gain.view(shape)).to(raw.dtype), of_gain, None
+
+
+def _first_order() -> bool:
+    """Whether a backward pass is for first derivatives alone, as compiled ones are."""
+    return torch.compiler.is_compiling() or not torch.is_grad_enabled()
+
+
+def _kernels() -> Any:
+    from neural_similarity.ops.triton import pointwise
+
+    return pointwise
+
+
+def _like(maps: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty_like(channels_last(maps), dtype=dtype)
+
+
+_WINDOW = "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation"
+_factors_op = register(
+    "patch_factors",
+    f"(Tensor x, {_WINDOW}, float eps, float factor) -> Tensor",
+    lambda x, *rest: _kernels().patch_factors(x, _window(*rest[:4]), *rest[4:]),
+    lambda x, *rest: x.new_empty(
+        len(x), 1, *_window(*rest[:4]).output_size(x.shape[2:]), dtype=torch.float32
+    ),
+)
+_factors_backward_op = register(
+    "patch_factors_backward",
+    f"(Tensor grad, Tensor x, Tensor factors, {_WINDOW}, float factor) -> Tensor",
+    lambda grad, x, factors, *rest: _kernels().patch_factors_gradient(
+        grad, x, factors, _window(*rest[:4]), rest[4]
+    ),
+    lambda _grad, x, *_: _like(x),
+)
+_scaled_op = register(
+    "scaled",
+    "(Tensor y, Tensor factors, bool rectified) -> Tensor",
+    lambda *given: _kernels().scaled(*given),
+    lambda y, *_: _like(y),
+)
+_scaled_backward_op = register(
+    "scaled_backward",
+    "(Tensor grad, Tensor z, Tensor factors, bool rectified) -> (Tensor, Tensor)",
+    lambda *given: _kernels().scaled_gradient(*given),
+    lambda _grad, z, factors, _rectified: (_like(z), torch.empty_like(factors)),
+)
+_gained_op = register(
+    "gained",
+    "(Tensor raw, Tensor gain, int every) -> Tensor",
+    lambda *given: _kernels().gained(*given),
+    lambda raw, *_: _like(raw, torch.float32),
+)
+_gained_backward_op = register(
+    "gained_backward",
+    "(Tensor grad, Tensor raw, Tensor gain) -> (Tensor, Tensor)",
+    lambda *given: _kernels().gained_gradient(*given),
+    lambda _grad, raw, gain: (_like(raw), torch.empty_like(gain)),
+)
+
+
+def _window(*sides: Any) -> Window:
+    return Window(*map(tuple, sides))
