@@ -150,13 +150,18 @@ class Built:
         return set(map(int, re.findall(r"(\d+) bytes spill", self.said)))
 
 
-def check(launched, dtype, folder):
+MOST_SPILT = 256
+"""Bytes a thread, of the gradient of x under a full M, which is the fastest with them."""
+
+
+def check(kind, launched, dtype, folder):
     kernel, arguments, constants = launched
-    built = Built(kernel, arguments, constants, launch.CONFIGS[dtype.itemsize][0], folder)
+    config = launch.CONFIGS[dtype.itemsize, kind == "full"][0]
+    built = Built(kernel, arguments, constants, config, folder)
     assert built.binary
     frame = constants["FRAME"]
     if (frame.sh, frame.sw) == (1, 1):  # a full data gradient with strides has more to remember
-        assert built.spilt == {0}
+        assert max(built.spilt) <= (MOST_SPILT if kind == "full" else 0)
     products = re.findall(r"mma(?:_async)?\.sync\S*", built.ptx)
     if PRODUCTS[dtype] is None:
         assert not products  # not TF32, which nobody allowed
@@ -173,7 +178,7 @@ def test_diagonal_kernels_in_bfloat16(name, monkeypatch, tmp_path):
         for found in launches("diagonal", torch.bfloat16, monkeypatch, Shape())
         if found[0] is getattr(kernels, name)
     )
-    check(launched, torch.bfloat16, tmp_path)
+    check("diagonal", launched, torch.bfloat16, tmp_path)
 
 
 @pytest.mark.slow
@@ -184,7 +189,7 @@ def test_every_kernel(kind, dtype, channels, monkeypatch, tmp_path):
     found = launches(kind, dtype, monkeypatch, Shape((channels, channels)))
     assert {launched[0].__name__ for launched in found} == KERNELS[kind]
     for launched in found:
-        check(launched, dtype, tmp_path)
+        check(kind, launched, dtype, tmp_path)
 
 
 @pytest.mark.slow
@@ -199,7 +204,7 @@ def test_pointwise_kernels(dtype, monkeypatch, tmp_path):
 @pytest.mark.parametrize("kind", KERNELS)
 def test_every_shape(kind, shape, monkeypatch, tmp_path):
     for launched in launches(kind, torch.bfloat16, monkeypatch, shape):
-        check(launched, torch.bfloat16, tmp_path)
+        check(kind, launched, torch.bfloat16, tmp_path)
 
 
 @pytest.mark.slow
@@ -207,13 +212,13 @@ def test_every_shape(kind, shape, monkeypatch, tmp_path):
 @pytest.mark.parametrize("kind", KERNELS)
 def test_every_configuration(kind, dtype, monkeypatch, tmp_path):
     for launched in launches(kind, dtype, monkeypatch, Shape(stride=2)):
-        for config in launch.CONFIGS[dtype.itemsize]:
+        for config in launch.CONFIGS[dtype.itemsize, kind == "full"]:
             assert Built(*launched, config, tmp_path).binary
 
 
 @pytest.mark.slow
 def test_tf32_where_torch_allows_it(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "tf32")
-    config = launch.CONFIGS[4][0]
+    config = launch.CONFIGS[4, False][0]
     for launched in launches("diagonal", torch.float32, monkeypatch, Shape()):
         assert "tf32.tf32" in Built(*launched, config, tmp_path).ptx

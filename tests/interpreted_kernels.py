@@ -136,7 +136,7 @@ def test_tuning_happens_once_per_kernel_and_channels(monkeypatch):
     torch.use_deterministic_algorithms(False)
     for _ in range(2):
         check(TINY, "diagonal", torch.float32)
-        assert len(runs) == len(launch.CONFIGS[4]) * 3
+        assert len(runs) == len(launch.CONFIGS[4, False]) * 3
 
 
 def test_it_takes_the_processors_tensors_when_asked_only():

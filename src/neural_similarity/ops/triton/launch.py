@@ -23,24 +23,25 @@ FAR = 2**31 - 2**24
 """Offsets from here on are int64; some of those that are masked lie behind the tensor."""
 LEAST_SPAN = 512
 """Positions that each of them takes at least."""
+_THREE = {"ROWS": 64, "num_warps": 4, "num_stages": 3}
+_NARROW = {"ROWS": 32, "num_warps": 4, "num_stages": 3}
+_WIDE = {"ROWS": 128, "num_warps": 4, "num_stages": 3}
+_FLOATS = (
+    {"ROWS": 32, "num_warps": 4, "num_stages": 2},
+    {"ROWS": 64, "num_warps": 4, "num_stages": 2},
+    {"ROWS": 64, "num_warps": 8, "num_stages": 2},
+)
 CONFIGS = {
-    2: (
-        {"ROWS": 64, "num_warps": 4, "num_stages": 3},
-        {"ROWS": 32, "num_warps": 4, "num_stages": 3},
-        {"ROWS": 64, "num_warps": 4, "num_stages": 2},
-        {"ROWS": 128, "num_warps": 4, "num_stages": 3},
-        {"ROWS": 128, "num_warps": 8, "num_stages": 3},
-    ),
-    4: (
-        {"ROWS": 32, "num_warps": 4, "num_stages": 2},
-        {"ROWS": 64, "num_warps": 4, "num_stages": 2},
-        {"ROWS": 64, "num_warps": 8, "num_stages": 2},
-    ),
+    (2, False): (_THREE, _NARROW, _WIDE),
+    (2, True): (_THREE, _NARROW),
+    (4, False): _FLOATS,
+    (4, True): _FLOATS,
 }
-"""What tuning tries, by the bytes of a number.
+"""What tuning tries, by the bytes of a number and whether M is full.
 
-The first is taken while torch must be deterministic. On an H200 each of those of two bytes was the
-fastest of eight for one of the kernels.
+The first is taken while torch must be deterministic. Those of two bytes were the fastest of eight
+for one kernel each on an H200, of 64 channels at 32×32; those of float32 are unmeasured. Every one
+more is a second or two at the first step, for each kernel and number of channels.
 """
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -148,7 +149,7 @@ def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) 
     programs = taps // together * task.pieces(x.shape[1], constants)
     tiles = triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
     shares = min(PROGRAMS // (programs * tiles), task.positions // LEAST_SPAN)
-    rows = max(config["ROWS"] for config in CONFIGS[x.element_size()])
+    rows = max(config["ROWS"] for config in CONFIGS[x.element_size(), task.full])
     span = triton.cdiv(triton.cdiv(task.positions, max(1, shares)), rows) * rows
     shares = triton.cdiv(task.positions, span)
     parts = weight.new_empty(shares, taps, *weight.shape[:2], dtype=torch.float32)
@@ -223,13 +224,14 @@ def _launch(
 ) -> None:
     """Run a kernel on a grid whose first size may depend on the rows of a tile."""
     first = arguments[0].at
-    key = (kernel, first.element_size(), tuple(constants), task.positions.bit_length())
+    kind = first.element_size(), task.full
+    key = (kernel, kind, tuple(constants), task.positions.bit_length())
     choice = (*key, task.channels, tuple(constants.values()))
     config = _CHOSEN.get(choice)
     if interpreted() or torch.are_deterministic_algorithms_enabled():
-        config = CONFIGS[first.element_size()][0]
+        config = CONFIGS[kind][0]
     elif config is None and first.is_cuda and torch.cuda.is_current_stream_capturing():
-        config = CONFIGS[first.element_size()][0]  # Timing configurations would end the capture.
+        config = CONFIGS[kind][0]  # Timing configurations would end the capture.
     run = kernel if config else _tuned(*key)
     place = torch.cuda.device_of(first) if first.is_cuda else nullcontext()
     with place, nullcontext() if config else _TUNING:
@@ -248,14 +250,14 @@ _TUNING = Lock()
 
 
 @cache
-def _tuned(kernel: Any, width: int, constants: tuple[str, ...], extent: int) -> Any:
+def _tuned(kernel: Any, kind: tuple[int, bool], constants: tuple[str, ...], extent: int) -> Any:
     """The kernel, which times the configurations for new channels and constants.
 
     `extent` is the number of bits of the number of positions, by which choices differ as well.
     """
     configs = [
         triton.Config({"ROWS": c["ROWS"]}, num_warps=c["num_warps"], num_stages=c["num_stages"])
-        for c in CONFIGS[width]
+        for c in CONFIGS[kind]
     ]
     return triton.autotune(configs, key=["channels", *constants])(kernel)
 
