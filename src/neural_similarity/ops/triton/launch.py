@@ -17,6 +17,8 @@ from neural_similarity.ops.triton import interpreted, kernels
 
 PROGRAMS = 512
 """About how many programs share the sum over positions in the gradient of the weight."""
+WARP_GROUP = 64
+"""Rows of the matrix products of a Hopper GPU's four warps."""
 MOST_TOGETHER = 5
 """Taps of a kernel's row that one program of the gradient of the weight takes: each has its sum."""
 FAR = 2**31 - 2**24
@@ -142,9 +144,8 @@ def _write_gradients(
 def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) -> None:
     x, weight, m, *_ = given
     taps = prod(weight.shape[2:])
-    row = task.frame.kw
-    together = row if row <= MOST_TOGETHER else 1
     constants = task.tiles(32 if task.full else 64, 64)
+    together = _together(task, constants["OUTPUTS"])
     constants |= {"FULL": task.full, "TOGETHER": together}
     programs = taps // together * task.pieces(x.shape[1], constants)
     tiles = triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
@@ -160,6 +161,17 @@ def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) 
     grid = (programs, tiles, shares)
     _launch(kernels.weight_gradient, task, (*arguments, span), constants, grid)
     result.copy_(parts.sum(0).movedim(0, -1).reshape(weight.shape))
+
+
+def _together(task: Plan, outputs: int) -> int:
+    """Taps that one program takes: they share what it loads, and have a sum each.
+
+    With a full M and less than a warp group's outputs, ptxas gives three sums 32 registers and puts
+    15 kB a thread in memory.
+    """
+    row = task.frame.kw
+    narrow = task.full and outputs < WARP_GROUP
+    return 1 if narrow or row > MOST_TOGETHER else row
 
 
 def _diagonal_gradients(
