@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,16 +98,15 @@ def without_tf32():
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
     """
-    convolutions = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
-    kinds = convolutions, torch.backends.cuda.matmul
-    before = [kind.fp32_precision for kind in kinds]
+    # By the older switch of convolutions: by the newer one, torch cannot read the older.
+    convolutions: Any = torch.backends.cudnn
+    products = torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.fp32_precision
     try:
-        for kind in kinds:
-            kind.fp32_precision = "ieee"
+        convolutions.allow_tf32, products.fp32_precision = False, "ieee"
         yield
     finally:
-        for kind, precision in zip(kinds, before, strict=True):
-            kind.fp32_precision = precision
+        convolutions.allow_tf32, products.fp32_precision = before
 
 
 def tolerance(dtype: torch.dtype) -> float:

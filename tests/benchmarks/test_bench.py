@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from benchmarks import formulations, loops, networks, oracle
 from benchmarks import subjects as catalogue
 from benchmarks.case import Absent, Case, Operator, Subject, operands
-from benchmarks.compare import Entrant, compare, problem, tolerance
+from benchmarks.compare import Entrant, compare, problem, tolerance, without_tf32
 from benchmarks.measure import Effort
 from benchmarks.oracle import Checker
 from neural_similarity import models
@@ -250,6 +250,19 @@ def test_expectations_are_computed_once_for_equal_subjects_only():
     other = Operator(subject.module.function, nn.Parameter(2 * given.weight))
     assert problem(checker.errors(replace(subject, module=other))) is None
     assert len(calls) == 2
+
+
+def test_without_tf32_both_of_torchs_switches_can_be_read_and_come_back():
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+
+    def switches():
+        old = cudnn.allow_tf32, products.allow_tf32
+        return *old, cudnn.conv.fp32_precision == "tf32", products.fp32_precision
+
+    before = switches()
+    with without_tf32():
+        assert switches() == (False, False, False, "ieee")
+    assert switches() == before
 
 
 def test_tolerance_is_half_of_the_digits():

@@ -101,8 +101,36 @@ def test_it_says_why_it_declines(x, taps, reason):
     assert chosen("auto", x, taps, 1) != "triton"
 
 
-def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+class Gpu:
+    """Stands for a GPU that nothing has tried yet, and counts what it is asked."""
+
+    def __init__(self, monkeypatch):
+        self.capability, self.capturing, self.fails, self.asked = (9, 0), False, None, []
+        monkeypatch.setattr(triton, "_FAULTS", {})
+        monkeypatch.setattr(torch.cuda, "get_device_capability", self.get_device_capability)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        if find_spec("triton"):
+            from neural_similarity.ops.triton import trial
+
+            monkeypatch.setattr(trial, "launch", self.launch)
+
+    def get_device_capability(self, _device):
+        self.asked.append("capability")
+        return self.capability
+
+    def launch(self, _device):
+        self.asked.append("launch")
+        if self.fails:
+            raise self.fails
+
+
+@pytest.fixture
+def untried(monkeypatch):
+    return Gpu(monkeypatch)
+
+
+def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch, untried):
+    untried.capability = (7, 5)
     if find_spec("triton"):
         assert declines("triton", OnGpu(X), 9) == "the GPU's compute capability is below 8.0"
     monkeypatch.setattr(triton, "find_spec", lambda _: None)
@@ -111,10 +139,63 @@ def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch):
 
 
 @needs_triton
-def test_auto_takes_it_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+def test_auto_takes_it_on_a_gpu_that_is_tried_once(untried):
+    for _ in range(3):
+        assert declines("triton", OnGpu(X), 9) is None
+        assert chosen("auto", OnGpu(X), 9, 1) == "triton"
+    assert untried.asked == ["capability", "launch"]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("No C compiler.\nMore"), "RuntimeError: No C compiler."),
+        (AssertionError("libcuda.so cannot found!\n"), "AssertionError: libcuda.so cannot found!"),
+        (OSError(""), "OSError"),
+    ],
+)
+def test_where_the_smallest_kernel_fails_eager_runs(untried, error, reason):
+    untried.fails = error
+    for _ in range(2):
+        assert declines("triton", OnGpu(X), 9) == f"triton does not run here: {reason}"
+        assert chosen("auto", OnGpu(X), 9, 1) == "eager"
+    assert untried.asked == ["capability", "launch"]
+
+
+@needs_triton
+@pytest.mark.usefixtures("untried")
+def test_a_broken_package_is_a_reason(monkeypatch):
+    monkeypatch.delattr(triton, "trial")
+    monkeypatch.delitem(sys.modules, "neural_similarity.ops.triton.trial")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(triton, "find_spec", lambda _: "there")
+    monkeypatch.setattr(triton, "interpreted", lambda: False)
+    reason = "triton does not run here: ModuleNotFoundError: import of triton halted"
+    assert declines("triton", OnGpu(X), 9).startswith(reason)
+
+
+@needs_triton
+def test_a_capture_is_not_disturbed_and_knows_what_was_found_before(untried):
+    untried.capturing, untried.fails = True, RuntimeError("no")
     assert declines("triton", OnGpu(X), 9) is None
-    assert chosen("auto", OnGpu(X), 9, 1) == "triton"
+    assert "launch" not in untried.asked
+    for capturing in (False, True):
+        untried.capturing = capturing
+        assert chosen("auto", OnGpu(X), 9, 1) == "eager"
+    assert untried.asked.count("launch") == 1
+
+
+@needs_triton
+def test_a_trace_launches_nothing(untried):
+    gpu = torch.device("cuda", 0)
+
+    def traced(x):
+        return x + 1 if triton._fault(gpu) is None else x - 1
+
+    compiled = torch.compile(traced, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(X), X + 1)
+    assert "launch" not in untried.asked
 
 
 def test_a_refusal_names_the_backend_and_the_reason():

@@ -17,6 +17,8 @@ from neural_similarity.ops.operands import Gradients, Operands
 MOST_TAPS = 64
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _OLDEST = (8, 0)
+_FAULTS: dict[torch.device, str | None] = {}
+"""What `_fault` found, by GPU."""
 
 
 def declines(x: Tensor, taps: int) -> str | None:
@@ -31,8 +33,38 @@ def declines(x: Tensor, taps: int) -> str | None:
         return f"the kernel has {taps} taps, more than {MOST_TAPS}"
     if find_spec("triton") is None:
         return "triton is not installed"
-    if x.is_cuda and torch.cuda.get_device_capability(x.device) < _OLDEST:
+    return _fault(x.device) if x.is_cuda else None
+
+
+def _fault(device: torch.device) -> str | None:
+    """Why no kernel runs on a GPU, or None: found out once by the launch of an empty one.
+
+    Triton's package may be there without a C compiler, or broken. A trace and a capture, which a
+    launch would become a part of, believe in a GPU that was not tried before.
+    """
+    if torch.compiler.is_compiling():
+        return _age(device)
+    if device not in _FAULTS:
+        if torch.cuda.is_current_stream_capturing():
+            return _age(device)
+        _FAULTS[device] = _age(device) or _failure(device)
+    return _FAULTS[device]
+
+
+def _age(device: torch.device) -> str | None:
+    if torch.cuda.get_device_capability(device) < _OLDEST:
         return f"the GPU's compute capability is below {'.'.join(map(str, _OLDEST))}"
+    return None
+
+
+def _failure(device: torch.device) -> str | None:
+    try:
+        from neural_similarity.ops.triton import trial
+
+        trial.launch(device)
+    except Exception as error:  # Of the import, a driver, a compiler or an assembler: any.
+        words = type(error).__name__, str(error).strip().partition("\n")[0]
+        return f"triton does not run here: {': '.join(filter(None, words))}"
     return None
 
 
