@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.case import Absent, Subject
-from benchmarks.measure import Call, Effort, Timing, measure
+from benchmarks.measure import Call, Clock, Effort, Timing, measure
 from benchmarks.oracle import Checker, Errors
 from benchmarks.report import Group, Row, title
 from neural_similarity.lab.train.runtime import threads
@@ -43,10 +43,18 @@ def entrant(subject: Subject, checker: Checker, calls: Mapping[str, Call], costs
     return Entrant(name=subject.name, errors=errors, calls=calls, costs=costs)
 
 
-def compare(group: Group, entrants: Sequence[Entrant | Absent], effort: Effort) -> list[Row]:
+def compare(
+    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock | None = None
+) -> list[Row]:
     """A row for every entrant, the baseline first, with every number of CPU threads.
 
     What computes something wrong has no times, and beside a wrong baseline nothing has.
+
+    Args:
+        group: What the rows have in common.
+        entrants: What is compared.
+        effort: How long to measure.
+        clock: As in `measure`.
     """
     rows = []
     for count in effort.threads:
@@ -54,11 +62,13 @@ def compare(group: Group, entrants: Sequence[Entrant | Absent], effort: Effort) 
         sys.stderr.write(f"{title(told)}\n")
         sys.stderr.flush()
         with threads(count):
-            rows += _compared(told, entrants, effort)
+            rows += _compared(told, entrants, effort, clock)
     return rows
 
 
-def _compared(group: Group, entrants: Sequence[Entrant | Absent], effort: Effort) -> list[Row]:
+def _compared(
+    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock | None
+) -> list[Row]:
     rows = [replace(_checked(one, group), baseline=one is entrants[0]) for one in entrants]
     right = {
         one.name: one
@@ -69,7 +79,7 @@ def _compared(group: Group, entrants: Sequence[Entrant | Absent], effort: Effort
         return rows
     times: dict[str, dict[str, Timing]] = {name: {} for name in right}
     for what in next(iter(right.values())).calls:
-        measured = measure({name: one.calls[what] for name, one in right.items()}, effort)
+        measured = measure({name: one.calls[what] for name, one in right.items()}, effort, clock)
         for name, timing in measured.items():
             seconds = timing.seconds / right[name].steps
             times[name][what] = replace(timing, seconds=seconds)

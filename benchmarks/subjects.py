@@ -25,6 +25,7 @@ from benchmarks.case import (
 from benchmarks.compare import Entrant, compare, entrant, forward
 from benchmarks.measure import Effort, Timing, macs, peak_bytes, saved_bytes
 from benchmarks.oracle import Checker, outcome, trained
+from benchmarks.replays import clock_of
 from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import Conv2d
@@ -63,7 +64,7 @@ def _compared(
     given: Operands,
     effort: Effort,
 ) -> list[Row]:
-    checker = Checker(given.grad, case.dtype)
+    checker, clock = Checker(given.grad, case.dtype), clock_of(case.runtime.device)
 
     def enter(subject: Subject) -> Entrant:
         module, inputs, parameters = subject.module, subject.inputs, trained(subject.module)
@@ -71,6 +72,7 @@ def _compared(
 
         def costs(_: Mapping[str, Timing]) -> dict[str, float | None]:
             return {
+                "host_seconds": clock and clock.host_seconds(both),
                 "saved_bytes": saved_bytes(module, inputs) / (case.batch * case.size**2),
                 "peak_bytes": peak_bytes(both, case.runtime.device),
                 "macs": macs(module, inputs) / case.batch,
@@ -81,7 +83,7 @@ def _compared(
 
     sizes = {"channels": case.channels, "size": case.size, "batch": case.batch}
     entrants = [one if isinstance(one, Absent) else enter(one) for one in chosen]
-    return compare(words | {"dtype": case.runtime.precision} | sizes, entrants, effort)
+    return compare(words | {"dtype": case.runtime.precision} | sizes, entrants, effort, clock)
 
 
 def subjects(case: Case, given: Operands) -> Iterator[Subject | Absent]:
