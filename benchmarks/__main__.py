@@ -26,6 +26,7 @@ from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.recipe import recipe_to_json
 
 PROGRAM = "python -m benchmarks"
+ON_A_GPU = f"  {PROGRAM} operators --device cuda --dtype bf16 --batch 128 --out benchmarks/h200"
 EXTENT = 1024
 """Channels times size of the operators' maps, as in networks that halve one to double the other."""
 SCALED_CHANNELS = 32
@@ -48,7 +49,7 @@ def main(args: Sequence[str] | None = None) -> int:
             prog=PROGRAM,
             kind="benchmark",
             about="Measure time and memory beside other implementations, each checked first.",
-            examples=f"  {PROGRAM} operators\n  {PROGRAM} training --dtype bf16",
+            examples=f"  {PROGRAM} operators\n  {PROGRAM} training --dtype bf16\n{ON_A_GPU}",
         )
 
     return exit_code(run)
@@ -56,9 +57,11 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _operators(options: Options) -> Iterator[Row]:
     extent = QUICK_EXTENT if options.quick else EXTENT
-    cases = product(options.runtimes, options.similarity, options.size, options.batch)
-    for runtime, kind, size, batch in cases:
-        case = Case(kind=kind, runtime=runtime, batch=batch, channels=extent // size, size=size)
+    shapes = product(options.size, options.channels, options.batch)
+    for runtime, kind, shape in product(options.runtimes, options.similarity, shapes):
+        size, channels, batch = shape
+        width = channels or extent // size
+        case = Case(kind=kind, runtime=runtime, batch=batch, channels=width, size=size)
         yield from subjects.operators(case, options.effort)
 
 
@@ -119,7 +122,7 @@ BENCHES = {
     "operators": Bench(
         _operators,
         "our operators beside other formulations and operators",
-        Options(rounds=9, batch=(32, 128), size=(32, 16, 8), similarity=KINDS),
+        Options(rounds=9, batch=(32, 128), size=(32, 16, 8), channels=(0,), similarity=KINDS),
         {"batch": (2,), "size": (8,)},
         similarities=KINDS,
     ),
@@ -196,7 +199,7 @@ def _run(name: str, args: Sequence[str]) -> int:
 def _options(command: str, args: Sequence[str]) -> Options:
     bench = BENCHES[command]
     options = _parse(Options, args, command, bench.about, bench.default)
-    for option in ("batch", "size", "similarity", "recipes"):
+    for option in ("batch", "size", "channels", "similarity", "recipes"):
         if getattr(options, option) and not getattr(bench.default, option):
             raise UsageError(f"`{option}` is not an option of {command}")
     for name in options.similarity:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.case import Absent, Subject
-from benchmarks.measure import Call, Clock, Effort, Timing, measure, seconds_per_call
+from benchmarks.measure import Call, Clock, Effort, Timing, measure
 from benchmarks.oracle import Checker, Errors
 from benchmarks.report import Group, Row, title
 from neural_similarity.lab.train.runtime import threads
@@ -44,14 +44,17 @@ def entrant(subject: Subject, checker: Checker, calls: Mapping[str, Call], costs
 
 
 def compare(
-    group: Group,
-    entrants: Sequence[Entrant | Absent],
-    effort: Effort,
-    clock: Clock = seconds_per_call,
+    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock | None = None
 ) -> list[Row]:
     """A row for every entrant, the baseline first, with every number of CPU threads.
 
     What computes something wrong has no times, and beside a wrong baseline nothing has.
+
+    Args:
+        group: What the rows have in common.
+        entrants: What is compared.
+        effort: How long to measure.
+        clock: As in `measure`.
     """
     rows = []
     for count in effort.threads:
@@ -64,7 +67,7 @@ def compare(
 
 
 def _compared(
-    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock
+    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock | None
 ) -> list[Row]:
     rows = [replace(_checked(one, group), baseline=one is entrants[0]) for one in entrants]
     right = {

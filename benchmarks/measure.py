@@ -3,7 +3,6 @@
 import ctypes
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from neural_similarity.choices import require_least
 from neural_similarity.lab.paper.costs import QUIET
-from neural_similarity.lab.train.graph import aside, capture
 
 LEAST_ROUNDS = 3
 """Fewest rounds in which a slow call is timed."""
@@ -27,8 +25,6 @@ SLOW = 8
 """Times of the baseline's; what takes longer takes part in fewer rounds."""
 SHORTEST = 2e-2
 """Seconds; what is shorter is called several times in a row."""
-TOGETHER = 10
-"""Calls that a CUDA graph holds; so many go to the device before its queue is full."""
 CONFIDENCE = 0.95
 PROCESS, STATISTICS = Path("/proc/self"), Path("/proc/stat")
 IDLE, WAITING, GUESTS = 3, 4, 8
@@ -150,54 +146,6 @@ def seconds_per_call(call: Call, repeats: int) -> float:
         call()
     _synchronize()
     return (time.perf_counter() - began) / repeats
-
-
-def replays(device: torch.device) -> Clock:
-    """Seconds that a GPU takes for a call, by replays of a CUDA graph of `TOGETHER` calls.
-
-    Called as they stand, small operators take the host longer than the device. What waits for the
-    host cannot be captured and is timed as it stands. What a call reads may still lie in the
-    GPU's cache from the call before.
-    """
-    captured: dict[Call, Call | None] = {}
-
-    def clock(call: Call, repeats: int) -> float:
-        if call not in captured:
-            captured[call] = _captured(call, device)
-        replay = captured[call]
-        if replay is None:
-            return seconds_per_call(call, repeats)
-        return seconds_per_call(replay, ceil(repeats / TOGETHER)) / TOGETHER
-
-    return clock
-
-
-def _captured(call: Call, device: torch.device) -> Call | None:
-    """The replay of so many calls, or None."""
-
-    def together() -> None:
-        for _ in range(TOGETHER):
-            call()
-
-    try:
-        aside(together, device)
-        return capture(together, device)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        sys.stderr.write(f"nsim: timed as it stands, not as a CUDA graph: {reason}\n")
-        return None
-
-
-def host_seconds(call: Call) -> float:
-    """Wall time in which the host issues a call to a GPU, without the wait for its end."""
-    call()
-    _synchronize()
-    began = time.perf_counter()
-    for _ in range(TOGETHER):
-        call()
-    seconds = (time.perf_counter() - began) / TOGETHER
-    _synchronize()
-    return seconds
 
 
 def _synchronize() -> None:

@@ -15,6 +15,7 @@ from benchmarks.case import DTYPES, Placed, Subject, learn, seeded
 from benchmarks.compare import Entrant, compare, entrant, forward
 from benchmarks.measure import Call, Effort, Timing, macs, peak_bytes
 from benchmarks.oracle import Checker
+from benchmarks.replays import clock_of
 from benchmarks.report import Group, Row
 from neural_similarity import models
 from neural_similarity.conversion import fold
@@ -161,7 +162,7 @@ def _compared(
     effort: Effort,
 ) -> list[Row]:
     checker, images = setting.checker(), setting.images(setting.batch)
-    ((what, make),) = timed.items()
+    ((what, make),), clock = timed.items(), clock_of(images.device)
 
     def enter(subject: Subject) -> Entrant:
         call = make(subject)
@@ -169,10 +170,11 @@ def _compared(
         def costs(times: Mapping[str, Timing]) -> dict[str, float | None]:
             return {
                 "images_per_second": setting.batch / times[what].seconds,
+                "host_seconds": clock and clock.host_seconds(call),
                 "peak_bytes": peak_bytes(call, images.device),
                 "macs": macs(subject.module, [images]) / setting.batch,
             }
 
         return entrant(subject, checker, {what: call}, costs)
 
-    return compare(group, [enter(subject) for subject in subjects], effort)
+    return compare(group, [enter(subject) for subject in subjects], effort, clock)

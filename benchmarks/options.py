@@ -48,6 +48,8 @@ class Options:
     batch: Numbers = ()
     size: Numbers = ()
     """Height and width of maps or images."""
+    channels: Numbers = ()
+    """Of the operators' maps; 0 is 1024 over the size."""
     similarity: Names = ()
     """Kinds of M, or named similarities beside the plain network; dynamic-full takes minutes."""
     recipes: Names = ()
@@ -60,7 +62,7 @@ class Options:
 
     def __post_init__(self) -> None:
         Effort(rounds=self.rounds)
-        for name, least in (("threads", 0), ("batch", 1), ("size", 1)):
+        for name, least in (("threads", 0), ("batch", 1), ("size", 1), ("channels", 0)):
             if min(getattr(self, name), default=least) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
         for name in self.recipes:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.networks import KNOWN, texts
-from benchmarks.report import Report, Row, comparisons, grouped, read, split, table
+from benchmarks.report import Report, Row, comparisons, grouped, milliseconds, read, split, table
 from benchmarks.targets import TARGETS
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import recipe_to_json
@@ -176,11 +176,13 @@ def _caveats(report: Report) -> list[str]:
 
 
 def _pivots(report: Report) -> list[str]:
-    """Ratios, then memory, of every dtype and similarity."""
+    """Ratios, then memory and the host's time, of every dtype and similarity."""
     parts = []
     for words, rows in split(report.rows).items():
         parts += [f"### {words}", _pivot(rows, _ratios), "Saved bytes a position; peak MiB."]
         parts.append(_pivot(rows, _memory))
+        if any("host_seconds" in row.costs for row in rows):
+            parts += ["Host, ms.", _pivot(rows, _host)]
     return parts
 
 
@@ -208,3 +210,8 @@ def _memory(row: Row) -> str:
     if saved is None:
         return ""
     return f"{saved:,.0f}; " + ("unknown" if peak is None else f"{peak / 2**20:,.1f}")
+
+
+def _host(row: Row) -> str:
+    value = row.costs.get("host_seconds")
+    return "" if value is None else milliseconds(value)

@@ -17,10 +17,10 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
         "tasks/s",
         lambda value: f"{value:,.3g}" if value < 10 else f"{value:,.0f}",
     ),
+    "host_seconds": ("host, ms", lambda value: milliseconds(value)),
     "saved_bytes": ("saved, bytes/position", "{:,.0f}".format),
     "peak_bytes": ("peak, MiB", lambda value: f"{value / 2**20:,.1f}"),
     "macs": ("MMACs/image", lambda value: f"{value / 1e6:,.2f}"),
-    "host_seconds": ("forward + backward on the host, ms", lambda value: f"{value * 1e3:,.2f}"),
 }
 """Heading and format of every cost."""
 Group = dict[str, str | int]
@@ -158,9 +158,15 @@ def _line(row: Row, times: Sequence[str], costs: Sequence[str]) -> Sequence[str]
     cells = [row.name]
     for name in times:
         timing = row.times.get(name)
-        cells += ["", ""] if timing is None else [f"{1e3 * timing.seconds:,.2f}", _ratio(timing)]
+        cells += ["", ""] if timing is None else [milliseconds(timing.seconds), _ratio(timing)]
     cells += [COSTS[name][1](row.costs[name]) if name in row.costs else "" for name in costs]
     return [*cells, f"{row.error:.0e}" if row.error else "0"]
+
+
+def milliseconds(seconds: float) -> str:
+    """Two decimals, and of what is shorter than one three digits."""
+    value = 1e3 * seconds
+    return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def _ratio(timing: Timing) -> str:

@@ -23,17 +23,9 @@ from benchmarks.case import (
     seeded,
 )
 from benchmarks.compare import Entrant, compare, entrant, forward
-from benchmarks.measure import (
-    Effort,
-    Timing,
-    host_seconds,
-    macs,
-    peak_bytes,
-    replays,
-    saved_bytes,
-    seconds_per_call,
-)
+from benchmarks.measure import Effort, Timing, macs, peak_bytes, saved_bytes
 from benchmarks.oracle import Checker, outcome, trained
+from benchmarks.replays import clock_of
 from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import Conv2d
@@ -72,7 +64,7 @@ def _compared(
     given: Operands,
     effort: Effort,
 ) -> list[Row]:
-    checker, device = Checker(given.grad, case.dtype), case.runtime.device
+    checker, clock = Checker(given.grad, case.dtype), clock_of(case.runtime.device)
 
     def enter(subject: Subject) -> Entrant:
         module, inputs, parameters = subject.module, subject.inputs, trained(subject.module)
@@ -80,10 +72,10 @@ def _compared(
 
         def costs(_: Mapping[str, Timing]) -> dict[str, float | None]:
             return {
+                "host_seconds": clock and clock.host_seconds(both),
                 "saved_bytes": saved_bytes(module, inputs) / (case.batch * case.size**2),
-                "peak_bytes": peak_bytes(both, device),
+                "peak_bytes": peak_bytes(both, case.runtime.device),
                 "macs": macs(module, inputs) / case.batch,
-                "host_seconds": host_seconds(both) if device.type == "cuda" else None,
             }
 
         calls = {FORWARD: forward(module, inputs), BOTH: both}
@@ -91,9 +83,7 @@ def _compared(
 
     sizes = {"channels": case.channels, "size": case.size, "batch": case.batch}
     entrants = [one if isinstance(one, Absent) else enter(one) for one in chosen]
-    group = words | {"dtype": case.runtime.precision} | sizes
-    clock = replays(device) if device.type == "cuda" else seconds_per_call
-    return compare(group, entrants, effort, clock)
+    return compare(words | {"dtype": case.runtime.precision} | sizes, entrants, effort, clock)
 
 
 def subjects(case: Case, given: Operands) -> Iterator[Subject | Absent]:

@@ -1,20 +1,28 @@
-"""What to find out in the first half hour with a GPU, in one report: nothing here has seen one yet.
+"""What to find out in the first half hour with a GPU, in one report.
 
-    python scripts/gpu_first_contact.py [--out gpu-report.md]
+    python scripts/gpu_first_contact.py [--out gpu-report]
 
-Runs the tests that need a GPU, the operators' benchmark in bf16, and a training with its profile,
-each within a time of its own, and writes what they say. A step that fails does not end the others.
+Runs the tests that need a GPU, the operators' benchmark in bf16, an update's profile and the quick
+start, each within a time of its own. What they say goes to report.md in that folder while they say
+it, and the benchmark's records beside it. A step that fails does not end the others.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple, TextIO
 
 import torch
 
 ROOT = Path(__file__).parents[1]
+TESTED = MappingProxyType({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+"""The tests ask for deterministic algorithms, which cuBLAS refuses without; it may cost time."""
 PROFILE = """
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -38,44 +46,67 @@ print(recorded.key_averages().table(sort_by="cuda_time_total", row_limit=30))
 """
 
 
-def steps(folder: Path) -> list[tuple[str, int, list[str]]]:
-    """Title, seconds at most, and words of every step."""
+class Step(NamedTuple):
+    title: str
+    seconds: int
+    """At most."""
+    words: Sequence[str]
+    """For Python."""
+    environment: Mapping[str, str] = MappingProxyType({})
+
+
+def steps(folder: Path) -> list[Step]:
+    """What is run, in its order; `folder` keeps records."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    marked = [str(file) for file in files if "pytest.mark.gpu" in file.read_text("utf-8")]
+    # pytest-benchmark, where it is installed, warns of several processes: an error here.
+    tests = ["-m", "pytest", "-p", "no:benchmark", "-q", "-m", "gpu", "-n", "8", *marked]
+    operators = ["-m", "benchmarks", "operators", "--device", "cuda", "--dtype", "bf16"]
     train = ["-m", "neural_similarity", "train", "quickstart", "--device", "cuda"]
+    run = tempfile.mkdtemp()
     return [
-        ("Correctness", 300, ["-m", "pytest", "-q", "-m", "gpu", "-n", "8", "tests"]),
-        ("Operators, bf16", 400, ["-m", "benchmarks", "operators", "--device", "cuda",
-                                  "--dtype", "bf16", "--out", str(folder / "benchmarks")]),
-        ("One update", 120, ["-c", PROFILE]),
-        ("The quick start", 200, [*train, "--out", str(folder / "run")]),
-    ]  # fmt: skip
+        Step("Correctness", 120, tests, TESTED),
+        Step("Operators, bf16", 300, [*operators, "--batch", "128", "--out", str(folder)]),
+        Step("One update", 60, ["-c", PROFILE]),
+        Step("The quick start", 120, [*train, "--out", run]),
+    ]
 
 
-def outcome(seconds: int, words: list[str]) -> str:
-    """What a step says, and how it ends."""
+def carry_out(step: Step, report: TextIO) -> str:
+    """Run a step, whose words go to the report as they come; how it ended."""
+    began = time.monotonic()
     try:
-        done = subprocess.run(
-            [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=seconds,
+        code = subprocess.run(
+            [sys.executable, *step.words], cwd=ROOT, stdout=report, stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | step.environment, timeout=step.seconds,
             check=False,
-        )  # fmt: skip
+        ).returncode  # fmt: skip
+        end = f"exit code {code}"
     except subprocess.TimeoutExpired:
-        return f"not done after {seconds} s"
-    return f"{done.stdout}{done.stderr}\nexit code {done.returncode}"
+        end = f"not done after {step.seconds} s"
+    return f"{step.title}: {time.monotonic() - began:.0f} s, {end}"
 
 
 def main() -> int:
     """Write the report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("gpu-report.md"))
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=Path("gpu-report"))
+    folder = parser.parse_args().out.resolve()
     if not torch.cuda.is_available():
         sys.stderr.write("torch finds no GPU here\n")
         return 1
+    folder.mkdir(parents=True, exist_ok=True)
     card = torch.cuda.get_device_properties(0)
-    report = [f"# {card.name}, torch {torch.__version__}, CUDA {torch.version.cuda}"]
-    with tempfile.TemporaryDirectory() as folder:
-        for title, seconds, words in steps(Path(folder)):
-            report.append(f"## {title}\n\n```\n{outcome(seconds, words)}\n```")
-            options.out.write_text("\n\n".join(report) + "\n", "utf-8")
+    with (folder / "report.md").open("w", encoding="utf-8") as report:
+        report.write(f"# {card.name}, torch {torch.__version__}, CUDA {torch.version.cuda}\n")
+        for step in steps(folder):
+            report.write(f"\n## {step.title}\n\n```\n")
+            report.flush()  # A step writes to the same file by itself.
+            end = carry_out(step, report)
+            report.write(f"```\n\n{end}\n")
+            report.flush()
+            sys.stdout.write(f"{end}\n")
+            sys.stdout.flush()
     return 0
 
 

@@ -200,34 +200,3 @@ def test_peak_memory_is_unknown_where_the_system_does_not_tell(monkeypatch, tmp_
 def test_outcome_without_gradients_is_the_output():
     x = torch.ones(2)
     assert [t.tolist() for t in outcome(lambda x: 2 * x, [x], [], x)] == [[2, 2]]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_on_a_gpu_a_graph_of_ten_calls_is_captured_once_and_replayed(monkeypatch, capsys, fails):
-    events = []
-
-    def capture(_together, _device):
-        if fails:
-            raise RuntimeError("an operation waits for the host\nmore")
-        events.append("capture")
-        return lambda: events.append("replay")
-
-    monkeypatch.setattr(measuring, "aside", lambda together, _device: together())
-    monkeypatch.setattr(measuring, "capture", capture)
-    monkeypatch.setattr(
-        measuring, "seconds_per_call", lambda call, repeats: (call(), float(repeats))[1]
-    )
-    clock = measuring.replays(torch.device("cuda"))
-
-    def call():
-        events.append("call")
-
-    seconds = [clock(call, 25) for _ in range(2)]
-    plain = ["call"] * measuring.TOGETHER
-    if fails:
-        assert events == [*plain, "call", "call"]
-        assert seconds == [25.0, 25.0]
-        assert capsys.readouterr().err.endswith("CUDA graph: an operation waits for the host\n")
-    else:
-        assert events == [*plain, "capture", "replay", "replay"]
-        assert seconds == [3 / measuring.TOGETHER] * 2

@@ -236,6 +236,21 @@ def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
     assert "## Inference" not in text
 
 
+def test_the_page_of_a_gpu_has_its_name_and_the_hosts_time(tmp_path):
+    gpu, other = ENVIRONMENT | {"device": "NVIDIA H200"}, tmp_path / "cpu"
+    rows = [replace(row, costs=row.costs | {"host_seconds": 1.25e-4}) for row in (BASE, OURS)]
+    write(report("operators", *rows, environment=gpu), tmp_path)
+    write(report("operators", BASE, OURS), other)
+    text, without = (
+        performance.page(folder, tmp_path / "p.md", "") for folder in (tmp_path, other)
+    )
+    assert "on NVIDIA H200, torch 2.15" in text
+    assert "Host, ms." in text
+    assert [line for line in text.splitlines() if line == "| ours, compiled | 0.125 |"]
+    assert "Host, ms." not in without
+    assert "| NVIDIA H200 |" in performance.summary([other, tmp_path], "")
+
+
 def test_one_page_shows_several_processors_and_marks_what_is_not_reached(tmp_path):
     for name, ratio, cpu in (("a", 2.0, "FAST"), ("b", 9.0, "SLOW")):
         (tmp_path / name).mkdir()
