@@ -102,6 +102,20 @@ def test_second_derivatives_of_pointwise_parts():
 
 
 @pytest.mark.usefixtures("_processors_maps")
+@pytest.mark.parametrize("angle", ["cosine", "linear"])
+def test_a_map_without_a_batch_is_one_of_a_batch_and_changes_in_place(angle, monkeypatch):
+    monkeypatch.setattr(sphere, "takes", lambda _: True)
+    x, weight = torch.randn(3, 4, 5, requires_grad=True), torch.randn(2, 3, 3, 3)
+    results = []
+    for batch in (False, True):
+        y = sphere.sphere_conv2d(x[None] if batch else x, weight, padding=1, angle=angle)
+        y = y[0] if batch else y
+        results.append([y, *torch.autograd.grad(y.relu_().square().sum(), x)])
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.usefixtures("_processors_maps")
 def test_a_layer_computes_the_same_with_them_eager_and_compiled(monkeypatch):
     layer = Conv2d(5, 4, 3, padding=1, similarity="dynamic-diagonal")
     for parameter in layer.parameters():

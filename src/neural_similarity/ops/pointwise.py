@@ -89,7 +89,8 @@ class _Scaled(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
         z = _scaled_op(y, factors, rectified)
-        ctx.save_for_backward(z, factors)
+        # A ReLU's own output; another one may be changed in place behind it.
+        ctx.save_for_backward(z if rectified else y, factors)
         ctx.rectified = rectified
         return z
 
@@ -99,7 +100,8 @@ class _Scaled(Function):
         if _first_order():
             return *_scaled_backward_op(grad, z, factors, ctx.rectified), None
         grad = grad * (z > 0) if ctx.rectified else grad
-        of_factors = (promoted(grad) * z).sum(1, keepdim=True) / factors
+        of_factors = (promoted(grad) * z).sum(1, keepdim=True)
+        of_factors = of_factors / factors if ctx.rectified else of_factors
         return (grad * factors).to(z.dtype), of_factors, None
 
 

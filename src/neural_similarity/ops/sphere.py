@@ -172,6 +172,8 @@ def _cosine(
     x: Tensor, kernel: Tensor, geometry: tuple, eps: float, factor: float, rectified: bool = False
 ) -> Tensor:
     """The convolution with `kernel`, times `factor` over the norm of every patch."""
+    if x.dim() < kernel.dim():
+        return _cosine(x[None], kernel, geometry, eps, factor, rectified)[0]
     factors = _factors(x, kernel.shape[2:], geometry, eps, factor)
     y, channels = CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry), 1 - kernel.dim()
     if geometry[-1] == 1:
@@ -186,12 +188,7 @@ def _factors(
 ) -> Tensor:
     """`factor` over the norm of every patch."""
     *steps, groups = geometry
-    if (
-        groups == 1
-        and not isinstance(steps[1], str)
-        and x.dim() > len(kernel_size) + 1
-        and takes(x)
-    ):
+    if groups == 1 and not isinstance(steps[1], str) and takes(x):
         return patch_factors(x, window(kernel_size, *steps), eps, factor)
     factors = _patch_norm(x, kernel_size, geometry, eps).reciprocal()
     return factors if factor == 1 else factors * factor

@@ -82,15 +82,15 @@ class Plan(NamedTuple):
         return channels // self.channels.run * triton.cdiv(self.channels.run, constants["INPUTS"])
 
 
-def plan(given: Operands) -> Plan:
-    """The plan for M (n, b, K, *out) or (n, b, K, K, *out)."""
+def plan(given: Operands, y: Tensor) -> Plan:
+    """The plan for M (n, b, K, *out) or (n, b, K, K, *out), and y or its gradient."""
     x, weight, m, window, groups = given
     (height, width), out = _pair(1, x.shape[2:]), _pair(1, given.output)
     group, block = x.shape[1] // groups, x.shape[1] // m.shape[1]
     outputs = weight.shape[0] // groups
     pairs = zip((1, 1, 0, 1), window, strict=True)
     sides = (side for flat, sides in pairs for side in _pair(flat, sides))
-    frame = kernels.Frame(*sides, far=_far(given))
+    frame = kernels.Frame(*sides, far=far(x, weight, m, y))
     allowed = torch.backends.cudnn.conv.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
     tf32 = x.dtype == torch.float32 and allowed == "tf32"
     return Plan(
@@ -104,7 +104,8 @@ def plan(given: Operands) -> Plan:
 
 def forward(given: Operands) -> Tensor:
     x, weight, m, _, groups = last = given._replace(x=channels_last(given.x))
-    y, task = x.new_empty(len(x), *given.output, len(weight)).movedim(-1, 1), plan(last)
+    y = x.new_empty(len(x), *given.output, len(weight)).movedim(-1, 1)
+    task = plan(last, y)
     constants = task.tiles(32 if task.full else 64, 128) | {"FULL": task.full}
     blocks = groups * triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
     arguments = (images(x), _filters(weight), _similarities(m[None], task.full), images(y))
@@ -130,7 +131,7 @@ def _write_gradients(
     grad: Tensor, given: Operands, gradients: Gradients, needs: Sequence[bool]
 ) -> None:
     (grad_x, grad_weight, grad_m), (needs_x, needs_weight, needs_m) = gradients, needs
-    task = plan(given)
+    task = plan(given, grad)
     if needs_weight:
         _weight_gradient(task, grad, given, grad_weight)
     if not task.full and (needs_x or needs_m):
@@ -298,14 +299,12 @@ def _pair(flat: int, sizes: Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-def _far(given: Operands) -> bool:
-    """Whether an offset in one of the tensors may exceed int32."""
-    x, weight, m, *_ = given
-    outputs = weight.shape[0] * m.numel() // max(1, prod(m.shape[1 : 2 - x.dim()]))
-    return max(*(extent(t) for t in (x, weight, m)), outputs) >= FAR
+def far(*tensors: Tensor) -> bool:
+    """Whether an offset in one of the tensors, or in a dense one like it, may exceed int32."""
+    return max(max(_extent(t), t.numel()) for t in tensors) >= FAR
 
 
-def extent(tensor: Tensor) -> int:
+def _extent(tensor: Tensor) -> int:
     """Offset of the last element."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return sum((size - 1) * step for size, step in sizes)

@@ -15,7 +15,7 @@ from torch import Tensor
 from neural_similarity.ops.operands import channels_last
 from neural_similarity.ops.triton import pointwise_kernels as kernels
 from neural_similarity.ops.triton.kernels import Frame, Sizes
-from neural_similarity.ops.triton.launch import FAR, extent, images
+from neural_similarity.ops.triton.launch import far, images
 from neural_similarity.ops.window import Window
 
 ROWS, WIDEST = 32, 128
@@ -40,7 +40,7 @@ def patch_factors_gradient(
     """The gradient of x."""
     x, grad = channels_last(x), grad.contiguous()
     result = torch.empty_like(x)
-    sizes, frame = _sizes(x, factors), _frame(window, x, factors)
+    sizes, frame = _sizes(x, factors), _frame(window, x, factors, grad)
     maps = images(x), images(factors), images(grad), images(result)
     _run(kernels.reciprocal_gradient, x, *maps, sizes, x.shape[1], factor, frame, **_width(x))
     return result
@@ -51,19 +51,27 @@ def scaled(y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
     y = channels_last(y)
     z = torch.empty_like(y)
     maps, options = (images(y), images(factors), images(z)), {"RECTIFIED": rectified, **_width(y)}
-    _run(kernels.scale, y, *maps, _sizes(y, y), y.shape[1], _plain(y), **options)
+    _run(kernels.scale, y, *maps, _sizes(y, y), y.shape[1], _plain(y, factors), **options)
     return z
 
 
 def scaled_gradient(
     grad: Tensor, z: Tensor, factors: Tensor, rectified: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of y and of the factors."""
+    """The gradients of y and of the factors, from y itself or, rectified, from the result."""
     grad, z = channels_last(grad), channels_last(z)
     grad_y, grad_factors = torch.empty_like(z), torch.empty_like(factors)
     maps = [images(t) for t in (grad, z, factors, grad_y, grad_factors)]
     options = {"RECTIFIED": rectified, **_width(z)}
-    _run(kernels.scale_gradient, z, *maps, _sizes(z, z), z.shape[1], _plain(z), **options)
+    _run(
+        kernels.scale_gradient,
+        z,
+        *maps,
+        _sizes(z, z),
+        z.shape[1],
+        _plain(grad, z, factors),
+        **options,
+    )
     return grad_y, grad_factors
 
 
@@ -72,7 +80,7 @@ def gained(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     raw = channels_last(raw)
     m = torch.empty_like(raw, dtype=torch.float32)
     maps, options = (images(raw), gain.contiguous(), images(m)), {"EVERY": every, **_width(raw)}
-    _run(kernels.affine, raw, *maps, _sizes(raw, raw), raw.shape[1], _plain(m), **options)
+    _run(kernels.affine, raw, *maps, _sizes(raw, raw), raw.shape[1], _plain(raw), **options)
     return m
 
 
@@ -82,7 +90,15 @@ def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Te
     result, count = torch.empty_like(raw), raw.shape[1]
     parts = gain.new_empty(_programs(raw), count, dtype=torch.float32)
     maps = images(grad), images(raw), gain.contiguous(), images(result), parts
-    _run(kernels.affine_gradient, raw, *maps, _sizes(raw, raw), count, _plain(grad), **_width(raw))
+    _run(
+        kernels.affine_gradient,
+        raw,
+        *maps,
+        _sizes(raw, raw),
+        count,
+        _plain(grad, raw),
+        **_width(raw),
+    )
     return result, parts.sum(0).to(gain.dtype)
 
 
@@ -114,9 +130,9 @@ def _pair(maps: Tensor) -> tuple[int, int]:
 def _frame(window: Window, *maps: Tensor) -> Frame:
     flat: Sequence[int] = (1, 1, 0, 1)
     sides = (side for one, own in zip(flat, window, strict=True) for side in (one, *own)[-2:])
-    return Frame(*sides, far=max(map(extent, maps)) >= FAR)
+    return Frame(*sides, far=far(*maps))
 
 
-def _plain(maps: Tensor) -> Frame:
+def _plain(*maps: Tensor) -> Frame:
     """The frame of what has no window."""
-    return _frame(Window((1, 1), (1, 1), (0, 0), (1, 1)), maps)
+    return _frame(Window((1, 1), (1, 1), (0, 0), (1, 1)), *maps)

@@ -84,7 +84,7 @@ def scale_gradient(
     grad, z, factors, grad_y, grad_factors, sizes, count, FRAME: tl.constexpr,
     RECTIFIED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dy = g·f and df = Σ_c g·z / f, where the ReLU lets g through."""
+    """dy = g·f and df = Σ_c g·y; of a ReLU z is given, y = z / f where it lets g through."""
     place = _places(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
     at, rows, exists = _rows(factors, place)
     factor = tl.load(at + rows, exists, 1.0)
@@ -98,7 +98,7 @@ def scale_gradient(
         _store(grad_y, place, channel, channel < count, incoming * factor[:, None])
         total += tl.sum(incoming * values, 1)
     at, rows, exists = _rows(grad_factors, place)
-    tl.store(at + rows, total / factor, exists)
+    tl.store(at + rows, total / factor if RECTIFIED else total, exists)
 
 
 @triton.jit
