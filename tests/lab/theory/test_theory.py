@@ -131,6 +131,20 @@ def test_spectra_are_those_of_the_folded_kernels():
     assert spectra.measure(ns.unconvert(network))[0].m_distance is None
 
 
+def test_spectra_of_runs_are_averaged_over_seeds(tmp_path, monkeypatch):
+    networks = {
+        tmp_path / f"a-seed{seed}": ns.models.cnn9(10, width=0.1, similarity="static-full")
+        for seed in range(2)
+    }
+    monkeypatch.setattr(ns, "load", networks.get)
+    found = spectra.compute(list(networks))
+    ranks = [network.layers[0].taps_rank for network in found.networks]
+    assert found.groups["a"]["runs"] == 2
+    assert found.groups["a"]["taps_rank"]["mean"][0] == pytest.approx(sum(ranks) / 2)
+    with pytest.raises(ValueError, match="must name a run folder at least"):
+        spectra.compute([])
+
+
 def test_a_layer_that_folds_into_others_has_the_spectrum_of_w_m():
     shift = ns.Static(ns.Unshared(ns.Shift(), channels="each"))
     network = moved(nn.Sequential(ns.Conv2d(4, 6, 3, similarity=shift)), std=1)

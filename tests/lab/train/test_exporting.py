@@ -1,0 +1,28 @@
+"""A file of a network that computes something else is told."""
+
+import pytest
+import torch
+from torch import nn
+
+from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.train.exporting import agreement
+
+NETWORK = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+X = torch.rand(8, 3, 8, 8)
+
+
+def test_a_file_that_computes_other_logits():
+    with pytest.raises(RunError, match=r"computes other logits than the run: .*e-01 apart"):
+        agreement(NETWORK, lambda x: NETWORK(x) + 0.5, X, [1, 3])
+
+
+def test_a_file_of_one_batch_or_size():
+    def of_one(x, batch, side):
+        if len(x) not in batch or x.shape[2] not in side:
+            raise TypeError("fixed")
+        return NETWORK(x)
+
+    with pytest.raises(RunError, match="does not take other batches: fixed"):
+        agreement(NETWORK, lambda x: of_one(x, {1}, {8}), X, [1, 3])
+    _, sizes = agreement(NETWORK, lambda x: of_one(x, {1, 3, 4}, {8}), X, [1, 3])
+    assert sizes == [8]
