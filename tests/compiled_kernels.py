@@ -150,10 +150,6 @@ class Built:
         return set(map(int, re.findall(r"(\d+) bytes spill", self.said)))
 
 
-MOST_SPILT = 256
-"""Bytes a thread, of the gradient of x under a full M, which is the fastest with them."""
-
-
 def check(kind, launched, dtype, folder):
     kernel, arguments, constants = launched
     config = launch.CONFIGS[dtype.itemsize, kind == "full"][0]
@@ -161,7 +157,7 @@ def check(kind, launched, dtype, folder):
     assert built.binary
     frame = constants["FRAME"]
     if (frame.sh, frame.sw) == (1, 1):  # a full data gradient with strides has more to remember
-        assert max(built.spilt) <= (MOST_SPILT if kind == "full" else 0)
+        assert built.spilt == {0}
     products = re.findall(r"mma(?:_async)?\.sync\S*", built.ptx)
     if PRODUCTS[dtype] is None:
         assert not products  # not TF32, which nobody allowed
@@ -192,6 +188,24 @@ def test_every_kernel(kind, dtype, channels, monkeypatch, tmp_path):
         check(kind, launched, dtype, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "far"),
+    [
+        (torch.empty(3, device="meta"), False),
+        (torch.empty_strided((2, 1), (2**31, 1), device="meta"), True),
+        (torch.empty(1, device="meta").expand(2**31), True),  # its gradient is as large
+    ],
+)
+def test_an_offset_beyond_int32_in_any_tensor_is_far(tensor, far):
+    window = Window((3, 3), (1, 1), (1, 1), (1, 1))
+    near = torch.empty(2, device="meta")
+    assert launch.framed(window, near).far is False
+    assert launch.framed(window, near, tensor, near).far is far
+    given = Shape(batch=2).operands("diagonal", torch.float32)
+    y = torch.empty_strided((2, 64, 16, 16), (2**31, 1, 1024, 64), device="meta")
+    assert launch.plan(given, y).frame.far
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
 def test_pointwise_kernels(dtype, monkeypatch, tmp_path):
@@ -218,7 +232,7 @@ def test_every_configuration(kind, dtype, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_tf32_where_torch_allows_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "tf32")
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # `_without_tf32` puts back what was
     config = launch.CONFIGS[4, False][0]
     for launched in launches("diagonal", torch.float32, monkeypatch, Shape()):
         assert "tf32.tf32" in Built(*launched, config, tmp_path).ptx

@@ -9,13 +9,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
-from pointwise_laws import (
-    MAPS,
-    check_factors,
-    check_gained,
-    check_scaled,
-    check_second_derivatives,
-)
+from pointwise_laws import LAWS, MAPS, check_second_derivatives
 from problems import Problem
 from torch.func import grad
 from torch.testing import assert_close
@@ -83,17 +77,9 @@ def _processors_maps(monkeypatch):
 @pytest.mark.usefixtures("_processors_maps")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("maps", MAPS, ids=str)
-class TestPointwise:
-    def test_factors(self, maps, dtype):
-        check_factors(maps, dtype, "cpu")
-
-    @pytest.mark.parametrize("rectified", [False, True])
-    def test_scaled(self, maps, dtype, rectified):
-        check_scaled(maps, dtype, "cpu", rectified)
-
-    @pytest.mark.parametrize("every", [0, 1, 4])
-    def test_gained(self, maps, dtype, every):
-        check_gained(maps, dtype, "cpu", every)
+@pytest.mark.parametrize("law", LAWS)
+def test_pointwise_parts(law, maps, dtype):
+    LAWS[law](maps, dtype, "cpu")
 
 
 @pytest.mark.usefixtures("_processors_maps")

@@ -1,6 +1,7 @@
 """What the kernels of a predictor's pointwise parts must obey, on a GPU or interpreted."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -131,3 +132,11 @@ def check_second_derivatives(device):
     for one, other in zip(*found, strict=True):
         limit = 1e-4 * other.abs().max()
         assert (one.double().cpu() - other).abs().max() <= limit
+
+
+LAWS = {
+    "factors": check_factors,
+    "scaled": partial(check_scaled, rectified=False),
+    "rectified": partial(check_scaled, rectified=True),
+    **{f"gained-{every}": partial(check_gained, every=every) for every in (0, 1, 4)},
+}

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
-from pointwise_laws import (
-    MAPS,
-    check_factors,
-    check_gained,
-    check_scaled,
-    check_second_derivatives,
-)
+from pointwise_laws import LAWS, MAPS, check_second_derivatives
 from problems import Problem
 
 from benchmarks.compare import without_tf32
@@ -251,17 +245,9 @@ def test_two_runs_are_bit_equal(kind, dtype, deterministic):
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("maps", MAPS, ids=str)
-class TestPointwiseOnAGpu:
-    def test_factors(self, maps, dtype):
-        check_factors(maps, dtype, "cuda")
-
-    @pytest.mark.parametrize("rectified", [False, True])
-    def test_scaled(self, maps, dtype, rectified):
-        check_scaled(maps, dtype, "cuda", rectified)
-
-    @pytest.mark.parametrize("every", [0, 1, 4])
-    def test_gained(self, maps, dtype, every):
-        check_gained(maps, dtype, "cuda", every)
+@pytest.mark.parametrize("law", LAWS)
+def test_pointwise_parts_on_a_gpu(law, maps, dtype):
+    LAWS[law](maps, dtype, "cuda")
 
 
 @gpu

@@ -56,8 +56,8 @@ def gained(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     if takes(raw):
         return _Gained.apply(raw, gain, every)
     raw, shape = promoted(raw), (-1, *[1] * (raw.dim() - 2))
-    start = torch.zeros_like(gain, dtype=raw.dtype)
-    if every:
+    start = torch.full_like(gain, float(every == 1), dtype=raw.dtype)
+    if every > 1:
         start = (torch.arange(len(gain), device=gain.device) % every == 0).to(raw.dtype)
     return torch.addcmul(start.view(shape), raw, gain.to(raw.dtype).view(shape))
 

@@ -93,14 +93,9 @@ class Graphed:
         try:
             return capture(self._update, self._device)
         except RuntimeError as error:
-            reason = str(_first(error)).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             log.warning("Warning: updates are not captured as a CUDA graph: %s", reason)
             return self._update
-
-
-def _first(error: BaseException) -> BaseException:
-    """What went wrong within a capture, whose end then fails as well."""
-    return error if error.__context__ is None else _first(error.__context__)
 
 
 def aside(update: Update, device: torch.device) -> None:
@@ -126,8 +121,9 @@ def capture(update: Update, device: torch.device) -> Update:
         try:
             with torch.cuda.graph(graph, stream=stream):
                 update()
-        except RuntimeError:
-            # A failed capture leaves the state of random numbers within it.
+        except RuntimeError as error:
+            # A failed capture leaves the state of random numbers within it, and its own end, which
+            # fails as well, hides what went wrong.
             generator.graphsafe_set_state(generator.clone_state())
-            raise
+            raise error.__context__ or error from None
     return graph.replay

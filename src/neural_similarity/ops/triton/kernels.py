@@ -4,90 +4,22 @@ Programs take `ROWS` positions, or pixels of the input, by `INPUTS` input channe
 kernels. A piece is up to `INPUTS` consecutive channels of one group and one block. Sums are
 float32, products with M are rounded once, into `DTYPE`. M[kernel tap s, patch tap t]; a diagonal
 one has s = t.
-
-A place is (image, row, column, exists, down, right): the positions or pixels of a program, and by
-how much, the same for all, they are shifted. What differs between taps is the shift alone, so that
-offsets of whole tiles are taken once. They are int32 unless `Frame.far`: of int64 ones a kernel
-spent more instructions on addresses than on numbers.
 """
-
-from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-
-class Images(NamedTuple):
-    """A tensor (n, c, h, w): its first element and its strides."""
-
-    at: Any
-    n: Any
-    c: Any
-    h: Any
-    w: Any
-
-
-class Filters(NamedTuple):
-    """A tensor (o, c, taps), likewise."""
-
-    at: Any
-    o: Any
-    c: Any
-    t: Any
-
-
-class Parts(NamedTuple):
-    """A tensor (part, taps, o, c), likewise."""
-
-    at: Any
-    part: Any
-    t: Any
-    o: Any
-    c: Any
-
-
-class Similarities(NamedTuple):
-    """A tensor (part, n, block, kernel tap, patch tap, h, w), likewise; s is 0 if diagonal."""
-
-    at: Any
-    part: Any
-    n: Any
-    b: Any
-    s: Any
-    t: Any
-    h: Any
-    w: Any
-
-
-class Sizes(NamedTuple):
-    images: Any
-    height: Any
-    width: Any
-    out_height: Any
-    out_width: Any
-
-
-class Channels(NamedTuple):
-    """Of a group its inputs and outputs, of a block of M, and of a run in one group and block."""
-
-    inputs: Any
-    outputs: Any
-    block: Any
-    run: Any
-
-
-class Frame(NamedTuple):
-    """The window, and whether offsets exceed int32; known when a kernel is compiled."""
-
-    kh: int
-    kw: int
-    sh: int
-    sw: int
-    ph: int
-    pw: int
-    dh: int
-    dw: int
-    far: bool
+from neural_similarity.ops.triton.places import (
+    load,
+    mask_of,
+    offset_of,
+    places_of,
+    rows_of,
+    seers,
+    shifted,
+    store,
+    tile_of,
+)
 
 
 @triton.jit
@@ -97,7 +29,7 @@ def forward(
 ):  # fmt: skip
     """y = W·(M·patch). Programs: positions, kernels."""
     TAPS: tl.constexpr = FRAME.kh * FRAME.kw
-    place = _places(tl.program_id(0), sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
+    place = places_of(tl.program_id(0), sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
     tiles = tl.cdiv(channels.outputs, OUTPUTS)
     group = tl.program_id(1) // tiles
     output, computed = _outputs(group, tl.program_id(1) % tiles, channels, OUTPUTS, FRAME)
@@ -105,9 +37,9 @@ def forward(
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for piece in range(group * pieces, (group + 1) * pieces):
         channel, inside, group, block = _piece(piece, channels, INPUTS, FRAME)
-        own = (channel - _offset(group, FRAME) * channels.inputs) * weight.c
-        filters = _tile(output * weight.o, own)
-        wanted = _tile_mask(computed, inside)
+        own = (channel - offset_of(group, FRAME) * channels.inputs) * weight.c
+        filters = tile_of(output * weight.o, own)
+        wanted = mask_of(computed, inside)
         if FULL:
             patches = _patches(x, place, channel, inside, sizes, FRAME)
             for s in range(TAPS):
@@ -121,7 +53,7 @@ def forward(
                 columns = (patch.to(tl.float32) * factor[:, None]).to(DTYPE)
                 kernel = tl.load(weight.at + t * weight.t + filters, wanted, 0.0)
                 total = tl.dot(columns, tl.trans(kernel), total, input_precision=PRECISION)
-    _store(y, place, output, computed, total)
+    store(y, place, output, computed, total)
 
 
 @triton.jit
@@ -139,20 +71,20 @@ def diagonal_gradients(
     """
     TAPS: tl.constexpr = FRAME.kh * FRAME.kw
     high, wide = tl.cdiv(sizes.height, FRAME.sh), tl.cdiv(sizes.width, FRAME.sw)
-    place = _places(tl.program_id(0), high, wide, sizes, ROWS, FRAME)
+    place = places_of(tl.program_id(0), high, wide, sizes, ROWS, FRAME)
     top, left = tl.program_id(2) // FRAME.sw, tl.program_id(2) % FRAME.sw
     pixel = _pixels(place, top, left, sizes, FRAME)
     piece = tl.program_id(1)
     channel, inside, group, block = _piece(piece, channels, INPUTS, FRAME)
-    own = (channel - _offset(group, FRAME) * channels.inputs) * weight.c
+    own = (channel - offset_of(group, FRAME) * channels.inputs) * weight.c
     part = piece % _pieces(channels.block, channels, INPUTS)
-    here = _load(x, pixel, channel, inside)
+    here = load(x, pixel, channel, inside)
     total = tl.zeros((ROWS, INPUTS), tl.float32)
     for t in range(TAPS):
         down = top + FRAME.ph - t // FRAME.kw * FRAME.dh
         right = left + FRAME.pw - t % FRAME.kw * FRAME.dw
         if (down % FRAME.sh == 0) & (right % FRAME.sw == 0):
-            seer = _shifted(
+            seer = shifted(
                 place, down // FRAME.sh, right // FRAME.sw, sizes.out_height, sizes.out_width
             )
             outgoing = _outgoing(
@@ -165,7 +97,7 @@ def diagonal_gradients(
                 product = tl.sum(outgoing * here.to(tl.float32), 1)
                 _store_entry(grad_m, seer, part, block, t, t, product, FRAME)
     if NEEDS_X:
-        _store(grad_x, pixel, channel, inside, total)
+        store(grad_x, pixel, channel, inside, total)
 
 
 @triton.jit
@@ -180,25 +112,25 @@ def full_data_gradient(
     programs.
     """
     TAPS: tl.constexpr = FRAME.kh * FRAME.kw
-    pixel = _places(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
+    pixel = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
     channel, inside, group, block = _piece(tl.program_id(1), channels, INPUTS, FRAME)
-    own = (channel - _offset(group, FRAME) * channels.inputs) * weight.c
+    own = (channel - offset_of(group, FRAME) * channels.inputs) * weight.c
     total = tl.zeros((ROWS, INPUTS), tl.float32)
     for tile in range(tl.cdiv(channels.outputs, OUTPUTS)):
         output, computed = _outputs(group, tile, channels, OUTPUTS, FRAME)
         views = ()
         for t in tl.static_range(TAPS):
-            views = views + (_load(grad, _seers(pixel, t, sizes, FRAME), output, computed),)
-        kernels = _tile(output * weight.o, own)
-        wanted = _tile_mask(computed, inside)
+            views = views + (load(grad, seers(pixel, t, sizes, FRAME), output, computed),)
+        kernels = tile_of(output * weight.o, own)
+        wanted = mask_of(computed, inside)
         for s in range(TAPS):
             mixed = tl.zeros((ROWS, OUTPUTS), tl.float32)
             for t in tl.static_range(TAPS):
-                factor = _entry(m, _seers(pixel, t, sizes, FRAME), block, s, t, FRAME)
+                factor = _entry(m, seers(pixel, t, sizes, FRAME), block, s, t, FRAME)
                 mixed += views[t].to(tl.float32) * factor[:, None]
             kernel = tl.load(weight.at + s * weight.t + kernels, wanted, 0.0)
             total = tl.dot(mixed.to(DTYPE), kernel, total, input_precision=PRECISION)
-    _store(grad_x, pixel, channel, inside, total)
+    store(grad_x, pixel, channel, inside, total)
 
 
 @triton.jit
@@ -210,10 +142,10 @@ def full_similarity_gradient(
     """Gradient of a full M: dM_st = <W_sᵀ·grad, x_t>. Programs: positions, pieces."""
     TAPS: tl.constexpr = FRAME.kh * FRAME.kw
     WIDTH: tl.constexpr = triton.next_power_of_2(TAPS)
-    place = _places(tl.program_id(0), sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
+    place = places_of(tl.program_id(0), sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
     piece = tl.program_id(1)
     channel, inside, group, block = _piece(piece, channels, INPUTS, FRAME)
-    own = (channel - _offset(group, FRAME) * channels.inputs) * weight.c
+    own = (channel - offset_of(group, FRAME) * channels.inputs) * weight.c
     part = piece % _pieces(channels.block, channels, INPUTS)
     patches = _patches(x, place, channel, inside, sizes, FRAME)
     tap = tl.arange(0, WIDTH)
@@ -242,15 +174,15 @@ def weight_gradient(
     RUNS: tl.constexpr = FRAME.kh * FRAME.kw // TOGETHER
     first, part = tl.program_id(0) % RUNS * TOGETHER, tl.program_id(2)
     channel, inside, group, block = _piece(tl.program_id(0) // RUNS, channels, INPUTS, FRAME)
-    own = (channel - _offset(group, FRAME) * channels.inputs) * parts.c
+    own = (channel - offset_of(group, FRAME) * channels.inputs) * parts.c
     output, computed = _outputs(group, tl.program_id(1), channels, OUTPUTS, FRAME)
     totals = ()
     for _ in tl.static_range(TOGETHER):
         totals = totals + (tl.zeros((OUTPUTS, INPUTS), tl.float32),)
     for step in range(span // ROWS):
         start = part * (span // ROWS) + step
-        place = _places(start, sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
-        outgoing = tl.trans(_load(grad, place, output, computed))
+        place = places_of(start, sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
+        outgoing = tl.trans(load(grad, place, output, computed))
         sums = ()
         if FULL:
             patches = _patches(x, place, channel, inside, sizes, FRAME)
@@ -266,39 +198,8 @@ def weight_gradient(
         totals = sums
     at = parts.at + tl.cast(part, tl.int64) * parts.part
     for i in tl.static_range(TOGETHER):
-        there = _tile(output * parts.o, own) + (first + i) * parts.t
-        tl.store(at + there, totals[i], _tile_mask(computed, inside))
-
-
-@triton.jit
-def _offset(index, FRAME: tl.constexpr):
-    """In the type in which offsets are counted."""
-    return tl.cast(index, tl.int64) if FRAME.far else index
-
-
-@triton.jit
-def _places(program, height, width, sizes, ROWS: tl.constexpr, FRAME: tl.constexpr):
-    """A program's consecutive places in maps of this size.
-
-    Vectors are divided in int32, which is several times faster.
-    """
-    start = _offset(program, FRAME) * ROWS
-    area = height * width
-    image = start // area
-    within = (start - image * area).to(tl.int32) + tl.arange(0, ROWS)
-    image += within // area
-    within %= area
-    row, column = _offset(within // width, FRAME), _offset(within % width, FRAME)
-    return image, row, column, image < sizes.images, 0, 0
-
-
-@triton.jit
-def _shifted(place, down, right, height, width):
-    """Places so far from `place`; they exist in maps of this size."""
-    image, row, column, exists, _, _ = place
-    exists = exists & (row >= -down) & (row < height - down)
-    exists = exists & (column >= -right) & (column < width - right)
-    return image, row, column, exists, down, right
+        there = tile_of(output * parts.o, own) + (first + i) * parts.t
+        tl.store(at + there, totals[i], mask_of(computed, inside))
 
 
 @triton.jit
@@ -306,22 +207,7 @@ def _pixels(place, top, left, sizes, FRAME: tl.constexpr):
     """The pixels of one remainder by the strides."""
     image, row, column, exists, _, _ = place
     row, column = row * FRAME.sh, column * FRAME.sw
-    return _shifted((image, row, column, exists, 0, 0), top, left, sizes.height, sizes.width)
-
-
-@triton.jit
-def _seers(pixel, tap, sizes, FRAME: tl.constexpr):
-    """The places at which `tap` sees pixels of the input; they exist where it sees them."""
-    down = FRAME.ph - tap // FRAME.kw * FRAME.dh
-    right = FRAME.pw - tap % FRAME.kw * FRAME.dw
-    if FRAME.sh * FRAME.sw == 1:
-        return _shifted(pixel, down, right, sizes.out_height, sizes.out_width)
-    image, row, column, exists, _, _ = pixel
-    row, column = row + down, column + right
-    exists = exists & (row % FRAME.sh == 0) & (column % FRAME.sw == 0)
-    exists = exists & (row >= 0) & (column >= 0)
-    place = image, row // FRAME.sh, column // FRAME.sw, exists, 0, 0
-    return _shifted(place, 0, 0, sizes.out_height, sizes.out_width)
+    return shifted((image, row, column, exists, 0, 0), top, left, sizes.height, sizes.width)
 
 
 @triton.jit
@@ -337,14 +223,14 @@ def _piece(piece, channels, INPUTS: tl.constexpr, FRAME: tl.constexpr):
     start = piece // parts * channels.run
     offset = piece % parts * INPUTS + tl.arange(0, INPUTS)
     group, block = start // channels.inputs, start // channels.block
-    return _offset(start, FRAME) + offset, offset < channels.run, group, block
+    return offset_of(start, FRAME) + offset, offset < channels.run, group, block
 
 
 @triton.jit
 def _outputs(group, tile, channels, OUTPUTS: tl.constexpr, FRAME: tl.constexpr):
     """The kernels of a tile of a group, and whether they are of that group."""
     offset = tile * OUTPUTS + tl.arange(0, OUTPUTS)
-    first = _offset(group, FRAME) * channels.outputs
+    first = offset_of(group, FRAME) * channels.outputs
     return first + offset, offset < channels.outputs
 
 
@@ -363,7 +249,7 @@ def _patch(x, place, channel, inside, tap, sizes, FRAME: tl.constexpr):
     image, row, column, exists, _, _ = place
     corner = image, row * FRAME.sh - FRAME.ph, column * FRAME.sw - FRAME.pw, exists, 0, 0
     down, right = tap // FRAME.kw * FRAME.dh, tap % FRAME.kw * FRAME.dw
-    return _load(x, _shifted(corner, down, right, sizes.height, sizes.width), channel, inside)
+    return load(x, shifted(corner, down, right, sizes.height, sizes.width), channel, inside)
 
 
 @triton.jit
@@ -387,16 +273,16 @@ def _outgoing(
     total = tl.zeros((ROWS, own.shape[0]), tl.float32)
     if TILES == 1:
         output, computed = _outputs(group, 0, channels, OUTPUTS, FRAME)
-        values = _load(grad, place, output, computed)
-        at = weight.at + tap * weight.t + _tile(output * weight.o, own)
-        kernel = tl.load(at, _tile_mask(computed, inside), 0.0)
+        values = load(grad, place, output, computed)
+        at = weight.at + tap * weight.t + tile_of(output * weight.o, own)
+        kernel = tl.load(at, mask_of(computed, inside), 0.0)
         total = tl.dot(values, kernel, total, input_precision=PRECISION)
     else:
         for tile in range(TILES):
             output, computed = _outputs(group, tile, channels, OUTPUTS, FRAME)
-            values = _load(grad, place, output, computed)
-            at = weight.at + tap * weight.t + _tile(output * weight.o, own)
-            kernel = tl.load(at, _tile_mask(computed, inside), 0.0)
+            values = load(grad, place, output, computed)
+            at = weight.at + tap * weight.t + tile_of(output * weight.o, own)
+            kernel = tl.load(at, mask_of(computed, inside), 0.0)
             total = tl.dot(values, kernel, total, input_precision=PRECISION)
     return total
 
@@ -404,53 +290,24 @@ def _outgoing(
 @triton.jit
 def _entry(m, place, block, s, t, FRAME: tl.constexpr):
     """M_st at every place; 0 where there is none."""
-    at, rows, exists = _rows(m, place)
-    at += _offset(block, FRAME) * m.b + _offset(s, FRAME) * m.s + _offset(t, FRAME) * m.t
+    at, rows, exists = rows_of(m, place)
+    at += offset_of(block, FRAME) * m.b + offset_of(s, FRAME) * m.s + offset_of(t, FRAME) * m.t
     return tl.load(at + rows, exists, 0.0)
 
 
 @triton.jit
 def _store_entry(m, place, part, block, s, t, values, FRAME: tl.constexpr):
-    at, rows, exists = _rows(m, place)
-    at += tl.cast(part, tl.int64) * m.part + _offset(block, FRAME) * m.b
-    at += _offset(s, FRAME) * m.s + _offset(t, FRAME) * m.t
+    at, rows, exists = rows_of(m, place)
+    at += tl.cast(part, tl.int64) * m.part + offset_of(block, FRAME) * m.b
+    at += offset_of(s, FRAME) * m.s + offset_of(t, FRAME) * m.t
     tl.store(at + rows, values, exists)
 
 
 @triton.jit
 def _store_entries(m, place, part, block, s, taps, known, values, FRAME: tl.constexpr):
     """A row s of M at every place, (places, taps)."""
-    at, rows, exists = _rows(m, place)
-    at += tl.cast(part, tl.int64) * m.part + _offset(block, FRAME) * m.b + _offset(s, FRAME) * m.s
-    tl.store(at + _tile(rows, _offset(taps, FRAME) * m.t), values, _tile_mask(exists, known))
-
-
-@triton.jit
-def _rows(tensor, place):
-    """Where a tensor begins, shifted as the places are; their offsets; whether they exist."""
-    image, row, column, exists, down, right = place
-    at = tensor.at + (down * tensor.h + right * tensor.w)
-    return at, image * tensor.n + row * tensor.h + column * tensor.w, exists
-
-
-@triton.jit
-def _load(images, place, channel, inside):
-    """The tile (places, channels)."""
-    at, rows, exists = _rows(images, place)
-    return tl.load(at + _tile(rows, channel * images.c), _tile_mask(exists, inside), 0.0)
-
-
-@triton.jit
-def _store(images, place, channel, inside, values):
-    at, rows, exists = _rows(images, place)
-    tl.store(at + _tile(rows, channel * images.c), values, _tile_mask(exists, inside))
-
-
-@triton.jit
-def _tile(rows, columns):
-    return rows[:, None] + columns[None, :]
-
-
-@triton.jit
-def _tile_mask(rows, columns):
-    return rows[:, None] & columns[None, :]
+    at, rows, exists = rows_of(m, place)
+    at += (
+        tl.cast(part, tl.int64) * m.part + offset_of(block, FRAME) * m.b + offset_of(s, FRAME) * m.s
+    )
+    tl.store(at + tile_of(rows, offset_of(taps, FRAME) * m.t), values, mask_of(exists, known))

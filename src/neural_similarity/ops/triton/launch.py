@@ -13,37 +13,37 @@ import triton.language as tl
 from torch import Tensor
 
 from neural_similarity.ops.operands import Gradients, Operands, channels_last
-from neural_similarity.ops.triton import interpreted, kernels
+from neural_similarity.ops.triton import interpreted, kernels, places
+from neural_similarity.ops.window import Window
 
 PROGRAMS = 512
 """About how many programs share the sum over positions in the gradient of the weight."""
+LEAST_SPAN = 512
+"""Positions that each of them takes at least."""
 WARP_GROUP = 64
 """Rows of the matrix products of a Hopper GPU's four warps."""
 MOST_TOGETHER = 5
 """Taps of a kernel's row that one program of the gradient of the weight takes: each has its sum."""
 FAR = 2**31 - 2**24
 """Offsets from here on are int64; some of those that are masked lie behind the tensor."""
-LEAST_SPAN = 512
-"""Positions that each of them takes at least."""
-_THREE = {"ROWS": 64, "num_warps": 4, "num_stages": 3}
+_SMALL = {"ROWS": 32, "num_warps": 4, "num_stages": 2}
 _NARROW = {"ROWS": 32, "num_warps": 4, "num_stages": 3}
+_MEDIUM = {"ROWS": 64, "num_warps": 4, "num_stages": 3}
 _WIDE = {"ROWS": 128, "num_warps": 4, "num_stages": 3}
-_FLOATS = (
-    {"ROWS": 32, "num_warps": 4, "num_stages": 2},
-    {"ROWS": 64, "num_warps": 4, "num_stages": 2},
-    {"ROWS": 64, "num_warps": 8, "num_stages": 2},
-)
+_EIGHT = {"ROWS": 32, "num_warps": 8, "num_stages": 2}
+_MANY = {"ROWS": 64, "num_warps": 8, "num_stages": 2}
 CONFIGS = {
-    (2, False): (_THREE, _NARROW, _WIDE),
-    (2, True): (_THREE, _NARROW),
-    (4, False): _FLOATS,
-    (4, True): _FLOATS,
+    (2, False): (_MEDIUM, _NARROW, _WIDE),
+    (2, True): (_SMALL, _NARROW, _MEDIUM),
+    (4, False): (_EIGHT, _MANY),
+    (4, True): (_MANY, _SMALL),
 }
 """What tuning tries, by the bytes of a number and whether M is full.
 
-The first is taken while torch must be deterministic. Those of two bytes were the fastest of eight
-for one kernel each on an H200, of 64 channels at 32×32; those of float32 are unmeasured. Every one
-more is a second or two at the first step, for each kernel and number of channels.
+The first is taken while torch must be deterministic, and spills no registers. Those of two bytes
+were the fastest of eight for one kernel each on an H200, of 64 channels at 32×32; those of float32
+are unmeasured. Every one more is a second or two at the first step, for each kernel and number of
+channels.
 """
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -53,9 +53,9 @@ Constants = dict[str, Any]
 class Plan(NamedTuple):
     """A convolution as the kernels take it."""
 
-    sizes: kernels.Sizes
-    channels: kernels.Channels
-    frame: kernels.Frame
+    sizes: places.Sizes
+    channels: places.Channels
+    frame: places.Frame
     constants: Constants
     full: bool
 
@@ -85,17 +85,15 @@ class Plan(NamedTuple):
 def plan(given: Operands, y: Tensor) -> Plan:
     """The plan for M (n, b, K, *out) or (n, b, K, K, *out), and y or its gradient."""
     x, weight, m, window, groups = given
-    (height, width), out = _pair(1, x.shape[2:]), _pair(1, given.output)
+    (height, width), out = pair(1, x.shape[2:]), pair(1, given.output)
     group, block = x.shape[1] // groups, x.shape[1] // m.shape[1]
     outputs = weight.shape[0] // groups
-    pairs = zip((1, 1, 0, 1), window, strict=True)
-    sides = (side for flat, sides in pairs for side in _pair(flat, sides))
-    frame = kernels.Frame(*sides, far=far(x, weight, m, y))
+    frame = framed(window, x, weight, m, y)
     allowed = torch.backends.cudnn.conv.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
     tf32 = x.dtype == torch.float32 and allowed == "tf32"
     return Plan(
-        kernels.Sizes(x.shape[0], height, width, *out),
-        kernels.Channels(group, outputs, block, gcd(group, block)),
+        places.Sizes(x.shape[0], height, width, *out),
+        places.Channels(group, outputs, block, gcd(group, block)),
         frame,
         {"FRAME": frame, "DTYPE": _TYPES[x.dtype], "PRECISION": "tf32" if tf32 else "ieee"},
         m.dim() > x.dim() + 1,
@@ -157,7 +155,7 @@ def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) 
     parts = weight.new_empty(shares, taps, *weight.shape[:2], dtype=torch.float32)
     arguments = (
         *(images(grad), images(x), _similarities(m[None], task.full)),
-        kernels.Parts(parts, *parts.stride()),
+        places.Parts(parts, *parts.stride()),
     )
     grid = (programs, tiles, shares)
     _launch(kernels.weight_gradient, task, (*arguments, span), constants, grid)
@@ -293,15 +291,20 @@ def _tile(size: int, most: int) -> int:
     return min(most, max(16, triton.next_power_of_2(size)))
 
 
-def _pair(flat: int, sizes: Sequence[int]) -> tuple[int, int]:
+def pair(flat: int, sizes: Sequence[int]) -> tuple[int, int]:
     """Sizes in two dimensions; `flat` stands for the one that a line lacks."""
     height, width = (flat, *sizes)[-2:]
     return height, width
 
 
-def far(*tensors: Tensor) -> bool:
-    """Whether an offset in one of the tensors, or in a dense one like it, may exceed int32."""
-    return max(max(_extent(t), t.numel()) for t in tensors) >= FAR
+def framed(window: Window, *tensors: Tensor) -> places.Frame:
+    """The window over these tensors, and whether an offset in one of them, or in a dense one like
+    it, may exceed int32.
+    """
+    pairs = zip((1, 1, 0, 1), window, strict=True)
+    sides = (side for flat, sides in pairs for side in pair(flat, sides))
+    far = max(max(_extent(t), t.numel()) for t in tensors) >= FAR
+    return places.Frame(*sides, far=far)
 
 
 def _extent(tensor: Tensor) -> int:
@@ -310,19 +313,19 @@ def _extent(tensor: Tensor) -> int:
     return sum((size - 1) * step for size, step in sizes)
 
 
-def images(maps: Tensor) -> kernels.Images:
+def images(maps: Tensor) -> places.Images:
     """Maps (n, c, h, w) or (n, c, w) as kernels take them."""
     maps = maps.unsqueeze(2) if maps.dim() == 3 else maps
-    return kernels.Images(maps, *maps.stride())
+    return places.Images(maps, *maps.stride())
 
 
-def _filters(weight: Tensor) -> kernels.Filters:
+def _filters(weight: Tensor) -> places.Filters:
     weight = channels_last(weight.flatten(2))
-    return kernels.Filters(weight, *weight.stride())
+    return places.Filters(weight, *weight.stride())
 
 
-def _similarities(m: Tensor, full: bool) -> kernels.Similarities:
+def _similarities(m: Tensor, full: bool) -> places.Similarities:
     """`m` is (part, n, b, *taps, *out)."""
     part, n, b, *rest = m.stride()
     s = rest.pop(0) if full else 0
-    return kernels.Similarities(m, part, n, b, s, rest[0], *_pair(0, rest[1:]))
+    return places.Similarities(m, part, n, b, s, rest[0], *pair(0, rest[1:]))

@@ -3,41 +3,41 @@
 import triton
 import triton.language as tl
 
-from neural_similarity.ops.triton.kernels import (
-    _load,
-    _places,
-    _rows,
-    _seers,
-    _shifted,
-    _store,
+from neural_similarity.ops.triton.places import (
+    load,
+    places_of,
+    rows_of,
+    seers,
+    shifted,
+    store,
 )
 
 
 @triton.jit
 def energy(x, energies, sizes, count, FRAME: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
     """Σ_c x² of every pixel."""
-    pixel = _places(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
+    pixel = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
     total = tl.zeros((ROWS,), tl.float32)
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
-        values = _load(x, pixel, channel, channel < count).to(tl.float32)
+        values = load(x, pixel, channel, channel < count).to(tl.float32)
         total += tl.sum(values * values, 1)
-    at, rows, exists = _rows(energies, pixel)
+    at, rows, exists = rows_of(energies, pixel)
     tl.store(at + rows, total, exists)
 
 
 @triton.jit
 def reciprocal(energies, factors, sizes, eps, scale, FRAME: tl.constexpr, ROWS: tl.constexpr):
     """scale / √(Σ_t energy + eps) of every patch."""
-    place = _places(tl.program_id(0), sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
+    place = places_of(tl.program_id(0), sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
     image, row, column, exists, _, _ = place
     corner = image, row * FRAME.sh - FRAME.ph, column * FRAME.sw - FRAME.pw, exists, 0, 0
     total = tl.zeros((ROWS,), tl.float32)
     for t in tl.static_range(FRAME.kh * FRAME.kw):
         down, right = t // FRAME.kw * FRAME.dh, t % FRAME.kw * FRAME.dw
-        at, rows, there = _rows(energies, _shifted(corner, down, right, sizes.height, sizes.width))
+        at, rows, there = rows_of(energies, shifted(corner, down, right, sizes.height, sizes.width))
         total += tl.load(at + rows, there, 0.0)
-    at, rows, exists = _rows(factors, place)
+    at, rows, exists = rows_of(factors, place)
     tl.store(at + rows, scale / tl.sqrt(total + eps), exists)
 
 
@@ -47,19 +47,19 @@ def reciprocal_gradient(
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """dx = -x · Σ_t f³ / scale² · df, over the patches that see a pixel."""
-    pixel = _places(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
+    pixel = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
     total = tl.zeros((ROWS,), tl.float32)
     for t in tl.static_range(FRAME.kh * FRAME.kw):
-        seer = _seers(pixel, t, sizes, FRAME)
-        at, rows, exists = _rows(factors, seer)
+        seer = seers(pixel, t, sizes, FRAME)
+        at, rows, exists = rows_of(factors, seer)
         factor = tl.load(at + rows, exists, 0.0)
-        at, rows, exists = _rows(grad, seer)
+        at, rows, exists = rows_of(grad, seer)
         total += factor * factor * factor * tl.load(at + rows, exists, 0.0)
     total = -total / (scale * scale)
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
-        values = _load(x, pixel, channel, channel < count).to(tl.float32)
-        _store(grad_x, pixel, channel, channel < count, values * total[:, None])
+        values = load(x, pixel, channel, channel < count).to(tl.float32)
+        store(grad_x, pixel, channel, channel < count, values * total[:, None])
 
 
 @triton.jit
@@ -68,15 +68,15 @@ def scale(
     WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """z = y·f at every place, or max(0, y·f)."""
-    place = _places(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
-    at, rows, exists = _rows(factors, place)
+    place = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
+    at, rows, exists = rows_of(factors, place)
     factor = tl.load(at + rows, exists, 0.0)[:, None]
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
-        values = _load(y, place, channel, channel < count).to(tl.float32) * factor
+        values = load(y, place, channel, channel < count).to(tl.float32) * factor
         if RECTIFIED:
             values = tl.where(values < 0, 0.0, values)  # NaN stays
-        _store(z, place, channel, channel < count, values)
+        store(z, place, channel, channel < count, values)
 
 
 @triton.jit
@@ -85,19 +85,19 @@ def scale_gradient(
     RECTIFIED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """dy = g·f and df = Σ_c g·y; of a ReLU z is given, y = z / f where it lets g through."""
-    place = _places(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
-    at, rows, exists = _rows(factors, place)
+    place = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
+    at, rows, exists = rows_of(factors, place)
     factor = tl.load(at + rows, exists, 1.0)
     total = tl.zeros((ROWS,), tl.float32)
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
-        incoming = _load(grad, place, channel, channel < count).to(tl.float32)
-        values = _load(z, place, channel, channel < count).to(tl.float32)
+        incoming = load(grad, place, channel, channel < count).to(tl.float32)
+        values = load(z, place, channel, channel < count).to(tl.float32)
         if RECTIFIED:
             incoming = tl.where(values > 0, incoming, 0.0)
-        _store(grad_y, place, channel, channel < count, incoming * factor[:, None])
+        store(grad_y, place, channel, channel < count, incoming * factor[:, None])
         total += tl.sum(incoming * values, 1)
-    at, rows, exists = _rows(grad_factors, place)
+    at, rows, exists = rows_of(grad_factors, place)
     tl.store(at + rows, total / factor if RECTIFIED else total, exists)
 
 
@@ -107,15 +107,15 @@ def affine(
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """m = raw·gain, plus 1 in every `EVERY`-th channel from the first on, unless that is 0."""
-    place = _places(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
+    place = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
         inside = channel < count
         gains = tl.load(gain + channel, inside, 0.0)[None, :]
-        values = _load(raw, place, channel, inside).to(tl.float32) * gains
+        values = load(raw, place, channel, inside).to(tl.float32) * gains
         if EVERY:
             values += tl.where(channel % EVERY == 0, 1.0, 0.0)[None, :]
-        _store(m, place, channel, inside, values)
+        store(m, place, channel, inside, values)
 
 
 @triton.jit
@@ -125,12 +125,12 @@ def affine_gradient(
 ):  # fmt: skip
     """d raw = g·gain, and a part, over this program's places, of d gain = Σ g·raw."""
     program = tl.program_id(0)
-    place = _places(program, sizes.height, sizes.width, sizes, ROWS, FRAME)
+    place = places_of(program, sizes.height, sizes.width, sizes, ROWS, FRAME)
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
         inside = channel < count
         gains = tl.load(gain + channel, inside, 0.0)[None, :]
-        incoming = _load(grad, place, channel, inside)
-        values = _load(raw, place, channel, inside).to(tl.float32)
-        _store(grad_raw, place, channel, inside, incoming * gains)
+        incoming = load(grad, place, channel, inside)
+        values = load(raw, place, channel, inside).to(tl.float32)
+        store(grad_raw, place, channel, inside, incoming * gains)
         tl.store(parts + program * count + channel, tl.sum(incoming * values, 0), inside)
