@@ -7,7 +7,13 @@ from pathlib import Path
 import claims
 import pytest
 
-from neural_similarity.lab.paper import TABLES, few_shot_markdown, make_report
+from neural_similarity.lab.paper import (
+    TABLES,
+    few_shot_markdown,
+    make_report,
+    read_costs,
+    to_markdown,
+)
 from neural_similarity.lab.paper.markdown import signed
 
 ROOT = Path(__file__).parents[1]
@@ -49,12 +55,24 @@ def test_verdicts(low, high, wanted, verdict):
         ("cifar10-static-uns < cifar10-cnn @ 0.125", "holds by image only"),
         ("cifar10-static-dns < cifar10-cnn @ 0.125", "unclear"),
         ("cifar10-static-dns < cifar10-cnn++ @ 0.125", "fails"),
-        ("cifar100-static-dns < cifar100-cnn @ 0.125", "untested"),
+        ("cifar100-static-dns < cifar100-cnn @ 0.125", "holds"),
+        ("cifar100-dynamic-uns < cifar100-cnn @ 0.125", "untested"),
         ("mini-cnn4/static-nsn > mini-cnn4/fine-tuning @ 0.25 train", "fails by task only"),
     ],
 )
 def test_comparisons(comparison, status):
     assert claims._compare(comparison)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("page", "table", "budget"), [("table-4", "4", 0.125), ("costs", "costs", 0.0625)]
+)
+def test_pages_of_tables_are_what_the_command_writes(page, table, budget):
+    costs = read_costs(ROOT / "benchmarks/recipes.json")
+    report = make_report(TABLES[table], budget=budget, results=RESULTS, costs=costs)
+    text = (ROOT / f"docs/{page}.md").read_text("utf-8")
+    assert "Steps are times of an update" in text
+    assert text == to_markdown(report, f"{page}.png")
 
 
 def in_short():
@@ -79,6 +97,33 @@ def test_headlines_of_recognition():
     assert f"σ {panel.pooled[0]:.3f}, {panel.pooled[1]} degrees" in told
     pooled = {label for label, line in lines.items() if line.by_pooled_seeds.clear}
     assert pooled == {"CNN++", "static UNS", "dynamic DNS", "dynamic UNS"}
+
+
+def test_headlines_of_cifar100():
+    (_, panel) = make_report(TABLES["4"], budget=0.125, results=RESULTS).panels
+    lines = {line.row.label: line for line in panel.lines[1:] if line.records}
+    told = in_short()
+    for label in ("dynamic DNS", "CNN++", "static DNS", "static UNS"):
+        assert f"{label} ({signed(lines[label].by_image.mean)}" in told
+        assert len(lines[label].common) == 3
+    both = {name for name, one in lines.items() if one.by_image.clear and one.by_seed.clear}
+    assert both == {"dynamic DNS", "CNN++", "static DNS"}
+    pooled = {label for label, line in lines.items() if line.by_pooled_seeds.clear}
+    assert pooled == {"dynamic DNS", "CNN++"}
+    assert claims._compare("cifar100-dynamic-dns < cifar100-cnn++ @ 0.125")[0] == "unclear"
+
+
+def test_headlines_of_the_full_schedule():
+    (panel, _) = make_report(TABLES["4"], budget=1, results=RESULTS).panels
+    lines = {line.row.label: line for line in panel.lines if line.records}
+    assert {len(line.records) for line in lines.values()} == {1}
+    told = in_short()
+    assert f"the plain CNN errs on {lines['CNN'].mean:.2f} %" in told
+    for label in ("static DNS", "static UNS"):
+        change = lines[label].by_image
+        assert f"{label} {signed(change.mean)}" in told
+        assert not change.clear
+        assert (change.high - change.low) / 2 < 0.5
 
 
 @pytest.mark.long
