@@ -200,12 +200,16 @@ def test_per_image_predictions_are_one_an_image():
     assert (raw[0] - raw[1]).abs().max() > 1e-3
 
 
-def test_pooled_predictions_are_two_linear_layers_of_averages():
-    net, x = predictor_of(ns.Pooled(hidden=5), 7), input_of()
+@pytest.mark.parametrize("bound", ["tanh", "sigmoid", "normalize", None])
+def test_pooled_predictions_are_two_linear_layers_of_averages(bound):
+    net, x = predictor_of(ns.Pooled(hidden=5, bound=bound), 7), input_of()
     averages = torch.stack([image.sum((1, 2)) / image[0].numel() for image in x])
     averages /= averages.square().mean(1, keepdim=True).sqrt()
     hidden = (averages @ net.first.weight.T + net.first.bias).clamp(min=0)
-    assert_close(net(x), (hidden @ net.last.weight.T + net.last.bias)[..., None, None])
+    raw = hidden @ net.last.weight.T + net.last.bias
+    lengths = raw.square().sum(1, keepdim=True).sqrt()
+    bounded = {"tanh": raw.tanh(), "sigmoid": 1 / (1 + (-raw).exp()), "normalize": raw / lengths}
+    assert_close(net(x), bounded.get(bound, raw)[..., None, None])
 
 
 @pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])
