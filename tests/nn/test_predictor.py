@@ -338,3 +338,13 @@ def test_large_inputs_in_half_precision_do_not_overflow():
     kernel = layer.similarity.predictor.patch.weight.double().flatten(1)
     expected = 4608**0.5 * (kernel @ patches) / patches.norm(dim=1, keepdim=True)
     assert_close(hidden.double().flatten(2), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [ns.CNN, ns.Pooled])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"bound": "relu"}, "`bound` must be .*'relu'"), ({"hidden": 0}, "`hidden` must be")],
+)
+def test_options_out_of_range_are_named(kind, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        kind(**options)

@@ -256,7 +256,7 @@ class Pooled(Spec):
 class _Pooled(nn.Module):
     def __init__(self, spec: Pooled, channels: int, scalars: int):
         super().__init__()
-        self.bound = spec.bound
+        self.bound: Bound | None = spec.bound
         self.first = nn.Linear(channels, spec.hidden)
         self.last = nn.Linear(spec.hidden, scalars)
         self.reset_parameters()
