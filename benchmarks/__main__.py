@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-from benchmarks import distributed, few_shot, loops, networks, performance, subjects
+from benchmarks import distributed, few_shot, loops, networks, performance, subjects, whole
 from benchmarks.case import KINDS, Case
 from benchmarks.measure import Watch
 from benchmarks.networks import KNOWN, PREDICTORS, Setting, texts
@@ -19,7 +19,7 @@ from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train import choose_runtime
+from neural_similarity.lab.train import Runtime, choose_runtime
 from neural_similarity.lab.train.environment import describe_environment
 from neural_similarity.lab.train.files import write_text
 from neural_similarity.lab.train.memory import keep_freed_memory
@@ -29,6 +29,8 @@ PROGRAM = "python -m benchmarks"
 ON_A_GPU = f"  {PROGRAM} operators --device cuda --dtype bf16 --batch 128 --out benchmarks/h200"
 EXTENT = 1024
 """Channels times size of the operators' maps, as in networks that halve one to double the other."""
+WIDTHS, QUICK_WIDTHS = ((64, 56), (128, 28), (256, 14), (512, 7)), ((8, 6),)
+"""Channels and size of a ResNet's maps."""
 SCALED_CHANNELS = 32
 SIMILARITIES = ("static-diagonal", "static-full", "dynamic-diagonal", *PREDICTORS)
 QUICK_EXTENT, QUICK_WIDTH, QUICK_TASKS = 64, 0.1, 20
@@ -65,6 +67,21 @@ def _operators(options: Options) -> Iterator[Row]:
         yield from subjects.operators(case, options.effort)
 
 
+def _widths(options: Options) -> Iterator[Row]:
+    shapes = QUICK_WIDTHS if options.quick else WIDTHS
+    for layout, runtime in _layouts(options):
+        for kind, shape, batch in product(options.similarity, shapes, options.batch):
+            channels, size = shape
+            case = Case(kind=kind, runtime=runtime, batch=batch, channels=channels, size=size)
+            yield from subjects.widths(layout, case, options.effort)
+
+
+def _layouts(options: Options) -> Iterator[tuple[str, Runtime]]:
+    for runtime in options.runtimes:
+        yield "channels last", runtime
+        yield "NCHW", replace(runtime, channels_last=False)
+
+
 def _scaling(options: Options) -> Iterator[Row]:
     batches, sizes = options.batch, options.size
     fixed = batches[min(1, len(batches) - 1)]
@@ -81,6 +98,14 @@ def _training(options: Options) -> Iterator[Row]:
     for setting in _settings(options):
         yield from networks.training(setting, options.similarity, options.effort)
         yield from loops.training_loops(setting, options.effort)
+
+
+def _networks(options: Options) -> Iterator[Row]:
+    for layout, runtime in _layouts(options):
+        for name, batch, size in product(whole.NETWORKS, options.batch, options.size):
+            setting = Setting(runtime=runtime, batch=batch, size=size)
+            make = whole.NETWORKS[name]
+            yield from networks.whole(f"updates of {name}, {layout}", setting, make, options.effort)
 
 
 def _recipes(options: Options) -> Iterator[Row]:
@@ -138,11 +163,24 @@ BENCHES = {
         ),
         {"batch": (1, 2), "size": (8, 12)},
     ),
+    "widths": Bench(
+        _widths,
+        "our operators and layers at a ResNet's widths, in both layouts",
+        Options(dtype="fp32", rounds=7, threads=(1,), batch=(8,), similarity=KINDS),
+        {"batch": (2,)},
+        similarities=KINDS,
+    ),
     "training": Bench(
         _training,
         "updates of CNN-9, and the training loop beside a bare one",
         Options(batch=(128,), similarity=SIMILARITIES),
         {"batch": (2,)},
+    ),
+    "networks": Bench(
+        _networks,
+        "updates of whole networks, plain and converted, in both layouts",
+        Options(dtype="fp32", rounds=5, threads=(1,), batch=(8, 32), size=(160,)),
+        {"batch": (2,), "size": (64,)},
     ),
     "recipes": Bench(
         _recipes,

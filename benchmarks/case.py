@@ -42,7 +42,7 @@ class Case:
 
 
 class Operands(NamedTuple):
-    """What an operator is called with; maps are channels last."""
+    """What an operator is called with; maps are in the runtime's layout."""
 
     x: Tensor
     """Input (n, c, h, w), of the case's dtype; requires a gradient."""

@@ -18,7 +18,7 @@ from benchmarks.oracle import Checker
 from benchmarks.replays import clock_of
 from benchmarks.report import Group, Row
 from neural_similarity import models
-from neural_similarity.conversion import fold
+from neural_similarity.conversion import convert, fold
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.studies import CHEAPER
 from neural_similarity.lab.train.recipe import Recipe
@@ -35,6 +35,8 @@ PREDICTORS = {
 """Diagonal M by the predictor of the tables, and by cheaper ones."""
 KNOWN = {name: spec for name, spec in SIMILARITIES.items() if spec is not None} | PREDICTORS
 """Every similarity that CNN-9 is measured with."""
+CONVERTED = ("static-full", "dynamic-diagonal")
+"""What whole networks are converted to."""
 PLAIN, STEP, FORWARD = "plain", "step", "forward"
 CHECKED = 16
 """Images that networks are checked on: enough for the statistics of batch normalisation."""
@@ -50,10 +52,12 @@ class Setting:
     """Where and at what size networks are measured."""
 
     runtime: Runtime
-    """Device and precision; channels last."""
+    """Device, precision and layout."""
     batch: int = 128
     width: float = 1.0
     """Factor on the number of filters."""
+    size: int = SIZE
+    """Height and width of images."""
 
     @property
     def group(self) -> Group:
@@ -63,7 +67,7 @@ class Setting:
     def images(self, count: int) -> Tensor:
         """Random images, placed."""
         with seeded():
-            return self.runtime.place_images(torch.randn(count, CHANNELS, SIZE, SIZE))
+            return self.runtime.place_images(torch.randn(count, CHANNELS, self.size, self.size))
 
     def checker(self) -> Checker:
         """Compares networks with their oracles."""
@@ -104,6 +108,16 @@ def recipes(setting: Setting, names: Sequence[str], effort: Effort) -> list[Row]
     """Updates of the networks of recipes, the baseline first."""
     found = {name: setting.of_recipe(name) for name in names}
     return _updates("updates by recipe", setting, found, effort)
+
+
+def whole(what: str, setting: Setting, make: Callable[[], nn.Module], effort: Effort) -> list[Row]:
+    """Updates of any network, plain and converted."""
+    found = {}
+    for name in (PLAIN, *CONVERTED):
+        with seeded():
+            network = make()
+            found[name] = network if name == PLAIN else learn(convert(network, name))
+    return _updates(what, setting, found, effort)
 
 
 def inference(setting: Setting, similarities: Sequence[str], effort: Effort) -> list[Row]:

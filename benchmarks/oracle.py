@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from math import inf, isnan
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from neural_similarity.ops import reference
 KINDS = (StaticSimilarity, DynamicSimilarity)
 CHUNK = 1 << 15
 """Positions that the definition takes at a time: what it keeps of each is a hundred times x."""
+ZERO = 1e-6
+"""Gradients that are smaller than the largest by this are told apart from it no further."""
 Errors = Mapping[torch.dtype, float]
 
 
@@ -43,23 +45,28 @@ class _Defined(nn.Module):
         self.similarity = similarity
 
     def forward(self, layer: Conv2d, x: Tensor) -> Tensor:
+        geometry = layer.stride, layer.padding, layer.dilation, layer.groups
         if isinstance(self.similarity, StaticSimilarity):
-            return _defined(x, layer.weight, self.similarity.matrix())
-        return _defined(x, layer.weight, cast(DynamicSimilarity, self.similarity).matrix(x))
+            return _defined(x, layer.weight, self.similarity.matrix(), *geometry)
+        m = cast(DynamicSimilarity, self.similarity).matrix(x)
+        return _defined(x, layer.weight, m, *geometry)
 
 
-def _defined(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
-    """The definition, some images at a time, which the backward pass computes again."""
+def _defined(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Tensor:
+    """The definition, some images at a time, which the backward pass computes again.
+
+    The geometry is stride, padding, dilation and groups; without it, that of `Case`.
+    """
+    geometry = geometry or ((1, 1), (PADDING, PADDING), (1, 1), 1)
     if m.dim() < 3:
-        m = m[(None, ..., None, None)].expand(len(x), *m.shape, *x.shape[2:])
+        stride, padding, dilation, _ = geometry
+        sides = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+        size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, k, step, p, d in sides]
+        m = m[(None, ..., None, None)].expand(len(x), *m.shape, *size)
     images = max(1, CHUNK // x[0, 0].numel())
     parts = zip(x.split(images), m.unsqueeze(1).split(images), strict=True)
-    return torch.cat([_definition(x, weight, m) for x, m in parts])
-
-
-def _definition(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
-    geometry = (1, 1), (PADDING, PADDING), (1, 1), 1
-    return checkpoint(reference.similarity_conv, x, weight, m, *geometry, use_reentrant=False)
+    define = partial(checkpoint, reference.similarity_conv, use_reentrant=False)
+    return torch.cat([define(x, weight, m, *geometry) for x, m in parts])
 
 
 class Checker:
@@ -96,9 +103,13 @@ class Checker:
         return self.known[key]
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of what is expected, float64; NaN counts as infinite."""
-    difference, length = (found.double() - expected).norm().item(), expected.norm().item()
+def relative(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
+    """Norm of the difference over the norm of what is expected, float64; NaN counts as infinite.
+
+    A norm below `least` is rounding, and counts as that much.
+    """
+    difference = (found.double() - expected).norm().item()
+    length = max(least, expected.norm().item())
     value = difference / length if length else difference
     return inf if isnan(value) else value
 
@@ -136,7 +147,11 @@ def _output_error(subject: Subject) -> float:
 
 
 def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    return max(relative(*pair) for pair in zip(found, expected, strict=True))
+    # A bias before a convolution and batch normalisation has no gradient but rounding.
+    least = ZERO * max((gradient.norm().item() for gradient in expected[1:]), default=0.0)
+    (y, *gradients), (expected_y, *rest) = found, expected
+    errors = [relative(*pair, least) for pair in zip(gradients, rest, strict=True)]
+    return max(relative(y, expected_y), *errors)
 
 
 def _in_float64(inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -8,15 +8,16 @@ from pathlib import Path
 from benchmarks.networks import KNOWN, texts
 from benchmarks.report import Report, Row, comparisons, grouped, milliseconds, read, split, table
 from benchmarks.targets import TARGETS
-from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train.recipe import recipe_to_json
+from neural_similarity.lab.paper.costs import is_current
 
 TEXT = Path(__file__).with_suffix(".md")
 """The introduction, then what is said of each benchmark under its heading."""
 HEADINGS = {
     "operators": "Operators",
+    "widths": "Widths of a ResNet",
     "scaling": "Batch size, resolution, threads",
     "training": "Training",
+    "networks": "Whole networks",
     "recipes": "Networks of the tables",
     "inference": "Inference",
     "fewshot": "Few-shot learning",
@@ -105,9 +106,12 @@ def current(report: Report) -> Report:
     """
     facts = report.environment
     measured = facts.get("recipes") or facts.get("similarities", {})
-    now = {name: recipe_to_json(RECIPES[name]) for name in measured if name in RECIPES}
-    now |= texts(measured.keys() & KNOWN.keys())
-    changed = {name for name, setting in measured.items() if now.get(name) != setting}
+    now = texts(measured.keys() & KNOWN.keys())
+    changed = {
+        name
+        for name, setting in measured.items()
+        if now.get(name) != setting and not is_current(name, setting)
+    }
     rows = tuple(row for row in report.rows if row.name.partition(",")[0] not in changed)
     lost = any(row.baseline and row not in rows for row in report.rows)
     return replace(report, rows=() if lost else rows)
@@ -137,7 +141,7 @@ def _section(report: Report) -> list[str]:
     measured, report = report, current(report)
     parts = [f"**{measured.noise}**"] if measured.noise else []
     parts += _note_left_out(measured, report) + _caveats(report)
-    pivoted = report.bench in ("operators", "scaling")
+    pivoted = report.bench in ("operators", "widths", "scaling")
     return parts + (_pivots(report) if pivoted else comparisons(report))
 
 

@@ -47,6 +47,13 @@ def operators(case: Case, effort: Effort) -> list[Row]:
     return _compared({"similarity": case.kind}, case, list(subjects(case, given)), given, effort)
 
 
+def widths(layout: str, case: Case, effort: Effort) -> list[Row]:
+    """The baseline, our operator as fast as it is, and the layer, in a layout of maps."""
+    given = operands(case)
+    chosen = [plain(given), dynamic("ours", case, given), layer(case, given)]
+    return _compared({"layout": layout, "similarity": case.kind}, case, chosen, given, effort)
+
+
 def scaling(sweep: str, case: Case, effort: Effort) -> list[Row]:
     """The baseline and our two operators, each as fast as it is, at one size of a sweep."""
     given = operands(case)

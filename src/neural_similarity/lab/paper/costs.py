@@ -42,7 +42,7 @@ def read_costs(path: Path) -> StepCosts | None:
         environment, rows = report["environment"], report["rows"]
         if report["bench"] != "recipes" or not rows:
             raise ValueError(f"it is of {report['bench']!r}")
-        current = {n for n, c in environment["recipes"].items() if _is_current(n, c)}
+        current = {n for n, c in environment["recipes"].items() if is_current(n, c)}
         spread = max(_step(row)["spread"] for row in rows if row["baseline"])
         noise = doubt(report["quick"], report["others"], spread)
         source = _source(environment, rows[0]["group"]) + (f" ({noise})" if noise else "")
@@ -85,7 +85,7 @@ def machine(environment: dict[str, Any]) -> str:
     return f"{device}, torch {environment['torch']}"
 
 
-def _is_current(name: str, config: dict[str, Any]) -> bool:
+def is_current(name: str, config: dict[str, Any]) -> bool:
     """Whether a recipe has these settings; a field that came later had its default."""
     recipe = RECIPES.get(name)
     if recipe is None:
