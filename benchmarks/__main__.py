@@ -101,8 +101,9 @@ def _training(options: Options) -> Iterator[Row]:
 
 
 def _networks(options: Options) -> Iterator[Row]:
+    names = ("U-Net",) if options.quick else whole.NETWORKS
     for layout, runtime in _layouts(options):
-        for name, batch, size in product(whole.NETWORKS, options.batch, options.size):
+        for name, batch, size in product(names, options.batch, options.size):
             setting = Setting(runtime=runtime, batch=batch, size=size)
             make = whole.NETWORKS[name]
             yield from networks.whole(f"updates of {name}, {layout}", setting, make, options.effort)
@@ -180,7 +181,7 @@ BENCHES = {
         _networks,
         "updates of whole networks, plain and converted, in both layouts",
         Options(dtype="fp32", rounds=5, threads=(1,), batch=(8, 32), size=(160,)),
-        {"batch": (2,), "size": (64,)},
+        {"batch": (2,), "size": (32,)},
     ),
     "recipes": Bench(
         _recipes,
@@ -214,16 +215,13 @@ def _run(name: str, args: Sequence[str]) -> int:
         "norms": "torch",
     }
     watch = Watch()
-    rows = tuple(BENCHES[name].rows(options))
-    report = Report(
-        bench=name,
-        environment=environment,
-        quick=options.quick,
-        others=watch.others(),
-        rows=rows,
-    )
+    report = Report(bench=name, environment=environment, quick=options.quick, others=None, rows=())
+    path, picture = options.out / f"{name}.json", options.out / f"{name}.png"
+    for row in BENCHES[name].rows(options):  # What is cut off keeps what it has measured.
+        report = replace(report, rows=(*report.rows, row), others=watch.others())
+        write(report, options.out)
+    rows = report.rows
     sys.stdout.write(to_markdown(report))
-    path, picture = write(report, options.out), options.out / f"{name}.png"
     draw(report, picture)
     say(f"\n{path}\n{picture}")
     if report.noise:

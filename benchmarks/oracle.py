@@ -151,7 +151,7 @@ def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     least = ZERO * max((gradient.norm().item() for gradient in expected[1:]), default=0.0)
     (y, *gradients), (expected_y, *rest) = found, expected
     errors = [relative(*pair, least) for pair in zip(gradients, rest, strict=True)]
-    return max(relative(y, expected_y), *errors)
+    return max([relative(y, expected_y), *errors])
 
 
 def _in_float64(inputs: Sequence[Tensor]) -> list[Tensor]:

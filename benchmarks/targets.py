@@ -131,6 +131,15 @@ def _operators(dtype: str) -> Iterator[Target]:
             yield Target("operators", text, f"≤ {limit}", values)
 
 
+def _widths() -> Iterator[Target]:
+    """Ratios of the diagonal operator at a ResNet's widths, of each layout apart."""
+    for layout, limit in (("channels last", "≤ 1.3"), ("NCHW", "≤ 1.5")):
+        for time in (FORWARD, BOTH):
+            text = f"diagonal, fp32, {time}, widths of a ResNet, {layout} ÷ `{BASELINE}`"
+            case = {"dtype": ("fp32",), "similarity": ("diagonal",), "layout": (layout,)}
+            yield Target("widths", text, limit, _times("ours", BASELINE, case, re.escape(time)))
+
+
 def _words(channels: tuple[int, ...]) -> str:
     return f"{' and '.join(map(str, channels))} channels"
 
@@ -144,6 +153,7 @@ def _saved(kind: str) -> Values:
 TARGETS = (
     *_operators("fp32"),
     *_operators("bf16"),
+    *_widths(),
     Target(
         "operators",
         "saved for backward at C = O = 32, dynamic diagonal, fp32",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import compare, few_shot, formulations, loops, performance
-from benchmarks.__main__ import BENCHES, main
+from benchmarks.__main__ import BENCHES, _run, main
 from benchmarks.measure import Effort, Timing
 from benchmarks.networks import texts
 from benchmarks.report import Report, Row, read, split, to_markdown, write
@@ -19,6 +19,8 @@ QUICK = {
     "operators": ("--dtype", "fp32"),
     "scaling": ("--threads", "1"),
     "training": ("--dtype", "fp32", "--similarity", "static-diagonal"),
+    "widths": ("--similarity", "diagonal"),
+    "networks": (),
     "recipes": ("--recipes", "cifar10-cnn,cifar10-cnn++,cifar10-dynamic-dns-shared"),
     "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "fewshot": (),
@@ -352,6 +354,17 @@ def test_commands_print_save_and_draw(name, tmp_path, capsys):
     assert main(["page", "--results", str(tmp_path), "--out", str(page)]) == 0
     assert page.read_text().startswith("# Performance")
     assert f"## {performance.HEADINGS[name]}" in page.read_text()
+
+
+def test_what_is_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
+    def rows(_):
+        yield operator("plain")
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(BENCHES, "widths", BENCHES["widths"]._replace(rows=rows))
+    with pytest.raises(KeyboardInterrupt):
+        _run("widths", ["--quick", "--device", "cpu", "--out", str(tmp_path)])
+    assert [one.name for one in read(tmp_path / "widths.json").rows] == ["plain"]
 
 
 def test_a_wrong_result_has_no_time_and_the_command_fails(tmp_path, capsys, monkeypatch):
