@@ -104,7 +104,7 @@ def _networks(options: Options) -> Iterator[Row]:
     names = ("U-Net",) if options.quick else whole.NETWORKS
     for layout, runtime in _layouts(options):
         for name, batch, size in product(names, options.batch, options.size):
-            setting = Setting(runtime=runtime, batch=batch, size=size)
+            setting = Setting(runtime=runtime, batch=batch, size=size, rounding=1e-6)
             make = whole.NETWORKS[name]
             yield from networks.whole(f"updates of {name}, {layout}", setting, make, options.effort)
 
@@ -216,12 +216,14 @@ def _run(name: str, args: Sequence[str]) -> int:
     }
     watch = Watch()
     report = Report(bench=name, environment=environment, quick=options.quick, others=None, rows=())
-    path, picture = options.out / f"{name}.json", options.out / f"{name}.png"
+    unfinished = options.out / "unfinished"
     for row in BENCHES[name].rows(options):  # What is cut off keeps what it has measured.
         report = replace(report, rows=(*report.rows, row), others=watch.others())
-        write(report, options.out)
+        write(report, unfinished)
     rows = report.rows
     sys.stdout.write(to_markdown(report))
+    path, picture = write(report, options.out), options.out / f"{name}.png"
+    (unfinished / path.name).unlink()
     draw(report, picture)
     say(f"\n{path}\n{picture}")
     if report.noise:

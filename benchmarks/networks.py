@@ -58,6 +58,8 @@ class Setting:
     """Factor on the number of filters."""
     size: int = SIZE
     """Height and width of images."""
+    rounding: float = 0.0
+    """See `Checker`: a bias before a convolution and batch normalisation has no other gradient."""
 
     @property
     def group(self) -> Group:
@@ -73,7 +75,7 @@ class Setting:
         """Compares networks with their oracles."""
         with seeded():
             grad = torch.randn(CHECKED, CLASSES).to(self.runtime.device)
-        return Checker(grad, DTYPES[self.runtime.precision])
+        return Checker(grad, DTYPES[self.runtime.precision], self.rounding)
 
     def network(self, name: str) -> nn.Module:
         """CNN-9 of the similarity called `name`, learned, or the plain one."""

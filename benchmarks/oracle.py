@@ -17,8 +17,6 @@ from neural_similarity.ops import reference
 KINDS = (StaticSimilarity, DynamicSimilarity)
 CHUNK = 1 << 15
 """Positions that the definition takes at a time: what it keeps of each is a hundred times x."""
-ZERO = 1e-6
-"""Gradients that are smaller than the largest by this are told apart from it no further."""
 Errors = Mapping[torch.dtype, float]
 
 
@@ -75,10 +73,11 @@ class Checker:
     Args:
         grad: Gradient of every subject's output.
         dtype: In which the subjects compute.
+        rounding: Gradients whose norm is below this share of the largest one's count as that much.
     """
 
-    def __init__(self, grad: Tensor, dtype: torch.dtype):
-        self.grad, self.dtype = grad, dtype
+    def __init__(self, grad: Tensor, dtype: torch.dtype, rounding: float = 0.0):
+        self.grad, self.dtype, self.rounding = grad, dtype, rounding
         self.known: dict[tuple, list[Tensor]] = {}
 
     def errors(self, subject: Subject) -> Errors:
@@ -88,11 +87,11 @@ class Checker:
         """
         if subject.smooth:
             found = outcome(subject.module, subject.inputs, trained(subject.module), self.grad)
-            return {self.dtype: _largest(found, self._expected(subject))}
+            return {self.dtype: self._largest(found, self._expected(subject))}
         twin = deepcopy(subject.module).double()
         exact = outcome(twin, _in_float64(subject.inputs), trained(twin), self.grad)
         expected = _by_oracle(subject, self.grad)
-        return {self.dtype: _output_error(subject), torch.float64: _largest(exact, expected)}
+        return {self.dtype: _output_error(subject), torch.float64: self._largest(exact, expected)}
 
     def _expected(self, subject: Subject) -> list[Tensor]:
         """What formulations of the same operator, kernel and inputs must compute, computed once."""
@@ -101,6 +100,12 @@ class Checker:
         if key not in self.known:
             self.known[key] = _by_oracle(subject, self.grad)
         return self.known[key]
+
+    def _largest(self, found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+        norms = [gradient.norm().item() for gradient in expected[1:]]
+        least = self.rounding * max(norms, default=0.0)
+        floors = [0.0, *[least] * len(norms)]
+        return max(relative(*three) for three in zip(found, expected, floors, strict=True))
 
 
 def relative(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
@@ -144,14 +149,6 @@ def _output_error(subject: Subject) -> float:
     with torch.no_grad():
         found = module(*subject.inputs)
         return relative(found, subject.oracle(module.double(), *_in_float64(subject.inputs)))
-
-
-def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    # A bias before a convolution and batch normalisation has no gradient but rounding.
-    least = ZERO * max((gradient.norm().item() for gradient in expected[1:]), default=0.0)
-    (y, *gradients), (expected_y, *rest) = found, expected
-    errors = [relative(*pair, least) for pair in zip(gradients, rest, strict=True)]
-    return max([relative(y, expected_y), *errors])
 
 
 def _in_float64(inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -1,6 +1,11 @@
-"""The compiled operators as a library of another processor, whose calls an emulator runs."""
+"""A pytest plugin: the compiled operators as those of another processor, run by an emulator.
+
+EMULATED is the command of a program that `compile_for` built.
+"""
 
 import ctypes
+import os
+import shlex
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -23,10 +28,17 @@ def compile_for(compiler: str, options: Sequence[str], program: Path) -> None:
     subprocess.run([*words, f"-I{include}", str(SOURCE), "-o", str(program)], check=True)
 
 
+def pytest_configure() -> None:
+    """Call the emulator in the place of the library of this machine."""
+    if command := os.environ.get("EMULATED"):
+        emulated = Emulated(*shlex.split(command))
+        native.library, native._address = lambda: emulated, _address  # type: ignore[assignment]
+
+
 class Emulated(ctypes.CDLL):
     """What `native.library` returns, of functions that run as `command`.
 
-    It needs operands as `address` gives them in the place of `native._address`.
+    It needs operands as `_address` here gives them.
     """
 
     def __init__(self, *command: str):
@@ -56,7 +68,7 @@ class Emulated(ctypes.CDLL):
         return struct.unpack("q", answer[:8])[0]
 
 
-def address(tensor: Tensor, offset: int = 0) -> tuple[Tensor, int]:
+def _address(tensor: Tensor, offset: int = 0) -> tuple[Tensor, int]:
     """A tensor and the byte of it that a pointer goes to."""
     assert tensor.is_contiguous()
     return tensor, offset * tensor.element_size()

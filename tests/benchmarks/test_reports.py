@@ -364,7 +364,8 @@ def test_what_is_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
     monkeypatch.setitem(BENCHES, "widths", BENCHES["widths"]._replace(rows=rows))
     with pytest.raises(KeyboardInterrupt):
         _run("widths", ["--quick", "--device", "cpu", "--out", str(tmp_path)])
-    assert [one.name for one in read(tmp_path / "widths.json").rows] == ["plain"]
+    assert [one.name for one in read(tmp_path / "unfinished/widths.json").rows] == ["plain"]
+    assert not (tmp_path / "widths.json").exists()
 
 
 def test_a_wrong_result_has_no_time_and_the_command_fails(tmp_path, capsys, monkeypatch):

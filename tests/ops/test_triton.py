@@ -1,17 +1,15 @@
 """The Triton kernels: interpreted, compiled without a GPU, and on one where there is one."""
 
-import os
-import subprocess
 import sys
 from copy import deepcopy
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
 from pointwise_laws import LAWS, MAPS, check_second_derivatives
 from problems import Problem
+from processes import run_tests
 
 from benchmarks.compare import without_tf32
 from neural_similarity.functional import similarity_conv2d
@@ -36,43 +34,29 @@ def _without_tf32():
         yield
 
 
-def in_a_process(file, environment, *options):
-    """Run the tests of a file that configures Triton before it is imported."""
-    path = Path(__file__).parents[1] / file
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    result = subprocess.run(
-        [*command, *options, str(path)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
 @pytest.mark.long
 @needs_triton
 def test_interpreted_kernels():
-    in_a_process("interpreted_kernels.py", {"TRITON_INTERPRET": "1"})
+    run_tests("interpreted_kernels.py", {"TRITON_INTERPRET": "1"})
 
 
 @needs_triton
 @pytest.mark.slow
 def test_interpreted_kernels_on_larger_problems():
-    in_a_process("interpreted_kernels.py", {"TRITON_INTERPRET": "1"}, "-m", "slow")
+    run_tests("interpreted_kernels.py", {"TRITON_INTERPRET": "1"}, "-m", "slow")
 
 
 @pytest.mark.long
 @needs_triton
 def test_kernels_compile_for_hopper(tmp_path):
-    in_a_process("compiled_kernels.py", {"TRITON_CACHE_DIR": str(tmp_path)}, "--noconftest")
+    run_tests("compiled_kernels.py", {"TRITON_CACHE_DIR": str(tmp_path)}, "--noconftest")
 
 
 @needs_triton
 @pytest.mark.slow
 def test_all_kernels_compile_for_hopper(tmp_path):
     options = ("--noconftest", "-m", "slow")
-    in_a_process("compiled_kernels.py", {"TRITON_CACHE_DIR": str(tmp_path)}, *options)
+    run_tests("compiled_kernels.py", {"TRITON_CACHE_DIR": str(tmp_path)}, *options)
 
 
 class OnGpu(torch.Tensor):

@@ -35,3 +35,17 @@ def test_the_commit_is_a_hash_behind_a_tag_too(tmp_path, monkeypatch):
 def test_processors_without_avx512_are_told_apart(monkeypatch, widest, ends):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: widest)
     assert environment.cpu_name().endswith("(AVX2)") is ends
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("bin/nsim", "nsim train"),
+        ("src/neural_similarity/__main__.py", "nsim train"),
+        ("benchmarks/__main__.py", "python -m benchmarks train"),
+        ("-c", "nsim train"),
+    ],
+)
+def test_the_command_is_as_one_types_it(monkeypatch, program, told):
+    monkeypatch.setattr(environment.sys, "argv", [program, "train"])
+    assert environment.command_line() == told

@@ -41,8 +41,13 @@ def fallback(device: torch.device) -> str | None:
 
 def command_line() -> str:
     """The command that runs, as one would type it."""
-    name = Path(sys.argv[0]).name
-    return shlex.join(["nsim" if name in ("__main__.py", "-c") else name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    words = [program.name]
+    if program.name == "__main__.py" and program.parent.name != "neural_similarity":
+        words = ["python", "-m", program.parent.name]
+    elif program.name in ("__main__.py", "-c"):
+        words = ["nsim"]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def device_name(device: torch.device) -> str:
