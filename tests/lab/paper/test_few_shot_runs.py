@@ -23,11 +23,10 @@ from neural_similarity.lab.paper.few_shot_table import FewShotRow
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
 from neural_similarity.lab.tasks.few_shot import evaluation
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
-from neural_similarity.lab.tasks.few_shot.run import usual_checkpoint
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.train import RunError, Runtime
 from neural_similarity.lab.train.checkpoint import weights_digest
-from neural_similarity.lab.train.run import find_checkpoint
+from neural_similarity.lab.train.run import find_checkpoint, usual_checkpoint
 from neural_similarity.nn import Diagonal, Static
 
 NAMING = replace(TINY, select_on="val")

@@ -11,6 +11,7 @@ from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, GROUPS, RECIPES, Rec
 from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR
 from neural_similarity.lab.recipes.imagenet import IMAGENET
+from neural_similarity.lab.recipes.pretrained import PRETRAINED
 from neural_similarity.lab.recipes.released import RELEASED
 from neural_similarity.lab.recipes.studies import CHEAPER, STUDIES
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scaled
@@ -38,7 +39,7 @@ def test_names_are_those_of_the_papers_table_and_the_quick_start():
     names = {"quickstart", *ADAPTATION, *(f"{data}-{name}" for data in sets for name in ours)}
     names |= {f"imagenet-{name}" for name in imagenet}
     studies = {name for group in STUDIES.values() for name in group}
-    assert set(RECIPES) == names | studies | RELEASED.keys()
+    assert set(RECIPES) == names | studies | RELEASED.keys() | PRETRAINED.keys()
     assert len(RECIPES) == sum(map(len, GROUPS.values()))
     descriptions = [text for group in GROUPS.values() for text, _ in group.values()]
     assert all("\n" not in text and len(text) < 80 for text in descriptions)

@@ -12,8 +12,7 @@ from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
 from neural_similarity.lab.errors import RunError, UsageError
-from neural_similarity.lab.recipes import NAMED, in_variant
-from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.recipes import NAMED, STARTS, in_variant
 from neural_similarity.lab.tasks import TASKS
 from neural_similarity.lab.tasks.adaptation import ADAPTER, AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
@@ -202,11 +201,12 @@ def _in_variant(name: str, words: Sequence[str]) -> str:
 
 def _start(began: _Began, options: TrainOptions) -> Run:
     name = began.name
-    if name in STARTS and getattr(options.recipe, "start", None) is None:
+    recipe = options.recipe
+    if name in STARTS and isinstance(recipe, FewShotRecipe) and recipe.start is None:
         expected = f"expects --start RUN from {STARTS[name]}"
         sys.stderr.write(f"nsim: {name} {expected}; training from scratch\n")
     return session.train(
-        options.recipe,
+        recipe,
         name=name,
         budget=options.budget,
         out=options.out,

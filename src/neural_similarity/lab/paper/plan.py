@@ -12,15 +12,14 @@ from neural_similarity.choices import require_count
 from neural_similarity.lab.data.prefetch import cores
 from neural_similarity.lab.paper import few_shot_table
 from neural_similarity.lab.paper.pace import THREADS, Pace, evaluation_pace, paces
-from neural_similarity.lab.paper.recording import evaluate_words, overridden
+from neural_similarity.lab.paper.recording import evaluate_words, overridden, start_option
 from neural_similarity.lab.paper.records import (
     budget_name,
     read_placed,
     records_folder,
 )
 from neural_similarity.lab.paper.tables import Table
-from neural_similarity.lab.recipes import NAMED, RECIPES
-from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.recipes import NAMED, RECIPES, STARTS
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.tasks.few_shot.evaluation import EVALUATIONS, evaluation_name
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -225,10 +224,11 @@ def make_plan(wanted: Sequence[Wanted], scope: Scope) -> Plan:
     """
     lacking = [one for one in wanted if not _recorded(one, scope)]
     pace = paces({one.run.name for one in lacking}, scope.results, scope.precision)
+    records = {one.run: scope.record(one) for one in lacking if one.method is None}
     jobs: dict[str, Job] = {}
     for one in lacking:
         for key in _needed(one, scope):
-            if f"{key}" not in jobs and (job := _training(key, one, scope, pace)):
+            if f"{key}" not in jobs and (job := _training(key, records.get(key), scope, pace)):
                 jobs[job.title] = job
         if one.method is not None:
             job = _evaluation(one, one.method, scope)
@@ -304,8 +304,8 @@ def _needed(one: Wanted, scope: Scope) -> list[Key]:
     return list(dict.fromkeys(visit(one.run)))
 
 
-def _training(key: Key, one: Wanted, scope: Scope, pace: dict[str, Pace]) -> Job | None:
-    """The job that trains a run; None where that is finished and its evaluation is the record."""
+def _training(key: Key, record: Path | None, scope: Scope, pace: dict[str, Pace]) -> Job | None:
+    """The job that trains a run; None where that is finished and not to be recorded itself."""
     folder, recipe = scope.folder(key), scaled(NAMED[key.name], scope.budget)
     speed = pace.get(key.name) or paces([key.name], scope.results, scope.precision)[key.name]
     state, done = "new", 0
@@ -317,7 +317,7 @@ def _training(key: Key, one: Wanted, scope: Scope, pace: dict[str, Pace]) -> Job
         state = "finished" if run.summary.exists() else "interrupted"
         done = steps if state == "finished" else _steps_saved(run)
         speed = _own_pace(run) or speed
-    if state == "finished" and one.method is not None:
+    if state == "finished" and record is None:
         return None
     return Job(
         title=f"{key}",
@@ -325,7 +325,7 @@ def _training(key: Key, one: Wanted, scope: Scope, pace: dict[str, Pace]) -> Job
         words=tuple(_words(key, scope)),
         after=tuple(f"{before}" for before in _before(key)),
         product=folder / SUMMARY,
-        record=scope.record(one) if one.method is None else None,
+        record=record,
         state=state,
         steps=steps,
         done=done,
@@ -345,7 +345,8 @@ def _words(key: Key, scope: Scope) -> Iterator[str]:
     else:
         yield from ("--retrain", f"{scope.folder(Key(key.name, key.seed))}")
     if key.name in STARTS:
-        yield from ("--start", f"{scope.folder(Key(STARTS[key.name], key.seed, key.train_on))}")
+        before = scope.folder(Key(STARTS[key.name], key.seed, key.train_on))
+        yield from (start_option(key.name), f"{before}")
     yield from ("--out", f"{scope.folder(key)}")
 
 

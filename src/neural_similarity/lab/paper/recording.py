@@ -15,11 +15,10 @@ from neural_similarity.lab.paper.records import (
     read_record,
     records_folder,
 )
-from neural_similarity.lab.recipes import NAMED
-from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.recipes import NAMED, STARTS
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, read_evaluations
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
-from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train import Run, RunError
@@ -81,7 +80,9 @@ def _scored(run: Run) -> dict[str, Any]:
     size = (run.channels, run.image_size, run.image_size)
     summary["macs"] = macs(fold(run.build(), dynamic="keep"), *size)
     summary["command"] = command(run)
+    start = public(read_json(run.path / ENVIRONMENT).get("start"))
     return _facts_of(run) | {
+        **({} if start is None else {"start": start}),
         "checkpoint": checkpoint_facts(run, "last"),
         "summary": summary,
         "metrics": read_lines(run.metrics),
@@ -130,6 +131,9 @@ def _facts_of(run: Run) -> dict[str, Any]:
     """What every record says of its run."""
     environment = read_json(run.path / ENVIRONMENT)
     config = recipe_to_json(run.recipe)
+    if run.name in STARTS:  # By a path on this machine.
+        field = start_option(run.name).removeprefix("--")
+        config[field] = getattr(NAMED[run.name], field)
     return {
         "recipe": run.name,
         "budget": run.budget,
@@ -141,7 +145,7 @@ def _facts_of(run: Run) -> dict[str, Any]:
             "digest": run.digest,
             "classes": len(run.classes),
         },
-        "config": config | ({"start": None} if "start" in config else {}),
+        "config": config,
     }
 
 
@@ -168,7 +172,12 @@ def command(run: Run) -> str:
 def _start_words(run: Run, start: dict[str, Any] | None) -> list[str]:
     if start is None or run.name not in STARTS:
         return []
-    return ["--start", f"runs/{run.recipe.folder(start['recipe'])}"]
+    return [start_option(run.name), f"runs/{run.recipe.folder(start['recipe'])}"]
+
+
+def start_option(name: str) -> str:
+    """The option of `nsim train` by which a recipe takes the run that it starts from."""
+    return "--backbone" if isinstance(NAMED[name], AdaptationRecipe) else "--start"
 
 
 def overridden(run: Run) -> list[str]:
@@ -190,11 +199,13 @@ def overridden(run: Run) -> list[str]:
 
 
 def _is_changed(start: dict[str, Any]) -> bool:
-    """Whether training started from a run of another recipe."""
-    if start["recipe"] not in NAMED:
+    """Whether training started from a run of another recipe, or that one did."""
+    name, before = start["recipe"], start.get("start")
+    if name not in NAMED:
         return True
-    config = recipe_from_json(start["config"], FewShotRecipe)
-    return bool(changed_fields(start["recipe"], start["budget"], config, None, start["retrained"]))
+    config = recipe_from_json(start["config"], type(NAMED[name]))
+    changed = changed_fields(name, start["budget"], config, before, start["retrained"])
+    return bool(changed) or (before is not None and _is_changed(before))
 
 
 def public(start: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from neural_similarity.lab.recipes import NAMED
-from neural_similarity.lab.recipes.few_shot import STARTS
+from neural_similarity.lab.recipes import NAMED, STARTS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
@@ -21,7 +20,7 @@ from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.recipe import MACHINE, differing, recipe_from_json, scaled
 
 FEW_SHOT_FOLDER = "fewshot"
-FREE = ("seed", "start", *MACHINE)
+FREE: tuple[str, ...] = ("seed", "start", *MACHINE)
 """Fields with which a run is one of its recipe whatever they are."""
 RETRAINED = ("train_on", "select_on", "steps", "drops")
 """Fields that training on validation classes as well changes."""
@@ -103,18 +102,20 @@ def changed_fields(
 ) -> list[str]:
     """The fields in which `recipe` is not the named one at `budget`, whatever seed and machine.
 
-    A few-shot recipe must start from a run of `STARTS` of the same seed and classes; of which
-    budget that was, the record tells. On training and validation classes it has as many steps as
-    were chosen, where `retrained` tells.
+    A recipe must start from a run of `STARTS` of the same seed and, in few-shot learning, classes;
+    of which budget that was, the record tells. On training and validation classes it has as many
+    steps as were chosen, where `retrained` tells.
     """
     original, free = scaled(NAMED[name], budget), FREE
-    own: dict[str, Any] = {"recipe": STARTS.get(name)}
+    own: dict[str, Any] = {"recipe": STARTS.get(name)} | ({"seed": recipe.seed} if start else {})
+    if name in STARTS:
+        free += ("backbone",)
     if isinstance(recipe, FewShotRecipe) and isinstance(original, FewShotRecipe):
         if retrained is not None:
             original = retraining(original, **retrained)
         elif recipe.train_on == "train+val":
             free = FREE + RETRAINED
-        own |= {"seed": recipe.seed, "classes": recipe.train_on} if start else {}
+        own |= {"classes": recipe.train_on} if start else {}
     found = start or {"recipe": None}
     changed = [] if all(found.get(key, value) == value for key, value in own.items()) else ["start"]
     return changed + differing(recipe, original, free)

@@ -228,6 +228,16 @@ SHAPES = tuple(
     )
     for kind in ("static", "dynamic")
 )
+PRETRAINED = (
+    Row("CNN trained on, plain", "cifar10-pretrained-cnn"),
+    Row("CNN, where all start", "cifar10-cnn"),
+    *(
+        row
+        for label in ("static DNS", "static UNS", "dynamic DNS")
+        for name in [f"cifar10-pretrained-{label.lower().replace(' ', '-')}"]
+        for row in (Row(f"{label}: M alone", f"{name}-m"), Row(f"{label}, then all", name))
+    ),
+)
 BOUNDS = (
     Row("CNN", "cifar10-cnn"),
     Row("unbounded CNN predictor", "cifar10-dynamic-dns-cnn-unbounded"),
@@ -297,6 +307,10 @@ TABLES = {
     ),
     "sharing": Table("M shared by the filters of a layer, or for each (§4)", SHARING),
     "shapes": Table("Kernel shapes (J), by the rate of D_r (§3.5)", SHAPES),
+    "pretrained": Table(
+        "Similarities on a pretrained network (§4): M alone, then all of it",
+        (Panel("CIFAR-10", "error", PRETRAINED),),
+    ),
     "bounds": Table(
         "Predictors without batch normalisation, bounded or not (§7.1)",
         (Panel("CIFAR-10", "error", BOUNDS),),

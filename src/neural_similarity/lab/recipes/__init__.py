@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR10, CIFAR100
-from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES
+from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES, FEW_SHOT_STARTS
 from neural_similarity.lab.recipes.imagenet import IMAGENET
+from neural_similarity.lab.recipes.pretrained import PRETRAINED, PRETRAINED_STARTS
 from neural_similarity.lab.recipes.quickstart import QUICKSTART
 from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, VARIANTS, released
 from neural_similarity.lab.recipes.studies import STUDIES
@@ -20,6 +21,7 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     "ImageNet, table 5 and the authors' response": IMAGENET,
     "Adaptation of a pretrained network": ADAPTATION,
     **STUDIES,
+    "Pretrained networks, §4": PRETRAINED,
     "CIFAR as the released code trains (--variant released)": RELEASED,
 }
 """Descriptions and recipes by name, by group."""
@@ -29,6 +31,8 @@ RECIPES: dict[str, Recipe] = {
 
 NAMED: Mapping[str, Recipe] = ChainMap(FEW_SHOT_RECIPES, RECIPES)  # type: ignore[arg-type]
 """All recipes, of recognition and of few-shot learning, by name."""
+STARTS: dict[str, str] = FEW_SHOT_STARTS | PRETRAINED_STARTS
+"""The recipe whose run another one starts from."""
 
 
 def in_variant(name: str, variant: str) -> str:
@@ -55,6 +59,7 @@ __all__ = [
     "GROUPS",
     "NAMED",
     "RECIPES",
+    "STARTS",
     "Recipe",
     "in_variant",
     "released",

@@ -160,12 +160,12 @@ _STARTS = {
     "meta-static-cnn9": "cnn9",
     "meta-dynamic": "dynamic",
 }
-STARTS = {
+FEW_SHOT_STARTS = {
     f"{data}-{name}{shots}": f"{data}-{source}"
     for data in ("mini", "cifar-fs", "fc100")
     for name, source in _STARTS.items()
     for shots in ("", "-1shot")
 }
-"""The recipe whose run another one starts from."""
+
 FEW_SHOT: dict[str, tuple[str, FewShotRecipe]] = QUICKSTART | MINI | CIFAR
 FEW_SHOT_RECIPES = {name: recipe for name, (_, recipe) in FEW_SHOT.items()}

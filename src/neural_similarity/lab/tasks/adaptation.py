@@ -13,12 +13,13 @@ from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
 from neural_similarity.lab.tasks.classification import ClassificationTask, fitted
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.checkpoint import State, state_digest
 from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.progress import notice
 from neural_similarity.lab.train.recipe import Recipe
-from neural_similarity.lab.train.run import ENVIRONMENT
+from neural_similarity.lab.train.run import ENVIRONMENT, start_facts
 from neural_similarity.models import parameters
 from neural_similarity.nn import Full, Similarity, Static, evaluating
 
@@ -89,7 +90,8 @@ class AdaptationRecipe(Recipe):
     @property
     def source(self) -> Backbone:
         """The pretrained network."""
-        return Backbone(self.backbone, self.weights, self.pretrained, self.classifier)
+        own = (self.backbone, self.weights, self.pretrained, self.classifier)
+        return Backbone(*own, self.where, (Run, FewShotRun, AdaptationRun))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ class AdaptationRun(Run):
 def adapted(network: nn.Module, recipe: AdaptationRecipe) -> nn.Module:
     """A network, changed in place, with the recipe's similarity; its parts alone train."""
     head = head_name(network)
-    if recipe.similarity is not None:
+    if recipe.similarity is not None and not similarities_of(network):
         network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
     norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
     named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"], "all": ["*"]}
@@ -159,6 +161,8 @@ class AdaptationTask(ClassificationTask):
         """The task of a recipe, its data from below `root`, in size and channels the backbone's."""
         if recipe.channels is None:
             recipe = _resolved(recipe)
+        if recipe.source.is_run:  # The run may go on in another working directory.
+            recipe = replace(recipe, backbone=str(Path(recipe.backbone).absolute()))
         task = super().load(recipe, root, progress)
         train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
         dataset = whole = replace(task.dataset, train=train, test=test)
@@ -176,7 +180,9 @@ class AdaptationTask(ClassificationTask):
         _check_outputs(model, self.images)
         head, state = head_name(model), model.state_dict()
         own = {key: t for key, t in state.items() if kept or not key.startswith(f"{head}.")}
-        facts = {"name": recipe.backbone, "parameters": parameters(model)}
+        start = start_facts(recipe.source.run()) if recipe.source.is_run else None
+        name = recipe.backbone if start is None else start["recipe"]
+        facts = {"name": name, "parameters": parameters(model)}
         facts |= {"head": "kept" if kept else "new", "digest": state_digest(own)}
         trained = sum(p.numel() for p in adapted(model, recipe).parameters() if p.requires_grad)
         classifier = (
@@ -188,7 +194,7 @@ class AdaptationTask(ClassificationTask):
         )
         if not kept and not {"head", "all"} & set(recipe.train.split("+")):
             notice(f"Warning: the classifier is new, and stays random; --train {recipe.train}+head")
-        return {"backbone": facts | {"trained": trained}}
+        return {"backbone": facts | {"trained": trained}, "start": start}
 
     def preprocess(self) -> Preprocess:
         """That of the backbone, or, where nothing tells, by the images."""

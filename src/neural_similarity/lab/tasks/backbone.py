@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from neural_similarity import models
 from neural_similarity.choices import nearest, optional
-from neural_similarity.conversion import fold
+from neural_similarity.conversion import convert, fold, similarities_of
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.data.preprocess import IMAGENET
 from neural_similarity.lab.errors import RunError
@@ -24,7 +24,9 @@ from neural_similarity.lab.train.run import (
     load_network,
     read_run,
     require_finished,
+    usual_checkpoint,
 )
+from neural_similarity.nn import Similarity
 
 TIMM, TORCHVISION = "timm:", "torchvision:"
 WORDS = "timm:NAME, torchvision:NAME, a file of weights (with `model`), or a run folder"
@@ -58,12 +60,16 @@ class Backbone:
         weights: file of weights to take in place of those that come with the name.
         pretrained: whether timm's and torchvision's networks come with weights.
         classifier: "new", or "auto": its own where it has as many classes, and not others by name.
+        where: layers that have the similarity of a run that goes on with it, all by default.
+        kinds: what a run folder may be of.
     """
 
     word: str
     weights: str | None = None
     pretrained: bool = True
     classifier: str = "auto"
+    where: str | None = None
+    kinds: tuple[type[Run], ...] = (Run, FewShotRun)
 
     @property
     def _named(self) -> bool:
@@ -92,8 +98,8 @@ class Backbone:
             size = getattr(shown, "crop_size", [224])[0]
             mean, std = (getattr(shown, key, IMAGENET[i]) for i, key in enumerate(("mean", "std")))
             return Usual(3, size, Preprocess(tuple(mean), tuple(std)))
-        if Path(self.word).is_dir():
-            run = self._run()
+        if self.is_run:
+            run = self.run()
             fields = ("model", "width", "variant", "norm_momentum", "norm_eps")
             told = {field: getattr(run.recipe, field) for field in fields}
             return Usual(run.channels, run.image_size, run.preprocess, told)
@@ -113,11 +119,15 @@ class Backbone:
     def load(self, recipe: Recipe, classes: tuple[str, ...], **sizes: int) -> Pretrained:
         """The network with its weights, the classifier's too where it has the same classes.
 
+        The similarity that a run learned stays where it is the recipe's; another one is folded.
+
         Raises:
             RunError: the weights cannot be downloaded or read, or are another network's.
         """
         model = self.plain(recipe, len(classes), **sizes)
         head = head_name(model)
+        if recipe.similarity is not None and self._similarity == recipe.similarity:
+            model = convert(model, recipe.similarity, where=self.where, inplace=True)
         state, same = self._state(model, classes)
         if state is None:
             return Pretrained(model, False)
@@ -140,6 +150,11 @@ class Backbone:
             )
         return Pretrained(model, same)
 
+    @property
+    def _similarity(self) -> Similarity | None:
+        """What a run learned besides the network."""
+        return self.run().recipe.similarity if self.is_run else None
+
     def _state(
         self, model: nn.Module, classes: tuple[str, ...]
     ) -> tuple[Mapping[str, Tensor] | None, bool]:
@@ -148,12 +163,13 @@ class Backbone:
             return _read(Path(self.weights)), True
         if self._named:
             return (self._downloaded() if self.pretrained else None), True
-        if not Path(self.word).is_dir():
+        if not self.is_run:
             return _read(Path(self.word)), True
-        run = self._run()
-        trained = load_network(run, "best" if run.best.is_dir() else "last")
+        run = self.run()
+        trained = load_network(run, usual_checkpoint(run))
         try:
-            return fold(trained).state_dict(), run.classes == classes
+            kept = trained if similarities_of(model) else fold(trained)
+            return kept.state_dict(), run.classes == classes
         except ValueError as error:
             raise RunError(f"{run.path} cannot be a backbone: {error}") from error
 
@@ -171,10 +187,19 @@ class Backbone:
             ) from error
         return network.state_dict()
 
-    def _run(self) -> Run:
-        path = Path(self.word)
-        few_shot = command_of(path) == FewShotRun.COMMAND
-        run = read_run(path, FewShotRun) if few_shot else read_run(path)
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a run folder."""
+        return not self._named and Path(self.word).is_dir()
+
+    def run(self) -> Run:
+        """The finished run that it is.
+
+        Raises:
+            RunError: the folder is not one of a finished run.
+        """
+        command = command_of(Path(self.word))
+        run = read_run(self.word, next((k for k in self.kinds if k.COMMAND == command), Run))
         require_finished(run)
         return run
 

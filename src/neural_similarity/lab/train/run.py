@@ -30,6 +30,7 @@ from neural_similarity.lab.train.weights import load_weights
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 METRICS = "metrics.jsonl"
 AnyRun = TypeVar("AnyRun", bound="Run")
+Checkpoint = Literal["last", "best"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +240,7 @@ def _require_kind(path: Path, command: str, kind: type[Run]) -> None:
 
 def load_network(
     run: Run,
-    checkpoint: Literal["last", "best"] = "last",
+    checkpoint: Checkpoint = "last",
     device: str | torch.device = "cpu",
 ) -> nn.Module:
     """The network that a run trained, in evaluation mode; torch's random numbers stay as they are.
@@ -266,6 +267,25 @@ def find_checkpoint(run: Run, which: str) -> Path:
     if which == "best" and not run.best.is_dir():
         raise RunError(f"{run.path} has no best checkpoint: it holds no images out (--validation)")
     return newest(run.best if which == "best" else run.checkpoints)
+
+
+def usual_checkpoint(run: Run) -> Checkpoint:
+    """The best checkpoint on held-out data where there is one, else the last."""
+    return "best" if run.best.is_dir() else "last"
+
+
+def start_facts(run: Run) -> dict[str, Any]:
+    """What tells the run that another one starts from, and where it started itself."""
+    environment = read_json(run.path / ENVIRONMENT)
+    return {
+        "recipe": run.name,
+        "seed": run.recipe.seed,
+        "budget": run.budget,
+        "weights": weights_digest(find_checkpoint(run, usual_checkpoint(run))),
+        "config": recipe_to_json(run.recipe),
+        "retrained": environment.get("retrained"),
+        "start": environment.get("start"),
+    }
 
 
 def checkpoint_facts(run: Run, which: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate, use_
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.partial import Partial
 from neural_similarity.lab.tasks.few_shot.recipe import Classes
-from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method, usual_checkpoint
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, choose_runtime, distributed
 from neural_similarity.lab.train.files import layout, read_json, write_text
@@ -28,6 +28,7 @@ from neural_similarity.lab.train.run import (
     checkpoint_facts,
     find_checkpoint,
     require_finished,
+    usual_checkpoint,
 )
 from neural_similarity.lab.train.runtime import threads
 from neural_similarity.lab.train.statistics import by_task

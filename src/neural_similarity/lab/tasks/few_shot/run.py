@@ -1,7 +1,7 @@
 """Run folders of few-shot learning, and the methods that they hold."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -13,9 +13,7 @@ from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train import Run, RunError, read_run
 from neural_similarity.lab.train.recipe import Recipe
-from neural_similarity.lab.train.run import load_network
-
-Checkpoint = Literal["last", "best"]
+from neural_similarity.lab.train.run import Checkpoint, load_network, usual_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +70,6 @@ def take_weights(network: nn.Sequential, start: str) -> None:
         if not name.startswith(f"{last}."):
             raise RunError(f"the network in {start} does not fit: {name} is in one of the two only")
     network.load_state_dict(fitting, strict=False)
-
-
-def usual_checkpoint(run: FewShotRun) -> Checkpoint:
-    """The best checkpoint on validation classes where there is one, else the last."""
-    return "best" if run.best.is_dir() else "last"
 
 
 def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None) -> Method:

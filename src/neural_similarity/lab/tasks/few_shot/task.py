@@ -17,15 +17,14 @@ from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
-from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network, usual_checkpoint
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.lab.train import Run, Runtime, read_run
-from neural_similarity.lab.train.checkpoint import State, newest, step_of, weights_digest
+from neural_similarity.lab.train.checkpoint import State, newest, step_of
 from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
-from neural_similarity.lab.train.recipe import recipe_to_json
-from neural_similarity.lab.train.run import ENVIRONMENT, find_checkpoint
+from neural_similarity.lab.train.run import start_facts
 
 SELECTION_SEED = 1
 """Of the validation tasks; those with which one evaluates have 0 unless it is told otherwise."""
@@ -205,15 +204,7 @@ def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | No
             f"`start` must be trained on training classes alone, as this run, got {run.path}, "
             f"trained on {run.recipe.train_on}"
         )
-    return {
-        "recipe": run.name,
-        "seed": run.recipe.seed,
-        "classes": run.recipe.train_on,
-        "budget": run.budget,
-        "weights": weights_digest(find_checkpoint(run, usual_checkpoint(run))),
-        "config": recipe_to_json(run.recipe),
-        "retrained": read_json(run.path / ENVIRONMENT).get("retrained"),
-    }
+    return start_facts(run) | {"classes": run.recipe.train_on}
 
 
 def _as_method(model: nn.Module, recipe: FewShotRecipe) -> Method:

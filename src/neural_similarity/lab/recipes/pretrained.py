@@ -1,0 +1,47 @@
+"""Section 4's path for recognition: a trained plain network, then M alone, then all of it.
+
+The paper names no schedule: both parts have half as many updates as the plain training, a tenfold
+drop in the middle, and rates chosen on 5,000 held-out training images (docs/results.md). The
+control trains the plain network on for as long as both parts take.
+"""
+
+from dataclasses import replace
+
+from neural_similarity.lab.recipes.cifar import PREDICTOR
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
+from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.nn import Diagonal, Dynamic, Full, Similarity, Static
+
+PLAIN = "cifar10-cnn"
+PART = AdaptationRecipe(
+    dataset="cifar10",
+    model="cnn9",
+    channels=3,
+    padding="symmetric",
+    steps=32_000,
+    drops=(16_000,),
+    batch_size=128,
+    weight_decay=5e-4,
+    log_every=50,
+    evaluate_every=1_000,
+)
+CONTROL = replace(PART, similarity=None, train="all", steps=64_000, drops=(48_000,), lr=0.03)
+SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
+    "static-dns": ("static diagonal", Static(Diagonal()), 0.1),
+    "static-uns": ("static full", Static(Full()), 0.03),
+    "dynamic-dns": ("dynamic diagonal", Dynamic(Diagonal(), predictor=PREDICTOR), 0.1),
+}
+"""What it is called, the similarity, and the rate at which it learns alone."""
+
+PRETRAINED: dict[str, tuple[str, Recipe]] = {
+    "cifar10-pretrained-cnn": (f"{PLAIN} trained on, plain, for as long", CONTROL)
+}
+PRETRAINED_STARTS = {"cifar10-pretrained-cnn": PLAIN}
+for kind, (text, similarity, lr) in SIMILARITIES.items():
+    name = f"cifar10-pretrained-{kind}"
+    alone = replace(PART, similarity=similarity, train="M", lr=lr)
+    PRETRAINED |= {
+        f"{name}-m": (f"{text} M alone, on {PLAIN}", alone),
+        name: ("then all of it", replace(alone, train="all", lr=CONTROL.lr)),
+    }
+    PRETRAINED_STARTS |= {f"{name}-m": PLAIN, name: f"{name}-m"}
