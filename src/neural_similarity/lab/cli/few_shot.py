@@ -54,7 +54,8 @@ class EvaluateOptions:
     """Run folder."""
     method: str | None = None
     """Another method on the network of a run that was trained to name the base classes:
-    fine-tuning, nearest-neighbour, static-nsn (of a network without dynamic M), k-shot."""
+    fine-tuning, nearest-neighbour, static-nsn (of a network without dynamic M; -rate0.1 and
+    -rate0.01 behind it let M take smaller steps), k-shot."""
     ways: int | None = None
     """Classes of a task; the default is 5, or all test classes where there are fewer, or that of
     the training for MAML and its kin, which take no other."""

@@ -101,9 +101,9 @@ def relation_net(network: nn.Sequential, _sizes: TaskSizes) -> RelationNet:
     return RelationNet(backbone, last.num_features)
 
 
-def static_tuning(network: nn.Sequential, _sizes: TaskSizes) -> StaticTuning:
+def static_tuning(network: nn.Sequential, _sizes: TaskSizes, *, rate: float = 1.0) -> StaticTuning:
     """`StaticTuning` of a network without its classifier."""
-    return StaticTuning(*embedding(network))
+    return StaticTuning(*embedding(network), rate=rate)
 
 
 def leo(network: nn.Sequential, sizes: TaskSizes) -> Leo:
@@ -129,6 +129,8 @@ METHODS: dict[str, Kind] = {
     ),
     "nearest-neighbour": Kind(lambda network, _: NearestNeighbour(network[:-1]), episodic=False),
     "static-nsn": Kind(static_tuning, episodic=False),
+    "static-nsn-rate0.1": Kind(partial(static_tuning, rate=0.1), episodic=False),
+    "static-nsn-rate0.01": Kind(partial(static_tuning, rate=0.01), episodic=False),
     "k-shot": Kind(lambda network, _: DiscriminativeKShot(network), episodic=False),
     "matching": Kind(partial(matching_net, context=False), episodic=True),
     "matching-fce": Kind(partial(matching_net, context=True), episodic=True),
@@ -142,4 +144,5 @@ METHODS: dict[str, Kind] = {
     "leo": Kind(leo, episodic=True, frozen=True),
 }
 """Fine-tuning of a network with dynamic similarity is the paper's dynamic NSN; "meta-nsn" is its
-meta-learned static NSN where the similarity is static."""
+meta-learned static NSN where the similarity is static. At "rate0.1" M takes steps a tenth as large
+as the classifier's; which is best is a question to the classes of validation."""

@@ -5,6 +5,7 @@ from copy import deepcopy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from neural_similarity.choices import require_positive
 from neural_similarity.conversion import convert
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
@@ -25,9 +26,11 @@ class StaticTuning(Method):
         features: Length of its embedding.
         tuning: The gradient descent.
         similarity: What a backbone without similarities gets.
+        rate: Factor on the step size of M; that of the classifier stays.
 
     Raises:
-        ValueError: every convolution of the backbone has another similarity.
+        ValueError: every convolution of the backbone has another similarity, or `rate` is not
+            positive.
     """
 
     fixed_embedding = False
@@ -39,8 +42,11 @@ class StaticTuning(Method):
         tuning: Tuning | None = None,
         *,
         similarity: Similarity | str = "static-diagonal",
+        rate: float = 1.0,
     ):
         super().__init__()
+        require_positive("rate", rate)
+        self.rate = rate
         self.backbone = deepcopy(backbone) if _static(backbone) else convert(backbone, similarity)
         self.features = features
         self.tuning = tuning or Tuning()
@@ -77,7 +83,8 @@ class StaticTuning(Method):
         def loss(chosen: Tensor) -> Tensor:
             return F.cross_entropy(scores(support[chosen]), labels[chosen])
 
-        descend(learned, loss, len(support), self.tuning)
+        factors = [self.rate] * len(matrices) + [1.0, 1.0]
+        descend(learned, loss, len(support), self.tuning, factors)
         for values in learned:
             values.requires_grad_(False)
         return scores

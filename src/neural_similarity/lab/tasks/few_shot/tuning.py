@@ -63,7 +63,11 @@ class Tuning:
 
 
 def descend(
-    parameters: Sequence[Tensor], loss: Callable[[Tensor], Tensor], count: int, tuning: Tuning
+    parameters: Sequence[Tensor],
+    loss: Callable[[Tensor], Tensor],
+    count: int,
+    tuning: Tuning,
+    factors: Sequence[float] = (),
 ) -> None:
     """Update `parameters`, leaves, in place.
 
@@ -75,9 +79,15 @@ def descend(
         loss: of the images at given positions.
         count: images of a support set.
         tuning: the steps.
+        factors: on the step size of each of the parameters, by default 1.
     """
+    factors = factors or [1.0] * len(parameters)
+    groups = [
+        {"params": parameter, "lr": tuning.lr * factor}
+        for parameter, factor in zip(parameters, factors, strict=True)
+    ]
     optimizer = torch.optim.SGD(
-        list(parameters),
+        groups,
         lr=tuning.lr,
         momentum=tuning.momentum,
         dampening=tuning.dampening,
