@@ -26,7 +26,7 @@ def script(tmp_path_factory):
         ("train fewshot-quick", "fewshot-quickstart"),
         ("train quickstart --batch-s", "--batch-size"),
         ("train adapt --backb", "--backbone"),
-        ("table 6", "6"),
+        ("table 6-f", "6-fc100"),
         ("reproduce respo", "response"),
         ("report --o", "--out"),
     ],

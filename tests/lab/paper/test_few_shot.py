@@ -272,7 +272,7 @@ def test_a_row_keeps_its_budget_where_another_of_the_recipe_has_a_larger_one(
 def test_the_budget_is_that_of_most_rows(results, tmp_path):
     copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "0.25")
     text = paper.few_shot_markdown(tmp_path)
-    assert text.startswith(f"# {few_shot_table.TITLE} (reduced schedule, budget 0.25)")
+    assert text.startswith(f"# {few_shot_table.TITLES['mini']} (reduced schedule, budget 0.25)")
     assert rows(text)["fine-tuning"][4] == rows(paper.few_shot_markdown(results))["fine-tuning"][4]
     assert rows(paper.few_shot_markdown(tmp_path, 1.0))["fine-tuning"][4] == "not run"
 
@@ -301,6 +301,23 @@ def test_what_was_not_run_is_said(tmp_path, capsys):
     out = tmp_path / "new" / "table.md"
     assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
     assert out.read_text() == text
+
+
+@pytest.mark.parametrize("data", ["cifar-fs", "fc100"])
+def test_the_rows_on_other_data(data, tmp_path, capsys):
+    """Recipes of the same settings, compared with each other; the paper has no such numbers."""
+    assert cli.main(["table", f"6-{data}", "--results", str(tmp_path)]) == 0
+    found, mini = rows(capsys.readouterr().out), rows(paper.few_shot_markdown(tmp_path))
+    assert found.keys() == mini.keys()
+    assert found["dynamic NSN"][1:5] == [f"`{data}-dynamic`", "5", "", "not run"]
+    wanted = paper.wanted_evaluations([1], [5], data=data)
+    names = {one.run.name for one in wanted}
+    assert names == {name.strip("`") for _, name, *_ in [*found.values()][2:]}
+    assert {FEW_SHOT_RECIPES[name].dataset for name in names} == {data}
+    theirs, ours = few_shot_table.rows_on(data), few_shot_table.rows_on("mini")
+    assert [row.method for row in theirs] == [row.method for row in ours]
+    with pytest.raises(ValueError, match="`only` must match a recipe of the table"):
+        paper.wanted_evaluations([1], [5], ["mini-cnn4"], data)
 
 
 PAPER = {

@@ -37,7 +37,7 @@ def test_names_are_those_of_the_papers_table_and_the_quick_start():
     imagenet = [f"{net}{kind}" for net in nets for kind in ("", "-static-dns", "-dynamic-dns")]
     imagenet += ["cnn10", "cnn10++", "cnn10-dynamic-dns"]
     names = {"quickstart", *ADAPTATION, *(f"{data}-{name}" for data in sets for name in ours)}
-    names |= {f"imagenet-{name}" for name in imagenet}
+    names |= {f"{data}-{name}" for name in imagenet for data in ("imagenet", "mini100")}
     studies = {name for group in STUDIES.values() for name in group}
     assert set(RECIPES) == names | studies | RELEASED.keys() | PRETRAINED.keys()
     assert len(RECIPES) == sum(map(len, GROUPS.values()))
@@ -79,6 +79,19 @@ def test_imagenet_recipes_have_the_papers_schedule(name):
     assert recipe.similarity == (kinds[kind] if kind else None)
     nets = {"cnn10++": "cnn10_plus", "cnn10": "cnn10", "resnet18": "resnet18"}
     assert recipe.model == next((nets[net] for net in nets if net in name), "resnet50")
+
+
+def test_mini_imagenet_stands_in_on_a_schedule_and_images_of_its_own():
+    schedule = {"image_size": None, "steps": 600_000, "drops": (200_000, 375_000, 550_000)}
+    for table in ("5", "response"):
+        rows = zip(TABLES[table].rows, TABLES[f"{table}-mini100"].rows, strict=True)
+        for row, other in rows:
+            small = RECIPES[other.recipe]
+            assert replace(small, **schedule) == RECIPES[row.recipe]
+            assert (small.image_size, small.steps) == (84, 8_000)
+            assert other.paper is None
+            parts = [75 * drop for drop in small.drops]  # 600,000 = 75 * 8,000
+            assert parts == pytest.approx(schedule["drops"], abs=40)
 
 
 def test_table_5_has_the_papers_parameters():

@@ -48,7 +48,7 @@ def completion(args: Sequence[str]) -> int:
 def words(command: str) -> list[str]:
     """What can follow a command: names, and the options in its help."""
     recipes = [row[0] for group in groups().values() for row in group["rows"]]
-    tables = [*TABLES, FEW_SHOT]
+    tables = [*TABLES, *FEW_SHOT]
     names = {"train": recipes, "table": tables, "reproduce": tables}
     told = io.StringIO()
     with redirect_stdout(told):

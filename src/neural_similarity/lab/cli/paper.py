@@ -21,7 +21,7 @@ from neural_similarity.lab.cli.parsing import (
 )
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.paper import TABLES, Job, Outcome, Plan, Scope, Table
-from neural_similarity.lab.paper.few_shot_table import SHOTS, TITLE
+from neural_similarity.lab.paper.few_shot_table import SHOTS, TITLES
 from neural_similarity.lab.paper.plan import Wanted
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, RECIPES
 from neural_similarity.lab.session import open_run
@@ -33,8 +33,8 @@ from neural_similarity.lab.train.progress import clock, counter
 from neural_similarity.lab.train.recipe import Recipe, scaled
 from neural_similarity.lab.train.runtime import PrecisionChoice
 
-FEW_SHOT = "6"
-"""The table of few-shot learning, whose runs are evaluated on tasks."""
+FEW_SHOT = {"6": "mini", "6-cifar-fs": "cifar-fs", "6-fc100": "fc100"}
+"""The tables of few-shot learning, whose runs are evaluated on tasks, and what they are on."""
 RESULTS = Path("results")
 ROUGHLY = "~"
 
@@ -46,21 +46,22 @@ class TableOptions:
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
     costs, rivals, sharing, shapes, bounds, pretrained and adapt; 1-cifar100 and so on for rows on
-    CIFAR-100; 6 is few-shot learning."""
+    CIFAR-100, 5-mini100 and response-mini100 on Mini-ImageNet; 6, 6-cifar-fs and 6-fc100 are
+    few-shot learning."""
     variant: Literal["paper", "released"] = "paper"
     """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
     results: Path = RESULTS
     """Folder of the run records."""
 
     def __post_init__(self) -> None:
-        require("table", self.table, (*TABLES, FEW_SHOT))
+        require("table", self.table, (*TABLES, *FEW_SHOT))
         if self.is_few_shot and self.variant != "paper":
             raise UsageError("--variant is for CIFAR; table 6 is of one variant")
 
     @property
     def is_few_shot(self) -> bool:
         """Whether runs are evaluated on tasks."""
-        return self.table == FEW_SHOT
+        return self.table in FEW_SHOT
 
     @property
     def wanted(self) -> Table:
@@ -120,7 +121,8 @@ class ReproduceOptions(TableOptions):
     def records(self) -> list[Wanted]:
         """What the table asks for."""
         if self.is_few_shot:
-            return paper.wanted_evaluations(self.seeds, self.shots, self.only)
+            data = FEW_SHOT[self.table]
+            return paper.wanted_evaluations(self.seeds, self.shots, self.only, data)
         return paper.wanted_runs(self.wanted, self.seeds, self.only)
 
     @property
@@ -248,10 +250,11 @@ def table(args: Sequence[str]) -> int:
 
 def _show_few_shot(options: ShowOptions) -> int:
     """Print Table 6 or write it."""
+    what = options.results, options.budget, FEW_SHOT[options.table]
     if options.json:
-        say_json(paper.few_shot_rows(options.results, options.budget))
+        say_json(paper.few_shot_rows(*what))
         return 0
-    text = paper.few_shot_markdown(options.results, options.budget)
+    text = paper.few_shot_markdown(*what)
     if options.out is None:
         sys.stdout.write(text)
         return 0
@@ -279,7 +282,8 @@ def record(args: Sequence[str]) -> int:
 
 def _describe(plan: Plan, options: ReproduceOptions) -> str:
     """The plan as text."""
-    title = TITLE if options.is_few_shot else options.wanted.title
+    few_shot = options.is_few_shot
+    title = TITLES[FEW_SHOT[options.table]] if few_shot else options.wanted.title
     counts = f"{len(plan.lacking)} to run, {plan.recorded} recorded"
     lines = [f"{title}, budget {options.budget:g}: {counts}", *map(_line, plan.jobs)]
     names = [] if options.is_few_shot else paper.chosen(options.wanted, options.only)

@@ -1,4 +1,4 @@
-"""Table 6, few-shot recognition on Mini-ImageNet, beside our evaluations."""
+"""Table 6, few-shot recognition on Mini-ImageNet, or on other data, beside our evaluations."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -18,7 +18,13 @@ from neural_similarity.lab.tasks.few_shot.recipe import Classes, FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train.statistics import Interval, by_task
 
-TITLE = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
+MINI = "mini"
+TITLES = {
+    MINI: "Table 6: few-shot recognition on Mini-ImageNet, 5 ways",
+    "cifar-fs": "The rows of table 6 on CIFAR-FS, 5 ways",
+    "fc100": "The rows of table 6 on FC100, 5 ways",
+}
+"""By the data, which the names of their recipes begin with."""
 WAYS, QUERIES = 5, 15
 SHOTS = (5, 1)
 """Those of the paper, and one."""
@@ -37,6 +43,15 @@ class FewShotRow:
     """The paper's accuracy in percent, 5 ways and 5 shots."""
     reach: float | None = None
     """Its interval."""
+    data: str = MINI
+    """What the name of its recipe begins with."""
+
+    def on(self, data: str) -> "FewShotRow":
+        """The row on other data, of which the paper has no number."""
+        if data == self.data:
+            return self
+        recipe = data + self.recipe.removeprefix(self.data)
+        return replace(self, recipe=recipe, data=data, paper=None, reach=None)
 
     def recipe_for(self, shots: int) -> str:
         """The recipe for tasks of so many shots, where there is one of its own."""
@@ -162,21 +177,27 @@ def _classes(record: Record) -> Classes:
     return cast(FewShotRecipe, record.recipe).train_on
 
 
-def few_shot_markdown(results: Path, budget: float | None = None) -> str:
+def rows_on(data: str) -> list[FewShotRow]:
+    """All rows, on one of the data sets of `TITLES`."""
+    return [row.on(data) for row in chain(*PANELS.values())]
+
+
+def few_shot_markdown(results: Path, budget: float | None = None, data: str = MINI) -> str:
     """Table 6 as Markdown, all numbers of ours from the records in `results`.
 
     Args:
         results: Folder of the records.
         budget: Of the runs; None is the one at which most rows have some, and for a row that has
             none there the largest that it has.
+        data: One of `TITLES`.
     """
-    usual, at = _chosen(results, budget)
-    parts = [f"# {TITLE}" + ("" if usual == 1 else f" (reduced schedule, budget {usual:g})")]
+    usual, at = _chosen(results, budget, data)
+    parts = [f"# {TITLES[data]}" + ("" if usual == 1 else f" (reduced schedule, budget {usual:g})")]
     differences = 0
     for title, rows in PANELS.items():
         parts.append(f"## {title}")
         lines = [HEAD, ("---",) * len(HEAD)]
-        for row in rows:
+        for row in (row.on(data) for row in rows):
             for shots in SHOTS:
                 lines += _cells(row, shots, results, at[row, shots])
         places = [HEAD.index(name) for name in COMPARED]
@@ -186,9 +207,11 @@ def few_shot_markdown(results: Path, budget: float | None = None) -> str:
     return "\n\n".join([*parts, f"{_NOTE} {count}"]) + "\n"
 
 
-def few_shot_rows(results: Path, budget: float | None = None) -> list[dict[str, Any]]:
+def few_shot_rows(
+    results: Path, budget: float | None = None, data: str = MINI
+) -> list[dict[str, Any]]:
     """The same as numbers that JSON can hold, a row for every group of evaluations."""
-    _, at = _chosen(results, budget)
+    _, at = _chosen(results, budget, data)
     return [
         {
             **{"label": row.label, "recipe": row.recipe_for(shots), "method": row.method},
@@ -205,10 +228,10 @@ def few_shot_rows(results: Path, budget: float | None = None) -> list[dict[str, 
 
 
 def _chosen(
-    results: Path, budget: float | None
+    results: Path, budget: float | None, data: str
 ) -> tuple[float, dict[tuple[FewShotRow, int], float]]:
     """The budget of most rows, and that of each row and number of shots."""
-    places = [(row, shots) for row in chain(*PANELS.values()) for shots in SHOTS]
+    places = [(row, shots) for row in rows_on(data) for shots in SHOTS]
     if budget is not None:
         return budget, dict.fromkeys(places, budget)
     found = {place: _budgets(*place, results) for place in places}
@@ -282,12 +305,13 @@ def _start_budget(one: Record) -> float:
 
 def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[FewShotLine]:
     """The evaluations of a row, those that differ in the seed alone together."""
-    others = [_groups(other, shots, results, budget) for other in COMPARED.values()]
+    compared = [other.on(row.data) for other in COMPARED.values()]
+    others = [_groups(other, shots, results, budget) for other in compared]
     lines = []
     for found in _groups(row, shots, results, budget).values():
         differences = tuple(
             "" if row == other else _difference(found, _comparable(found[0], theirs))
-            for other, theirs in zip(COMPARED.values(), others, strict=True)
+            for other, theirs in zip(compared, others, strict=True)
         )
         lines.append(FewShotLine(row=row, evaluations=tuple(found), differences=differences))
     return lines

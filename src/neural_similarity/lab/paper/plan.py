@@ -4,7 +4,6 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -162,7 +161,10 @@ def wanted_runs(table: Table, seeds: Sequence[int], only: Sequence[str] = ()) ->
 
 
 def wanted_evaluations(
-    seeds: Sequence[int], shots: Sequence[int], only: Sequence[str] = ()
+    seeds: Sequence[int],
+    shots: Sequence[int],
+    only: Sequence[str] = (),
+    data: str = few_shot_table.MINI,
 ) -> list[Wanted]:
     """All of Table 6: its rows by seed, shots and, but for those of `TRAIN_ALONE`, classes.
 
@@ -170,6 +172,7 @@ def wanted_evaluations(
         seeds: of every run.
         shots: of the tasks, those of the table or some of them.
         only: patterns such as "mini-cnn4*"; recipes that match none are left out.
+        data: what the table is on.
 
     Raises:
         ValueError: a pattern matches no recipe, or the table has no tasks of so many shots.
@@ -178,7 +181,7 @@ def wanted_evaluations(
         raise ValueError(f"`shots` must be among {few_shot_table.SHOTS}, got {wrong[0]}")
     places = [
         (row.recipe_for(count), row.method, count)
-        for row in chain(*few_shot_table.PANELS.values())
+        for row in few_shot_table.rows_on(data)
         for count in shots
     ]
     names = matching([name for name, *_ in places], only)

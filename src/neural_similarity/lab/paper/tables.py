@@ -248,11 +248,24 @@ BOUNDS = (
 )
 
 
-def on_cifar100(table: Table) -> Table:
-    """The rows of a table on CIFAR-100, for which the paper has no numbers."""
-    rows = tuple(Row(row.label, row.recipe.replace("cifar10-", "cifar100-")) for row in table.rows)
-    panel = Panel("CIFAR-100", table.panels[0].metric, rows)
-    return Table(f"{table.title}, on CIFAR-100", (panel,))
+def on_other_data(table: Table, data: str, before: str, after: str) -> Table:
+    """The rows of a table on other data, for which the paper has no numbers.
+
+    Args:
+        table: one of the paper.
+        data: what it is on instead.
+        before: what the names of its recipes begin with.
+        after: what those of the same recipes on `data` do.
+    """
+    panels = (
+        Panel(
+            panel.title if len(table.panels) > 1 else data,
+            panel.metric,
+            tuple(Row(row.label, after + row.recipe.removeprefix(before)) for row in panel.rows),
+        )
+        for panel in table.panels
+    )
+    return Table(f"{table.title}, on {data}", tuple(panels))
 
 
 def in_variant(table: Table, variant: str) -> Table:
@@ -319,5 +332,13 @@ TABLES = {
         "Rivals: other kernels that depend on the image", (Panel("CIFAR-10", "error", RIVALS),)
     ),
 }
-TABLES |= {f"{name}-cifar100": on_cifar100(TABLES[name]) for name in ("1", "2", "3", "8")}
+TABLES |= {
+    f"{name}-cifar100": on_other_data(TABLES[name], "CIFAR-100", "cifar10-", "cifar100-")
+    for name in ("1", "2", "3", "8")
+} | {
+    f"{name}-mini100": on_other_data(
+        TABLES[name], "Mini-ImageNet's 100 classes", "imagenet-", "mini100-"
+    )
+    for name in ("5", "response")
+}
 """The tables by the names that `nsim table` and `nsim reproduce` take."""

@@ -7,7 +7,7 @@ from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR10, CIFAR100
 from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES, FEW_SHOT_STARTS
-from neural_similarity.lab.recipes.imagenet import IMAGENET
+from neural_similarity.lab.recipes.imagenet import IMAGENET, MINI100
 from neural_similarity.lab.recipes.pretrained import PRETRAINED, PRETRAINED_STARTS
 from neural_similarity.lab.recipes.quickstart import QUICKSTART
 from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, VARIANTS, released
@@ -19,6 +19,7 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     "CIFAR-10, tables 1 to 4 and 8": CIFAR10,
     "CIFAR-100, tables 1 to 4 and 8": CIFAR100,
     "ImageNet, table 5 and the authors' response": IMAGENET,
+    "Mini-ImageNet in the place of ImageNet": MINI100,
     "Adaptation of a pretrained network": ADAPTATION,
     **STUDIES,
     "Pretrained networks, §4": PRETRAINED,

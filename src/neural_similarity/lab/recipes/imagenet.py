@@ -46,3 +46,12 @@ IMAGENET = {
         replace(BASE, similarity=DYNAMIC),
     ),
 } | RESNETS
+
+MINI100 = {
+    name.replace("imagenet-", "mini100-"): (
+        f"{text}; 84 pixels",
+        replace(recipe, image_size=84, steps=8_000, drops=(2_667, 5_000, 7_333)),
+    )
+    for name, (text, recipe) in IMAGENET.items()
+}
+"""The same on Mini-ImageNet's 100 classes, which stand in where ImageNet cannot be had."""
