@@ -11,6 +11,7 @@ from neural_similarity import models
 from neural_similarity.lab.cli.paper import ReproduceOptions
 from neural_similarity.lab.paper import makespan, pace, plan, show
 from neural_similarity.lab.paper.display import Display
+from neural_similarity.lab.recipes import NAMED
 from neural_similarity.lab.session import train
 from neural_similarity.lab.train import Runtime, choose_runtime
 from neural_similarity.models import counts
@@ -39,6 +40,12 @@ def test_only_takes_patterns(tmp_path):
     assert names_of(plan_of(tmp_path, only=(PLAIN, "tiny-s*"))) == {PLAIN, STATIC}
     with pytest.raises(ValueError, match=r"`only` must match .* \(tiny-plain, .*\), got 'tiny-x'"):
         plan_of(tmp_path, only=("tiny-*", "tiny-x"))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_time_of_every_recipe_can_be_told(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(pace, "seconds_per_mac", lambda _: 1e-9)
+    assert pace.paces([name], tmp_path, "fp32")[name].seconds > 0
 
 
 def test_time_is_that_of_earlier_runs_on_such_a_machine(tmp_path, monkeypatch):

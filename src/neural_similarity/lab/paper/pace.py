@@ -88,9 +88,10 @@ def _records(name: str, results: Path) -> list[Record]:
 
 def _by_multiplications(recipe: Recipe, runtime: Runtime) -> Pace:
     classes, channels, size = models.usual_sizes(recipe.model)
+    size = recipe.image_size or size
     with torch.device("meta"):
-        network = build_network(recipe, classes)
-    count = macs(network, channels, *2 * (recipe.image_size or size,))
+        network = build_network(recipe, classes, image_size=size)
+    count = macs(network, channels, size, size)
     return Pace(recipe.images_per_step * count * seconds_per_mac(runtime), rough=True)
 
 
