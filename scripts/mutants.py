@@ -55,7 +55,8 @@ COMPARISONS = {
 }
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult}
 SECONDS = 600
-"""A bug that keeps the tests running for longer counts as found."""
+"""A bug that keeps the tests computing for longer counts as found; one that lets them wait, ten
+times that: a busy machine takes longer."""
 FILES = 3
 """Test files that run for a bug first: those that name most of what its source defines."""
 
@@ -153,13 +154,18 @@ def planted(bug: Bug) -> ast.Module:
 
 
 def related(bug: Bug, folder: Path) -> list[str]:
-    """The test files of a room that name most of what the bug's source defines."""
+    """The test files of a room that name most of what the bug's source defines.
+
+    One that is named after the source comes first, in whatever room it is.
+    """
     body = ast.parse((PACKAGE / bug.source).read_text("utf-8")).body
     names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    pattern = re.compile(rf"\b({'|'.join(map(re.escape, [*names, Path(bug.source).stem]))})\b")
-    files = sorted(folder.glob("test_*.py"))
+    stem = Path(bug.source).stem
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, [*names, stem]))})\b")
+    own = sorted((ROOT / "tests").rglob(f"test_{stem}.py"))
+    files = [*own, *(file for file in sorted(folder.glob("test_*.py")) if file not in own)]
     counts = {file: len(set(pattern.findall(file.read_text("utf-8")))) for file in files}
-    ranked = sorted(files, key=lambda file: -counts[file])
+    ranked = sorted(files, key=lambda file: (file not in own, -counts[file]))
     return [str(file) for file in ranked[:FILES] if counts[file] or file == ranked[0]]
 
 
@@ -175,13 +181,17 @@ def _passes(bug: Bug, tests: list[str], marks: str) -> bool:
     if not child:
         _run(bug, tests, marks)
     _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) == 0
+    return os.waitstatus_to_exitcode(status) in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    )
 
 
 def _run(bug: Bug, tests: list[str], marks: str) -> None:
     code = 9
     try:
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(10 * SECONDS)
         source = str(PACKAGE / bug.source)
         compiled = compile(planted(bug), source, "exec")
         original = importlib.machinery.SourceFileLoader.get_code
