@@ -19,6 +19,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast
 SECONDS = 600
 """A bug that keeps the tests computing for longer counts as found; one that lets them wait, ten
 times that: a busy machine takes longer."""
+MEMORY = 12 << 30
+"""A bug that lets the tests ask for more counts as found."""
 FILES = 3
 """Test files that run for a bug first: those that name most of what its source defines."""
 
@@ -192,6 +195,7 @@ def _run(bug: Bug, tests: list[str], marks: str) -> None:
     try:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         signal.alarm(10 * SECONDS)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         source = str(PACKAGE / bug.source)
         compiled = compile(planted(bug), source, "exec")
         original = importlib.machinery.SourceFileLoader.get_code
