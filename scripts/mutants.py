@@ -6,8 +6,8 @@
 
 A bug is a change at one place: a comparison, an operator, a number, a condition; or a result, a
 call, a raise, an argument that goes. Each runs in a fork that sees the changed module in memory;
-no file changes. Results go to build/mutants.jsonl, from which the next call goes on: a bug is tried
-again only when its source has changed.
+no file changes, and processes that a test starts have no bug. Results go to build/mutants.jsonl,
+from which the next call goes on: a bug is tried again only when its source has changed.
 """
 
 import argparse
