@@ -6,8 +6,8 @@
 
 A bug is a change at one place: a comparison, an operator, a number, a condition; or a result, a
 call, a raise, an argument that goes. Each runs in a fork that sees the changed module in memory;
-no file changes. Results go to build/mutants.jsonl, from which the next call goes on: a bug is tried
-again only when its source has changed.
+no file changes, and processes that a test starts have no bug. Results go to build/mutants.jsonl,
+from which the next call goes on: a bug is tried again only when its source has changed.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -55,7 +56,10 @@ COMPARISONS = {
 }
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult}
 SECONDS = 600
-"""A bug that keeps the tests running for longer counts as found."""
+"""A bug that keeps the tests computing for longer counts as found; one that lets them wait, ten
+times that: a busy machine takes longer."""
+MEMORY = 12 << 30
+"""A bug that lets the tests ask for more counts as found."""
 FILES = 3
 """Test files that run for a bug first: those that name most of what its source defines."""
 
@@ -153,13 +157,18 @@ def planted(bug: Bug) -> ast.Module:
 
 
 def related(bug: Bug, folder: Path) -> list[str]:
-    """The test files of a room that name most of what the bug's source defines."""
+    """The test files of a room that name most of what the bug's source defines.
+
+    One that is named after the source comes first, in whatever room it is.
+    """
     body = ast.parse((PACKAGE / bug.source).read_text("utf-8")).body
     names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    pattern = re.compile(rf"\b({'|'.join(map(re.escape, [*names, Path(bug.source).stem]))})\b")
-    files = sorted(folder.glob("test_*.py"))
+    stem = Path(bug.source).stem
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, [*names, stem]))})\b")
+    own = sorted((ROOT / "tests").rglob(f"test_{stem}.py"))
+    files = [*own, *(file for file in sorted(folder.glob("test_*.py")) if file not in own)]
     counts = {file: len(set(pattern.findall(file.read_text("utf-8")))) for file in files}
-    ranked = sorted(files, key=lambda file: -counts[file])
+    ranked = sorted(files, key=lambda file: (file not in own, -counts[file]))
     return [str(file) for file in ranked[:FILES] if counts[file] or file == ranked[0]]
 
 
@@ -175,13 +184,18 @@ def _passes(bug: Bug, tests: list[str], marks: str) -> bool:
     if not child:
         _run(bug, tests, marks)
     _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) == 0
+    return os.waitstatus_to_exitcode(status) in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    )
 
 
 def _run(bug: Bug, tests: list[str], marks: str) -> None:
     code = 9
     try:
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(10 * SECONDS)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         source = str(PACKAGE / bug.source)
         compiled = compile(planted(bug), source, "exec")
         original = importlib.machinery.SourceFileLoader.get_code

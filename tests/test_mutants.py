@@ -30,3 +30,24 @@ def test_what_was_tried_is_known(tmp_path, monkeypatch):
     assert mutants.known() == {}
     mutants.RESULTS.write_text('{"bug": {"line": 3}, "survives": true}\n')
     assert mutants.known() == {'{"line": 3}': True}
+
+
+def a_bug_of(source):
+    room = source.partition("/")[0]
+    return next(bug for bug in mutants.bugs(room) if bug.source == source)
+
+
+def test_a_test_file_of_the_sources_name_comes_first_in_whatever_room():
+    files = mutants.related(a_bug_of("ops/global_similarity.py"), ROOT / "tests/ops")
+    assert files[0] == str(ROOT / "tests/nn/test_global_similarity.py")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [("def test(): pass", True), ("", True), ("def test(): assert 0", False), ("1 / 0", False)],
+)
+def test_a_bug_is_found_by_what_fails_alone(tmp_path, text, passes):
+    file = tmp_path / "test_it.py"
+    file.write_text(text)
+    assert mutants._passes(a_bug_of("ops/blocks.py"), [str(file)], "not slow") is passes

@@ -320,7 +320,8 @@ def test_an_adapter_that_trains_keeps_what_it_learned(backbone, x, files):
     assert (trained - models["full"](x)).abs().max() > 1e-4
     switch.use(None).add("tied", paths["tied"]).use("tied").add("dynamic", paths["dynamic"])
     assert switch.active == "tied"
-    assert ns.max_difference(backbone, models["tied"], x) == 0
+    # torch.matmul rounds otherwise where a weight requires its gradient.
+    assert ns.max_difference(backbone, models["tied"].requires_grad_(False), x) == 0
     assert torch.equal(switch.use("full").backbone(x), trained)
 
 

@@ -482,6 +482,7 @@ def test_the_normalisation_of_predictors_is_not_held():
         lambda model: ns.parameter_groups(model, weight_decay=0.0),
         lambda model: ns.plan(model, "static-full"),
         lambda model: ns.convert(model, "static-full"),
+        lambda model: ns.save_adapter(model, "never.safetensors"),
     ],
 )
 def test_what_is_no_network_is_refused(use):

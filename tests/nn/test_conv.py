@@ -40,6 +40,13 @@ def plain_of(layer):
     return ns.unconvert(layer)
 
 
+@named
+def test_an_image_without_a_batch_is_one_of_a_batch(similarity):
+    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity, dtype=torch.float64))
+    x = torch.randn(2, 4, 5, 7, dtype=torch.float64)
+    assert_close(layer(x[1]), layer(x)[1])
+
+
 @everywhere
 @named
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -327,3 +334,17 @@ def test_parameters_are_reset_as_torchs_are(similarity):
 def test_dynamic_layers_do_not_fold(kind):
     with pytest.raises(ValueError, match="`similarity` must be static for the layer to be folded"):
         LAYERS[kind][0]("dynamic-diagonal").fold()
+
+
+@pytest.mark.parametrize("use", ["fold", "without_similarity"])
+def test_what_a_subclass_adds_is_not_dropped(use):
+    class Louder(ns.Conv2d):
+        """Its forward is its own."""
+
+    layer = Louder(2, 3, 3, similarity="static-full")
+    with pytest.raises(
+        ValueError, match=r"exactly an ns\.Conv2d .* torch\.nn\.Conv2d, got a Louder"
+    ):
+        getattr(layer, use)()
+    assert type(layer) is Louder
+    assert layer.similarity is not None

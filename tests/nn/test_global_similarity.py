@@ -459,6 +459,10 @@ MAP = (2, 5, 3, 4)
             '`blocks` of a global similarity must be of "channels", got "filters"',
         ),
         (
+            lambda: similar(MAP, 12, blocks=("filters", 5)),
+            '`blocks` of a global similarity must be of "channels", got "filters"',
+        ),
+        (
             lambda: similar(MAP, (2, 12), blocks=("channels", 2)),
             "`blocks` must divide the 5 channels, got 2",
         ),

@@ -175,13 +175,14 @@ def test_record_that_another_command_wrote_meanwhile_is_not_made_again(tmp_path,
 
 
 class Busy:
-    """A process that trains until it is told to stop."""
+    """A process that trains until it is told to stop, or for a while."""
 
     def __init__(self):
-        self.signals = []
+        self.signals, self.looks = [], 0
 
     def poll(self):
-        return 143 if self.signals else None
+        self.looks += 1
+        return 143 if self.signals else None if self.looks < 1_000 else 0
 
     def send_signal(self, sig, /):
         self.signals.append(sig)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from scipy import stats
 from tiny_results import PLAIN, STATIC, TINY_TABLE, write_by_hand
 from tiny_results import tiny_table as tiny_table
@@ -110,11 +111,15 @@ def test_adaptations_stand_beside_how_many_numbers_they_trained(tmp_path):
     draw(report, tmp_path / "table.png")
 
 
-def test_row_by_hand(tmp_path):
+def write_three_seeds(results):
     """Errors 40, 60, 20 % and 20, 20, 20 %: differences -20, -40, 0."""
     for seed, right in enumerate(([1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 0]), 1):
-        write_by_hand(tmp_path, PLAIN, seed, right, seconds=60)
-        write_by_hand(tmp_path, STATIC, seed, [1, 1, 1, 1, 0], seconds=60 * seed)
+        write_by_hand(results, PLAIN, seed, right, seconds=60)
+        write_by_hand(results, STATIC, seed, [1, 1, 1, 1, 0], seconds=60 * seed)
+
+
+def test_row_by_hand(tmp_path):
+    write_three_seeds(tmp_path)
     text = markdown_of(tmp_path)
     assert cells(text, "plain")[2:7] == ["10.00", "40.00 ± 20.00", "3", "", ""]
     row = cells(text, "static")
@@ -124,6 +129,19 @@ def test_row_by_hand(tmp_path):
     assert row[6] == "−20.00 [−36.00, −4.00]"
     assert row[7:] == ["1.23 M", "67 M", "2:00"]
     assert cells(text, "later")[3:5] == ["not run (no recipe)", "0"]
+
+
+def test_the_picture_has_the_intervals_of_the_table(tmp_path, monkeypatch):
+    write_three_seeds(tmp_path)
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    draw(make_report(TINY_TABLE, budget=1, results=tmp_path), tmp_path / "table.png")
+    found = []
+    for middle, _, (bars,) in drawn[0].axes[1].containers:
+        (((low, _), (high, _)),) = bars.get_segments()
+        found.append((low, middle.get_xdata().item(), high))
+    expected = [(-69.68, -20, 29.68), (-36, -20, -4)]
+    assert found == [pytest.approx(interval, abs=0.01) for interval in expected]
 
 
 def test_one_seed_is_by_image_alone_and_says_so(tmp_path):

@@ -12,11 +12,13 @@ import torchvision
 from PIL import Image
 from safetensors.torch import save_file
 from tiny_images import tiny as tiny
+from torch import nn
 
 import neural_similarity as ns
 from neural_similarity import visualize
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
+from neural_similarity.lab.tasks.backbone import Backbone, head_name
 from neural_similarity.lab.train import Recipe, choose_runtime, distributed
 from neural_similarity.lab.train.checkpoint import newest, restore
 from neural_similarity.lab.train.files import read_json
@@ -203,6 +205,31 @@ def test_weights_that_cannot_be_downloaded(world, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(timm, "create_model", fail)
     assert adapt(world, tmp_path / "run", "--backbone", "timm:resnet18", "--image-size", "32") == 1
     assert "cannot be had: no network; give a file of them by --weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "library", "name"),
+    [
+        ("timm:test_resnet", timm, "create_model"),
+        ("torchvision:squeezenet1_1", torchvision.models, "get_model"),
+    ],
+)
+def test_all_but_the_classifier_comes_with_the_name(word, library, name, monkeypatch):
+    make = getattr(library, name)
+
+    def downloaded(*args, pretrained=False, weights=None, **options):
+        network = make(*args, **options)
+        if pretrained or weights:
+            for parameter in network.parameters():
+                nn.init.constant_(parameter, 0.25)
+        return network
+
+    monkeypatch.setattr(library, name, downloaded)
+    model, kept = Backbone(word).load(RECIPE, ("red", "green", "blue"))
+    assert not kept
+    head = head_name(model)
+    for key, parameter in model.named_parameters():
+        assert (parameter == 0.25).all() != key.startswith(f"{head}."), key
 
 
 @pytest.mark.long

@@ -16,6 +16,17 @@ def test_a_file_that_computes_other_logits():
         agreement(NETWORK, lambda x: NETWORK(x) + 0.5, X, [1, 3])
 
 
+@pytest.mark.parametrize("largest", [0.5, 1.0, 50.0])
+def test_logits_may_differ_by_the_tolerance_of_the_largest_or_of_1(largest):
+    def logits(x, more=0.0):
+        return x.mean((2, 3)) + more
+
+    allowed, x = 1e-3 * max(largest, 1), torch.full((8, 3, 8, 8), largest)
+    agreement(logits, lambda x: logits(x, 0.9 * allowed), x, [1], 1e-3)
+    with pytest.raises(RunError, match="computes other logits"):
+        agreement(logits, lambda x: logits(x, 1.1 * allowed), x, [1], 1e-3)
+
+
 def test_a_file_of_one_batch_or_size():
     def of_one(x, batch, side):
         if len(x) not in batch or x.shape[2] not in side:

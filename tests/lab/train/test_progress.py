@@ -1,8 +1,10 @@
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from neural_similarity.lab.train import progress
 from neural_similarity.lab.train.progress import Bar, Lines, clock, show
 
 RECORD = {"loss": 0.5, "accuracy": 0.875, "images_per_second": 1234.5}
@@ -27,6 +29,17 @@ def test_lines_go_on_after_a_resumed_step():
     assert [line.split()[1] for line in stream.getvalue().splitlines()] == [
         *("60/100", "70/100", "80/100", "90/100", "100/100")
     ]
+
+
+def test_the_time_left_is_that_of_the_other_steps_at_the_same_pace(monkeypatch):
+    stream, now = io.StringIO(), 1_000.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    lines = Lines(100, 50, stream)
+    for step in range(51, 101):
+        now += 6
+        lines.measured(RECORD | {"step": step})
+    told = [line.rsplit("  ", 1)[1] for line in stream.getvalue().splitlines()]
+    assert told == [f"{minutes}:00 left" for minutes in (4, 3, 2, 1, 0)]
 
 
 def test_bar_shows_position_and_metrics(monkeypatch):
