@@ -7,6 +7,7 @@ from pathlib import Path
 import claims
 import pytest
 
+from neural_similarity.lab.cli.paper import FEW_SHOT
 from neural_similarity.lab.paper import (
     TABLES,
     few_shot_markdown,
@@ -37,7 +38,7 @@ def test_commands_are_of_tests_and_tables_that_exist():
             for word in re.findall(r"\w+", expression):
                 assert word == "or" or word in names, claim["command"]
         elif words[:1] in (["table"], ["reproduce"]):
-            assert words[1] in (*TABLES, "6"), claim["command"]
+            assert words[1] in (*TABLES, *FEW_SHOT), claim["command"]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,42 @@ def test_headlines_of_the_full_schedule():
         assert f"{label} {signed(change.mean)}" in told
         assert not change.clear
         assert (change.high - change.low) / 2 < 0.5
+
+
+def section(title):
+    text = (ROOT / "docs/results.md").read_text("utf-8")
+    return " ".join(text.partition(f"### {title}")[2].partition("\n### ")[0].split())
+
+
+def test_what_sharing_a_matrix_is_worth():
+    told = section("M for each filter")
+    for panel, name in zip(
+        make_report(TABLES["sharing"], budget=1 / 64, results=RESULTS).panels,
+        ("gains", "loses"),
+        strict=True,
+    ):
+        shared, own = panel.lines
+        numbers = [f"{line.mean:.2f} ± {line.deviation:.2f}" for line in (own, shared)]
+        part = told.partition(name)[2]
+        assert f"{numbers[0]} % against {numbers[1]}" in part
+        for change in (own.by_seed, own.by_image, own.by_pooled_seeds):
+            assert f"[{signed(change.low)}, {signed(change.high)}]" in part
+        assert (own.by_image.mean < 0) == (name == "gains")
+        assert own.by_image.clear
+
+
+def test_what_shapes_that_move_are_worth():
+    told = section("Learned kernel shapes that move")
+    panel, _ = make_report(TABLES["shapes"], budget=1 / 64, results=RESULTS).panels
+    for line in panel.lines[1:]:
+        (record,) = line.records
+        taps = [tap for layer in record.learned.values() for tap in layer["taps"]]
+        assert len(taps) == 81
+        assert f" {sum(taps):.0f}" in told
+        assert f"{record.summary['test_error_percent']:.2f}" in told
+        change = line.by_image
+        assert f"{signed(change.mean)} [{signed(change.low)}, {signed(change.high)}]" in told
+        assert change.clear
 
 
 @pytest.mark.long
