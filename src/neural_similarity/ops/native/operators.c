@@ -6,8 +6,8 @@
 #include "product.h"
 
 #define MOST_TAPS 64
-#define POSITIONS 64 /* taken at a time */
-#define FEW 256      /* positions of images that are taken together */
+#define POSITIONS 96 /* taken at a time */
+#define FEW 512      /* positions of images that are taken together */
 
 struct frame {
     int64_t images, in[3], out[3], stride[3];
