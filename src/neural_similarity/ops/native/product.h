@@ -2,7 +2,7 @@
    along the dimension that is summed over; strides and depths count words. */
 
 #define TILE 32 /* rows and columns come in multiples of this, and elements of depth too */
-#define DEPTH 256
+#define DEPTH 512
 #define NEAR 128 /* rows of up to so many columns' gradients stay in the first cache */
 #if defined(__AVX512F__)
 #define TALL 8
