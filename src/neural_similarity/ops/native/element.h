@@ -375,15 +375,16 @@ int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *w
         if (d.patches) memset(d.patches, 0, POSITIONS * f->depth * sizeof(T));
         const struct tiles before = take_matrix_unit();
         #pragma omp barrier
-        const int64_t all = full ? 0 : pieces(f->images, most);
-        #pragma omp for schedule(static)
-        for (int64_t group = 0; group < all; group++) {
-            const int64_t image = group * most, images = least(f->images - image, most);
+        const int64_t all = full ? 0 : f->images, thread = omp_get_thread_num();
+        const int64_t first = all * thread / omp_get_num_threads();
+        const int64_t last = all * (thread + 1) / omp_get_num_threads();
+        for (int64_t image = first; image < last; image += most) {
+            const int64_t images = least(last - image, most);
             const int64_t positions = images * outputs(f), done = image * outputs(f);
             const T *from = x + image * f->image, *of_y = grad + done * f->y_pixel;
             const float *of_m = m + done * f->m;
             float *to_m = grad_m ? grad_m + done * f->m : 0;
-            float *to_weight = weights ? weights + omp_get_thread_num() * size : 0;
+            float *to_weight = weights ? weights + thread * size : 0;
             if (grad_x) memset(d.images, 0, images * pixels * f->channels * sizeof(float));
             for (int64_t at = 0; at < positions; at += POSITIONS) {
                 const int64_t count = least(positions - at, POSITIONS);

@@ -27,8 +27,8 @@ static int64_t pieces(int64_t positions, int64_t most) { return (positions + mos
 
 /* Images that backward takes together, so that the positions of small ones fill chunks. */
 static int64_t together(const struct frame *f) {
-    const int64_t share = pieces(f->images, f->threads);
-    return share ? least(pieces(FEW, outputs(f)), share) : 1;
+    const int64_t most = least(pieces(FEW, outputs(f)), pieces(f->images, f->threads));
+    return most ? most : 1;
 }
 
 /* Memory, or 0 and a note in `full` where there is none left. */
