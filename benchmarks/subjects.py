@@ -33,6 +33,7 @@ from neural_similarity.ops import declines
 from neural_similarity.ops.backend import Backend
 
 BASELINE = "nn.Conv2d"
+LAYER = "ours, layer with predictor"
 FORWARD, BOTH = "forward", "forward + backward"
 BACKENDS: dict[str, tuple[Backend, ...]] = {
     "cpu": ("compiled", "eager"),
@@ -133,7 +134,7 @@ def layer(case: Case, given: Operands) -> Subject:
         module = Conv2d(width, width, KERNEL, padding=PADDING, bias=False, similarity=similarity)
         learn(module)
     return Subject(
-        name="ours, layer with predictor",
+        name=LAYER,
         module=Placed(module, case.runtime),
         inputs=(given.x,),
         oracle=oracle.network,

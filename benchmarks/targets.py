@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
-from benchmarks import few_shot, loops
+from benchmarks import few_shot, loops, networks, whole
 from benchmarks.plots import GROWING, SWEEPS
 from benchmarks.report import Group, Report, grouped
-from benchmarks.subjects import BASELINE, BOTH, FORWARD
+from benchmarks.subjects import BASELINE, BOTH, FORWARD, LAYER
 
 COMPILED = "ours, compiled"
 EVERY, SMALL, NARROW, WIDE, LARGE = (32, 64, 128), (32,), (32, 64), (64, 128), (128,)
@@ -61,18 +61,30 @@ class Target(NamedTuple):
         return self.text, self.limit, " to ".join(ends), "reached" if reached else "**not reached**"
 
 
-def _times(names: str, over: str, where: Where, timed: str = ".*", scale: float = 1.0) -> Values:
-    """Times of what `names` matches over those of `over`, where the group has these values."""
+def _times(
+    names: str,
+    over: str,
+    where: Where,
+    timed: str = ".*",
+    *,
+    scale: float = 1.0,
+    per: str | None = None,
+) -> Values:
+    """Times of what `names` matches over those of `over`, where the group has these values.
+
+    With `per`, a cost, times are those of a unit of it.
+    """
 
     def values(report: Report) -> Iterator[float]:
         for rows in grouped(report.rows):
-            others = {what: t for row in rows if row.name == over for what, t in row.times.items()}
-            for row in rows:
-                if not (re.fullmatch(names, row.name) and _fits(row.group, where)):
+            for row, other in product(rows, rows):
+                named = re.fullmatch(names, row.name) and other.name == over
+                if not (named and _fits(row.group, where)):
                     continue
-                for what in others.keys() & row.times.keys():
+                more = row.costs[per] / other.costs[per] if per else 1.0
+                for what in other.times.keys() & row.times.keys():
                     if re.fullmatch(timed, what):
-                        yield scale * row.times[what].ratio / others[what].ratio
+                        yield scale * row.times[what].ratio / other.times[what].ratio / more
 
     return values
 
@@ -132,12 +144,26 @@ def _operators(dtype: str) -> Iterator[Target]:
 
 
 def _widths() -> Iterator[Target]:
-    """Ratios of the diagonal operator at a ResNet's widths, of each layout apart."""
+    """Ratios of the diagonal operator and its layer at a ResNet's widths, of each layout apart."""
     for layout, limit in (("channels last", "≤ 1.3"), ("NCHW", "≤ 1.5")):
+        case = {"dtype": ("fp32",), "similarity": ("diagonal",), "layout": (layout,)}
         for time in (FORWARD, BOTH):
             text = f"diagonal, fp32, {time}, widths of a ResNet, {layout} ÷ `{BASELINE}`"
-            case = {"dtype": ("fp32",), "similarity": ("diagonal",), "layout": (layout,)}
             yield Target("widths", text, limit, _times("ours", BASELINE, case, re.escape(time)))
+        for time in (FORWARD, BOTH):
+            text = f"the layer, likewise, {time}, {layout}, over the ratio of its multiplications"
+            values = _times(LAYER, BASELINE, case, re.escape(time), per="macs")
+            yield Target("widths", text, "≤ 1.2", values)
+
+
+def _networks() -> Iterator[Target]:
+    """Updates of whole networks, converted over plain."""
+    text = f"training step of {' and '.join(whole.NETWORKS)} at batch 32, static ÷ plain"
+    yield Target("networks", text, "≤ 1.05", _times("static.*", networks.PLAIN, {"batch": (32,)}))
+    for layout in ("channels last", "NCHW"):
+        text = f"training step of ResNet-18 at 160 pixels, {layout}, dynamic diagonal ÷ plain"
+        case = {"what": (f"updates of ResNet-18, {layout}",)}
+        yield Target("networks", text, "≤ 2.1", _times("dynamic-diagonal", networks.PLAIN, case))
 
 
 def _words(channels: tuple[int, ...]) -> str:
@@ -154,6 +180,7 @@ TARGETS = (
     *_operators("fp32"),
     *_operators("bf16"),
     *_widths(),
+    *_networks(),
     Target(
         "operators",
         "saved for backward at C = O = 32, dynamic diagonal, fp32",

@@ -185,6 +185,24 @@ def test_eager_operators_beside_compiled_ones():
     assert lines["diagonal, fp32, forward + backward, eager ÷ compiled"] == ("1.75", NOT)
 
 
+def test_layers_and_whole_networks_against_their_targets():
+    def at_width(name, ratio, macs, **changes):
+        row = timed(name, ratio, ratio, **changes)
+        return replace(row, group=row.group | {"layout": "NCHW"}, costs={"macs": macs})
+
+    rows = [at_width("nn.Conv2d", 1.0, 100.0, baseline=True), at_width("ours", 1.6, 101.0)]
+    rows += [at_width("ours, layer with predictor", 2.6, 200.0)]
+    lines = {text: (seen, verdict) for text, _, seen, verdict in found("widths", *rows)}
+    assert lines["diagonal, fp32, forward, widths of a ResNet, NCHW ÷ `nn.Conv2d`"] == ("1.6", NOT)
+    beyond = "the layer, likewise, forward, NCHW, over the ratio of its multiplications"
+    assert lines[beyond] == ("1.3", NOT)
+    rows = several(
+        "updates of ResNet-18, NCHW", plain=1.0, **{"static-full": 1.06, "dynamic-diagonal": 2.0}
+    )
+    rows = [replace(row, group=row.group | {"batch": 32}) for row in rows]
+    assert [line[2:] for line in found("networks", *rows)] == [("1.06", NOT), ("2", "reached")]
+
+
 def several(what, **ratios):
     return [network(what, name, ratio) for name, ratio in ratios.items()]
 

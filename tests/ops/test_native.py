@@ -45,6 +45,11 @@ LAYOUTS = [
     Case(Problem(layout, channels=(16, 8), size=(7, 6), batch=3), layout=layout)
     for layout in ("channels_last", "strided", "expanded")
 ]
+ACROSS = [
+    Case(Problem(f"across-images-{c}-{o}", stride=(2, 1), channels=(c, o), size=(23, 13), batch=5))
+    for c, o in ((5, 150), (32, 160))
+]
+"""Positions of four images at a time, then of one, and pieces that begin within an image."""
 LINE = Case(Problem("line", (1, 4), size=(1, 9), padding=(0, 0), groups=2), line=True)
 
 
@@ -54,6 +59,7 @@ LINE = Case(Problem("line", (1, 4), size=(1, 9), padding=(0, 0), groups=2), line
         *((Case(problem, layout="contiguous"), torch.float32) for problem in PROBLEMS),
         *((case, dtype) for case in WIDTHS for dtype in FLOATS),
         *((case, torch.float32) for case in (*LAYOUTS, LINE)),
+        *((case, dtype) for case in ACROSS for dtype in FLOATS),
         *BLOCKS,
     ],
     ids=str,

@@ -38,7 +38,8 @@ class Compiled:
         """`Implementation.forward`."""
         x, weight, m, *_ = given
         output = given.output
-        maps, kernel, matrices = _last(x), _rows(weight), _positions_first(m, len(output))
+        maps, kernel = _last(x), _rows(weight).contiguous()
+        matrices = _positions_first(m, len(output)).contiguous()
         y = x.new_empty(x.shape[0], *output, weight.shape[0])
         for group in self._groups(given, maps, matrices, kernel, y):
             group.call("forward", maps, matrices, kernel, y)
@@ -49,16 +50,17 @@ class Compiled:
         x, weight, m, *_ = given
         dims = x.dim() - 2
         results = given.empty_gradients(needs)
-        operands = _last(x), _positions_first(m, dims), _rows(weight), _last(grad)
-        grad_maps = _last(results[0]) if needs[0] else None
-        grad_kernel = torch.zeros_like(operands[2], dtype=torch.float32) if needs[1] else None
-        grad_matrices = _positions_first(results[2], dims) if needs[2] else None
+        matrices, kernel = _positions_first(m, dims).contiguous(), _rows(weight).contiguous()
+        operands = _last(x), matrices, kernel, _last(grad)
+        grad_maps = _unwritten(results[0].movedim(1, -1)) if needs[0] else None
+        grad_kernel = _unwritten(_rows(results[1]), torch.float32) if needs[1] else None
+        grad_matrices = _unwritten(_positions_first(results[2], dims)) if needs[2] else None
         for group in self._groups(given, *operands):
             group.call("backward", *operands, grad_maps, grad_matrices, grad_kernel)
         if grad_maps is not None:
             _fill(results[0], grad_maps.movedim(-1, 1))
         if grad_kernel is not None:
-            _fill(results[1], grad_kernel.mT.reshape(weight.shape))
+            _fill(results[1], grad_kernel.mT.unflatten(-1, weight.shape[2:]))
         if grad_matrices is not None:
             _fill(
                 results[2], grad_matrices.movedim(tuple(range(1, 1 + dims)), tuple(range(-dims, 0)))
@@ -221,13 +223,20 @@ def _last(maps: Tensor) -> Tensor:
 
 
 def _rows(weight: Tensor) -> Tensor:
-    """(o, c, *kernel) as contiguous (o, K, c)."""
-    return weight.flatten(2).mT.contiguous()
+    """(o, c, *kernel) as (o, K, c)."""
+    return weight.flatten(2).mT
 
 
 def _positions_first(m: Tensor, dims: int) -> Tensor:
-    """(n, b, *taps, *out) as contiguous (n, *out, b, *taps)."""
-    return m.movedim(tuple(range(-dims, 0)), tuple(range(1, 1 + dims))).contiguous()
+    """(n, b, *taps, *out) as (n, *out, b, *taps)."""
+    return m.movedim(tuple(range(-dims, 0)), tuple(range(1, 1 + dims)))
+
+
+def _unwritten(result: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Contiguous memory for what `result` views: its own where that is so, of `dtype` if given."""
+    if result.is_contiguous() and result.dtype == (dtype or result.dtype):
+        return result
+    return torch.empty_like(result, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _fill(result: Tensor, found: Tensor) -> None:

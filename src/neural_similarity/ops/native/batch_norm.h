@@ -21,7 +21,7 @@ INLINE void NAME(channel_sums_of)(int64_t from, int64_t to, int64_t n, const T *
 /* `channel_sums_of` all positions and channels, each thread's own. */
 void NAME(channel_sums)(int64_t images, int64_t height, int64_t width, int64_t n, int64_t threads,
                         const T *x, const float *centre, double *sums) {
-    const int64_t positions = images * height * width, chunks = chunks_of(positions);
+    const int64_t positions = images * height * width, chunks = pieces(positions, POSITIONS);
     #pragma omp parallel num_threads(threads)
     {
         double *sum = sums + omp_get_thread_num() * 2 * n;

@@ -46,12 +46,12 @@ static __attribute__((noinline)) void NAME(take_row)(T *to, const T *from, const
 
 /* What a tap sees from a line of positions, n channels of each, into rows so far apart; where `m`
    is there, times the diagonal M. */
-INLINE void NAME(look)(const struct frame *f, struct line line, int64_t t, const T *image,
+INLINE void NAME(look)(const struct frame *f, struct line line, int64_t t, const T *x,
                        const float *m, T *to, int64_t to_step, int64_t taps, int64_t n,
                        int64_t blocks) {
     const struct reach reach = reach_of(f, line, t);
     const int64_t step = reach.step * f->x_pixel, m_step = f->m;
-    const T *in = image + reach.offset * f->x_pixel;
+    const T *in = x + reach.offset * f->x_pixel;
     int64_t j = 0;
     for (; j < reach.first; j++) memset(to + j * to_step, 0, n * sizeof(T));
     if (m && j < reach.last && blocks == 1 && n % (2 * LANES) == 0) {
@@ -66,13 +66,13 @@ INLINE void NAME(look)(const struct frame *f, struct line line, int64_t t, const
 }
 
 /* The patches of positions `at` and following; where `m` is there, times the diagonal M. */
-INLINE void NAME(gather)(const struct frame *f, const T *image, const float *m, int64_t at,
+INLINE void NAME(gather)(const struct frame *f, const T *x, const float *m, int64_t at,
                          int64_t count, T *to, int64_t taps, int64_t n, int64_t blocks) {
     for (int64_t done = 0, run; done < count; done += run) {
         const struct line line = line_of(f, at + done, count - done);
         run = line.run;
         for (int64_t t = 0; t < taps; t++)
-            NAME(look)(f, line, t, image, m ? m + (at + done) * f->m : 0,
+            NAME(look)(f, line, t, x, m ? m + (at + done) * f->m : 0,
                        to + done * f->depth + t * n, f->depth, taps, n, blocks);
     }
 }
@@ -153,14 +153,14 @@ INLINE void NAME(unmix)(float *grad_m, float *g, const T *x, const float *m, vec
 }
 
 /* The columns of some positions, M times their patches; `patches` is used by a full M. */
-INLINE void NAME(columns)(const struct frame *f, const T *image, const float *m, int64_t at,
+INLINE void NAME(columns)(const struct frame *f, const T *x, const float *m, int64_t at,
                           int64_t count, T *columns, T *patches, int64_t taps, int64_t n,
                           int64_t blocks) {
     if (!f->full) {
-        NAME(gather)(f, image, m, at, count, columns, taps, n, blocks);
+        NAME(gather)(f, x, m, at, count, columns, taps, n, blocks);
         return;
     }
-    NAME(gather)(f, image, 0, at, count, patches, taps, n, blocks);
+    NAME(gather)(f, x, 0, at, count, patches, taps, n, blocks);
     for (int64_t j = 0; j < count; j++)
         for (int64_t block = 0, b = n / blocks; block < blocks; block++)
             NAME(mix)(columns + j * f->depth + block * b, patches + j * f->depth + block * b,
@@ -189,12 +189,19 @@ INLINE void NAME(derive)(const struct frame *f, float *g, const T *patches, cons
         }
 }
 
+/* Whether the kernel has no need of a border; pairs are taken as words, which lie at even places. */
+INLINE int NAME(fits)(const struct frame *f) {
+    return !PAIRED && f->width == f->filters && f->depth == f->taps * f->channels;
+}
+
 /* The kernel (filters, taps, channels) in a zero border, as depth and width ask. */
-static void NAME(border)(const struct frame *f, const T *weight, T *to) {
+static const T *NAME(border)(const struct frame *f, const T *weight, T *to) {
     const int64_t row = f->taps * f->channels;
+    if (NAME(fits)(f)) return weight;
     memset(to, 0, f->width * f->depth * sizeof(T));
     for (int64_t o = 0; o < f->filters; o++)
         memcpy(to + o * f->depth, weight + o * row, row * sizeof(T));
+    return to;
 }
 
 /* Whether the matrix unit's tiles hold the sums of all filters. */
@@ -205,7 +212,7 @@ INLINE int NAME(flows)(const struct frame *f) {
 
 /* Of some positions W M x for a diagonal M: the matrix unit multiplies what a tap sees while the
    next one is gathered. */
-INLINE void NAME(flow)(const struct frame *f, const T *image, const float *m, int64_t at,
+INLINE void NAME(flow)(const struct frame *f, const T *x, const float *m, int64_t at,
                        int64_t count, const uint32_t *packed, float *sum, int64_t taps, int64_t n,
                        int64_t blocks) {
     T seen[2][TILE * TILE] __attribute__((aligned(64)));
@@ -213,16 +220,16 @@ INLINE void NAME(flow)(const struct frame *f, const T *image, const float *m, in
     for (int64_t from = 0; from < count; from += TILE, sum += TILE * TILE) {
         const int64_t some = least(count - from, TILE);
         const uint32_t *kernel = packed;
+        struct line lines[TILE];
+        for (int64_t done = 0, l = 0; done < some; done += lines[l++].run)
+            lines[l] = line_of(f, at + from + done, some - done);
         int next = 0;
         matrix_unit_zero();
         for (int64_t t = 0; t < taps; t++)
             for (int64_t i = 0; i < n; i += TILE, next = !next) {
-                for (int64_t done = 0, run; done < some; done += run) {
-                    const struct line line = line_of(f, at + from + done, some - done);
-                    run = line.run;
-                    NAME(look)(f, line, t, image + i, m + (at + from + done) * f->m,
+                for (int64_t done = 0, l = 0; done < some; done += lines[l++].run)
+                    NAME(look)(f, lines[l], t, x + i, m + (at + from + done) * f->m,
                                seen[next] + done * TILE, TILE, taps, TILE, blocks);
-                }
                 if (t + i == 0) continue;
                 matrix_unit_add((uint32_t *)seen[!next], row, kernel, TILE);
                 kernel += step;
@@ -234,15 +241,15 @@ INLINE void NAME(flow)(const struct frame *f, const T *image, const float *m, in
 
 /* y = W M x. Not 0: there was no memory for it, and y is not written. */
 int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *weight, T *y) {
-    const int64_t positions = outputs(f), chunks = chunks_of(positions);
+    const int64_t positions = f->images * outputs(f), chunks = pieces(positions, POSITIONS);
     const int64_t words_deep = f->depth / (1 + PAIRED);
     int full = 0;
-    T *kernel = room(f->width * f->depth * sizeof(T), &full);
+    T *bordered = NAME(fits)(f) ? 0 : room(f->width * f->depth * sizeof(T), &full);
     uint32_t *packed = room(f->width * words_deep * 4, &full);
-    if (!full) NAME(border)(f, weight, kernel);
+    const uint32_t *kernel = full ? 0 : (uint32_t *)NAME(border)(f, weight, bordered);
     for (int64_t panel = 0; !full && panel < f->width; panel += TILE)
-        turn(packed + panel * words_deep, TILE, (uint32_t *)kernel + panel * words_deep,
-             words_deep, TILE, words_deep);
+        turn(packed + panel * words_deep, TILE, kernel + panel * words_deep, words_deep, TILE,
+             words_deep);
     #pragma omp parallel num_threads(f->threads)
     {
         T *columns = room(2 * POSITIONS * f->depth * sizeof(T), &full);
@@ -251,22 +258,20 @@ int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *we
         const struct tiles before = take_matrix_unit();
         if (columns) memset(columns, 0, 2 * POSITIONS * f->depth * sizeof(T));
         #pragma omp barrier
-        const int64_t all = full ? 0 : f->images * chunks;
+        const int64_t all = full ? 0 : chunks;
         #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < all; chunk++) {
-            const int64_t image = chunk / chunks, at = chunk % chunks * POSITIONS;
-            const int64_t count = least(positions - at, POSITIONS);
+            const int64_t at = chunk * POSITIONS, count = least(positions - at, POSITIONS);
             const struct matrix a = {(uint32_t *)columns, words_deep, 1};
             const struct matrix b = {packed, TILE * words_deep, TILE};
-            const T *from = x + image * f->image;
-            const float *of_m = m + image * positions * f->m;
+            const struct target c = {sum, f->width, TILE};
             if (NAME(flows)(f)) {
-                SPECIALISED(NAME(flow), f, from, of_m, at, count, packed, sum);
+                SPECIALISED(NAME(flow), f, x, m, at, count, packed, sum);
             } else {
-                SPECIALISED(NAME(columns), f, from, of_m, at, count, columns, patches);
-                multiply(PAIRED, a, b, sum, f->width, whole(count), f->width, words_deep, 0);
+                SPECIALISED(NAME(columns), f, x, m, at, count, columns, patches);
+                multiply(PAIRED, a, b, c, rows_for(PAIRED, count), f->width, words_deep, 0);
             }
-            T *to = y + (image * positions + at) * f->y_pixel;
+            T *to = y + at * f->y_pixel;
             for (int64_t j = 0; j < count; j++, to += f->y_pixel)
                 for (int64_t i = 0; i < f->filters; i += LANES)
                     NAME(store_some)(to + i, load_float32(sum + j * f->width + i), f->filters - i);
@@ -276,7 +281,7 @@ int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *we
         free(sum);
     }
     free(packed);
-    free(kernel);
+    free(bordered);
     return full;
 }
 
@@ -284,39 +289,56 @@ int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *we
 struct NAME(desk) {
     T *columns, *patches, *outgoing;
     uint32_t *woven, *turned, *woven_columns;
-    float *g, *image;
+    float *g, *images;
     vector *products;
 };
 
-/* Add the gradients of a chunk of one image to `image` and `grad_weight`, and write grad_m's. */
+/* Add to `grad_weight`, in panels, the product of outgoing and columns of some positions. */
+INLINE void NAME(correlate)(const struct frame *f, const struct NAME(desk) *d, int64_t rows,
+                            float *grad_weight) {
+    const int64_t tall = rows / (1 + PAIRED), most = POSITIONS / (1 + PAIRED);
+    struct matrix outgoing = {(uint32_t *)d->outgoing, TILE, f->width};
+    struct matrix columns = {(uint32_t *)d->columns, TILE, f->depth};
+    if (PAIRED) outgoing = panels(PAIRED, d->woven, d->outgoing, rows, f->width);
+    if (PAIRED || f->width > NEAR)
+        columns = panels(PAIRED, d->woven_columns, d->columns, rows, f->depth);
+    for (int64_t o = 0; o < f->width; o += TILE)
+        turn(d->turned + o * most, most, outgoing.at + o / TILE * outgoing.row, outgoing.step,
+             tall, TILE);
+    multiply(PAIRED, (struct matrix){d->turned, most, 1}, columns,
+             (struct target){grad_weight, TILE, f->width * TILE}, f->width, f->depth, tall, 1);
+}
+
+/* Add the gradients of a chunk of images to `images` and `grad_weight`, and write grad_m's. */
 INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d, const T *x,
-                               const float *m, const T *grad, const uint32_t *kernel,
+                               const float *m, const T *grad, struct matrix kernel,
                                float *grad_m, float *grad_weight, int64_t at, int64_t count) {
-    const int64_t rows = whole(count), tall = rows / (1 + PAIRED);
+    const int64_t rows = rows_for(PAIRED, count);
     memset(d->outgoing, 0, rows * f->width * sizeof(T));
     for (int64_t j = 0; j < count; j++)
         memcpy(d->outgoing + j * f->width, grad + (at + j) * f->y_pixel, f->filters * sizeof(T));
     if (grad_weight) {
         SPECIALISED(NAME(columns), f, x, m, at, count, d->columns, d->patches);
         memset(d->columns + count * f->depth, 0, (rows - count) * f->depth * sizeof(T));
-        struct matrix a = {weave(PAIRED, d->woven, d->outgoing, rows, f->width), 1, f->width};
-        const uint32_t *columns = weave(PAIRED, d->woven_columns, d->columns, rows, f->depth);
-        const struct matrix b = {columns, TILE, f->depth};
-        if (PAIRED && has_matrix_unit()) {
-            turn(d->turned, tall, d->woven, f->width, tall, f->width);
-            a = (struct matrix){d->turned, tall, 1};
-        }
-        multiply(PAIRED, a, b, grad_weight, f->depth, f->width, f->depth, tall, 1);
+        NAME(correlate)(f, d, rows, grad_weight);
     }
-    if (!d->image && !grad_m) return;
-    const struct matrix a = {(uint32_t *)d->outgoing, f->width / (1 + PAIRED), 1};
-    const struct matrix b = {kernel, TILE, f->depth};
-    multiply(PAIRED, a, b, d->g, f->depth, rows, f->depth, f->width / (1 + PAIRED), 0);
+    if (!d->images && !grad_m) return;
+    multiply(PAIRED, (struct matrix){(uint32_t *)d->outgoing, f->width / (1 + PAIRED), 1}, kernel,
+             (struct target){d->g, f->depth, TILE}, rows, f->depth, f->width / (1 + PAIRED), 0);
     if (grad_m && !(f->full && grad_weight))
         SPECIALISED(NAME(gather), f, x, 0, at, count, d->patches);
     if (grad_m || f->full)
         SPECIALISED(NAME(derive), f, d->g, d->patches, m, grad_m, at, count, d->products);
-    if (d->image) SPECIALISED(scatter, f, d->image, f->full ? 0 : m, at, count, d->g);
+    if (d->images) SPECIALISED(scatter, f, d->images, f->full ? 0 : m, at, count, d->g);
+}
+
+/* From panels a gradient (filters, taps, channels), or more of it. */
+static void NAME(sum_kernel)(const struct frame *f, const float *from, float *to, int more) {
+    const int64_t row = f->taps * f->channels;
+    for (int64_t k = 0; k < row; k += TILE)
+        for (int64_t o = 0; o < f->width; o++, from += TILE)
+            for (int64_t i = k; o < f->filters && i < least(row, k + TILE); i++)
+                to[o * row + i] = from[i - k] + (more ? to[o * row + i] : 0);
 }
 
 /* Gradients, those that are not null: grad_weight (filters, taps, channels) in float. Rows of an
@@ -324,20 +346,20 @@ INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d
    Not 0: as of `forward`. */
 int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *weight,
                    const T *grad, T *grad_x, float *grad_m, float *grad_weight) {
-    const int64_t positions = outputs(f), size = f->width * f->depth;
+    const int64_t size = f->width * f->depth, most = together(f);
     int full = 0;
-    T *bordered = room(size * sizeof(T), &full);
+    T *bordered = NAME(fits)(f) ? 0 : room(size * sizeof(T), &full);
     uint32_t *woven = room(size * 4, &full);
     float *weights = grad_weight ? room(f->threads * size * sizeof(float), &full) : 0;
-    const uint32_t *kernel = 0;
+    struct matrix kernel = {0};
     if (!full) {
-        NAME(border)(f, weight, bordered);
-        kernel = weave(PAIRED, woven, bordered, f->width, f->depth);
+        const T *rows = NAME(border)(f, weight, bordered);
+        kernel = panels(PAIRED, woven, rows, f->width, f->depth);
     }
     if (weights) memset(weights, 0, f->threads * size * sizeof(float));
     #pragma omp parallel num_threads(f->threads)
     {
-        const int64_t tall = POSITIONS / (1 + PAIRED), inputs = f->in[0] * f->in[1] * f->in[2];
+        const int64_t tall = POSITIONS / (1 + PAIRED), pixels = inputs(f);
         struct NAME(desk) d = {
             .columns = room(POSITIONS * f->depth * sizeof(T), &full),
             .patches = room(POSITIONS * f->depth * sizeof(T), &full),
@@ -347,40 +369,40 @@ int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *w
             .woven_columns = room(tall * f->depth * 4, &full),
             .products = room((f->taps * f->taps + LANES) * sizeof(vector), &full),
             .g = room(POSITIONS * f->depth * sizeof(float), &full),
-            .image = grad_x ? room(inputs * f->channels * sizeof(float), &full) : 0,
+            .images = grad_x ? room(most * pixels * f->channels * sizeof(float), &full) : 0,
         };
         if (d.columns) memset(d.columns, 0, POSITIONS * f->depth * sizeof(T));
         if (d.patches) memset(d.patches, 0, POSITIONS * f->depth * sizeof(T));
         const struct tiles before = take_matrix_unit();
         #pragma omp barrier
-        const int64_t all = full ? 0 : f->images;
-        #pragma omp for schedule(static)
-        for (int64_t image = 0; image < all; image++) {
-            const T *from = x + image * f->image, *of_y = grad + image * positions * f->y_pixel;
-            const float *of_m = m + image * positions * f->m;
-            float *to_m = grad_m ? grad_m + image * positions * f->m : 0;
-            float *to_weight = weights ? weights + omp_get_thread_num() * size : 0;
-            if (grad_x) memset(d.image, 0, inputs * f->channels * sizeof(float));
+        const int64_t all = full ? 0 : f->images, thread = omp_get_thread_num();
+        const int64_t first = all * thread / omp_get_num_threads();
+        const int64_t last = all * (thread + 1) / omp_get_num_threads();
+        for (int64_t image = first; image < last; image += most) {
+            const int64_t images = least(last - image, most);
+            const int64_t positions = images * outputs(f), done = image * outputs(f);
+            const T *from = x + image * f->image, *of_y = grad + done * f->y_pixel;
+            const float *of_m = m + done * f->m;
+            float *to_m = grad_m ? grad_m + done * f->m : 0;
+            float *to_weight = weights ? weights + thread * size : 0;
+            if (grad_x) memset(d.images, 0, images * pixels * f->channels * sizeof(float));
             for (int64_t at = 0; at < positions; at += POSITIONS) {
                 const int64_t count = least(positions - at, POSITIONS);
                 NAME(derive_chunk)(f, &d, from, of_m, of_y, kernel, to_m, to_weight, at, count);
             }
-            for (int64_t at = 0; grad_x && at < inputs; at++)
+            for (int64_t at = 0; grad_x && at < images * pixels; at++)
                 for (int64_t i = 0; i < f->channels; i += LANES)
                     NAME(store_some)(grad_x + image * f->image + at * f->x_pixel + i,
-                                     load_some_float32(d.image + at * f->channels + i,
+                                     load_some_float32(d.images + at * f->channels + i,
                                                        f->channels - i), f->channels - i);
         }
         release_matrix_unit(before);
         free(d.columns); free(d.patches); free(d.outgoing); free(d.woven); free(d.turned);
-        free(d.woven_columns); free(d.g); free(d.image);
+        free(d.woven_columns); free(d.g); free(d.images);
         free(d.products);
     }
     for (int64_t thread = 0; weights && !full && thread < f->threads; thread++)
-        for (int64_t o = 0; o < f->filters; o++)
-            for (int64_t k = 0; k < f->taps * f->channels; k++)
-                grad_weight[o * f->taps * f->channels + k] +=
-                    weights[thread * size + o * f->depth + k];
+        NAME(sum_kernel)(f, weights + thread * size, grad_weight, thread > 0);
     free(weights);
     free(woven);
     free(bordered);

@@ -6,7 +6,8 @@
 #include "product.h"
 
 #define MOST_TAPS 64
-#define POSITIONS 64 /* taken at a time */
+#define POSITIONS 96 /* taken at a time */
+#define FEW 512      /* positions of images that are taken together */
 
 struct frame {
     int64_t images, in[3], out[3], stride[3];
@@ -18,8 +19,17 @@ struct frame {
 };
 
 static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
+static int64_t inputs(const struct frame *f) { return f->in[0] * f->in[1] * f->in[2]; }
 static int64_t whole(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
-static int64_t chunks_of(int64_t positions) { return (positions + POSITIONS - 1) / POSITIONS; }
+
+/* How many pieces of at most so many positions. */
+static int64_t pieces(int64_t positions, int64_t most) { return (positions + most - 1) / most; }
+
+/* Images that backward takes together, so that the positions of small ones fill chunks. */
+static int64_t together(const struct frame *f) {
+    const int64_t most = least(pieces(FEW, outputs(f)), pieces(f->images, f->threads));
+    return most ? most : 1;
+}
 
 /* Memory, or 0 and a note in `full` where there is none left. */
 static void *room(int64_t bytes, int *full) {
@@ -31,14 +41,14 @@ static void *room(int64_t bytes, int *full) {
     return found;
 }
 
-/* Positions that follow each other in a row of an image. */
-struct line { int64_t first[3], run; };
+/* Positions that follow each other in a row of an image; images follow each other as well. */
+struct line { int64_t image, first[3], run; };
 
 INLINE struct line line_of(const struct frame *f, int64_t at, int64_t most) {
-    const int64_t row = at / f->out[2], w = at % f->out[2];
-    const int64_t run = least(f->out[2] - w, most);
-    return (struct line){{row / f->out[1] * f->stride[0], row % f->out[1] * f->stride[1],
-                          w * f->stride[2]}, run};
+    const int64_t image = at / outputs(f), w = at % f->out[2];
+    const int64_t row = at / f->out[2] - image * f->out[0] * f->out[1];
+    return (struct line){image, {row / f->out[1] * f->stride[0], row % f->out[1] * f->stride[1],
+                                 w * f->stride[2]}, least(f->out[2] - w, most)};
 }
 
 /* What a tap sees along a line: positions first to last - 1, at offset + j * step. */
@@ -54,7 +64,8 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
     const int outside = i[0] < 0 || i[0] >= f->in[0] || i[1] < 0 || i[1] >= f->in[1];
     const int64_t last = outside ? 0 : steps(f->in[2] - i[2], f->stride[2], line.run);
     return (struct reach){steps(-i[2], f->stride[2], last), last,
-                          (i[0] * f->in[1] + i[1]) * f->in[2] + i[2], f->stride[2]};
+                          ((line.image * f->in[0] + i[0]) * f->in[1] + i[1]) * f->in[2] + i[2],
+                          f->stride[2]};
 }
 
 /* Sizes that the compiler knows make the loops several times faster. */
@@ -72,8 +83,8 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
 INLINE vector load_some_float32(const float *from, int64_t lanes);
 INLINE void store_some_float32(float *to, vector v, int64_t lanes);
 
-/* Add gradients of patches, times the diagonal M where `m` is there, to their image. */
-INLINE void scatter(const struct frame *f, float *image, const float *m, int64_t at,
+/* Add gradients of patches, times the diagonal M where `m` is there, to their images. */
+INLINE void scatter(const struct frame *f, float *images, const float *m, int64_t at,
                     int64_t count, const float *g, int64_t taps, int64_t n, int64_t blocks) {
     const int64_t depth = f->depth, m_step = f->m, size = n / blocks;
     for (int64_t done = 0, run; done < count; done += run) {
@@ -82,7 +93,7 @@ INLINE void scatter(const struct frame *f, float *image, const float *m, int64_t
         for (int64_t t = 0; t < taps; t++) {
             const struct reach reach = reach_of(f, line, t);
             for (int64_t j = reach.first; j < reach.last; j++) {
-                float *to = image + (reach.offset + j * reach.step) * n;
+                float *to = images + (reach.offset + j * reach.step) * n;
                 const float *from = g + (done + j) * depth + t * n;
                 const float *factor = m + (at + done + j) * m_step + t;
                 for (int64_t block = 0; block < blocks; block++, factor += taps) {

@@ -2,7 +2,8 @@
    along the dimension that is summed over; strides and depths count words. */
 
 #define TILE 32 /* rows and columns come in multiples of this, and elements of depth too */
-#define DEPTH 256
+#define DEPTH 512
+#define NEAR 128 /* rows of up to so many columns' gradients stay in the first cache */
 #if defined(__AVX512F__)
 #define TALL 8
 #else
@@ -29,6 +30,11 @@ INLINE vector plus_product(int paired, vector sum, words a, words b) {
 struct matrix {
     const uint32_t *at;
     int64_t row, step; /* words from row to row (or panel of TILE columns), and along the depth */
+};
+
+struct target {
+    float *at;
+    int64_t row, panel; /* floats from row to row, and from panel to panel */
 };
 
 /* TALL rows and two vectors of columns of c = a b, or c += a b. */
@@ -179,9 +185,15 @@ INLINE void matrix_unit_outer(float *c, const float *a, const bfloat16 *b, int64
                               int64_t step) {}
 #endif
 
+/* Rows that `multiply` takes for so many. */
+static int64_t rows_for(int paired, int64_t count) {
+    const int64_t tall = paired && has_matrix_unit() ? TILE : TALL;
+    return (count + tall - 1) / tall * tall;
+}
+
 /* c = a b, or c += a b. */
-INLINE void multiply(int paired, struct matrix a, struct matrix b, float *c, int64_t c_row,
-                     int64_t rows, int64_t columns, int64_t depth, int more) {
+INLINE void multiply(int paired, struct matrix a, struct matrix b, struct target c, int64_t rows,
+                     int64_t columns, int64_t depth, int more) {
     const int unit = paired && a.step == 1 && has_matrix_unit();
     const int64_t deep = unit ? depth : DEPTH, tall = unit ? TILE : TALL;
     for (int64_t panel = 0; panel < columns / TILE; panel++)
@@ -190,21 +202,25 @@ INLINE void multiply(int paired, struct matrix a, struct matrix b, float *c, int
                 const int64_t some = least(depth - from, deep);
                 struct matrix left = {a.at + row * a.row + from * a.step, a.row, a.step};
                 struct matrix right = {b.at + panel * b.row + from * b.step, 0, b.step};
-                float *to = c + row * c_row + panel * TILE;
-                if (unit) matrix_unit_tile(left, right, to, c_row, some, more || from);
-                else tall_tile(paired, left, right, to, c_row, some, more || from);
+                float *to = c.at + row * c.row + panel * c.panel;
+                if (unit) matrix_unit_tile(left, right, to, c.row, some, more || from);
+                else tall_tile(paired, left, right, to, c.row, some, more || from);
             }
 }
 
-/* Rows of elements as rows of words: pairs of rows interleaved, or as they are. */
-INLINE const uint32_t *weave(int paired, uint32_t *to, const void *from, int64_t rows,
-                             int64_t columns) {
-    if (!paired) return from;
-    const uint16_t *first = from;
-    for (int64_t row = 0; row < rows; row += 2, first += 2 * columns)
-        for (int64_t i = 0; i < columns; i += LANES, to += LANES)
-            *(words *)to = load_halves(first + i) | load_halves(first + columns + i) << 16;
-    return to - rows / 2 * columns;
+/* Rows of elements as panels of TILE columns of words, each panel in one piece: pairs of rows
+   interleaved, or as they are. Rows that are a multiple of a page apart would evict each other. */
+INLINE struct matrix panels(int paired, uint32_t *to, const void *from, int64_t rows,
+                            int64_t columns) {
+    const int64_t tall = rows / (1 + paired);
+    for (int64_t row = 0; row < tall; row++)
+        for (int64_t i = 0; i < columns; i += LANES) {
+            uint32_t *at = to + i / TILE * tall * TILE + row * TILE + i % TILE;
+            const uint16_t *pair = (const uint16_t *)from + 2 * row * columns + i;
+            if (paired) *(words *)at = load_halves(pair) | load_halves(pair + columns) << 16;
+            else *(words *)at = *(const words *)((const uint32_t *)from + row * columns + i);
+        }
+    return (struct matrix){to, tall * TILE, TILE};
 }
 
 /* Rows of words into columns; multiples of LANES of both. */
