@@ -81,6 +81,13 @@ def in_short():
     return " ".join(text.partition("## In short")[2].partition("## Quick start")[0].split())
 
 
+def test_intervals_are_counted():
+    text = (ROOT / "docs/results.md").read_text("utf-8")
+    number = r"[+−]?\d[\d.]*"
+    found = re.findall(rf"\[{number},\s+{number}\]", text)
+    assert f"This page has {len(found)} of them, none adjusted" in " ".join(text.split())
+
+
 def test_headlines_of_recognition():
     (panel, _) = make_report(TABLES["4"], budget=0.125, results=RESULTS).panels
     lines = {line.row.label: line for line in panel.lines[1:]}
