@@ -41,11 +41,17 @@ def summary(folders: Sequence[Path], command: str) -> str:
     for target in TARGETS:
         found = [target.line(reports.get(target.bench)) for reports in machines.values()]
         lines.append((target.text, target.limit, *(_found(line) for line in found)))
-    introduction, *_ = TEXT.read_text(encoding="utf-8").strip().split("\n\n## ")
+    introduction, sections = _texts()
     places = " and ".join(f"`{folder.as_posix()}/`" for folder in folders)
     rows = table(("target", "limit", *machines), lines)
     text = introduction.format(command=command, folders=places)
-    return "\n\n".join([text, "## Targets", BOLD, rows]) + "\n"
+    return "\n\n".join([text, "## Targets", BOLD, rows, sections["Targets"]]) + "\n"
+
+
+def _texts() -> tuple[str, dict[str, str]]:
+    """The introduction, and what is said under each heading."""
+    introduction, *notes = TEXT.read_text(encoding="utf-8").strip().split("\n\n## ")
+    return introduction, dict(note.split("\n\n", 1) for note in notes)
 
 
 def _processor(reports: Mapping[str, Report]) -> str:
@@ -72,8 +78,7 @@ def page(results: Path, path: Path, command: str) -> str:
         ValueError: `results` holds no report, or a damaged one.
     """
     reports = _reports(results)
-    introduction, *notes = TEXT.read_text(encoding="utf-8").strip().split("\n\n## ")
-    sections = dict(note.split("\n\n", 1) for note in notes)
+    introduction, sections = _texts()
     parts = [
         introduction.format(command=command, folders=f"`{results.as_posix()}/`"),
         _targets(reports),

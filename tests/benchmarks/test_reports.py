@@ -282,6 +282,8 @@ def test_one_page_shows_several_processors_and_marks_what_is_not_reached(tmp_pat
     assert main(["page", "--results", *folders, "--out", str(page)]) == 0
     text = page.read_text()
     assert "| target | limit | FAST | SLOW |" in text
+    said = performance.TEXT.read_text(encoding="utf-8").split("## Targets\n\n")[1]
+    assert text.endswith(said.split("\n\n## ")[0] + "\n")
     assert "| inference of CNN-9, folded ÷ plain | ≤ 1.03 | **2** | **9** |" in text
     assert (
         "| the same, dynamic full | ≤ 120 floats/position | not measured | not measured |" in text

@@ -1,10 +1,10 @@
 """The dynamic operators in C, compiled for this machine when they are first used.
 
 Small files without torch's headers: they compile in seconds, and the library is kept in the
-user's cache folder for the next process. Patches of a few positions at a time are gathered, mixed
-by M and multiplied with the kernel while they are in a core's first cache. bfloat16 is multiplied
-by the processor's matrix unit (AMX) or dot products (AVX512-BF16) where it has them. Threads are
-those of torch's own OpenMP.
+user's cache folder for the next process. Patches of some positions at a time, of one image or of
+several, are gathered, mixed by M and multiplied with the kernel while they are in a core's caches.
+bfloat16 is multiplied by the processor's matrix unit (AMX) or dot products (AVX512-BF16) where it
+has them. Threads are those of torch's own OpenMP.
 """
 
 import ctypes
