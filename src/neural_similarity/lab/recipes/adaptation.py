@@ -42,9 +42,9 @@ SIGNS: dict[str, tuple[str, Recipe]] = {
         _signs("head", 1.0, norm="train"),
     ),
     "signs-bias": ("biases (BitFit)", _signs("bias+head", 0.03)),
-    "signs-ssf": ("scale and shift of filters (SSF)", _signs("rival+head", 0.03, rival="ssf")),
+    "signs-ssf": ("scale and shift of filters (SSF)", _signs("rival+head", 0.1, rival="ssf")),
     "signs-lora": ("LoRA of rank 1 (PEFT)", _signs("rival+head", 0.03, rival="lora")),
-    "signs-oft": ("diag-OFT (LyCORIS)", _signs("rival+head", 0.03, rival="oft")),
+    "signs-oft": ("diag-OFT (LyCORIS)", _signs("rival+head", 0.01, rival="oft")),
     "signs-all": ("full fine-tuning", _signs("all", 0.3)),
 }
 
