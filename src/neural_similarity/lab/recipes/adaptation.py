@@ -39,7 +39,7 @@ SIGNS: dict[str, tuple[str, Recipe]] = {
     "signs-dynamic": ("dynamic diagonal M", _signs("M+head", 0.03, Dynamic(Diagonal()))),
     "signs-statistics": (
         "running statistics of normalisation",
-        _signs("head", 1.0, norm="train"),
+        _signs("head", 0.3, norm="train"),
     ),
     "signs-bias": ("biases (BitFit)", _signs("bias+head", 0.03)),
     "signs-ssf": ("scale and shift of filters (SSF)", _signs("rival+head", 0.1, rival="ssf")),
