@@ -15,7 +15,7 @@ from neural_similarity.lab.paper import (
     read_costs,
     to_markdown,
 )
-from neural_similarity.lab.paper.markdown import signed
+from neural_similarity.lab.paper.markdown import interval, ours, signed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -168,6 +168,42 @@ def test_what_shapes_that_move_are_worth():
         change = line.by_image
         assert f"{signed(change.mean)} [{signed(change.low)}, {signed(change.high)}]" in told
         assert change.clear
+
+
+def test_what_is_told_of_adaptation():
+    """Every row's mean, deviation and trained numbers, and what is clear of the linear probe."""
+    (panel,) = make_report(TABLES["adapt"], budget=1, results=RESULTS).panels
+    lines = {line.row.recipe.removeprefix("signs-"): line for line in panel.lines}
+    text = (ROOT / "docs/results.md").read_text("utf-8")
+    section = text.partition("## Adaptation of")[2].partition("\n## ")[0]
+    told = " ".join(section.split())
+    for name in (
+        "head",
+        "norm",
+        "full",
+        "diagonal",
+        "all",
+        "statistics",
+        "bias",
+        "ssf",
+        "lora",
+        "oft",
+    ):
+        assert f"{ours(lines[name])} %" in told, name
+    for name in ("norm", "full", "diagonal", "all", "ssf", "lora", "oft"):
+        assert f"{lines[name].records[0].summary['trained']:,}" in told, name
+    for name in ("bias", "ssf", "lora", "oft"):
+        assert f"{interval(lines[name].by_seed)}" in told, name
+        assert lines[name].by_seed.clear
+        assert lines[name].by_image.clear
+    verdicts = {"oft": "fails by image only", "lora": "unclear", "ssf": "holds by image only"}
+    for name, verdict in verdicts.items():
+        status, text = claims._compare(f"signs-full > signs-{name} @ 1")
+        assert status == verdict
+        numbers = re.findall(r"[−+][\d.]+|\[.*?\]", text) if name != "lora" else []
+        assert all(number in told for number in numbers), (name, numbers)
+    page = (ROOT / "docs/table-adapt.md").read_text("utf-8")
+    assert all(f"| {ours(line)} |" in page for line in lines.values() if line.records)
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.cli.runs import DataOptions, dataset_of, opened, require_foldable
 from neural_similarity.lab.data import ImageSet
 from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.tasks.rivals import merged
 from neural_similarity.lab.train import Run, score
 from neural_similarity.lab.train.exporting import (
     ROUNDED,
@@ -73,7 +74,7 @@ def export(args: Sequence[str]) -> int:
     model = unfreeze_backbone(load_network(run, options.checkpoint))
     if options.fold or options.int8:
         require_foldable(run, model)
-        model = fold(model).eval()
+        model = fold(merged(model)).eval()
     path = options.out or run.path / f"{options.stem}.{options.format}"
     with new_file(path) as temporary:
         if options.format == "safetensors":
@@ -91,7 +92,7 @@ def _weights(
 ) -> list[str]:
     save_weights(path, model, run.metadata)
     plain = "similarity=None" if options.fold else ""
-    again = run.build(similarity=None) if options.fold else run.build()
+    again = fold(merged(run.build())) if options.fold else run.build()
     load_weights(path, again)
     worst, _ = agreement(model, again.eval(), x, BATCHES)
     return [f"read into a new network ({plain or 'as the run has it'}): max |Δlogit| {worst:.2e}"]

@@ -11,18 +11,32 @@ import torch
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data import cifar, fashion_mnist, imagenet
+from neural_similarity.lab.data.corruption import CORRUPTIONS, corrupted
 from neural_similarity.lab.data.decoding import Header, read_header, read_pixels
 from neural_similarity.lab.data.images import Dataset, Images, ImageSet, split_off
 from neural_similarity.lab.data.listing import Listing, check_classes, list_images, part_folders
 
 FOLDER = "folder"
 EMBEDDED = Path(__file__).with_name("embedded")
+
+
+def _corrupted_cifar10(change: str, root: Path) -> Dataset:
+    return corrupted(cifar.load_cifar(cifar.CIFAR10, root), change)
+
+
 _SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
     "embedded": (lambda _: fashion_mnist.load_embedded(), lambda _: EMBEDDED),
     "fashion-mnist": (fashion_mnist.load_fashion_mnist, fashion_mnist.find_fashion_mnist),
     **{
         one.name: (partial(cifar.load_cifar, one), partial(cifar.find_cifar, one))
         for one in (cifar.CIFAR10, cifar.CIFAR100)
+    },
+    **{
+        f"cifar10-{change}": (
+            partial(_corrupted_cifar10, change),
+            partial(cifar.find_cifar, cifar.CIFAR10),
+        )
+        for change in CORRUPTIONS
     },
 }
 """How to read the data sets that are not the user's, and where their files are."""
@@ -45,9 +59,9 @@ def load(
     """Load a data set into memory as a whole; "imagenet" stays in its files.
 
     Args:
-        name: "embedded" (comes with the package), "fashion-mnist", "cifar10", "cifar100", "folder"
-            (`root` itself, a folder of class folders), or "imagenet" (`root` itself, a folder of
-            train/CLASS and val/CLASS).
+        name: "embedded" (comes with the package), "fashion-mnist", "cifar10", "cifar100",
+            "cifar10-" and a name of `CORRUPTIONS`, "folder" (`root` itself, a folder of class
+            folders), or "imagenet" (`root` itself, a folder of train/CLASS and val/CLASS).
         root: folder of the data sets.
         image_size: height and width that the images of a folder are resized to.
         workers: processes that decode "imagenet".

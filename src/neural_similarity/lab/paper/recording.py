@@ -21,6 +21,7 @@ from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, read_eva
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
+from neural_similarity.lab.tasks.rivals import merged
 from neural_similarity.lab.train import Run, RunError
 from neural_similarity.lab.train.files import layout, read_json, write_text
 from neural_similarity.lab.train.journal import read_lines
@@ -78,7 +79,7 @@ def _scored(run: Run) -> dict[str, Any]:
     summary = read_json(run.summary)
     correct = summary.pop("test_correct")
     size = (run.channels, run.image_size, run.image_size)
-    summary["macs"] = macs(fold(run.build(), dynamic="keep"), *size)
+    summary["macs"] = macs(fold(merged(run.build()), dynamic="keep"), *size)
     summary["command"] = command(run)
     start = public(read_json(run.path / ENVIRONMENT).get("start"))
     return _facts_of(run) | {
@@ -86,7 +87,7 @@ def _scored(run: Run) -> dict[str, Any]:
         "checkpoint": checkpoint_facts(run, "last"),
         "summary": summary,
         "metrics": read_lines(run.metrics),
-        "learned": learned(load_network(run)),
+        "learned": learned(merged(load_network(run))),
         "correct": correct,
     }
 

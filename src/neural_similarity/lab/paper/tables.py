@@ -200,6 +200,11 @@ SIGNS = (
     Row("static full M", "signs-full"),
     Row("static full M and batch normalisation", "signs-full-norm"),
     Row("dynamic diagonal M", "signs-dynamic"),
+    Row("running statistics", "signs-statistics"),
+    Row("biases (BitFit)", "signs-bias"),
+    Row("scale and shift of filters (SSF)", "signs-ssf"),
+    Row("LoRA of rank 1 (PEFT)", "signs-lora"),
+    Row("diag-OFT in blocks of 4 (LyCORIS)", "signs-oft"),
     Row("full fine-tuning", "signs-all"),
 )
 

@@ -7,7 +7,7 @@ from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.nn import Affine, Diagonal, Dynamic, Static
 
 
-def _signs(train: str, lr: float, similarity: Any = None) -> AdaptationRecipe:
+def _signs(train: str, lr: float, similarity: Any = None, **fields: Any) -> AdaptationRecipe:
     """ResNet-20 of CIFAR-10 on 20 images of each of ten hand signs."""
     return AdaptationRecipe(
         backbone="data/pretrained-cifar10/resnet20.pt",
@@ -20,6 +20,7 @@ def _signs(train: str, lr: float, similarity: Any = None) -> AdaptationRecipe:
         similarity=similarity,
         train=train,
         lr=lr,
+        **fields,
     )
 
 
@@ -36,6 +37,14 @@ SIGNS: dict[str, tuple[str, Recipe]] = {
         _signs("M+norm+head", 0.01, STATIC_FULL),
     ),
     "signs-dynamic": ("dynamic diagonal M", _signs("M+head", 0.03, Dynamic(Diagonal()))),
+    "signs-statistics": (
+        "running statistics of normalisation",
+        _signs("head", 0.3, norm="train"),
+    ),
+    "signs-bias": ("biases (BitFit)", _signs("bias+head", 0.03)),
+    "signs-ssf": ("scale and shift of filters (SSF)", _signs("rival+head", 0.1, rival="ssf")),
+    "signs-lora": ("LoRA of rank 1 (PEFT)", _signs("rival+head", 0.03, rival="lora")),
+    "signs-oft": ("diag-OFT (LyCORIS)", _signs("rival+head", 0.01, rival="oft")),
     "signs-all": ("full fine-tuning", _signs("all", 0.3)),
 }
 

@@ -14,6 +14,7 @@ from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
 from neural_similarity.lab.tasks.classification import ClassificationTask, fitted
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
+from neural_similarity.lab.tasks.rivals import Rival, with_rival
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.checkpoint import State, state_digest
 from neural_similarity.lab.train.files import read_json
@@ -23,7 +24,7 @@ from neural_similarity.lab.train.run import ENVIRONMENT, start_facts
 from neural_similarity.models import parameters
 from neural_similarity.nn import Full, Similarity, Static, evaluating
 
-PARTS = ("M", "head", "norm", "bias")
+PARTS = ("M", "head", "norm", "bias", "rival")
 """What can train, beside "all"."""
 STATIC_FULL = Static(Full())
 ADAPTER = "adapter.safetensors"
@@ -42,8 +43,11 @@ class AdaptationRecipe(Recipe):
     pretrained: bool = True
     """Take the weights that come with the name; False starts from random ones."""
     train: str = "M+head"
-    """What trains, joined by +: M (the similarities), head, norm (its gains and shifts), bias; or
-    all. Without M, `similarity` must be none."""
+    """What trains, joined by +: M (the similarities), head, norm (its gains and shifts), bias,
+    rival; or all. Without M, `similarity` must be none."""
+    rival: Rival = "none"
+    """Another adapter of the convolutions in place of M: ssf (scale and shift of each filter), lora
+    (of rank 1, by PEFT), or oft (diag-OFT in blocks of 4 filters, by LyCORIS)."""
     where: str | None = None
     """Layers that get a similarity: a name or a glob such as layer4.*; by default all convolutions
     larger than 1x1."""
@@ -79,6 +83,10 @@ class AdaptationRecipe(Recipe):
         self._require(self.per_class is None or self.per_class > 0, "per_class", "be at least 1")
         if self.similarity is None and "M" in parts:
             raise ValueError(f"`train` must leave M out where there is none, got {self.train!r}")
+        alone = self.rival == "none" or self.similarity is None
+        self._require(alone, "rival", "be none beside a similarity")
+        told = (self.rival != "none") == ("rival" in parts) or parts == ["all"]
+        self._require(told, "train", f"name rival where there is one, and {self.rival} is given")
 
     @property
     def norm_mode(self) -> Literal["eval", "train"]:
@@ -113,9 +121,10 @@ class AdaptationRun(Run):
         """The adapted network without its weights, which needs no file of the backbone's.
 
         Args:
-            overrides: fields of the recipe to change, such as `similarity=None`.
+            overrides: fields of the recipe to change, such as `similarity=None`; no rival then.
         """
-        recipe = replace(self.recipe, train="all", **overrides) if overrides else self.recipe
+        plain: dict[str, Any] = {"train": "all", "rival": "none"}
+        recipe = replace(self.recipe, **plain | overrides) if overrides else self.recipe
         torch.manual_seed(recipe.seed)
         network = recipe.source.plain(recipe, len(self.classes), **self.sizes)
         return adapted(network, recipe)
@@ -131,12 +140,14 @@ class AdaptationRun(Run):
 
 
 def adapted(network: nn.Module, recipe: AdaptationRecipe) -> nn.Module:
-    """A network, changed in place, with the recipe's similarity; its parts alone train."""
+    """A network, changed in place, with the recipe's similarity or rival; its parts alone train."""
     head = head_name(network)
     if recipe.similarity is not None and not similarities_of(network):
         network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
+    rival = with_rival(network, recipe.rival)
     norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
-    named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"], "all": ["*"]}
+    named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"]}
+    named |= {"rival": rival, "all": ["*"]}
     trained = [part for word in recipe.train.split("+") for part in named[word]]
     return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
 

@@ -1,0 +1,130 @@
+"""Other ways to adapt convolutions by few numbers, which merge into kernels as static M does."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.choices import optional
+
+Rival = Literal["none", "ssf", "lora", "oft"]
+RANK = 1
+"""Of LoRA, the least: 6,331 numbers for ResNet-20, where a full M in every layer has 1,539."""
+BLOCK = 4
+"""Filters that diag-OFT turns among each other, the size that LyCORIS takes by default."""
+
+
+class Rivalled(nn.Conv2d):
+    """A convolution whose kernel and bias are computed from its own and from a few numbers."""
+
+    def add(self) -> None:
+        """Add those numbers, with which it computes as before."""
+        raise NotImplementedError
+
+    def computed(self) -> tuple[Tensor, Tensor | None]:
+        """Kernel and bias."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, *self.computed())
+
+    def merged(self) -> nn.Module:
+        """The plain convolution that computes the same."""
+        layer = nn.utils.skip_init(
+            nn.Conv2d, self.in_channels, self.out_channels, self.kernel_size,
+            stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups,
+            padding_mode=self.padding_mode, device=self.weight.device, dtype=self.weight.dtype,
+        )  # fmt: skip
+        kernel, bias = self.computed()
+        layer.weight = nn.Parameter(kernel)
+        layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+        return layer
+
+
+class ScaleShift(Rivalled):
+    """s (W * x + b) + t with s, t of each filter: SSF (Lian et al., arXiv:2210.08823).
+
+    Starts at s = 1, t = 0.
+    """
+
+    def add(self) -> None:
+        self.scale = nn.Parameter(self.weight.new_ones(self.out_channels))
+        self.shift = nn.Parameter(self.weight.new_zeros(self.out_channels))
+
+    def computed(self) -> tuple[Tensor, Tensor | None]:
+        kernel = self.weight * self.scale[:, None, None, None]
+        return kernel, self.shift if self.bias is None else self.bias * self.scale + self.shift
+
+
+class Turned(Rivalled):
+    """R W, R orthogonal within blocks of filters: diag-OFT (Qiu et al., arXiv:2306.07280).
+
+    By LyCORIS, R = (I + Q)(I - Q)^-1 with Q = B - Bᵀ and B = 0 (blocks, size, size) at first.
+    """
+
+    def add(self) -> None:
+        self.blocks = nn.Parameter(_lycoris().weight_gen(self.weight, BLOCK)[0].to(self.weight))
+
+    def computed(self) -> tuple[Tensor, Tensor | None]:
+        # Pinned, as other backends round otherwise.
+        change = _lycoris().diff_weight(self.weight, self.blocks, None, backend="torch")
+        return self.weight + change, self.bias
+
+
+def _lycoris() -> Any:
+    return optional("lycoris.functional.diag_oft", "diag-OFT", "adapt")
+
+
+def _change(network: nn.Module, rival: Rival, layers: Mapping[str, nn.Conv2d]) -> None:
+    if rival == "lora":
+        peft = optional("peft", "LoRA", "adapt")
+        config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(layers))
+        peft.inject_adapter_in_model(config, network)
+        return
+    for layer in layers.values():
+        layer.__class__ = ScaleShift if rival == "ssf" else Turned
+        cast(Rivalled, layer).add()
+
+
+PARTS: dict[Rival, list[str]] = {
+    "none": [],
+    "ssf": ["*.scale", "*.shift"],
+    "lora": ["*.lora_?"],
+    "oft": ["*.blocks"],
+}
+"""Globs of the parameters that are new."""
+
+
+def with_rival(network: nn.Module, rival: Rival) -> list[str]:
+    """Change every convolution larger than 1x1, in place, to compute as before; what is new.
+
+    Returns:
+        Globs of the new parameters.
+
+    Raises:
+        ModuleNotFoundError: LoRA needs peft, diag-OFT lycoris-lora.
+    """
+    layers = {
+        name: layer
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Conv2d) and max(layer.kernel_size) > 1
+    }
+    if rival != "none":
+        _change(network, rival, layers)
+    return PARTS[rival]
+
+
+@torch.no_grad()
+def merged(network: nn.Module) -> nn.Module:
+    """A copy in which rivals have become kernels and biases of plain convolutions."""
+    network = deepcopy(network)
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, Rivalled):
+            network.set_submodule(name, layer.merged())
+        elif hasattr(layer, "lora_A"):
+            lora = cast(Any, layer)
+            lora.merge()
+            network.set_submodule(name, lora.get_base_layer())
+    return network

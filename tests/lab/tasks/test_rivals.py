@@ -1,0 +1,140 @@
+"""Rivals of M: at first the network, then as many numbers as told, merged what they are apart."""
+
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_images import tiny as tiny
+from torch import nn
+
+import neural_similarity as ns
+from neural_similarity.lab import cli, session
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapted
+from neural_similarity.lab.tasks.rivals import BLOCK, merged, with_rival
+from neural_similarity.lab.train import Recipe
+from neural_similarity.lab.train.files import read_json
+
+# What peft imports, torchao and transformers among it, warns.
+pytestmark = pytest.mark.filterwarnings("ignore")
+RIVALS = ["ssf", "oft", pytest.param("lora", marks=pytest.mark.long)]
+
+
+def moved(rival):
+    """A network, its copy with a rival whose numbers are not those of the start, and images."""
+    torch.manual_seed(0)
+    plain = ns.models.resnet20(num_classes=3).eval()
+    network = ns.models.resnet20(num_classes=3).eval()
+    network.load_state_dict(plain.state_dict())
+    recipe = AdaptationRecipe(rival=rival, train="rival", similarity=None)
+    adapted(network, recipe)
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(network(x), plain(x))
+    new = [p for p in network.parameters() if p.requires_grad]
+    for parameter in new:
+        torch.nn.init.normal_(parameter.data, std=0.1).add_(parameter.ndim == 1)
+    return plain, network, x, sum(p.numel() for p in new)
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_merged_outputs_are_those_of_the_rival(rival):
+    plain, network, x, count = moved(rival)
+    assert count == {"ssf": 2 * 688, "oft": 688 * BLOCK, "lora": 6_331}[rival]
+    alone = merged(network)
+    scale = plain(x).abs().max()
+    assert (network(x) - plain(x)).abs().max() > 0.01 * scale
+    assert (alone(x) - network(x)).abs().max() < 1e-4 * network(x).abs().max()
+    kinds = (nn.Conv2d, ns.Conv2d)
+    assert all(type(m) in kinds for m in alone.modules() if isinstance(m, nn.Conv2d))
+    assert set(plain.state_dict()) <= set(alone.state_dict())
+    assert ns.macs(alone, (3, 32, 32)) == ns.macs(plain, (3, 32, 32))
+
+
+def test_ssf_scales_and_shifts_what_a_convolution_gives():
+    layer = nn.Conv2d(3, 4, (3, 2), stride=2, padding=1, bias=True).double()
+    x = torch.randn(2, 3, 7, 6, dtype=torch.float64)
+    before = layer(x)
+    network = nn.Sequential(layer)
+    with_rival(network, "ssf")
+    gains, shifts = torch.randn(2, 4, dtype=torch.float64)
+    with torch.no_grad():
+        layer.scale.copy_(gains)
+        layer.shift.copy_(shifts)
+    wanted = torch.stack([before[:, i] * gains[i] + shifts[i] for i in range(4)], dim=1)
+    torch.testing.assert_close(network(x), wanted)
+    torch.testing.assert_close(merged(network)(x), wanted)
+
+
+def test_oft_turns_filters_within_their_blocks():
+    """R of a block is found by least squares; it is orthogonal and no reflection."""
+    plain, network, *_ = moved("oft")
+    kernels = [m.get_submodule("layer1.0.conv1").weight.detach() for m in (plain, merged(network))]
+    for old, new in zip(*(k.flatten(1).double().split(BLOCK) for k in kernels), strict=True):
+        turn = torch.linalg.lstsq(old.T, new.T).solution
+        torch.testing.assert_close(turn @ turn.T, torch.eye(BLOCK).double(), rtol=0, atol=1e-5)
+        assert turn.det() > 0
+        assert (turn - torch.eye(BLOCK)).abs().max() > 0.01
+
+
+@pytest.mark.long
+def test_lora_adds_a_product_of_its_factors():
+    plain, network, *_ = moved("lora")
+    layer = network.layer1[0].conv1
+    a, b = (part["default"].weight for part in (layer.lora_A, layer.lora_B))
+    wanted = plain.layer1[0].conv1.weight + torch.einsum("or,rchw->ochw", b[..., 0, 0], a)
+    torch.testing.assert_close(merged(network).layer1[0].conv1.weight, wanted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rival", ["ssf", "oft", "lora"])
+@pytest.mark.usefixtures("tiny")
+def test_a_run_resumes_and_leaves_a_plain_network(rival, tmp_path, capsys):
+    start = Recipe(dataset="embedded", width=0.1, steps=2, drops=(), precision="fp32")
+    start = session.train(start, out=tmp_path / "start", device="cpu")
+    settings = {"steps": 4, "drops": (), "checkpoint_every": 2, "precision": "fp32"}
+    recipe = AdaptationRecipe(
+        backbone=str(start.path), dataset="embedded", similarity=None, rival=rival,
+        train="rival+head", lr=0.05, **settings,
+    )  # fmt: skip
+    run = session.train(recipe, out=tmp_path / "run", device="cpu")
+    network = session.load(run)
+    for path in (run.summary, run.path / "adapter.safetensors"):
+        path.unlink()
+    shutil.rmtree(run.checkpoints / "step-00000004")
+    session.resume(run.path, device="cpu")
+    again = session.load(run.path).state_dict()
+    assert all(torch.equal(t, again[n]) for n, t in network.state_dict().items())
+    moved = sum(t.numel() for t in load_file(run.path / "adapter.safetensors").values())
+    assert moved == read_json(run.summary)["trained"]
+    assert cli.main(["evaluate", str(run.path), "--device", "cpu"]) == 0
+    words = ["export", str(run.path), "--format", "safetensors", "--fold"]
+    assert cli.main(words) == 0
+    assert "read into a new network" in capsys.readouterr().out
+    state = load_file(run.path / "network-folded.safetensors")
+    assert not any(word in key for key in state for word in ("scale", "lora", "blocks"))
+
+
+@pytest.mark.parametrize(
+    ("rival", "package", "module"),
+    [("lora", "peft", "peft"), ("oft", "lycoris", "lycoris.functional.diag_oft")],
+)
+def test_a_library_that_is_missing(rival, package, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'neural-similarity\[adapt\]'"):
+        with_rival(ns.models.resnet20(), rival)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rival": "ssf", "train": "rival+M"}, "`rival` must be none beside a similarity"),
+        ({"rival": "ssf", "train": "head", "similarity": None}, "`train` must name rival"),
+        ({"train": "rival", "similarity": None}, "`train` must name rival"),
+        ({"rival": "boft", "train": "rival", "similarity": None}, "`rival` must be one of"),
+    ],
+)
+def test_what_does_not_go_together(fields, message):
+    with pytest.raises(ValueError, match=message):
+        AdaptationRecipe(**fields)
