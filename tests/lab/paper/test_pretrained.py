@@ -10,6 +10,7 @@ from tiny_images import TINY, use_tiny_images
 
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.paper import TABLES, read_records, recording
+from neural_similarity.lab.paper.records import changed_fields
 from neural_similarity.lab.paper.tables import Panel, Row, Table
 from neural_similarity.lab.recipes import NAMED, RECIPES, STARTS
 from neural_similarity.lab.recipes.pretrained import PRETRAINED, PRETRAINED_STARTS
@@ -122,6 +123,25 @@ def test_another_similarity_takes_the_folded_network(path):
     before = session.load(run_of(path, ALONE)).double()
     begun = replace(run, recipe=other).begin().double().eval()
     assert torch.allclose(begun(images.double()), before(images.double()), atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"seed": 4}, {"budget": 0.5}, {"recipe": PLAIN}])
+def test_another_start_is_another_run(path, change):
+    recipe = run_of(path, ALL).recipe
+    start = {"recipe": ALONE, "seed": 3, "budget": 1.0}
+    assert changed_fields(ALL, 1.0, recipe, start) == []
+    assert changed_fields(ALL, 1.0, recipe, start | change) == ["start"]
+
+
+def test_a_start_on_other_data_has_no_record(path):
+    run = run_of(path, ALL)
+    assert recording.overridden(run) == []
+    assert recording.overridden(replace(run, digest="of other data")) == ["start"]
+
+
+def test_a_named_path_needs_its_backbone(path, capsys):
+    assert cli.main(["train", ALL, "--data", str(path)]) == 2
+    assert f"{ALL} needs --backbone RUN, the folder of a run of {ALONE}" in capsys.readouterr().err
 
 
 def test_every_path_begins_with_the_plain_network_and_ends_after_as_many_updates():

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ from neural_similarity.lab.train.files import read_json
 
 FEW = ("--steps", "2", "--drops", "1", "--precision", "fp32", "--device", "cpu")
 RANDOM = ("--pretrained", "False", "--image-size", "32")
-RECIPE = Recipe(dataset="embedded", width=0.1, steps=2, drops=(), precision="fp32")
+SHORT = {"steps": 2, "drops": (), "precision": "fp32"}
+RECIPE = Recipe(dataset="embedded", width=0.1, **SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +145,50 @@ def test_a_run_is_a_backbone_and_the_adaptation_needs_it_no_more(tmp_path):
     assert (run.path / "adapter.safetensors").exists()
 
 
+@pytest.mark.usefixtures("tiny")
+def test_a_backbone_with_attention_gets_the_similarity(tmp_path):
+    """Attention is a global similarity of the network's own, not what the recipe asks for."""
+    recipe = replace(RECIPE, model="cnn9_wide_attention", width=0.05)
+    start = session.train(recipe, out=tmp_path / "start", device="cpu")
+    adaptation = AdaptationRecipe(backbone=str(start.path), dataset="embedded", train="M", **SHORT)
+    run = session.train(adaptation, out=tmp_path / "run", device="cpu")
+    learned = [n for n in session.load(run).state_dict() if n.endswith("similarity.raw")]
+    assert len(learned) == 9
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_similarity_in_other_layers_is_folded(tmp_path):
+    recipe = replace(RECIPE, similarity="static-full")
+    start = session.train(recipe, out=tmp_path / "start", device="cpu")
+    fields = {"backbone": str(start.path), "dataset": "embedded", "train": "M", **SHORT}
+    sizes = {"image_size": 8, "in_channels": 1}
+    run = AdaptationTask.load(AdaptationRecipe(where="conv1*", **fields), ".").recipe
+    model, kept, converted = run.source.load(run, start.classes, **sizes)
+    assert kept
+    assert not converted
+    assert ns.max_difference(model.eval(), session.load(start), torch.randn(2, 1, 8, 8)) < 1e-5
+    run = replace(run, where=None)
+    assert run.source.load(run, start.classes, **sizes).converted
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("fields", [{}, {"channels": 1, "image_size": 8}])
+def test_an_empty_word_is_no_run_of_the_working_directory(tmp_path, monkeypatch, fields):
+    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
+    monkeypatch.chdir(start.path)
+    recipe = AdaptationRecipe(dataset="embedded", **SHORT, **fields)
+    with pytest.raises(ValueError, match="`backbone` must be timm:NAME"):
+        session.train(recipe, out=tmp_path / "run", device="cpu")
+
+
+@pytest.mark.long
+def test_an_adaptation_of_a_named_network_is_no_backbone(world, tmp_path, capsys):
+    assert adapt(world, tmp_path / "first", "--backbone", "timm:resnet18", *RANDOM) == 0
+    capsys.readouterr()
+    assert adapt(world, tmp_path / "second", "--backbone", str(tmp_path / "first")) == 1
+    assert "cannot be a backbone: it is timm:resnet18 adapted" in capsys.readouterr().err
+
+
 def test_torchvision_and_grey_images(tmp_path):
     settings = {"steps": 1, "drops": (), "precision": "fp32", "batch_size": 4}
     recipe = AdaptationRecipe(
@@ -154,7 +200,7 @@ def test_torchvision_and_grey_images(tmp_path):
     task = AdaptationTask.load(AdaptationRecipe(**vars(recipe) | {"weights": str(weights)}), ".")
     assert task.images.shape == (3, 28, 28)
     assert task.preprocess().mean == (0.485, 0.456, 0.406)
-    model, kept = task.recipe.source.load(task.recipe, task.images.classes)
+    model, kept, _ = task.recipe.source.load(task.recipe, task.images.classes)
     assert not kept
     assert model.classifier[-1].out_features == 10
     assert torch.equal(model.features[0][0].weight, source.features[0][0].weight)
@@ -225,7 +271,7 @@ def test_all_but_the_classifier_comes_with_the_name(word, library, name, monkeyp
         return network
 
     monkeypatch.setattr(library, name, downloaded)
-    model, kept = Backbone(word).load(RECIPE, ("red", "green", "blue"))
+    model, kept, _ = Backbone(word).load(RECIPE, ("red", "green", "blue"))
     assert not kept
     head = head_name(model)
     for key, parameter in model.named_parameters():

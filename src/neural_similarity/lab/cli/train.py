@@ -205,6 +205,8 @@ def _start(began: _Began, options: TrainOptions) -> Run:
     if name in STARTS and isinstance(recipe, FewShotRecipe) and recipe.start is None:
         expected = f"expects --start RUN from {STARTS[name]}"
         sys.stderr.write(f"nsim: {name} {expected}; training from scratch\n")
+    if name in STARTS and isinstance(recipe, AdaptationRecipe) and not recipe.backbone:
+        raise UsageError(f"{name} needs --backbone RUN, the folder of a run of {STARTS[name]}")
     return session.train(
         recipe,
         name=name,

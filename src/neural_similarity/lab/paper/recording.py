@@ -194,7 +194,8 @@ def overridden(run: Run) -> list[str]:
     changed = changed_fields(run.name, run.budget, run.recipe, start, retrained)
     if retrained is None and getattr(run.recipe, "train_on", "train") == "train+val":
         changed += RETRAINED
-    if start and "config" in start and _is_changed(start):
+    other_data = start and run.name in STARTS and start.get("digest", run.digest) != run.digest
+    if other_data or (start and "config" in start and _is_changed(start)):
         changed += ["start"]
     return list(dict.fromkeys(changed))
 

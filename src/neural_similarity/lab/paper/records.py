@@ -102,9 +102,9 @@ def changed_fields(
 ) -> list[str]:
     """The fields in which `recipe` is not the named one at `budget`, whatever seed and machine.
 
-    A recipe must start from a run of `STARTS` of the same seed and, in few-shot learning, classes;
-    of which budget that was, the record tells. On training and validation classes it has as many
-    steps as were chosen, where `retrained` tells.
+    A recipe must start from a run of `STARTS` of the same seed and budget; in few-shot learning of
+    the same seed and classes, and of which budget that was, the record tells. On training and
+    validation classes it has as many steps as were chosen, where `retrained` tells.
     """
     original, free = scaled(NAMED[name], budget), FREE
     own: dict[str, Any] = {"recipe": STARTS.get(name)} | ({"seed": recipe.seed} if start else {})
@@ -116,6 +116,8 @@ def changed_fields(
         elif recipe.train_on == "train+val":
             free = FREE + RETRAINED
         own |= {"classes": recipe.train_on} if start else {}
+    elif start:
+        own["budget"] = budget
     found = start or {"recipe": None}
     changed = [] if all(found.get(key, value) == value for key, value in own.items()) else ["start"]
     return changed + differing(recipe, original, free)

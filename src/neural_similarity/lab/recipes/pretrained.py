@@ -13,7 +13,9 @@ from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.nn import Diagonal, Dynamic, Full, Similarity, Static
 
 PLAIN = "cifar10-cnn"
-PART = AdaptationRecipe(
+ALL_LR = 0.03
+"""The rate where everything trains."""
+STAGE = AdaptationRecipe(
     dataset="cifar10",
     model="cnn9",
     channels=3,
@@ -25,7 +27,7 @@ PART = AdaptationRecipe(
     log_every=50,
     evaluate_every=1_000,
 )
-CONTROL = replace(PART, similarity=None, train="all", steps=64_000, drops=(48_000,), lr=0.03)
+CONTROL = replace(STAGE, similarity=None, train="all", steps=64_000, drops=(48_000,), lr=ALL_LR)
 SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
     "static-dns": ("static diagonal", Static(Diagonal()), 0.1),
     "static-uns": ("static full", Static(Full()), 0.03),
@@ -33,15 +35,22 @@ SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
 }
 """What it is called, the similarity, and the rate at which it learns alone."""
 
-PRETRAINED: dict[str, tuple[str, Recipe]] = {
-    "cifar10-pretrained-cnn": (f"{PLAIN} trained on, plain, for as long", CONTROL)
-}
-PRETRAINED_STARTS = {"cifar10-pretrained-cnn": PLAIN}
-for kind, (text, similarity, lr) in SIMILARITIES.items():
+
+def _path(kind: str) -> dict[str, tuple[str, Recipe, str]]:
+    """M alone and then all: description, recipe and where it starts, by name."""
+    text, similarity, lr = SIMILARITIES[kind]
     name = f"cifar10-pretrained-{kind}"
-    alone = replace(PART, similarity=similarity, train="M", lr=lr)
-    PRETRAINED |= {
-        f"{name}-m": (f"{text} M alone, on {PLAIN}", alone),
-        name: ("then all of it", replace(alone, train="all", lr=CONTROL.lr)),
+    alone = replace(STAGE, similarity=similarity, train="M", lr=lr)
+    together = replace(alone, train="all", lr=ALL_LR)
+    return {
+        f"{name}-m": (f"{text} M alone, on {PLAIN}", alone, PLAIN),
+        name: (f"{text} M, and all else with it", together, f"{name}-m"),
     }
-    PRETRAINED_STARTS |= {f"{name}-m": PLAIN, name: f"{name}-m"}
+
+
+_ENTRIES = {
+    "cifar10-pretrained-cnn": (f"{PLAIN} trained on, plain, for as long", CONTROL, PLAIN)
+} | {name: entry for kind in SIMILARITIES for name, entry in _path(kind).items()}
+PRETRAINED: dict[str, tuple[str, Recipe]] = {n: entry[:2] for n, entry in _ENTRIES.items()}
+PRETRAINED_STARTS = {name: start for name, (*_, start) in _ENTRIES.items()}
+"""The recipe whose run is the backbone."""

@@ -135,14 +135,15 @@ class AdaptationRun(Run):
         return self.recipe.source.load(self.recipe, self.classes, **self.sizes)
 
     def begin(self) -> nn.Module:
-        """The network that training starts from: the backbone's weights, M = I."""
-        return adapted(self.load_backbone().model, self.recipe)
+        """The network that training starts from: the backbone's weights; M = I, or as it was."""
+        backbone = self.load_backbone()
+        return adapted(backbone.model, self.recipe, backbone.converted)
 
 
-def adapted(network: nn.Module, recipe: AdaptationRecipe) -> nn.Module:
+def adapted(network: nn.Module, recipe: AdaptationRecipe, converted: bool = False) -> nn.Module:
     """A network, changed in place, with the recipe's similarity or rival; its parts alone train."""
     head = head_name(network)
-    if recipe.similarity is not None and not similarities_of(network):
+    if recipe.similarity is not None and not converted:
         network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
     rival = with_rival(network, recipe.rival)
     norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
@@ -187,7 +188,7 @@ class AdaptationTask(ClassificationTask):
         recipe, (channels, size, _) = self.recipe, self.images.shape
         sizes = {"in_channels": channels, "image_size": size}
         torch.manual_seed(recipe.seed)
-        model, kept = recipe.source.load(recipe, self.images.classes, **sizes)
+        model, kept, converted = recipe.source.load(recipe, self.images.classes, **sizes)
         _check_outputs(model, self.images)
         head, state = head_name(model), model.state_dict()
         own = {key: t for key, t in state.items() if kept or not key.startswith(f"{head}.")}
@@ -195,7 +196,8 @@ class AdaptationTask(ClassificationTask):
         name = recipe.backbone if start is None else start["recipe"]
         facts = {"name": name, "parameters": parameters(model)}
         facts |= {"head": "kept" if kept else "new", "digest": state_digest(own)}
-        trained = sum(p.numel() for p in adapted(model, recipe).parameters() if p.requires_grad)
+        network = adapted(model, recipe, converted)
+        trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
         classifier = (
             f"{'its' if kept else 'a new'} classifier of {len(self.images.classes)} classes"
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from neural_similarity import models
 from neural_similarity.choices import nearest, optional
-from neural_similarity.conversion import convert, fold, similarities_of
+from neural_similarity.conversion import convert, fold
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.data.preprocess import IMAGENET
 from neural_similarity.lab.errors import RunError
@@ -26,7 +26,6 @@ from neural_similarity.lab.train.run import (
     require_finished,
     usual_checkpoint,
 )
-from neural_similarity.nn import Similarity
 
 TIMM, TORCHVISION = "timm:", "torchvision:"
 WORDS = "timm:NAME, torchvision:NAME, a file of weights (with `model`), or a run folder"
@@ -49,6 +48,8 @@ class Pretrained(NamedTuple):
     model: nn.Module
     kept: bool
     """Whether its classifier has its weights; else it is a new one."""
+    converted: bool = False
+    """Whether it has the recipe's similarity already, as a run learned it."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,17 @@ class Backbone:
     def _name(self) -> str:
         return self.word.partition(":")[2]
 
+    def _require_found(self) -> None:
+        if not (self._named or (self.word and Path(self.word).exists())):
+            raise ValueError(f"`backbone` must be {WORDS}, got {self.word!r}")
+
     def usual(self, recipe: Recipe) -> Usual:
         """What it was trained on; `recipe` says which of `ns.models` a file is of.
 
         Raises:
             ValueError: there is no such network, file or run.
         """
-        if not (self._named or (self.word and Path(self.word).exists())):
-            raise ValueError(f"`backbone` must be {WORDS}, got {self.word!r}")
+        self._require_found()
         if self.word.startswith(TIMM):
             config = _timm(self.word).get_pretrained_cfg(self._name)
             if config is None:
@@ -119,18 +123,22 @@ class Backbone:
     def load(self, recipe: Recipe, classes: tuple[str, ...], **sizes: int) -> Pretrained:
         """The network with its weights, the classifier's too where it has the same classes.
 
-        The similarity that a run learned stays where it is the recipe's; another one is folded.
+        The similarity that a run learned stays where it is the recipe's, in the same layers;
+        another one is folded.
 
         Raises:
             RunError: the weights cannot be downloaded or read, or are another network's.
+            ValueError: there is no such network, file or run.
         """
+        self._require_found()
         model = self.plain(recipe, len(classes), **sizes)
         head = head_name(model)
-        if recipe.similarity is not None and self._similarity == recipe.similarity:
-            model = convert(model, recipe.similarity, where=self.where, inplace=True)
-        state, same = self._state(model, classes)
+        similar = self._similar(model, recipe)
+        state, same = self._state(similar, classes)
         if state is None:
             return Pretrained(model, False)
+        converted = similar is not None and state.keys() == similar.state_dict().keys()
+        model = similar if similar is not None and converted else model
         own = model.state_dict()
         classifier = [key for key in own if key.startswith(f"{head}.")]
         same = (
@@ -146,19 +154,26 @@ class Backbone:
         lacking = [key for key in wrong.missing_keys if same or key not in classifier]
         for key in (*lacking, *wrong.unexpected_keys):
             raise RunError(
-                f"the weights of {self.word} do not fit: {key} is in one of the two only"
+                f"the weights of {self.word} do not fit: {key} is in "
+                f"{'the network' if key in lacking else 'them'} alone"
             )
-        return Pretrained(model, same)
+        return Pretrained(model, same, converted)
 
-    @property
-    def _similarity(self) -> Similarity | None:
-        """What a run learned besides the network."""
-        return self.run().recipe.similarity if self.is_run else None
+    def _similar(self, model: nn.Module, recipe: Recipe) -> nn.Module | None:
+        """A copy of the network with the recipe's similarity, where it is a run's too."""
+        similarity = recipe.similarity
+        if similarity is None or not self.is_run or self.run().recipe.similarity != similarity:
+            return None
+        return convert(model, similarity, where=self.where)
 
     def _state(
-        self, model: nn.Module, classes: tuple[str, ...]
+        self, similar: nn.Module | None, classes: tuple[str, ...]
     ) -> tuple[Mapping[str, Tensor] | None, bool]:
-        """The weights, and whether their classifier may be of these classes."""
+        """The weights, those of a run folded unless they are of the network with a similarity.
+
+        Returns:
+            The weights, and whether their classifier may be of these classes.
+        """
         if self.weights is not None:
             return _read(Path(self.weights)), True
         if self._named:
@@ -168,8 +183,9 @@ class Backbone:
         run = self.run()
         trained = load_network(run, usual_checkpoint(run))
         try:
-            kept = trained if similarities_of(model) else fold(trained)
-            return kept.state_dict(), run.classes == classes
+            if similar is None or similar.state_dict().keys() != trained.state_dict().keys():
+                trained = fold(trained)
+            return trained.state_dict(), run.classes == classes
         except ValueError as error:
             raise RunError(f"{run.path} cannot be a backbone: {error}") from error
 
@@ -190,7 +206,7 @@ class Backbone:
     @property
     def is_run(self) -> bool:
         """Whether it is a run folder."""
-        return not self._named and Path(self.word).is_dir()
+        return bool(self.word) and not self._named and Path(self.word).is_dir()
 
     def run(self) -> Run:
         """The finished run that it is.
@@ -201,6 +217,12 @@ class Backbone:
         command = command_of(Path(self.word))
         run = read_run(self.word, next((k for k in self.kinds if k.COMMAND == command), Run))
         require_finished(run)
+        inner = getattr(run.recipe, "backbone", "")
+        if inner.startswith((TIMM, TORCHVISION)):
+            raise RunError(
+                f"{run.path} cannot be a backbone: it is {inner} adapted; name that one, with "
+                "the run's exported weights by --weights"
+            )
         return run
 
 
@@ -263,4 +285,6 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__).strip()
+    """The first line that says something: torch's own heading ends in a colon."""
+    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    return next((line for line in lines if not line.endswith(":")), lines[0])

@@ -281,6 +281,7 @@ def start_facts(run: Run) -> dict[str, Any]:
         "recipe": run.name,
         "seed": run.recipe.seed,
         "budget": run.budget,
+        "digest": run.digest,
         "weights": weights_digest(find_checkpoint(run, usual_checkpoint(run))),
         "config": recipe_to_json(run.recipe),
         "retrained": environment.get("retrained"),

@@ -72,9 +72,13 @@ INLINE void tall_tile(int paired, struct matrix a, struct matrix b, float *c, in
 
 /* Whether the system lets this process use the matrix unit. */
 static int has_matrix_unit(void) {
-    static int answer = -1;
-    if (answer < 0) answer = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-    return answer;
+    static int answer = -1; /* Threads that ask at once write the same. */
+    int found = __atomic_load_n(&answer, __ATOMIC_RELAXED);
+    if (found < 0) {
+        found = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+        __atomic_store_n(&answer, found, __ATOMIC_RELAXED);
+    }
+    return found;
 }
 
 struct tiles { uint8_t palette, start, zero[14]; uint16_t bytes[16]; uint8_t rows[16]; };
