@@ -20,7 +20,7 @@ from neural_similarity import visualize
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
 from neural_similarity.lab.tasks.backbone import Backbone, head_name
-from neural_similarity.lab.train import Recipe, choose_runtime, distributed
+from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed
 from neural_similarity.lab.train.checkpoint import newest, restore
 from neural_similarity.lab.train.files import read_json
 
@@ -313,13 +313,31 @@ def test_few_images_of_each_class_drawn_by_the_seed(world, tmp_path):
         few(0)
 
 
-@pytest.mark.parametrize(("classifier", "kept"), [("auto", "kept"), ("new", "new")])
-def test_whose_classifier(world, tmp_path, classifier, kept):
+@pytest.mark.parametrize(
+    ("classifier", "train", "head"),
+    [
+        ("auto", "M", "kept"),
+        ("auto", "M+norm", "kept"),
+        ("auto", "M+head", "new"),
+        ("auto", "all", "new"),
+        ("kept", "M+head", "kept"),
+        ("new", "M", "new"),
+    ],
+)
+def test_whose_classifier(world, tmp_path, classifier, train, head):
+    """Nothing tells the names of the classes of a file."""
     file = tmp_path / "resnet20.safetensors"
     save_file(ns.models.resnet20(num_classes=3, width=0.25).state_dict(), file)
-    recipe = AdaptationRecipe(backbone=str(file), width=0.25, image_size=16, classifier=classifier)
+    fields = {"backbone": str(file), "width": 0.25, "image_size": 16, "train": train}
+    recipe = AdaptationRecipe(classifier=classifier, **fields)
     task = AdaptationTask.load(recipe, world / "colours")
-    assert task.check()["backbone"]["head"] == kept
+    assert task.check()["backbone"]["head"] == head
+    save_file(ns.models.resnet20(num_classes=4, width=0.25).state_dict(), file)
+    if classifier == "kept":
+        with pytest.raises(RunError, match=r"the classifier of .* is not of 3 classes"):
+            task.check()
+    else:
+        assert task.check()["backbone"]["head"] == "new"
 
 
 def test_batches_are_no_larger_than_the_few_images(world, tmp_path, capsys):

@@ -1,8 +1,9 @@
 """Section 4's path for recognition: a trained plain network, then M alone, then all of it.
 
-The paper names no schedule: both parts have half as many updates as the plain training, a tenfold
-drop in the middle, and rates chosen on 5,000 held-out training images (docs/results.md). The
-control trains the plain network on for as long as both parts take.
+The paper names no schedule: both parts have half as many updates as the plain training and a tenfold
+drop in the middle. Static M learns at the best of three rates on 5,000 held-out training images
+(docs/results.md); the rate of all is that of the plain schedule behind its first drop, that of dynamic
+M was not chosen. The control trains the plain network on for as long as both parts take.
 """
 
 from dataclasses import replace
@@ -13,7 +14,7 @@ from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.nn import Diagonal, Dynamic, Full, Similarity, Static
 
 PLAIN = "cifar10-cnn"
-ALL_LR = 0.03
+ALL_LR = 0.01
 """The rate where everything trains."""
 STAGE = AdaptationRecipe(
     dataset="cifar10",
@@ -29,9 +30,9 @@ STAGE = AdaptationRecipe(
 )
 CONTROL = replace(STAGE, similarity=None, train="all", steps=64_000, drops=(48_000,), lr=ALL_LR)
 SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
-    "static-dns": ("static diagonal", Static(Diagonal()), 0.1),
+    "static-dns": ("static diagonal", Static(Diagonal()), 0.03),
     "static-uns": ("static full", Static(Full()), 0.03),
-    "dynamic-dns": ("dynamic diagonal", Dynamic(Diagonal(), predictor=PREDICTOR), 0.1),
+    "dynamic-dns": ("dynamic diagonal", Dynamic(Diagonal(), predictor=PREDICTOR), 0.03),
 }
 """What it is called, the similarity, and the rate at which it learns alone."""
 

@@ -54,8 +54,10 @@ class AdaptationRecipe(Recipe):
     norm: Literal["auto", "eval", "train"] = "auto"
     """Normalisation by running statistics, held as they are (eval), or by the batch's (train); auto
     is eval, unless all trains."""
-    classifier: Literal["auto", "new"] = "auto"
-    """A new one, or (auto) the backbone's where it has as many classes and no other names."""
+    classifier: Literal["auto", "new", "kept"] = "auto"
+    """A new one; the backbone's (kept); or (auto) the backbone's where its classes have the same
+    names. Of a file or a library nothing tells them: its classifier of as many classes is taken
+    where it does not train, since one of other classes is a bad start."""
     per_class: int | None = None
     """Training images of each class, drawn by the seed; the default is all."""
     channels: int | None = None
@@ -89,6 +91,11 @@ class AdaptationRecipe(Recipe):
         self._require(told, "train", f"name rival where there is one, and {self.rival} is given")
 
     @property
+    def trains_head(self) -> bool:
+        """Whether the classifier trains."""
+        return not {"head", "all"}.isdisjoint(self.train.split("+"))
+
+    @property
     def norm_mode(self) -> Literal["eval", "train"]:
         """What normalisation does in training."""
         if self.norm == "auto":
@@ -98,7 +105,7 @@ class AdaptationRecipe(Recipe):
     @property
     def source(self) -> Backbone:
         """The pretrained network."""
-        own = (self.backbone, self.weights, self.pretrained, self.classifier)
+        own = (self.backbone, self.weights, self.pretrained, self.classifier, not self.trains_head)
         return Backbone(*own, self.where, (Run, FewShotRun, AdaptationRun))
 
 
@@ -205,7 +212,7 @@ class AdaptationTask(ClassificationTask):
             f"{recipe.backbone} with {classifier}, sha256 {facts['digest'][:12]}; {trained:,} of "
             f"{parameters(model):,} parameters train"
         )
-        if not kept and not {"head", "all"} & set(recipe.train.split("+")):
+        if not kept and not recipe.trains_head:
             notice(f"Warning: the classifier is new, and stays random; --train {recipe.train}+head")
         return {"backbone": facts | {"trained": trained}, "start": start}
 

@@ -60,7 +60,8 @@ class Backbone:
         word: which it is.
         weights: file of weights to take in place of those that come with the name.
         pretrained: whether timm's and torchvision's networks come with weights.
-        classifier: "new", or "auto": its own where it has as many classes, and not others by name.
+        classifier: "new"; "kept", its own; or "auto", by the names of the classes.
+        unknown: whether "auto" takes a classifier of as many classes whose names nothing tells.
         where: layers that have the similarity of a run that goes on with it, all by default.
         kinds: what a run folder may be of.
     """
@@ -69,6 +70,7 @@ class Backbone:
     weights: str | None = None
     pretrained: bool = True
     classifier: str = "auto"
+    unknown: bool = True
     where: str | None = None
     kinds: tuple[type[Run], ...] = (Run, FewShotRun)
 
@@ -141,11 +143,11 @@ class Backbone:
         model = similar if similar is not None and converted else model
         own = model.state_dict()
         classifier = [key for key in own if key.startswith(f"{head}.")]
-        same = (
-            same
-            and self.classifier == "auto"
-            and all(key in state and state[key].shape == own[key].shape for key in classifier)
-        )
+        fits = all(key in state and state[key].shape == own[key].shape for key in classifier)
+        if self.classifier == "kept" and not fits:
+            raise RunError(f"the classifier of {self.word} is not of {len(classes)} classes")
+        same = self.unknown if same is None else same
+        same = fits and (self.classifier == "kept" or (same and self.classifier == "auto"))
         taken = {key: t for key, t in state.items() if same or not key.startswith(f"{head}.")}
         try:
             wrong = model.load_state_dict(taken, strict=False)
@@ -168,18 +170,18 @@ class Backbone:
 
     def _state(
         self, similar: nn.Module | None, classes: tuple[str, ...]
-    ) -> tuple[Mapping[str, Tensor] | None, bool]:
+    ) -> tuple[Mapping[str, Tensor] | None, bool | None]:
         """The weights, those of a run folded unless they are of the network with a similarity.
 
         Returns:
-            The weights, and whether their classifier may be of these classes.
+            The weights, and whether their classifier is of these classes; None where nothing tells.
         """
         if self.weights is not None:
-            return _read(Path(self.weights)), True
+            return _read(Path(self.weights)), None
         if self._named:
-            return (self._downloaded() if self.pretrained else None), True
+            return (self._downloaded() if self.pretrained else None), None
         if not self.is_run:
-            return _read(Path(self.word)), True
+            return _read(Path(self.word)), None
         run = self.run()
         trained = load_network(run, usual_checkpoint(run))
         try:
