@@ -1,9 +1,10 @@
 """Section 4's path for recognition: a trained plain network, then M alone, then all of it.
 
-The paper names no schedule: both parts have half as many updates as the plain training and a tenfold
-drop in the middle. Static M learns at the best of three rates on 5,000 held-out training images
-(docs/results.md); the rate of all is that of the plain schedule behind its first drop, that of dynamic
-M was not chosen. The control trains the plain network on for as long as both parts take.
+The paper names no schedule: both parts have half as many updates as the plain training and a
+tenfold drop in the middle. Static M learns at the best of the rates that were tried on 5,000
+held-out training images (docs/results.md); the rate of all is that of the plain schedule behind its
+first drop, that of dynamic M was not chosen. The control trains the plain network on for as long as
+both parts take.
 """
 
 from dataclasses import replace
