@@ -111,6 +111,19 @@ def test_adaptations_stand_beside_how_many_numbers_they_trained(tmp_path):
     draw(report, tmp_path / "table.png")
 
 
+def test_rows_that_are_no_adaptation_stand_beside_those_that_are(tmp_path):
+    write_by_hand(tmp_path, "cifar10-cnn", 1, [1, 0])
+    name = "cifar10-pretrained-static-dns-m"
+    start = {"recipe": "cifar10-cnn", "seed": 1, "budget": 1.0}
+    path = write_by_hand(tmp_path, name, 1, [1, 1], start=start)
+    content = json.loads(path.read_text())
+    content["summary"] |= {"trained": 81, "bytes": 1700}
+    path.write_text(json.dumps(content))
+    text = to_markdown(make_report(TABLES["pretrained"], budget=1, results=tmp_path))
+    assert cells(text, "static DNS: M alone")[-2:] == ["81", "1.7"]
+    assert cells(text, "CNN, where all start")[-2:] == ["", ""]
+
+
 def write_three_seeds(results):
     """Errors 40, 60, 20 % and 20, 20, 20 %: differences -20, -40, 0."""
     for seed, right in enumerate(([1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 0]), 1):

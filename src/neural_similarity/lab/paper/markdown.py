@@ -91,10 +91,10 @@ def _row(line: Line, report: PanelReport) -> tuple[str, ...]:
 
 
 def _adapter(line: Line) -> tuple[str, str]:
-    """How many numbers were trained, and the size of their file."""
-    if not line.records:
+    """How many numbers an adaptation trained, and the size of their file."""
+    summary = line.records[0].summary if line.records else {}
+    if "trained" not in summary:
         return "", ""
-    summary = line.records[0].summary
     return f"{summary['trained']:,}", f"{summary['bytes'] / 1e3:,.1f}"
 
 
