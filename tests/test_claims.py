@@ -156,6 +156,14 @@ def test_what_sharing_a_matrix_is_worth():
         assert own.by_image.clear
 
 
+def test_what_a_bound_is_worth():
+    told = section("Predictors without bound")
+    (panel,) = make_report(TABLES["bounds"], budget=1 / 64, results=RESULTS).panels
+    lines = {line.row.recipe: line for line in panel.lines if line.records}
+    for name in ("unbounded", "tanh"):
+        assert f"{lines[f'cifar10-dynamic-dns-cnn-{name}'].mean:.2f} %" in told
+
+
 def test_what_the_pretrained_path_is_worth():
     told = section("A pretrained network (§4)")
     (panel,) = make_report(TABLES["pretrained"], budget=1 / 64, results=RESULTS).panels
