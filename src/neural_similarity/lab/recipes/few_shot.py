@@ -167,6 +167,5 @@ FEW_SHOT_STARTS = {
     for shots in ("", "-1shot")
 }
 """The recipe whose run another one starts from."""
-
 FEW_SHOT: dict[str, tuple[str, FewShotRecipe]] = QUICKSTART | MINI | CIFAR
 FEW_SHOT_RECIPES = {name: recipe for name, (_, recipe) in FEW_SHOT.items()}

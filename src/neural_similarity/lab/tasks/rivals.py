@@ -1,5 +1,6 @@
 """Other ways to adapt convolutions by few numbers, which merge into kernels as static M does."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal, cast
@@ -16,16 +17,16 @@ BLOCK = 4
 """Filters that diag-OFT turns among each other, the size that LyCORIS takes by default."""
 
 
-class Rivalled(nn.Conv2d):
+class Rivalled(nn.Conv2d, ABC):
     """A convolution whose kernel and bias are computed from its own and from a few numbers."""
 
+    @abstractmethod
     def add(self) -> None:
         """Add those numbers, with which it computes as before."""
-        raise NotImplementedError
 
+    @abstractmethod
     def computed(self) -> tuple[Tensor, Tensor | None]:
         """Kernel and bias."""
-        raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
         return self._conv_forward(input, *self.computed())
