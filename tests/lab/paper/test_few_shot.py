@@ -186,6 +186,17 @@ def test_differences_are_of_common_seeds_alone(results):
 
 
 @pytest.mark.usefixtures("tiny_table")
+def test_on_other_data_rows_are_compared_with_each_other(results, tmp_path, monkeypatch):
+    monkeypatch.setitem(FEW_SHOT_RECIPES, "fc100-cnn4", FEW_SHOT_RECIPES["mini-cnn4"])
+    copied(results / "fewshot/mini-cnn4/1", tmp_path, "fc100-cnn4", "1")
+    found = rows(paper.few_shot_markdown(tmp_path, data="fc100"))["nearest neighbour"]
+    theirs = rows(paper.few_shot_markdown(results))["nearest neighbour"]
+    assert (found[1], found[3]) == ("`fc100-cnn4`", "")
+    assert found[4:] == theirs[4:]
+    assert found[5]
+
+
+@pytest.mark.usefixtures("tiny_table")
 def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
     source = results / "fewshot/mini-cnn4/1"
     copied(source, tmp_path, "mini-cnn4", "1", "fine-tuning.*.0.json")
