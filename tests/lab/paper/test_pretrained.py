@@ -87,6 +87,7 @@ def test_all_starts_from_the_kernels_and_the_m_that_there_are(path):
 
 def test_records_tell_the_start_and_no_path_of_the_machine(path):
     (record,) = read_records(path / "results", ALL, 1.0)
+    assert [file.name for file in (path / "results").iterdir()] == [ALL]  # what was asked for
     assert record.start.items() >= {"recipe": ALONE, "seed": 3, "budget": 1.0}.items()
     assert len(record.start["weights"]) == 64
     assert record.summary["command"].startswith(
