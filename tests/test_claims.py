@@ -156,6 +156,17 @@ def test_what_sharing_a_matrix_is_worth():
         assert own.by_image.clear
 
 
+def test_what_one_matrix_an_image_is_worth():
+    told = section("One full M an image")
+    (panel,) = make_report(TABLES["rivals"], budget=1 / 32, results=RESULTS).panels
+    (line,) = (line for line in panel.lines if line.row.recipe == "cifar10-pooled")
+    assert len(line.common) == 3
+    assert f"{ours(line)} %, three seeds: {interval(line.by_seed)} points" in told
+    assert f"[{signed(line.by_image.low)}, {signed(line.by_image.high)}] by image" in told
+    assert line.by_seed.clear
+    assert interval(line.by_seed) in (ROOT / "docs/explanation/which.md").read_text("utf-8")
+
+
 def test_what_a_bound_is_worth():
     told = section("Predictors without bound")
     (panel,) = make_report(TABLES["bounds"], budget=1 / 64, results=RESULTS).panels
