@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import tiny_classes
 import tiny_images
@@ -17,6 +18,7 @@ from torch import nn
 from neural_similarity import models
 from neural_similarity.lab import session
 from neural_similarity.lab.errors import Interrupted
+from neural_similarity.lab.tasks.few_shot import evaluate
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.nn import Diagonal, Static
@@ -26,6 +28,7 @@ SHORT = {"steps": 2 * HALF, "drops": (3,), "lr": 0.01, "evaluate_every": HALF}
 BY_CLASSES = replace(
     tiny_images.TINY, similarity=Static(Diagonal()), penalty=0.01, validation=16, **SHORT
 )
+BY_NAMES = replace(tiny_classes.BY_NAMES, **SHORT)
 BY_TASKS = replace(tiny_classes.BY_TASKS, method="maml", meta_batch=4, **SHORT)
 RANK = int(os.environ.get("RANK", "0"))
 SET_NORMS = models.set_norms
@@ -41,7 +44,7 @@ def without_norms(model, **_):
 
 
 def train_all(folder):
-    """A run by classes, one in two parts, the half of it, and a few-shot run, evaluated."""
+    """A run by classes, one in two parts, the half of it, and two few-shot runs, evaluated."""
     models.set_norms = without_norms
     try:
         with tiny_images.tiny_world():
@@ -50,12 +53,15 @@ def train_all(folder):
             if RANK == 0:
                 shutil.copytree(folder / "parts", folder / "half")
             session.resume(folder / "parts", device="cpu")
-        with tiny_classes.tiny_classes_world():
+        # Features of a few images at once, so that every process has some.
+        with tiny_classes.tiny_classes_world(), patch.object(evaluate, "BATCH_SIZE", 8):
             run = session.train(BY_TASKS, out=folder / "tasks", device="cpu")
             split = tiny_classes.make_split()
             drawn = {"seed": 0, "data": split.digest, "part": "test"}
             tasks = draw_tasks(split.test, TaskSizes(ways=2, shots=2, queries=3), 5, **drawn)
             Evaluator(device="cpu")(run, split, tasks)
+            run = session.train(BY_NAMES, out=folder / "names", device="cpu")
+            Evaluator(method="nearest-neighbour", device="cpu")(run, split, tasks)
     finally:
         models.set_norms = SET_NORMS
 

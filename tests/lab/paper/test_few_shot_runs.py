@@ -6,12 +6,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
-import torch
 from launches import launched_here
 from tiny_classes import TINY, make_split, tiny_classes_world
 
 from neural_similarity.lab import cli, data, session
-from neural_similarity.lab.cli import paper as commands
 from neural_similarity.lab.paper import (
     Scope,
     few_shot_table,
@@ -24,7 +22,7 @@ from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
 from neural_similarity.lab.tasks.few_shot import evaluation
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
-from neural_similarity.lab.train import RunError, Runtime
+from neural_similarity.lab.train import RunError
 from neural_similarity.lab.train.checkpoint import weights_digest
 from neural_similarity.lab.train.run import find_checkpoint, usual_checkpoint
 from neural_similarity.nn import Diagonal, Static
@@ -138,7 +136,7 @@ def test_only_what_is_missing_is_evaluated(done, monkeypatch, capsys):
     evaluated, real = [], Evaluator.__call__
 
     def noted(evaluator, run, *args):
-        evaluated.append((run.path.name, evaluator.method, evaluator.processes))
+        evaluated.append((run.path.name, evaluator.method))
         return real(evaluator, run, *args)
 
     monkeypatch.setattr(Evaluator, "__call__", noted)
@@ -148,9 +146,9 @@ def test_only_what_is_missing_is_evaluated(done, monkeypatch, capsys):
     for name, path in records(done).items():
         if "nearest-neighbour.train." in name:
             path.unlink()
-    assert reproduce(done, "--processes", "2") == 0
+    assert reproduce(done) == 0
     assert "1 to run, 7 recorded" in capsys.readouterr().out
-    assert evaluated == [("mini-cnn4-1-seed4", "nearest-neighbour", 2)]
+    assert evaluated == [("mini-cnn4-1-seed4", "nearest-neighbour")]
 
 
 def test_a_plan_is_only_shown(tmp_path, capsys):
@@ -214,7 +212,6 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys, suffix, changes,
         (["--only", "mini-cnn5"], "`only` must match a recipe of the table (mini-meta-static, "),
         (["--shots", "3"], "`shots` must be among (2,), got 3"),
         (["--tasks", "1"], "`tasks` must be at least 2, got 1"),
-        (["--processes", "0"], "`processes` must be an integer of at least 1, got 0"),
         (["--shots", "2,2"], "`shots` must differ, got (2, 2)"),
     ],
 )
@@ -330,15 +327,6 @@ def test_nothing_is_tried_of_what_does_not_fit(done, tmp_path, method, finished,
     assert set(folder.rglob("*")) == before
 
 
-def test_several_processes_for_a_gpu_are_refused_before_training(tmp_path, monkeypatch, capsys):
-    gpu = Runtime(torch.device("cuda"), "fp32", True)
-    monkeypatch.setattr(commands, "choose_runtime", lambda *_: gpu)
-    assert reproduce(tmp_path, "--processes", "2") == 2
-    assert "`processes` must be 1 on cuda, got 2" in capsys.readouterr().err
-    assert reproduce(tmp_path, "--dry-run") == 0
-    assert not (tmp_path / "runs").exists()
-
-
 def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch):
     """Whichever precision is the faster one today; what is there in another one is not used."""
     folder = shutil.copytree(done / "runs/mini-anil-1-seed4", tmp_path / "run")
@@ -348,7 +336,7 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
     run, split, told = session.open_run(folder), make_split(), []
 
     def note(*_, runtime, course, **__):
-        told.append((runtime.precision, len(course.done), course.processes))
+        told.append((runtime.precision, len(course.done)))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluation, "evaluate", note)
@@ -361,8 +349,8 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
         (folder / "evaluations").mkdir(exist_ok=True)
         (folder / "evaluations" / name).write_text(json.dumps(content))
         with pytest.raises(KeyboardInterrupt):
-            Evaluator(device="cpu", processes=3)(run, split, tasks)
-    assert told == [("bf16", 2, 3), ("bf16", 0, 3)]
+            Evaluator(device="cpu")(run, split, tasks)
+    assert told == [("bf16", 2), ("bf16", 0)]
 
 
 def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):

@@ -392,8 +392,6 @@ def test_the_command_line_retrains(finished, tmp_path, capsys):
         (["trian"], 2, "no command of nsim fewshot is named 'trian'; did you mean 'train'?"),
         (["train", "mini-cnn"], 2, "no recipe is named 'mini-cnn'; did you mean"),
         (["evaluate", "RUN", "--method", "prot"], 2, "no method is named 'prot'"),
-        (["evaluate", "RUN", "--processes", "0"], 2, "`processes` must be an integer of at least"),
-        (["evaluate", "RUN", "--processes", "9" * 15], 1, "`processes` must be at most 1024, got"),
         (["evaluate", "RUN", "--tasks", "9" * 15], 1, "`count` must be at most 1,000,000 tasks"),
         (["evaluate", "RUN", "--tasks", "1"], 2, "`tasks` must be at least 2, got 1"),
         (["evaluate", "RUN", "--shots", "0"], 2, "`shots` must be at least 1, got 0"),

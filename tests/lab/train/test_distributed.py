@@ -42,7 +42,7 @@ def assert_close(run, other, **tolerance):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["whole", "parts", "tasks"])
+@pytest.mark.parametrize("name", ["whole", "parts", "tasks", "names"])
 def test_processes_compute_what_one_computes(alone, together, name):
     assert_close(together / name, alone / name, rtol=1e-4, atol=1e-5)
 
@@ -53,7 +53,12 @@ def test_scores_are_those_of_one_process(alone, together):
     )
     assert found["test_correct"] == expected["test_correct"]
     assert found["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-4)
-    (found,), (expected,) = (list((f / "tasks/evaluations").iterdir()) for f in (together, alone))
+
+
+@pytest.mark.parametrize("name", ["tasks", "names"])
+def test_evaluations_are_those_of_one_process(alone, together, name):
+    """Of a method that learns from every task's images, and of one that keeps the embedding."""
+    (found,), (expected,) = (list((f / name / "evaluations").iterdir()) for f in (together, alone))
     assert torch.equal(read_evaluation(found).correct, read_evaluation(expected).correct)
 
 

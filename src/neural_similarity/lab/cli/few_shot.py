@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 
 import tyro
 
-from neural_similarity.choices import require_count, require_least
+from neural_similarity.choices import require_least
 from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import Commands, dispatch, require, say, say_json
 from neural_similarity.lab.cli.paper import record, reproduce
@@ -43,7 +43,8 @@ EVALUATE_DESCRIPTION = """Evaluate a run on tasks of test classes, the same for 
 
 examples:
   nsim evaluate runs/fewshot-quickstart-seed0
-  nsim evaluate runs/mini-cnn4-seed1 --method static-nsn --ways 5 --shots 5 --tasks 600"""
+  nsim evaluate runs/mini-cnn4-seed1 --method static-nsn --ways 5 --shots 5 --tasks 600
+  torchrun --standalone --nproc-per-node 2 -m neural_similarity evaluate runs/mini-cnn4-seed1"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +79,11 @@ class EvaluateOptions:
     """Folder of the data sets; the default is the one that the run was trained from."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps or xpu."""
-    processes: int = 1
-    """How many share the tasks out, and the threads with them, where a method computes on every
-    task's images, such as static-nsn or maml; others take seconds. Of a GPU it is 1."""
 
     json: bool = False
     """Print JSON."""
 
     def __post_init__(self) -> None:
-        require_count("processes", self.processes)
         if self.method is not None:
             require("method", self.method, METHODS)
         for name, least in (("ways", 2), ("shots", 1), ("queries", 1), ("tasks", 2)):
@@ -118,10 +115,7 @@ def evaluate(args: Sequence[str]) -> int:
     split = load_split(run, options.data)
     tasks = _tasks(options, run.recipe, split)
     evaluator = Evaluator(
-        method=options.method,
-        statistics=options.batch_norm,
-        device=options.device,
-        processes=options.processes,
+        method=options.method, statistics=options.batch_norm, device=options.device
     )
     evaluation, path = evaluator(run, split, tasks)
     if not distributed.first():

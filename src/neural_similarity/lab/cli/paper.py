@@ -25,7 +25,6 @@ from neural_similarity.lab.paper.few_shot_table import SHOTS, TITLES
 from neural_similarity.lab.paper.plan import Wanted
 from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, RECIPES
 from neural_similarity.lab.session import open_run
-from neural_similarity.lab.tasks.few_shot.evaluate import require_processes
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask, check_tasks
 from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.files import write_text
@@ -94,8 +93,6 @@ class ReproduceOptions(TableOptions):
     """Labelled images of each class of a task, for table 6."""
     tasks: int = 2_000
     """Number of test tasks, for table 6."""
-    processes: int = 1
-    """How many share the tasks of an evaluation out, for table 6; see `nsim evaluate RUN`."""
     data: Path = Path("data")
     """Folder of the data sets."""
     runs: Path = Path("runs")
@@ -112,7 +109,7 @@ class ReproduceOptions(TableOptions):
         self.records()
         require_least("jobs", self.jobs)
         require_least("tasks", self.tasks, 2)
-        require_processes(self.processes, choose_runtime(self.device, "fp32").device)
+        choose_runtime(self.device, "fp32")
         check_seeds(self.seeds)
         check_folders(results=self.results, runs=self.runs)
         if len(set(self.shots)) < len(self.shots):
@@ -134,7 +131,6 @@ class ReproduceOptions(TableOptions):
             runs=self.runs,
             precision=self.precision,
             tasks=self.tasks,
-            processes=self.processes,
         )
 
 

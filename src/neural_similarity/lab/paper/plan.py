@@ -85,7 +85,6 @@ class Scope:
     """Of runs that are to begin: "auto" (what is faster here), "bf16" or "fp32"."""
     tasks: int = 2_000
     """Number of test tasks of an evaluation."""
-    processes: int = 1
 
     def folder(self, key: Key) -> Path:
         """The folder in which a run takes place."""
@@ -359,8 +358,6 @@ def _evaluation(one: Wanted, method: str, scope: Scope) -> Job:
     pace = evaluation_pace(one.run.name, method, scope.results)
     state: State = "finished" if product.exists() else "new"
     words = evaluate_words(f"{folder}", method, sizes(one.shots), scope.tasks, TASK_SEED, "test")
-    if scope.processes > 1:
-        words += ["--processes", f"{scope.processes}"]
     return Job(
         title=f"{one}",
         folder=folder,

@@ -7,29 +7,24 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neural_similarity.choices import require_count
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.embedding import embed_task
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
-from neural_similarity.lab.tasks.few_shot.processes import spread
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, distributed
-from neural_similarity.lab.train.runtime import MOST_THREADS
 from neural_similarity.lab.train.scoring import BATCH_SIZE
 from neural_similarity.nn import evaluating
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """From where an evaluation goes on, who follows it, and how many compute."""
+    """From where an evaluation goes on, and who follows it."""
 
     done: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """What an interrupted evaluation found already, of the first tasks."""
     progress: Callable[[Tensor], None] = lambda _: None
     """Told, every few tasks, what `evaluate` would return of those that are done."""
-    processes: int = 1
-    """How many compute what is not of a fixed embedding, on the CPU alone."""
 
 
 def evaluate(
@@ -44,9 +39,9 @@ def evaluate(
     """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
 
     A method of fixed embedding sees every image once, and many tasks are learned together, with
-    the same result as one by one; others may be shared out to processes, which share the threads,
-    again with the same result (torch may round otherwise by one thread than by several). Processes
-    of torchrun share images or tasks. All modes are as before afterwards.
+    the same result as one by one. Processes of torchrun share images or tasks, again with the same
+    result (torch may round otherwise by one thread than by several). All modes are as before
+    afterwards.
 
     Args:
         method: placed on the runtime's device.
@@ -54,38 +49,20 @@ def evaluate(
         tasks: the tasks.
         preprocess: what turns pixels into the network's input.
         runtime: device and precision.
-        course: None begins with the first task, in this process.
-
-    Raises:
-        ValueError: `processes` is below 1, or above it on a GPU.
-        RunError: one of the processes ended.
+        course: None begins with the first task.
     """
     course = course or Course()
-    require_processes(course.processes, runtime.device)
     found = course.done
     judge = _Judge(method, tasks.sizes, preprocess, runtime)
     with evaluating(method), torch.no_grad():
         if method.fixed_embedding and method.statistics == "running":
             some = _by_features(judge, images, tasks, len(found))
         else:
-            pixels = _pixels(images, tasks, len(found))
-            if course.processes == 1:
-                some = distributed.by_turns(judge, pixels)
-            else:
-                some = spread(judge, pixels, course.processes)
+            some = distributed.by_turns(judge, _pixels(images, tasks, len(found)))
         for right in some:
             found = torch.cat([found, right.cpu()])
             course.progress(found)
     return found
-
-
-def require_processes(processes: int, device: torch.device) -> None:
-    """Raise a `ValueError` for no processes, too many, or several on a GPU."""
-    require_count("processes", processes)
-    if processes > MOST_THREADS:
-        raise ValueError(f"`processes` must be at most {MOST_THREADS}, got {processes}")
-    if processes > 1 and device.type != "cpu":
-        raise ValueError(f"`processes` must be 1 on {device}, got {processes}")
 
 
 def use_statistics(method: Method, statistics: Statistics | None) -> Method:

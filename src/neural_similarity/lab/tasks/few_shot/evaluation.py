@@ -112,8 +112,6 @@ class Evaluator:
     statistics: Statistics | None = None
     """What normalises queries; None is the method's own."""
     device: str = "auto"
-    processes: int = 1
-    """How many compute and share the threads, see `Course`."""
 
     def __call__(
         self, run: FewShotRun, split: ClassSplit, tasks: TaskList
@@ -126,9 +124,8 @@ class Evaluator:
         Raises:
             RunError: the run is not finished, or its network was trained for another method, or on
                 the classes of the tasks, or its folder has an evaluation of as many other tasks of
-                the same seed, or a process ended.
-            ValueError: the tasks are of other data, there is no such method, or there are several
-                processes for a GPU.
+                the same seed.
+            ValueError: the tasks are of other data, or there is no such method.
         """
         _require_suited(run, tasks)
         images = split.part(tasks.part)
@@ -152,7 +149,6 @@ class Evaluator:
             course = Course(
                 done=partial.done,
                 progress=kept if distributed.first() else lambda _: None,
-                processes=self.processes,
             )
             correct = evaluate(
                 method, images, tasks, preprocess=run.preprocess, runtime=runtime, course=course
