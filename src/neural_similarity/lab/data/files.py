@@ -97,6 +97,8 @@ def beside(path: Path) -> Path:
 
 
 def _lives(process: str) -> bool:
+    if sys.platform == "win32":  # Where `os.kill` ends a process, whatever the signal.
+        return True
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, ValueError, OverflowError):
@@ -119,9 +121,10 @@ def named(path: Path) -> Iterator[None]:
 
 def sync(path: Path) -> None:
     """Wait until a file or the names in a folder are on the disk; Windows opens no folders."""
-    if os.name == "nt" and path.is_dir():
+    if sys.platform == "win32" and path.is_dir():
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    # Windows flushes only what may be written to.
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

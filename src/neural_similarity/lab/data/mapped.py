@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ class Cache:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Wait until no other process makes a cache in `folder`, and let none begin."""
-    if os.name == "nt":  # It opens no folders.
+    if sys.platform == "win32":  # It opens no folders.
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -66,5 +66,6 @@ class _Guarded(Dataset[Any]):
 def _leave_signals_to_the_parent(_: int) -> None:
     """Ctrl-C reaches the whole group; training stops its processes when all is saved."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):  # Not on Windows.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

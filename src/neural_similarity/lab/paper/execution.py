@@ -201,8 +201,9 @@ def reason(code: int, log: Path, since: int) -> str:
         since: bytes that were there before.
     """
     if code < 0:
-        hint = " (is memory short?)" if -code == signal.SIGKILL else ""
-        return f"killed by {signal.Signals(-code).name}{hint}"
+        name = signal.Signals(-code).name
+        hint = " (is memory short?)" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}"
     written = log.read_bytes()[since:] if log.exists() else b""
     lines = written.decode(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HANGUP = getattr(signal, "SIGHUP", None)
+"""The loss of the terminal, which Windows does not tell."""
+SIGNALS = tuple(filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)))
 
 
 @contextlib.contextmanager
@@ -21,8 +23,8 @@ def signals_noted() -> Iterator[Callable[[], int | None]]:
         yield lambda: None  # Python hands signals to the main thread only.
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    if before[signal.SIGHUP] is signal.SIG_IGN:
-        del before[signal.SIGHUP]
+    if HANGUP and before[HANGUP] is signal.SIG_IGN:
+        del before[HANGUP]
 
     def give_back() -> None:
         for number, handler in before.items():
