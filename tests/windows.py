@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+from pathlib import Path
 
 for name in ("huggingface_hub", "multiprocessing", "tyro", "rich.progress", "torch", "PIL.Image"):
     importlib.import_module(name)  # These ask for Windows' own modules later.
@@ -30,7 +31,7 @@ def kill(process, number):
 
 
 def opened(path, flags, *args, **options):
-    if os.path.isdir(path):
+    if Path(path).is_dir():
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return open_file(path, flags, *args, **options)
 
