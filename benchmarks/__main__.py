@@ -7,10 +7,10 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-from benchmarks import distributed, few_shot, loops, networks, performance, subjects, whole
+from benchmarks import distributed, few_shot, loops, networks, performance, subjects
 from benchmarks.case import KINDS, Case
 from benchmarks.measure import Watch
-from benchmarks.networks import KNOWN, PREDICTORS, Setting, texts
+from benchmarks.networks import KNOWN, NETWORKS, PREDICTORS, Setting, texts
 from benchmarks.options import COMPARED, Options, PageOptions
 from benchmarks.plots import draw
 from benchmarks.report import Report, Row, to_markdown, write
@@ -101,11 +101,11 @@ def _training(options: Options) -> Iterator[Row]:
 
 
 def _networks(options: Options) -> Iterator[Row]:
-    names = ("U-Net",) if options.quick else whole.NETWORKS
+    names = ("U-Net",) if options.quick else NETWORKS
     for layout, runtime in _layouts(options):
         for name, batch, size in product(names, options.batch, options.size):
             setting = Setting(runtime=runtime, batch=batch, size=size, rounding=1e-6)
-            make = whole.NETWORKS[name]
+            make = NETWORKS[name]
             yield from networks.whole(f"updates of {name}, {layout}", setting, make, options.effort)
 
 

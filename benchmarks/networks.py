@@ -1,9 +1,10 @@
-"""CNN-9 with every similarity, and the networks of recipes, while they are trained or used."""
+"""CNN-9 with every similarity, networks of recipes, and others: while trained or used."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +136,7 @@ def inference(setting: Setting, similarities: Sequence[str], effort: Effort) -> 
     def call(subject: Subject) -> Call:
         return forward(subject.module, [images])
 
-    return _compared(setting, setting.group, {FORWARD: call}, subjects, effort)
+    return _compared(setting, setting.group, (FORWARD, call), subjects, effort)
 
 
 def _scores(original: nn.Module) -> Callable[..., Tensor]:
@@ -158,7 +159,7 @@ def _updates(
         optimizer = SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
         return partial(update, subject.module, optimizer, (images, labels))
 
-    return _compared(setting, {"what": what} | setting.group, {STEP: call}, subjects, effort)
+    return _compared(setting, {"what": what} | setting.group, (STEP, call), subjects, effort)
 
 
 def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> None:
@@ -173,12 +174,12 @@ def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> N
 def _compared(
     setting: Setting,
     group: Group,
-    timed: dict[str, Callable[[Subject], Call]],
+    timed: tuple[str, Callable[[Subject], Call]],
     subjects: Sequence[Subject],
     effort: Effort,
 ) -> list[Row]:
     checker, images = setting.checker(), setting.images(setting.batch)
-    ((what, make),), clock = timed.items(), clock_of(images.device)
+    (what, make), clock = timed, clock_of(images.device)
 
     def enter(subject: Subject) -> Entrant:
         call = make(subject)
@@ -194,3 +195,49 @@ def _compared(
         return entrant(subject, checker, {what: call}, costs)
 
     return compare(group, [enter(subject) for subject in subjects], effort, clock)
+
+
+def _efficientnet() -> nn.Module:
+    import timm  # The other networks need no timm.
+
+    # Without dropout: two copies must compute the same.
+    return timm.create_model("tf_efficientnet_lite0", num_classes=CLASSES, drop_rate=0.0)
+
+
+class UNet(nn.Module):
+    """Two 3×3 convolutions at each of four sizes on the way down, and on the way up again.
+
+    Scores are averages over positions (https://arxiv.org/abs/1505.04597 has one for each).
+    """
+
+    def __init__(self, widths: tuple[int, ...] = (16, 32, 64, 128)):
+        super().__init__()
+        sides = (CHANNELS, *widths)
+        self.down = nn.ModuleList(map(_pair, sides, widths))
+        self.up = nn.ModuleList(_pair(high + low, low) for low, high in pairwise(widths))
+        self.head = nn.Conv2d(widths[0], CLASSES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = []
+        for index, block in enumerate(self.down):
+            x = block(x if index == 0 else nn.functional.max_pool2d(x, 2))
+            maps.append(x)
+        for block, beside in zip(self.up[::-1], maps[-2::-1], strict=True):
+            x = block(torch.cat([nn.functional.interpolate(x, scale_factor=2.0), beside], 1))
+        return self.head(x).mean((2, 3))
+
+
+def _pair(channels: int, filters: int) -> nn.Sequential:
+    layers = []
+    for width in (channels, filters):
+        layers += [nn.Conv2d(width, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters)]
+        layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
+    "ResNet-18": partial(models.build, "resnet18", CLASSES),
+    "EfficientNet-Lite0": _efficientnet,
+    "U-Net": UNet,
+}
+"""What people have, to be converted."""

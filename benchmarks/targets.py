@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from benchmarks import few_shot, loops, networks, whole
+from benchmarks import few_shot, loops, networks
 from benchmarks.plots import GROWING, SWEEPS
 from benchmarks.report import Group, Report, grouped
 from benchmarks.subjects import BASELINE, BOTH, FORWARD, LAYER
@@ -158,7 +158,7 @@ def _widths() -> Iterator[Target]:
 
 def _networks() -> Iterator[Target]:
     """Updates of whole networks, converted over plain."""
-    text = f"training step of {' and '.join(whole.NETWORKS)} at batch 32, static ÷ plain"
+    text = f"training step of {' and '.join(networks.NETWORKS)} at batch 32, static ÷ plain"
     yield Target("networks", text, "≤ 1.05", _times("static.*", networks.PLAIN, {"batch": (32,)}))
     for layout in ("channels last", "NCHW"):
         text = f"training step of ResNet-18 at 160 pixels, {layout}, dynamic diagonal ÷ plain"
