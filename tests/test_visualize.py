@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity import visualize
-from neural_similarity.lab.train.plots import draw_learning_curves
+from neural_similarity.lab.train.journal import draw_learning_curves
 
 
 def network(similarity):

@@ -21,9 +21,8 @@ from neural_similarity.lab.train.environment import (
     fallback,
 )
 from neural_similarity.lab.train.files import locked, read_json, write_json
-from neural_similarity.lab.train.journal import Journal, cut_back, read_lines
+from neural_similarity.lab.train.journal import Journal, cut_back, draw_learning_curves, read_lines
 from neural_similarity.lab.train.loop import Job, fit
-from neural_similarity.lab.train.plots import draw_learning_curves
 from neural_similarity.lab.train.progress import Hidden, Progress, counter, show
 from neural_similarity.lab.train.recipe import Recipe, scaled
 from neural_similarity.lab.train.run import (

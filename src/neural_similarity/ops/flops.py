@@ -15,8 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from neural_similarity.ops import diagonal as diagonal
-from neural_similarity.ops import full as full
+from neural_similarity.ops import dynamic as dynamic
 
 Shape = Sequence[int]
 _COUNTER = "torch.utils.flop_counter"

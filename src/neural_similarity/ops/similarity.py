@@ -10,8 +10,7 @@ from neural_similarity.ops import reference
 from neural_similarity.ops.backend import Backend, declines
 from neural_similarity.ops.blocks import Blocks, by_channels, check_blocks
 from neural_similarity.ops.by_image import by_image, folds_by_image
-from neural_similarity.ops.diagonal import diagonal_conv
-from neural_similarity.ops.full import full_conv
+from neural_similarity.ops.dynamic import diagonal_conv, full_conv
 from neural_similarity.ops.kernel import fold_kernel
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.tracing import by_torch

@@ -12,9 +12,8 @@ import tyro
 from neural_similarity import models as networks
 from neural_similarity.conversion import fold
 from neural_similarity.lab import data as datasets
-from neural_similarity.lab.cli.commands import require, say_json
+from neural_similarity.lab.cli.commands import print_table, require, say_json
 from neural_similarity.lab.cli.parsing import parse
-from neural_similarity.lab.cli.table import print_table
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.train.progress import counter
 from neural_similarity.models import macs, parameters

@@ -1,9 +1,10 @@
-"""Words to commands, with the nearest names in errors. Importing it loads no torch."""
+"""Words to commands, with the nearest names in errors; what is printed. It loads no torch."""
 
 import difflib
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from io import StringIO
 from typing import Any
 
 from neural_similarity.lab.errors import UsageError
@@ -12,6 +13,9 @@ Command = Callable[[Sequence[str]], int]
 """Takes the words after the command's name and returns the exit code."""
 Commands = Mapping[str, tuple[Command, str]]
 """By name, with a line of help."""
+WIDTH = 140
+NUMBERS = ("steps", "classes", "parameters", "MACs")
+"""Columns that are aligned at the right."""
 
 
 def dispatch(
@@ -71,3 +75,26 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    wraps: str,
+    title: str | None = None,
+) -> None:
+    """Print one line a row; only the column `wraps` may take more."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, title=title, title_justify="left")
+    for column in columns:
+        justify = "right" if column in NUMBERS else "left"
+        table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)
+    for row in rows:
+        table.add_row(*row)
+    text = StringIO()  # rich would end the process itself when nobody reads on
+    width = max(Console().width, WIDTH)
+    Console(file=text, force_terminal=sys.stdout.isatty(), width=width).print(table)
+    sys.stdout.write(text.getvalue())

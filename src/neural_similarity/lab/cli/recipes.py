@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.lab.cli.commands import say, say_json
-from neural_similarity.lab.cli.table import print_table
+from neural_similarity.lab.cli.commands import print_table, say, say_json
 from neural_similarity.lab.errors import UsageError
 
 LIST = Path(__file__).parents[1] / "recipes" / "list.json"

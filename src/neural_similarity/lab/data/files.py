@@ -62,8 +62,10 @@ def read_json(path: Path, most: int = MOST_TEXT) -> Any:
     """
     try:
         return json.loads(read_text(path, most))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise ValueError(f"{path} must be JSON, got {error}") from error
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
 
 
 @contextlib.contextmanager

@@ -9,20 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from neural_similarity.lab.data.files import beside, lock, named, new_file
+from neural_similarity.lab.data.files import read_json as read_json
 from neural_similarity.lab.data.files import sync as sync
 from neural_similarity.lab.errors import RunError
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        ValueError: it is none, or nested too deeply to be read.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply") from None
 
 
 def write_json(path: Path, value: Any) -> None:
