@@ -65,6 +65,13 @@ def ids(problem) -> str:
     return getattr(problem, "name", str(problem))
 
 
+def of_kind(kind: str, m: Tensor) -> Tensor:
+    """A diagonal M (n, K, *out), full where that is the kind."""
+    if kind == "diagonal":
+        return m
+    return torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
+
+
 def by_blocks(x, weight, m, blocks, problem):
     """(n, o, positions): every pair of a kernel and a channel with the M that its indices name."""
     axis, count = blocks

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from problems import KINDS, PROBLEMS, Problem, ids
+from problems import KINDS, PROBLEMS, Problem, ids, of_kind
 from torch.nn import functional as F
 from torch.testing import assert_close
 from torchvision.ops import deform_conv2d
@@ -56,9 +56,7 @@ def test_diagonal_is_a_deformable_convolution_without_offsets(problem):
 def test_identity_is_the_plain_convolution(problem, kind, backend):
     x, weight = problem.operands()
     bias = torch.randn(weight.shape[0], dtype=x.dtype)
-    m = torch.ones_like(problem.similarity("diagonal"))
-    if kind == "full":
-        m = torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
+    m = of_kind(kind, torch.ones_like(problem.similarity("diagonal")))
     y = similarity_conv2d(x, weight, m, bias, *problem.geometry, backend=backend)
     assert_close(y, F.conv2d(x, weight, bias, *problem.geometry))
 
@@ -190,9 +188,7 @@ def test_a_batch_is_the_same_in_any_blocks(kind, stride, block, monkeypatch):
 def test_low_precision_errs_at_most_twice_as_much_as_a_convolution(kind, dtype):
     problem = Problem("precision", channels=(32, 32), size=(12, 12))
     x, weight = (t.to(dtype) for t in problem.operands())
-    m = 1 + 0.1 * problem.similarity("diagonal", torch.float32)
-    if kind == "full":
-        m = torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
+    m = of_kind(kind, 1 + 0.1 * problem.similarity("diagonal", torch.float32))
     y = similarity_conv2d(x, weight, m, padding=1)
     truth = similarity_conv2d(x.double(), weight.double(), m.double(), padding=1)
     plain = F.conv2d(x, weight, padding=1)
@@ -207,10 +203,8 @@ def test_near_the_identity_m_keeps_float32_precision(kind, backend):
     """An M that bf16 would round to I still moves the output by what it should."""
     problem = Problem("near", channels=(8, 8))
     x, weight = (t.bfloat16() for t in problem.operands())
-    step = torch.full_like(problem.similarity("diagonal", torch.float32), 0.0035)
-    m = 1 + step
-    if kind == "full":
-        m = torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
+    near = torch.full_like(problem.similarity("diagonal", torch.float32), 1 + 0.0035)
+    m = of_kind(kind, near)
     truth = similarity_conv2d(x.double(), weight.double(), m.double(), padding=1)
     y = similarity_conv2d(x, weight, m, padding=1, backend=backend)
     rounded = similarity_conv2d(x, weight, m.bfloat16(), padding=1, backend=backend)
@@ -262,6 +256,11 @@ def test_autocast_computes_in_its_type(kind):
             "`backend` must be one of auto, triton, compiled, eager, reference, got 'cuda'",
         ),
         ({"x": torch.zeros(2, 4, 7, 9, dtype=torch.int64)}, "the auto backend declines .*int64"),
+        ({"backend": "triton"}, "the triton backend declines .*on cpu, not on a GPU"),
+        (
+            {"backend": "compiled", "x": torch.zeros(2, 4, 7, 9).double()},
+            "the compiled backend declines .*float64, neither",
+        ),
         ({"weight": torch.zeros(6, 4, 3, 3).double()}, "`weight` must have the input's dtype"),
         ({"similarity": torch.zeros(9, dtype=torch.complex64)}, "must be of real numbers, got"),
         ({"blocks": "channels"}, "`blocks` must be a pair of an axis and a number, got 'chan"),

@@ -12,7 +12,6 @@ from problems import Problem
 from processes import run_tests
 
 from benchmarks.compare import without_tf32
-from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import Conv2d
 from neural_similarity.ops import declines, pointwise, triton
 from neural_similarity.ops.backend import chosen
@@ -188,11 +187,6 @@ def test_a_trace_holds_what_was_found_before_and_nothing_of_the_search(untried):
         assert torch.equal(compiled(X), expected)
         triton._fault(gpu)
     assert untried.asked == ["capability", "launch"]
-
-
-def test_a_refusal_names_the_backend_and_the_reason():
-    with pytest.raises(ValueError, match=r"the triton backend declines .*on cpu, not on a GPU"):
-        similarity_conv2d(X, torch.ones(1, 2, 1, 1), torch.ones(1, 1, 4, 4), backend="triton")
 
 
 WIDE = Case(Problem("wide", channels=(96, 160), size=(33, 31), batch=5))

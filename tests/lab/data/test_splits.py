@@ -45,11 +45,6 @@ def test_mini_imagenet_is_never_split_at_random(tmp_path):
         load_split("mini-imagenet", tmp_path)
 
 
-def test_mini_imagenet_as_folders_of_parts(tmp_path):
-    write_folders(tmp_path / "mini-imagenet")
-    check(load_split("mini-imagenet", tmp_path, image_size=6))
-
-
 def write_classes(folder, names):
     for name in names:
         picture(folder / name / "0.png", 1)

@@ -40,12 +40,10 @@ def test_budget_rounds_halves_up_and_leaves_out_drops_that_meet():
     assert scaled_steps(10, (9,), 0.1) == (1, ())
 
 
-@pytest.mark.parametrize("budget", [0, -1, float("nan")])
-def test_budget_must_be_positive(budget):
-    with pytest.raises(ValueError, match="`budget` must be above 0, got"):
+@pytest.mark.parametrize(
+    ("budget", "limit"),
+    [*((wrong, "above 0") for wrong in (0, -1, float("nan"))), (float("inf"), "at most 1,000,000")],
+)
+def test_budget_is_positive_and_finite(budget, limit):
+    with pytest.raises(ValueError, match=f"`budget` must be {limit}, got {budget}"):
         scaled_steps(10, (), budget)
-
-
-def test_budget_must_be_finite():
-    with pytest.raises(ValueError, match="`budget` must be at most 1,000,000, got inf"):
-        scaled_steps(10, (), float("inf"))

@@ -22,6 +22,8 @@ from neural_similarity.lab.train.weights import load_weights, save_weights
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 MISFITS = (AttributeError, LookupError, TypeError, ValueError)
 """What comes of values that a file should not hold."""
+COUNTED = ("totals", "step", "seconds", "logged_seconds", "best")
+"""Fields of a state that are kept as they are."""
 log = logging.getLogger(__name__)
 
 
@@ -182,7 +184,7 @@ def _restore_rest(path: Path, state: State) -> None:
     torch.set_rng_state(_own(rest["random"]))
     if "random_cuda" in rest:
         torch.cuda.set_rng_state(_own(rest["random_cuda"]), device)
-    for name in ("totals", "step", "seconds", "logged_seconds", "best"):
+    for name in COUNTED:
         if type(rest[name]) is not type(getattr(state, name)):
             raise TypeError(f"{name} is {rest[name]!r}")
         setattr(state, name, rest[name])
@@ -201,18 +203,10 @@ def _own(random: Tensor) -> Tensor:
 
 def _rest(state: State) -> dict[str, Any]:
     device = state.totals.device
-    on_gpu = device.type == "cuda"
-    on_gpu = {"random_cuda": _all(torch.cuda.get_rng_state(device))} if on_gpu else {}
-    return {
-        "optimizer": state.optimizer.state_dict(),
-        "random": _all(torch.get_rng_state()),
-        **on_gpu,
-        "totals": state.totals,
-        "step": state.step,
-        "seconds": state.seconds,
-        "logged_seconds": state.logged_seconds,
-        "best": state.best,
-    }
+    rest = {"optimizer": state.optimizer.state_dict(), "random": _all(torch.get_rng_state())}
+    if device.type == "cuda":
+        rest["random_cuda"] = _all(torch.cuda.get_rng_state(device))
+    return rest | {name: getattr(state, name) for name in COUNTED}
 
 
 def _seal(path: Path) -> dict[str, Any]:
