@@ -6,7 +6,7 @@ from typing import Any, Self
 from torch import nn
 
 from neural_similarity.conversion import load_adapter, save_adapter
-from neural_similarity.conversion.names import Parts
+from neural_similarity.conversion.where import Parts
 from neural_similarity.models import build
 from neural_similarity.nn import Similarity, format_similarity
 from neural_similarity.nn.layer import resolve

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from neural_similarity.conversion.adapter_file import AdapterFile, digests, read, write
 from neural_similarity.conversion.freezing import Network, similarities_of
-from neural_similarity.conversion.names import Parts, chosen
 from neural_similarity.conversion.surgery import copied
+from neural_similarity.conversion.where import Parts, chosen
 from neural_similarity.nn import DynamicSimilarity, Similarity, SimilarityLayer, format_similarity
 from neural_similarity.nn.layer import become, has_similarity
 from neural_similarity.nn.modes import check_module

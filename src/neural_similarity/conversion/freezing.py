@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from torch import nn
 
-from neural_similarity.conversion.names import Parts, chosen
+from neural_similarity.conversion.where import Parts, chosen
 from neural_similarity.nn import GlobalSimilarity, SelfAttention
 from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import check_module

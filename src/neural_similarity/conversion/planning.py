@@ -8,13 +8,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from neural_similarity.conversion.freezing import similarities_of
-from neural_similarity.conversion.names import is_glob, matches
 from neural_similarity.conversion.where import (
     Choice,
     Where,
     choice_of,
     converts_class,
     is_chosen,
+    is_glob,
+    matches,
     named,
 )
 from neural_similarity.nn import Dynamic, Geometry
