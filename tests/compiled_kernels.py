@@ -1,4 +1,4 @@
-"""The Triton kernels compiled for Hopper without a GPU; `test_ops_triton.py` runs this.
+"""The Triton kernels compiled for Hopper without a GPU; `ops/test_triton.py` runs this.
 
 In a process of its own, so that Triton's cache is a temporary folder and no interpreter is on.
 """

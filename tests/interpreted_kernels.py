@@ -1,4 +1,4 @@
-"""The Triton kernels under Triton's interpreter: `test_ops_triton.py` runs this in its own process.
+"""The Triton kernels under Triton's interpreter: `ops/test_triton.py` runs this in its own process.
 
 The interpreter is chosen when triton is imported, for the whole process; its product of bfloat16
 matrices is wrong, so that type is checked on GPUs only.

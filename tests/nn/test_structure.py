@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from against_float64 import error
-from problems import Problem, by_blocks
+from problems import Problem, by_blocks, of_kind
 from torch.autograd import gradcheck
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -33,8 +33,7 @@ def matrices(spec, positions=(3, 2)):
     """Random (n, K, K, *positions) of a structure."""
     module = spec.build(GEOMETRY)
     m = module(torch.randn(2, module.scalars, *positions, dtype=torch.float64))
-    if isinstance(spec, ns.Diagonal):
-        m = torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
+    m = of_kind("full", m) if isinstance(spec, ns.Diagonal) else m
     assert m.shape == (2, TAPS, TAPS, *positions)
     return m
 
