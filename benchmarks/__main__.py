@@ -11,12 +11,11 @@ from benchmarks import distributed, few_shot, loops, networks, performance, subj
 from benchmarks.case import KINDS, Case
 from benchmarks.measure import Watch
 from benchmarks.networks import KNOWN, NETWORKS, PREDICTORS, Setting, texts
-from benchmarks.options import COMPARED, Options, PageOptions
+from benchmarks.options import COMPARED, PROGRAM, Options, PageOptions, given
 from benchmarks.plots import draw
 from benchmarks.report import Report, Row, to_markdown, write
 from neural_similarity.lab.cli import exit_code
 from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
-from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import Runtime, choose_runtime
@@ -25,7 +24,6 @@ from neural_similarity.lab.train.files import write_text
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.recipe import recipe_to_json
 
-PROGRAM = "python -m benchmarks"
 ON_A_GPU = f"  {PROGRAM} operators --device cuda --dtype bf16 --batch 128 --out benchmarks/h200"
 EXTENT = 1024
 """Channels times size of the operators' maps, as in networks that halve one to double the other."""
@@ -236,7 +234,7 @@ def _run(name: str, args: Sequence[str]) -> int:
 
 def _options(command: str, args: Sequence[str]) -> Options:
     bench = BENCHES[command]
-    options = _parse(Options, args, command, bench.about, bench.default)
+    options = given(bench.default, args, command, bench.about)
     for option in ("batch", "size", "channels", "similarity", "recipes"):
         if getattr(options, option) and not getattr(bench.default, option):
             raise UsageError(f"`{option}` is not an option of {command}")
@@ -248,7 +246,7 @@ def _options(command: str, args: Sequence[str]) -> Options:
 def _page(args: Sequence[str]) -> int:
     """Write the page of what the benchmarks saved, beside the targets."""
     about = "write a page of what the benchmarks saved"
-    options = _parse(PageOptions, args, "page", about, PageOptions())
+    options = given(PageOptions(), args, "page", about)
     folders = options.results
     words = " ".join(folder.as_posix() for folder in folders)
     command = f"{PROGRAM} page --results {words} --out {options.out.as_posix()}"
@@ -260,18 +258,6 @@ def _page(args: Sequence[str]) -> int:
     write_text(options.out, text)
     say(str(options.out))
     return 0
-
-
-def _parse(kind, args: Sequence[str], name: str, about: str, default):
-    description = f"{about[0].upper()}{about[1:]}.\n\nexample:\n  {PROGRAM} {name}"
-    return parse(
-        kind,
-        args,
-        prog=f"{PROGRAM} {name}",
-        description=description,
-        default=default,
-        flags=True,
-    )
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ class Operands(NamedTuple):
     """Kernel (c, c, 3, 3), of the case's dtype."""
     dynamic: Tensor
     """M as a predictor puts it out, float32 (n, 9, h, w) or (n, 81, h, w); requires a gradient."""
-    static: Tensor
-    """One M, float32 (9,) or (9, 9); requires a gradient."""
+    static: nn.Parameter
+    """One M, float32 (9,) or (9, 9)."""
     grad: Tensor
     """Gradient of the output, of the case's dtype."""
 
@@ -62,13 +62,10 @@ def operands(case: Case) -> Operands:
     place = case.runtime.place_images
     with seeded():
         x, grad = (place(torch.randn(n, c, s, s)).to(dtype) for _ in range(2))
-        weight = place(torch.randn(c, c, KERNEL, KERNEL) / sqrt(TAPS * c)).to(dtype)
+        weight = nn.Parameter(place(torch.randn(c, c, KERNEL, KERNEL) / sqrt(TAPS * c)).to(dtype))
         dynamic = place(torch.randn(n, TAPS ** len(case.taps), s, s))
-        static = torch.randn(case.taps, device="cpu").to(x.device)
-    parameters = nn.Parameter(weight), nn.Parameter(static)
-    return Operands(
-        x.requires_grad_(), parameters[0], dynamic.requires_grad_(), parameters[1], grad
-    )
+        static = nn.Parameter(torch.randn(case.taps, device="cpu").to(x.device))
+    return Operands(x.requires_grad_(), weight, dynamic.requires_grad_(), static, grad)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.options import given
 from neural_similarity.lab.cli.commands import say
-from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.train.files import read_json, write_json
 
 ABOUT = "images a second of one run by one process and by several"
@@ -38,14 +38,7 @@ class Options:
 
 def main(args: Sequence[str]) -> int:
     """Measure, print and save."""
-    options = parse(
-        Options,
-        args,
-        prog="python -m benchmarks distributed",
-        description=f"{ABOUT.capitalize()}.\n\nexample:\n  python -m benchmarks distributed",
-        default=Options(),
-        flags=True,
-    )
+    options = given(Options(), args, "distributed", ABOUT)
     summaries: dict[int, list[dict]] = {count: [] for count in options.processes}
     for _ in range(options.rounds):
         for count, found in summaries.items():

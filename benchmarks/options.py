@@ -1,19 +1,22 @@
 """What the commands of `python -m benchmarks` take."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import torch
 
 from benchmarks.measure import Effort
 from neural_similarity.lab.cli.commands import require
-from neural_similarity.lab.cli.parsing import integer, listed
+from neural_similarity.lab.cli.parsing import integer, listed, parse
 from neural_similarity.lab.paper import TABLES
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import Runtime, choose_runtime
 from neural_similarity.lab.train.runtime import Precision
 
+PROGRAM = "python -m benchmarks"
+T = TypeVar("T")
 Numbers = Annotated[tuple[int, ...], listed(integer, "N,N,...")]
 Names = Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")]
 CIFAR10 = [
@@ -89,3 +92,15 @@ class PageOptions:
     """Folders of what the benchmarks saved, one a processor. Of one alone, all tables are shown."""
     out: Path = Path("docs/performance.md")
     """Markdown file to write."""
+
+
+def given(default: T, args: Sequence[str], name: str, about: str) -> T:
+    """The options of the benchmark `name`, `default` where the command line has none."""
+    return parse(
+        type(default),
+        args,
+        prog=f"{PROGRAM} {name}",
+        description=f"{about[0].upper()}{about[1:]}.\n\nexample:\n  {PROGRAM} {name}",
+        default=default,
+        flags=True,
+    )
