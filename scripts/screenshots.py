@@ -27,6 +27,11 @@ PHOTOGRAPHED = (
     "tutorials",
     "how-to",
     "explanation",
+    "architecture",
+    "adapting",
+    "results",
+    "table-",
+    "costs",
     "performance",
     "reference-api-Conv2d",
 )
