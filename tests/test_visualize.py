@@ -161,6 +161,13 @@ def test_learning_curves_have_held_out_points_and_the_test(tmp_path, monkeypatch
         assert all(line.get_marker() != "None" for line in axes.lines[1:])
 
 
+def test_a_single_record_is_a_mark_in_the_curves(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    draw_learning_curves([{"step": 40, "loss": 1.5, "accuracy": 0.4}], tmp_path / "curves.png")
+    assert all(axes.lines[0].get_marker() == "o" for axes in drawn[0].axes)
+
+
 def test_the_picture_of_a_kernel_shape_is_the_kernel_shape():
     shape = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     (axis,) = visualize.plot_shapes({"layer": shape}, columns=1).axes
