@@ -4,8 +4,8 @@
     python scripts/release.py --steps 8  # a shorter quick start
 
 Checked are `twine check --strict`, the files in both, that the sdist builds the same wheel, and the
-wheel in fresh environments: the library alone; `[lab]` at the lowest and the newest requirements,
-which trains the quick start, evaluates and exports it. Exits with 1 where anything is wrong.
+wheel in fresh environments: at the lowest and the newest requirements, the library alone, then
+`[lab]`, which trains the quick start, evaluates and exports it. It ends with 1 if anything fails.
 """
 
 import argparse
@@ -126,13 +126,14 @@ def main() -> None:
         folder = Path(name)
         wheel = build(folder)
         python = platform.python_version()
-        address = f"neural-similarity @ {wheel.as_uri()}"
-        try_library(environment(python, "highest", folder / "library", address), folder)
         for resolution in RESOLUTIONS:
-            address = f"neural-similarity[lab] @ {wheel.as_uri()}"
             home = folder / resolution
-            say(f"[lab], {resolution} requirements:")
+            say(f"{resolution} requirements")
+            address = f"neural-similarity @ {wheel.as_uri()}"
+            try_library(environment(python, resolution, home / "library", address), home)
+            address = f"neural-similarity[lab] @ {wheel.as_uri()}"
             try_laboratory(environment(python, resolution, home, address), home, options.steps)
+    say("all passed")
 
 
 if __name__ == "__main__":
