@@ -51,6 +51,8 @@ print("trained:          ", numbers, "of", ns.models.parameters(model), "numbers
 fit(model, few, labels, steps=60, lr=1e-2)
 print("adapted, blurred: ", accuracy(model, unseen, test.labels))
 
+ns.visualize.draw(model, few[:2], "pictures")  # M - I of every layer, similarities.png
+
 # What it learned is one small file; what it computes is a plain network.
 file = ns.save_adapter(model, "blurred.safetensors", extra="*running*")
 print("adapter:          ", f"{file.stat().st_size / 1000:.1f} kB")

@@ -26,10 +26,10 @@ def nsim(*words: object) -> None:
 
 # A backbone: plain, trained for a moment. Yours would be timm:resnet18, or a run of hours.
 small = ("--dataset", "embedded", "--model", "resnet20", "--width", 0.25, "--batch-size", 32)
-nsim("train", *small, "--similarity", "none", "--steps", 20, "--out", start)
+nsim("train", *small, "--similarity", "none", "--steps", 120, "--out", start)
 
-# M and the classifier learn; the kernels stay, and what was learned is a file of kilobytes.
-learn = ("--similarity", "static-full", "--train", "M+head", "--steps", 20)
+# M, the classifier and running statistics learn; the kernels stay. Kilobytes hold what was learned.
+learn = ("--train", "M+head", "--norm", "train", "--steps", 60)
 nsim("train", "adapt", "--backbone", start, "--dataset", "embedded", *learn, "--out", adapted)
 
 # M folds into the kernels, and they become int8; the command checks what it wrote.

@@ -30,6 +30,7 @@ print(layer)
 
 torch.nn.init.normal_(layer.similarity.raw, std=0.5)
 print(layer.similarity.matrix().view(3, 3).detach().numpy().round(2))
+ns.visualize.draw(torch.nn.Sequential(layer), torch.randn(1, 8, 9, 9), "pictures")
 
 plain = layer.fuse()
 x = torch.randn(2, 8, 9, 9)

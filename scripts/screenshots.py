@@ -4,9 +4,10 @@
     uv run --group screenshots python scripts/screenshots.py [REPORT.html...]
 
 Checked at 1280 and 390 pixels: no failed request, no error in the console, no link to a page or
-heading that does not exist, no formula left as text, no picture without size, nothing wider than
-the screen. Files that are named, such as those of `nsim report`, are opened from disk. Pictures go
-to build/screenshots. The browser is the system's `chromium`, or what `playwright install` brought.
+heading that does not exist, no formula left as text, no picture without size or at less than 0.4 of
+it (but for those of class "fit"), nothing wider than the screen. Files that are named, such as
+those of `nsim report`, are opened from disk. Pictures go to build/screenshots. The browser is the
+system's `chromium`, or what `playwright install` brought.
 """
 
 import shutil
@@ -27,6 +28,11 @@ PHOTOGRAPHED = (
     "tutorials",
     "how-to",
     "explanation",
+    "architecture",
+    "adapting",
+    "results",
+    "table-",
+    "costs",
     "performance",
     "reference-api-Conv2d",
 )
@@ -37,6 +43,8 @@ FACTS = """() => ({
   ids: [...document.querySelectorAll('[id]')].map(e => e.id),
   empty: [...document.querySelectorAll('main img, body > section img')]
     .filter(i => i.complete && !i.naturalWidth).map(i => i.src),
+  small: [...document.querySelectorAll('main img:not(.fit), body > section img')]
+    .filter(i => i.clientWidth < 0.4 * i.naturalWidth).map(i => i.alt),
   flat: [...document.querySelectorAll('math')]
     .filter(m => !m.getBoundingClientRect().height).length,
   raw: [...document.querySelectorAll('article p, article li, article td')]
@@ -69,6 +77,7 @@ def visit(page: Page, address: str, name: str) -> tuple[list[str], dict]:
     if facts["wide"] > 1:
         problems.append(f"is {facts['wide']} pixels wider than the screen")
     problems += [f"picture {source} is empty" for source in facts["empty"]]
+    problems += [f"picture {text} is too small to read" for text in facts["small"]]
     problems += [f"formula is text: {text}" for text in facts["raw"]]
     if facts["flat"]:
         problems.append(f"{facts['flat']} formulas have no height")

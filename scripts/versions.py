@@ -18,6 +18,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+HERE = f"neural-similarity[lab] @ {ROOT.as_uri()}"
+"""The package as it stands."""
 FACTS = """
 import platform, torch, numpy
 print(torch.__version__, "/", platform.python_version(), "/ numpy", numpy.__version__)
@@ -38,12 +40,11 @@ CHECKS = {
 }
 
 
-def environment(python: str, resolution: str, folder: Path) -> Path:
-    """The Python of an environment with the package as it stands and what it requires."""
+def environment(python: str, resolution: str, folder: Path, package: str = HERE) -> Path:
+    """The Python of an environment with the package and what it requires."""
     folder.mkdir(parents=True, exist_ok=True)
     home = folder / f"{python}-{resolution}"
     found = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    package = f"neural-similarity[lab] @ {ROOT.as_uri()}"
     created = ["uv", "venv", "--quiet", "--allow-existing", "--python", python, home]
     options = ["--quiet", "--python", found, "--resolution", resolution]
     fresh = ["--upgrade", "--reinstall-package", "neural-similarity"]

@@ -5,6 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
 from torchrun import torchrun
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/distributed.md"
@@ -20,3 +23,22 @@ def test_its_commands(tmp_path):
         fewer = [{"20": "4", "10": "2"}.get(word, word) for word in words]
         assert "quickstart-seed" in torchrun(int(count), *fewer, cwd=tmp_path)
     assert len(list(tmp_path.glob("runs/*/summary.json"))) == 2
+
+
+def test_its_program_shards_trains_and_gathers(tmp_path):
+    """Of one process."""
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    rendezvous = f"file://{tmp_path / 'ranks'}"
+    distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+    try:
+        names = {}
+        exec(compile(block, PAGE.name, "exec"), names)
+        sharded = dict(names["model"].named_parameters())
+        moved = 0
+        for key, value in names["plain"].named_parameters():
+            assert isinstance(sharded[key], DTensor)
+            assert torch.equal(sharded[key].full_tensor(), value)
+            moved += key.endswith("similarity.raw") and bool(value.any())
+        assert moved == 9
+    finally:
+        distributed.destroy_process_group()

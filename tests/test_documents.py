@@ -107,5 +107,12 @@ def test_shipping_a_network(tmp_path):
     assert "int8: accuracy " in told.stdout
     assert (tmp_path / "adapted/adapter.safetensors").stat().st_size < 20_000
     text = (ROOT / "docs/tutorials/ship.md").read_text("utf-8")
+    shown = text.partition("## What it prints")[2].partition("```text\n")[2].partition("```")[0]
+    assert _without_numbers(told.stdout.replace(f"{tmp_path}/", "")) == _without_numbers(shown)
     for word in re.findall(r"nsim (\w+)", text):
         assert word in cli.COMMANDS
+
+
+def _without_numbers(text):
+    """What a processor's rounding changes: numbers, and the class of the first image."""
+    return re.sub(r"\d[\d.,:e+-]*|^[\w /-]+(?= \(3, 10\))", "#", text, flags=re.MULTILINE)

@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
 import neural_similarity as ns
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -36,6 +37,17 @@ def test_an_example_prints_what_its_tutorial_shows(name, tmp_path, monkeypatch, 
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
     shown = "".join(fenced(PAGES[name], "text"))
     assert without_numbers(capsys.readouterr().out) == without_numbers(shown)
+
+
+@pytest.mark.long
+def test_adapting_draws_the_picture_of_its_tutorial(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples/adapt.py"))
+    drawn, shown = tmp_path / "pictures/similarities.png", ROOT / "docs/tutorials/adapt.png"
+    first, second = (Image.open(file).convert("RGB") for file in (drawn, shown))
+    assert first.size == second.size
+    difference = ImageStat.Stat(ImageChops.difference(first, second))
+    assert max(difference.mean) < 20
 
 
 @pytest.mark.parametrize("name", PAGES)

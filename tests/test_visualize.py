@@ -161,6 +161,13 @@ def test_learning_curves_have_held_out_points_and_the_test(tmp_path, monkeypatch
         assert all(line.get_marker() != "None" for line in axes.lines[1:])
 
 
+def test_a_single_record_is_a_mark_in_the_curves(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    draw_learning_curves([{"step": 40, "loss": 1.5, "accuracy": 0.4}], tmp_path / "curves.png")
+    assert all(axes.lines[0].get_marker() == "o" for axes in drawn[0].axes)
+
+
 def test_the_picture_of_a_kernel_shape_is_the_kernel_shape():
     shape = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     (axis,) = visualize.plot_shapes({"layer": shape}, columns=1).axes
@@ -180,3 +187,12 @@ def test_a_matrix_over_channels_and_taps_is_drawn_as_it_is(tmp_path):
     assert visualize.similarities(model, torch.randn(1, 3, 7, 8))["0"].shape == (27, 27)
     (path,) = visualize.draw(model, torch.randn(1, 3, 7, 8), tmp_path)
     assert path.name == "similarities.png"
+
+
+def test_layers_stand_wider_apart_than_the_taps_of_one():
+    figure = visualize.plot_matrices(
+        {name: torch.randn(9, 9) for name in "abcd"}, kernels=dict.fromkeys("abcd", (3, 3))
+    )
+    figure.draw_without_rendering()
+    first, second = (axes.get_position() for axes in figure.axes[:2])
+    assert second.x0 - first.x1 > 1.5 * first.width / 11  # 9 numbers and 2 gaps wide

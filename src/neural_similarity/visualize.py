@@ -106,6 +106,7 @@ def plot_matrices(
     over channels and taps stays a matrix.
     """
     figure, grid = _grid(-(-len(found) // columns), min(columns, len(found)), 2 * CELL)
+    figure.get_layout_engine().set(wspace=0.25)  # pyright: ignore  # wider than between taps
     panels = {name: _panel(m, (kernels or {}).get(name)) for name, m in found.items()}
     limit = max(1e-6, *(panel.nan_to_num().abs().max().item() for panel in panels.values()))
     for axis, (name, panel) in zip(grid.flat, panels.items(), strict=False):

@@ -1,9 +1,12 @@
 """`nsim report`: one page that needs nothing else."""
 
+import base64
+import io
 import re
 import shutil
 
 import pytest
+from PIL import Image
 
 import neural_similarity as ns
 from neural_similarity.lab.cli import main
@@ -50,6 +53,14 @@ def test_a_page_needs_nothing_else(folder):
     assert len(sources) >= 2  # curves and M
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in sources)
     assert cells(text, "width") == ["0.05"]
+
+
+def test_pictures_do_not_shrink_below_half_of_their_size(folder):
+    text = page([open_run(folder / "a&b")])
+    pictures = re.findall(r'min-width: (\d+)px" src="data:image/png;base64,([^"]+)"', text)
+    assert len(pictures) >= 2
+    for width, data in pictures:
+        assert int(width) == Image.open(io.BytesIO(base64.b64decode(data))).width // 2
 
 
 def test_an_unfinished_run_says_how_far_it_is(folder):

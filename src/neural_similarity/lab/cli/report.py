@@ -153,5 +153,7 @@ def _pictures(name: str, run: Run) -> str:
 
 
 def _image(png: bytes, text: str) -> str:
-    data = base64.b64encode(png).decode()
-    return f'<img alt="{escape(text)}" src="data:image/png;base64,{data}">\n'
+    """A picture at no less than half of its size, at which its text is legible."""
+    data, width = base64.b64encode(png).decode(), int.from_bytes(png[16:20])  # of its header
+    style = f"min-width: {width // 2}px"
+    return f'<img alt="{escape(text)}" style="{style}" src="data:image/png;base64,{data}">\n'

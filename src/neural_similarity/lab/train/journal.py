@@ -151,6 +151,7 @@ def draw_learning_curves(
             ("held-out images", f"validation_{name}", "o--"),
         ):
             points = [(record["step"], record[key]) for record in records if key in record]
+            mark = mark if len(points) > 1 else "o"  # a line needs two
             if points:
                 axes.plot(*zip(*points, strict=True), mark, label=label, markersize=4)
         if summary and f"test_{name}" in summary:
