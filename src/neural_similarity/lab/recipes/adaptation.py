@@ -77,17 +77,21 @@ WAYS: dict[str, tuple[str, tuple[float, ...], dict[str, Any]]] = {
     "nothing": ("as it is", (1.0, 1.0), {"train": "nothing", "steps": 1, "drops": ()}),
     "statistics": ("running statistics", (1.0, 1.0), {"train": "nothing", "norm": "train"}),
     "head": ("linear probe", (0.1, 0.1), {"train": "head"}),
-    "norm": ("gains and shifts of batch normalisation", (0.03, 0.03), {"train": "norm"}),
+    "norm": ("gains and shifts of batch normalisation", (0.01, 0.01), {"train": "norm"}),
     "bias": ("biases (BitFit)", (0.03, 0.03), {"train": "bias"}),
-    "ssf": ("scale and shift of filters (SSF)", (0.03, 0.03), {"train": "rival", "rival": "ssf"}),
+    "ssf": ("scale and shift of filters (SSF)", (0.03, 0.003), {"train": "rival", "rival": "ssf"}),
     "lora": ("LoRA of rank 1 (PEFT)", (0.03, 0.03), {"train": "rival", "rival": "lora"}),
-    "oft": ("diag-OFT in blocks of 4 (LyCORIS)", (0.003,) * 2, {"train": "rival", "rival": "oft"}),
-    "diagonal": ("static diagonal M", (0.03, 0.03), {"similarity": Static(Diagonal())}),
-    "full": ("static full M", (0.01, 0.01), {"similarity": STATIC_FULL}),
+    "oft": (
+        "diag-OFT in blocks of 4 (LyCORIS)",
+        (0.003, 0.001),
+        {"train": "rival", "rival": "oft"},
+    ),
+    "diagonal": ("static diagonal M", (0.01, 0.01), {"similarity": Static(Diagonal())}),
+    "full": ("static full M", (0.003, 0.01), {"similarity": STATIC_FULL}),
     "dynamic": ("dynamic diagonal M", (0.01, 0.01), {"similarity": Dynamic(Diagonal())}),
     "angle": ("M by one angle", (0.03,) * 2, {"similarity": Static(Affine("angle", tied=True))}),
     "turn": ("turning the images", (0.03, 0.03), {"train": "rival", "rival": "turn"}),
-    "all": ("full fine-tuning", (0.01, 0.01), {"train": "all"}),
+    "all": ("full fine-tuning", (0.003, 0.003), {"train": "all"}),
 }
 TURNS = ("angle", "turn")
 """Ways that are for turned images alone."""
