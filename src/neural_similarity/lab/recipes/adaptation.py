@@ -72,7 +72,7 @@ def _changed(change: str, train: str, lr: float, **fields: Any) -> AdaptationRec
 
 
 # Rates for noise and turn: the best of those in docs/results.md on 500 training images that are
-# held out beside the 100, seed 0; for head, biases and LoRA by noise alone, of dynamic M by neither.
+# held out beside the 100, seed 0; head, biases and LoRA by noise alone, dynamic M by neither.
 WAYS: dict[str, tuple[str, tuple[float, ...], dict[str, Any]]] = {
     "nothing": ("as it is", (1.0, 1.0), {"train": "nothing", "steps": 1, "drops": ()}),
     "statistics": ("running statistics", (1.0, 1.0), {"train": "nothing", "norm": "train"}),
