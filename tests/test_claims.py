@@ -238,6 +238,30 @@ def test_what_is_told_of_adaptation():
     assert all(f"| {ours(line)} |" in page for line in lines.values() if line.records)
 
 
+def test_what_is_told_of_changed_images():
+    """A line of the table for every way that has records, and what is clear of the full M."""
+    told = section("ResNet-20 on changed CIFAR-10")
+    report = make_report(TABLES["adapt-cifar"], budget=1, results=RESULTS)
+    found = {}
+    for panel in report.panels:
+        for line in panel.lines:
+            found.setdefault(line.row.label, []).append(line)
+    assert sum(bool(line.records) for lines in found.values() for line in lines) > 10
+    for label, lines in found.items():
+        run = [line for line in lines if line.records]
+        if not run:
+            continue
+        cells = [ours(line) if line.records else "not run" for line in lines]
+        cells = ["", *cells] if len(cells) == 1 else cells
+        trained = run[0].records[0].summary["trained"]
+        assert f"| {' | '.join((label, f'{trained:,}', *cells))} |" in told, label
+    page = (ROOT / "docs/table-adapt-cifar.md").read_text("utf-8")
+    assert page == to_markdown(report, "table-adapt-cifar.png")
+    for comparison, rest in re.findall(r"`([\w-]+ > [\w-]+)`: (.+?\[.+?\]) by image", told):
+        status, text = claims._compare(f"{comparison} @ 1")
+        assert rest == f"{status}, {text.partition(' by image')[0]}", comparison
+
+
 @pytest.mark.long
 def test_headlines_of_few_shot_learning():
     def difference(first, second, classes="train"):

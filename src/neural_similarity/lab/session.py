@@ -338,7 +338,8 @@ def start(run: Run, runtime: Runtime) -> State:
 
 
 def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The recipe's optimiser of some groups of parameters."""
+    """The recipe's optimiser of some groups of parameters, or of none."""
+    groups = groups or [{"params": []}]
     if recipe.optimizer == "adam":
         return torch.optim.Adam(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999))
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)

@@ -125,6 +125,28 @@ def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train, simi
 
 
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("norm", ["eval", "train"])
+def test_nothing_trains_and_running_statistics_move_where_they_may(tmp_path, norm):
+    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
+    before = session.load(start).state_dict()
+    recipe = AdaptationRecipe(
+        backbone=str(start.path),
+        dataset="embedded",
+        train="nothing",
+        similarity=None,
+        norm=norm,
+        **SHORT,
+    )
+    run = session.train(recipe, out=tmp_path / "run", device="cpu")
+    moved = {n for n, t in session.load(run).state_dict().items() if not torch.equal(t, before[n])}
+    kinds = {name.rpartition(".")[2] for name in moved}
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}
+    assert kinds == (statistics if norm == "train" else set())
+    assert read_json(run.summary)["trained"] == 0
+    assert (run.path / "adapter.safetensors").exists() == (norm == "train")
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_run_is_a_backbone_and_the_adaptation_needs_it_no_more(tmp_path):
     """Of grey images; resumed and loaded after the run has gone."""
     start = session.train(RECIPE, out=tmp_path / "start", device="cpu")

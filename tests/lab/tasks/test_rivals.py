@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from copy import deepcopy
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import neural_similarity as ns
 from neural_similarity.lab import cli, session
+from neural_similarity.lab.data.corruption import rotated
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapted
 from neural_similarity.lab.tasks.rivals import BLOCK, merged, with_rival
 from neural_similarity.lab.train import Recipe
@@ -75,6 +77,25 @@ def test_oft_turns_filters_within_their_blocks():
         torch.testing.assert_close(turn @ turn.T, torch.eye(BLOCK).double(), rtol=0, atol=1e-5)
         assert turn.det() > 0
         assert (turn - torch.eye(BLOCK)).abs().max() > 0.01
+
+
+def test_turned_images_are_those_of_the_data_set_turned_back():
+    """An angle of -1/3 undoes 30 degrees as the network sees it, one of 1 is `torch.rot90`."""
+    torch.manual_seed(0)
+    plain = ns.models.resnet20(num_classes=3).eval()
+    network = deepcopy(plain)
+    assert with_rival(network, "turn") == ["*.angle"]
+    (angle,) = (p for name, p in network.named_parameters() if name.endswith(".angle"))
+    x = 128 + 20 * torch.randn(2, 3, 32, 32)
+    scale = plain(x).abs().max()
+    assert (network(x) - plain(x)).abs().max() < 1e-4 * scale
+    plain(x).sum().backward()
+    network(x).square().sum().backward()
+    assert angle.grad.abs() > 0
+    for turns, seen in ((1 / 3, rotated(x, None, 30)), (1, x.rot90(1, (2, 3)))):
+        torch.nn.init.constant_(angle, turns)
+        assert (network(x) - plain(seen)).abs().max() < 1e-3 * scale
+    assert set(merged(network).state_dict()) == {*plain.state_dict(), "conv1.angle"}
 
 
 @pytest.mark.long

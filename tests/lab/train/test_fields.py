@@ -172,7 +172,10 @@ def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
         ({"model": "cnn9_condconv"}, "`similarity` must be none for cnn9_condconv, got Dyn"),
         ({"dataset": "imagenet"}, "`crop` must be 0 for imagenet, whose windows .*, got 1"),
         ({"optimizer": "Adam"}, "`optimizer` must be one of sgd, adam, got 'Adam'; nearest: adam"),
-        ({"inputs": "Raw"}, "`inputs` must be one of normalized, raw, got 'Raw'; nearest: raw"),
+        (
+            {"inputs": "Raw"},
+            "`inputs` must be one of normalized, imagenet, raw, got 'Raw'; nearest: raw",
+        ),
         ({"precision": "fp16"}, "`precision` must be one of auto, bf16, fp32, got 'fp16'"),
         ({"norm_eps": 0.0}, "`norm_eps` must be above 0, got 0.0"),
         ({"flip": "no"}, "`flip` must be True or False, got 'no'"),

@@ -12,8 +12,9 @@ from neural_similarity.lab.data.images import ImageFiles, ImageSet
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation that torchvision's networks are trained with."""
-Inputs = Literal["normalized", "raw"]
-"""What pixels reach a network as: normalised by channel, or as they are (0 to 255)."""
+Inputs = Literal["normalized", "imagenet", "raw"]
+"""What pixels reach a network as: normalised by the channels of the training images or by those of
+ImageNet, or as they are (0 to 255)."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,14 @@ class Preprocess:
 
     @classmethod
     def of(cls, images: ImageSet, inputs: Inputs) -> "Preprocess":
-        """What makes `inputs` of `images`: `raw`, or `fit` for normalised ones.
+        """What makes `inputs` of `images`: `raw`, `IMAGENET`, or `fit` for normalised ones.
 
         Raises:
             ValueError: `inputs` is unknown.
         """
         require_known("inputs", inputs, get_args(Inputs))
+        if inputs == "imagenet":
+            return cls(*IMAGENET)
         return cls.raw(images.shape[0]) if inputs == "raw" else cls.fit(images)
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import Literal
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.recipes.adaptation import CHANGED, CHANGES
 from neural_similarity.lab.recipes.released import SUFFIX, VARIANTS
 
 Metric = Literal["error", "accuracy"]
@@ -322,6 +323,17 @@ TABLES = {
     "adapt": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, 20 images of each, with a new head",
         (Panel("Sign digits", "accuracy", SIGNS),),
+    ),
+    "adapt-cifar": Table(
+        "Adaptation: ResNet-20 of CIFAR-10 to changed images, 10 of each class, its head kept",
+        tuple(
+            Panel(
+                f"CIFAR-10 under {CHANGES[change]}",
+                "accuracy",
+                tuple(Row(label, name) for name, (label, _) in recipes.items()),
+            )
+            for change, recipes in CHANGED.items()
+        ),
     ),
     "sharing": Table("M shared by the filters of a layer, or for each (§4)", SHARING),
     "shapes": Table("Kernel shapes (J), by the rate of D_r (§3.5)", SHAPES),

@@ -25,7 +25,7 @@ from neural_similarity.models import parameters
 from neural_similarity.nn import Full, Similarity, Static, evaluating
 
 PARTS = ("M", "head", "norm", "bias", "rival")
-"""What can train, beside "all"."""
+"""What can train, beside "all" and "nothing"."""
 STATIC_FULL = Static(Full())
 ADAPTER = "adapter.safetensors"
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -44,10 +44,12 @@ class AdaptationRecipe(Recipe):
     """Take the weights that come with the name; False starts from random ones."""
     train: str = "M+head"
     """What trains, joined by +: M (the similarities), head, norm (its gains and shifts), bias,
-    rival; or all. Without M, `similarity` must be none."""
+    rival; or all; or nothing, so that running statistics alone move, where `norm` is train. Without
+    M, `similarity` must be none."""
     rival: Rival = "none"
     """Another adapter of the convolutions in place of M: ssf (scale and shift of each filter), lora
-    (of rank 1, by PEFT), or oft (diag-OFT in blocks of 4 filters, by LyCORIS)."""
+    (of rank 1, by PEFT), oft (diag-OFT in blocks of 4 filters, by LyCORIS), or turn (of the images,
+    by one angle)."""
     where: str | None = None
     """Layers that get a similarity: a name or a glob such as layer4.*; by default all convolutions
     larger than 1x1."""
@@ -76,8 +78,10 @@ class AdaptationRecipe(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         parts = self.train.split("+")
-        known = parts == ["all"] or (set(parts) <= set(PARTS) and len(set(parts)) == len(parts))
-        self._require(known, "train", f"be all, or some of {', '.join(PARTS)} joined by +")
+        known = parts in (["all"], ["nothing"]) or (
+            set(parts) <= set(PARTS) and len(set(parts)) == len(parts)
+        )
+        self._require(known, "train", f"be all, nothing, or some of {', '.join(PARTS)} joined by +")
         if self.similarity is not None and "M" not in parts and parts != ["all"]:
             raise ValueError(
                 f"`similarity` must be none where `train` leaves M out, got train={self.train!r}"
@@ -156,6 +160,8 @@ def adapted(network: nn.Module, recipe: AdaptationRecipe, converted: bool = Fals
     norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
     named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"]}
     named |= {"rival": rival, "all": ["*"]}
+    if recipe.train == "nothing":
+        return freeze_backbone(network, norm=recipe.norm_mode, train=["*"]).requires_grad_(False)
     trained = [part for word in recipe.train.split("+") for part in named[word]]
     return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
 
@@ -232,8 +238,9 @@ class AdaptationTask(ClassificationTask):
             names.append(head_name(run.build(similarity=None)))
         if self.recipe.norm_mode == "train" and any("running" in k for k in model.state_dict()):
             names.append("*running*")
-        file = run.path / ADAPTER
-        size = distributed.by_first(lambda: save_adapter(model, file, names).stat().st_size)
+        file, size = run.path / ADAPTER, 0
+        if inside or names:
+            size = distributed.by_first(lambda: save_adapter(model, file, names).stat().st_size)
         return told | {"trained": backbone["trained"], "bytes": size}
 
 

@@ -1,5 +1,6 @@
 """Other ways to adapt convolutions by few numbers, which merge into kernels as static M does."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
@@ -7,10 +8,11 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from neural_similarity.choices import optional
 
-Rival = Literal["none", "ssf", "lora", "oft"]
+Rival = Literal["none", "ssf", "lora", "oft", "turn"]
 RANK = 1
 """Of LoRA, the least: 6,331 numbers for ResNet-20, where a full M in every layer has 1,539."""
 BLOCK = 4
@@ -74,6 +76,24 @@ class Turned(Rivalled):
         return self.weight + change, self.bias
 
 
+class TurnedInput(nn.Conv2d):
+    """A first convolution that sees images turned by an angle, in right angles; 0 at first.
+
+    The trivial rival of `ns.Affine("angle")`. Bilinear, zero outside. No kernel computes it, so
+    that it is not merged.
+    """
+
+    def add(self) -> None:
+        """Add the angle."""
+        self.angle = nn.Parameter(self.weight.new_zeros(1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        cos, sin = (f(self.angle * math.pi / 2) for f in (torch.cos, torch.sin))
+        rows = torch.stack([torch.cat([cos, -sin, 0 * cos]), torch.cat([sin, cos, 0 * cos])])
+        grid = F.affine_grid(rows.expand(len(input), 2, 3), list(input.shape), align_corners=False)
+        return super().forward(F.grid_sample(input, grid.to(input), align_corners=False))
+
+
 def _lycoris() -> Any:
     return optional("lycoris.functional.diag_oft", "diag-OFT", "adapt")
 
@@ -84,9 +104,10 @@ def _change(network: nn.Module, rival: Rival, layers: Mapping[str, nn.Conv2d]) -
         config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(layers))
         peft.inject_adapter_in_model(config, network)
         return
-    for layer in layers.values():
-        layer.__class__ = ScaleShift if rival == "ssf" else Turned
-        cast(Rivalled, layer).add()
+    kinds = {"ssf": ScaleShift, "oft": Turned, "turn": TurnedInput}
+    for layer in list(layers.values())[: 1 if rival == "turn" else None]:
+        layer.__class__ = kinds[rival]
+        cast(Any, layer).add()
 
 
 PARTS: dict[Rival, list[str]] = {
@@ -94,12 +115,15 @@ PARTS: dict[Rival, list[str]] = {
     "ssf": ["*.scale", "*.shift"],
     "lora": ["*.lora_?"],
     "oft": ["*.blocks"],
+    "turn": ["*.angle"],
 }
 """Globs of the parameters that are new."""
 
 
 def with_rival(network: nn.Module, rival: Rival) -> list[str]:
     """Change every convolution larger than 1x1, in place, to compute as before; what is new.
+
+    Of "turn" the first one alone.
 
     Returns:
         Globs of the new parameters.

@@ -67,7 +67,9 @@ class Classification:
         loss = cross_entropy(logits, y, recipe.label_smoothing, recipe.probability_floor)
         penalties = self._penalties(network)
         # Processes average their gradients, and their shares may differ by an image.
-        (loss * (distributed.size() * len(y) / recipe.batch_size) + penalties).backward()
+        whole = loss * (distributed.size() * len(y) / recipe.batch_size) + penalties
+        if whole.requires_grad:  # Not where only running statistics move.
+            whole.backward()
         return tally(loss + penalties, (logits.detach().argmax(1) == y).sum(), len(y))
 
     def _penalties(self, network: nn.Module) -> Tensor | float:

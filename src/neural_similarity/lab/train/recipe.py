@@ -84,7 +84,8 @@ class Recipe:
     image_size: int | None = None
     """Height and width that the images of a folder, or of imagenet (224), are resized to."""
     inputs: Inputs = "normalized"
-    """Pixels reach the network normalised by channel, or raw (0 to 255) as in the released code."""
+    """Pixels reach the network normalised by the channels of the training images, or by those of
+    ImageNet (imagenet), or raw (0 to 255) as in the released code."""
     validation: int = 0
     """Training images held out, on which the best checkpoint is chosen."""
     model: str = "cnn9"
