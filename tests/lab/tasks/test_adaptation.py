@@ -235,7 +235,10 @@ def test_torchvision_and_grey_images(tmp_path):
         (("--backbone", "tim:resnet18"), "`backbone` must be timm:NAME, torchvision:NAME"),
         (("--backbone", "timm:resnet81"), "got 'resnet81'; nearest: resnet18"),
         (("--backbone", "torchvision:resnet19"), "got 'resnet19'; nearest: resnet1"),
-        (("--backbone", "torchvision:resnet18", "--train", "heads"), "be all, or some of M, head"),
+        (
+            ("--backbone", "torchvision:resnet18", "--train", "heads"),
+            "be all, nothing, or some of M, head",
+        ),
         (("--backbone", "timm:resnet18", "--train", "head"), "`similarity` must be none where"),
         (("--backbone", "timm:resnet18", *RANDOM, "--where", "layer5.*"), "layer5"),
         (("--backbone", "timm:vit_tiny_patch16_224", *RANDOM, "--where", "x"), "does not take"),
