@@ -170,22 +170,27 @@ def test_what_one_matrix_an_image_is_worth():
 def test_what_a_bound_is_worth():
     told = section("Predictors without bound")
     (panel,) = make_report(TABLES["bounds"], budget=1 / 64, results=RESULTS).panels
-    lines = {line.row.recipe: line for line in panel.lines if line.records}
-    for name in ("unbounded", "tanh"):
-        assert f"{lines[f'cifar10-dynamic-dns-cnn-{name}'].mean:.2f} %" in told
+    lines = {line.row.recipe.removeprefix("cifar10-dynamic-dns-"): line for line in panel.lines}
+    for name in ("cnn-unbounded", "cnn-tanh", "cnn-sigmoid", "cnn-normalized", "plain"):
+        assert f" {lines[name].mean:.2f}" in told
+        change = lines[name].by_image
+        assert f"{signed(change.mean)} [{signed(change.low)}, {signed(change.high)}]" in told
+        assert lines[name].by_pooled_seeds.clear == (name == "cnn-unbounded")
 
 
 def test_what_the_pretrained_path_is_worth():
     told = section("A pretrained network (§4)")
     (panel,) = make_report(TABLES["pretrained"], budget=1 / 64, results=RESULTS).panels
     lines = {line.row.recipe.removeprefix("cifar10-pretrained-"): line for line in panel.lines}
-    for name in ("cnn", "static-dns-m", "static-dns", "static-uns-m", "static-uns"):
-        assert len(lines[name].records) == 1
-        assert f"{lines[name].mean:.2f}" in told
-    for name in ("static-dns", "static-uns"):
-        change = lines[name].by_image
-        assert all(f"{signed(number)}" in told for number in (change.mean, change.low, change.high))
-        assert change.clear
+    assert f"({ours(lines['cnn'])} %)" in told
+    for name in ("static-dns", "static-uns", "dynamic-dns"):
+        both, alone = lines[name], lines[f"{name}-m"]
+        assert {len(line.records) for line in (both, alone)} == {3}
+        assert all(f"{line.mean:.2f} ± {line.deviation:.2f}" in told for line in (both, alone))
+        assert interval(both.by_seed) in told
+        assert both.by_seed.clear
+        assert both.by_image.clear
+        assert both.by_pooled_seeds.clear
 
 
 def test_what_shapes_that_move_are_worth():
