@@ -68,6 +68,27 @@ def test_ssf_scales_and_shifts_what_a_convolution_gives():
     torch.testing.assert_close(merged(network)(x), wanted)
 
 
+class Padded(nn.Conv2d):
+    """A convolution with a forward pass of its own, as timm's Conv2dSame."""
+
+    def forward(self, input):
+        return super().forward(nn.functional.pad(input, (0, 1, 0, 1)))
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_layers_are_those_that_a_conversion_would_take(rival):
+    """A subclass keeps its forward pass, and `where` chooses among the others."""
+    network = nn.Sequential(Padded(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).eval()
+    x = torch.randn(2, 3, 9, 9)
+    before = network(x)
+    with_rival(network, rival, "2")
+    assert torch.equal(network(x), before)
+    assert [type(layer) for layer in network[:2]] == [Padded, nn.Conv2d]
+    assert type(network[2]) is not nn.Conv2d
+    with pytest.raises(ValueError, match="`rival` must have convolutions to change"):
+        with_rival(nn.Sequential(Padded(3, 4, 3)), rival)
+
+
 def test_oft_turns_filters_within_their_blocks():
     """R of a block is found by least squares; it is orthogonal and no reflection."""
     plain, network, *_ = moved("oft")

@@ -51,8 +51,8 @@ class AdaptationRecipe(Recipe):
     (of rank 1, by PEFT), oft (diag-OFT in blocks of 4 filters, by LyCORIS), or turn (of the images,
     by one angle)."""
     where: str | None = None
-    """Layers that get a similarity: a name or a glob such as layer4.*; by default all convolutions
-    larger than 1x1."""
+    """Layers that get a similarity or a rival: a name or a glob such as layer4.*; by default all
+    convolutions larger than 1x1."""
     norm: Literal["auto", "eval", "train"] = "auto"
     """Normalisation by running statistics, held as they are (eval), or by the batch's (train); auto
     is eval, unless all trains."""
@@ -156,7 +156,7 @@ def adapted(network: nn.Module, recipe: AdaptationRecipe, converted: bool = Fals
     head = head_name(network)
     if recipe.similarity is not None and not converted:
         network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
-    rival = with_rival(network, recipe.rival)
+    rival = with_rival(network, recipe.rival, recipe.where)
     norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
     named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"]}
     named |= {"rival": rival, "all": ["*"]}

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.choices import optional
+from neural_similarity.conversion import plan
+from neural_similarity.nn import Diagonal, Static
 
 Rival = Literal["none", "ssf", "lora", "oft", "turn"]
 RANK = 1
@@ -111,7 +113,6 @@ def _change(network: nn.Module, rival: Rival, layers: Mapping[str, nn.Conv2d]) -
 
 
 PARTS: dict[Rival, list[str]] = {
-    "none": [],
     "ssf": ["*.scale", "*.shift"],
     "lora": ["*.lora_?"],
     "oft": ["*.blocks"],
@@ -120,8 +121,8 @@ PARTS: dict[Rival, list[str]] = {
 """Globs of the parameters that are new."""
 
 
-def with_rival(network: nn.Module, rival: Rival) -> list[str]:
-    """Change every convolution larger than 1x1, in place, to compute as before; what is new.
+def with_rival(network: nn.Module, rival: Rival, where: str | None = None) -> list[str]:
+    """Change the 2-d convolutions that `ns.convert` would, in place, to compute as before.
 
     Of "turn" the first one alone.
 
@@ -130,14 +131,18 @@ def with_rival(network: nn.Module, rival: Rival) -> list[str]:
 
     Raises:
         ModuleNotFoundError: LoRA needs peft, diag-OFT lycoris-lora.
+        ValueError: there is no such convolution, or PEFT does not take one: grouped ones.
     """
-    layers = {
-        name: layer
-        for name, layer in network.named_modules()
-        if isinstance(layer, nn.Conv2d) and max(layer.kernel_size) > 1
-    }
-    if rival != "none":
-        _change(network, rival, layers)
+    if rival == "none":
+        return []
+    reasons = plan(network, Static(Diagonal()), where=where)
+    converted = {name: network.get_submodule(name) for name, why in reasons.items() if why is None}
+    layers = {name: m for name, m in converted.items() if isinstance(m, nn.Conv2d)}
+    if not layers:
+        raise ValueError(
+            f"`rival` must have convolutions to change, got a network without:\n{reasons}"
+        )
+    _change(network, rival, layers)
     return PARTS[rival]
 
 
