@@ -40,11 +40,19 @@ def test_an_example_prints_what_its_tutorial_shows(name, tmp_path, monkeypatch, 
 
 
 @pytest.mark.long
-def test_adapting_draws_the_picture_of_its_tutorial(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [
+        ("adapt", "pictures/similarities.png"),
+        ("few_shot", "runs/cosine-prototypes/plots/gain.png"),
+    ],
+)
+def test_an_example_draws_the_picture_of_its_tutorial(name, drawn, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples/adapt.py"))
-    drawn, shown = tmp_path / "pictures/similarities.png", ROOT / "docs/tutorials/adapt.png"
-    first, second = (Image.open(file).convert("RGB") for file in (drawn, shown))
+    monkeypatch.setitem(METHODS, "cosine-prototypes", None)
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+    files = tmp_path / drawn, ROOT / "docs/tutorials" / f"{PAGES[name]}.png"
+    first, second = (Image.open(file).convert("RGB") for file in files)
     assert first.size == second.size
     difference = ImageStat.Stat(ImageChops.difference(first, second))
     assert max(difference.mean) < 20
