@@ -72,7 +72,7 @@ def _changed(change: str, train: str, lr: float, **fields: Any) -> AdaptationRec
 
 
 # Rates for noise and turn: the best of those in docs/results.md on 500 training images that are
-# held out beside the 100, seed 0; head, biases and LoRA by noise alone, dynamic M by neither.
+# held out beside the 100, seed 0; head, biases and LoRA by noise alone.
 WAYS: dict[str, tuple[str, tuple[float, ...], dict[str, Any]]] = {
     "nothing": ("as it is", (1.0, 1.0), {"train": "nothing", "steps": 1, "drops": ()}),
     "statistics": ("running statistics", (1.0, 1.0), {"train": "nothing", "norm": "train"}),
@@ -88,7 +88,7 @@ WAYS: dict[str, tuple[str, tuple[float, ...], dict[str, Any]]] = {
     ),
     "diagonal": ("static diagonal M", (0.01, 0.01), {"similarity": Static(Diagonal())}),
     "full": ("static full M", (0.003, 0.01), {"similarity": STATIC_FULL}),
-    "dynamic": ("dynamic diagonal M", (0.01, 0.01), {"similarity": Dynamic(Diagonal())}),
+    "dynamic": ("dynamic diagonal M", (0.003, 0.003), {"similarity": Dynamic(Diagonal())}),
     "angle": ("M by one angle", (0.0003,) * 2, {"similarity": Static(Affine("angle", tied=True))}),
     "turn": ("turning the images", (0.001, 0.001), {"train": "rival", "rival": "turn"}),
     "all": ("full fine-tuning", (0.003, 0.003), {"train": "all"}),
