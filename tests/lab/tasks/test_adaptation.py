@@ -228,6 +228,13 @@ def test_torchvision_and_grey_images(tmp_path):
     assert torch.equal(model.features[0][0].weight, source.features[0][0].weight)
 
 
+def test_a_new_classifier_of_timm_starts_with_small_logits():
+    """timm's own of three classes starts at up to 0.58, and the first updates ruin what is kept."""
+    recipe = AdaptationRecipe(backbone="timm:efficientnet_lite0", pretrained=False)
+    head = recipe.source.plain(recipe, 3).classifier
+    assert head.weight.abs().max() <= head.in_features**-0.5
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -116,7 +116,11 @@ class Backbone:
     def plain(self, recipe: Recipe, classes: int, **sizes: int) -> nn.Module:
         """The network without its weights, for so many classes, of `in_channels`, `image_size`."""
         if self.word.startswith(TIMM):
-            return _timm(self.word).create_model(self._name, num_classes=classes)
+            model = _timm(self.word).create_model(self._name, num_classes=classes)
+            # timm draws some classifiers by their number of classes: few get logits in the tens.
+            if isinstance(head := model.get_submodule(head_name(model)), nn.Linear | nn.Conv2d):
+                head.reset_parameters()
+            return model
         if self.word.startswith(TORCHVISION):
             library = _torchvision(self.word)
             return with_classes(library.get_model(self._name, weights=None), classes)
