@@ -28,8 +28,8 @@ def nsim(*words: object) -> None:
 small = ("--dataset", "embedded", "--model", "resnet20", "--width", 0.25, "--batch-size", 32)
 nsim("train", *small, "--similarity", "none", "--steps", 120, "--out", start)
 
-# M, the classifier and running statistics learn; the kernels stay. Kilobytes hold what was learned.
-learn = ("--train", "M+head", "--norm", "train", "--steps", 60)
+# M and the classifier learn; the kernels stay. Kilobytes hold what was learned.
+learn = ("--train", "M+head", "--steps", 60)
 nsim("train", "adapt", "--backbone", start, "--dataset", "embedded", *learn, "--out", adapted)
 
 # M folds into the kernels, and they become int8; the command checks what it wrote.

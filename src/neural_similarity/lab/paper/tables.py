@@ -5,13 +5,15 @@ response. A row whose recipe is not in `recipes` is shown without runs; it comes
 name. Studies that the paper does not have are tables without its numbers.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.recipes.adaptation import CHANGED, CHANGES
+from neural_similarity.lab.recipes.adaptation import CHANGED, CHANGES, NEW_CLASSES
 from neural_similarity.lab.recipes.released import SUFFIX, VARIANTS
+from neural_similarity.lab.train.recipe import Recipe
 
 Metric = Literal["error", "accuracy"]
 
@@ -193,23 +195,6 @@ RIVALS = (
     Row("dynamic filter network", "cifar10-dynamic-filter"),
     Row("modulated deformable convolution", "cifar10-deformable"),
 )
-SIGNS = (
-    Row("linear probe", "signs-head"),
-    Row("batch normalisation", "signs-norm"),
-    Row("static diagonal M", "signs-diagonal"),
-    Row("M by angle, scale, shear, shift", "signs-affine"),
-    Row("static full M", "signs-full"),
-    Row("static full M and batch normalisation", "signs-full-norm"),
-    Row("dynamic diagonal M", "signs-dynamic"),
-    Row("running statistics", "signs-statistics"),
-    Row("biases (BitFit)", "signs-bias"),
-    Row("scale and shift of filters (SSF)", "signs-ssf"),
-    Row("LoRA of rank 1 (PEFT)", "signs-lora"),
-    Row("diag-OFT in blocks of 4 (LyCORIS)", "signs-oft"),
-    Row("full fine-tuning", "signs-all"),
-)
-
-
 SHARING = tuple(
     Panel(
         f"CIFAR-10, static {kind}",
@@ -293,6 +278,12 @@ def in_variant(table: Table, variant: str) -> Table:
     return Table(f"{table.title}, as the released code trains", tuple(panels))
 
 
+def _adaptation(title: str, recipes: Mapping[str, tuple[str, Recipe]]) -> Panel:
+    """A row for each recipe, the first one the baseline."""
+    rows = tuple(Row(label, name) for name, (label, _) in recipes.items())
+    return Panel(title, "accuracy", rows)
+
+
 TABLES = {
     "1": Table("Table 1: predictors", (Panel("CIFAR-10", "error", PREDICTORS),)),
     "2": Table(
@@ -322,16 +313,19 @@ TABLES = {
     ),
     "adapt": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, 20 images of each, with a new head",
-        (Panel("Sign digits", "accuracy", SIGNS),),
+        (_adaptation("Sign digits", NEW_CLASSES["signs"]),),
+    ),
+    "adapt-flowers": Table(
+        "Adaptation: EfficientNet-Lite0 of ImageNet to twelve flowers, 128 pixels, with a new head",
+        tuple(
+            _adaptation(f"Flowers-12, {each} images of each", NEW_CLASSES[name])
+            for name, each in (("flowers", 20), ("flowers-5", 5), ("flowers-60", 60))
+        ),
     ),
     "adapt-cifar": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to changed images, 10 of each class, its head kept",
         tuple(
-            Panel(
-                f"CIFAR-10 under {CHANGES[change]}",
-                "accuracy",
-                tuple(Row(label, name) for name, (label, _) in recipes.items()),
-            )
+            _adaptation(f"CIFAR-10 under {CHANGES[change]}", recipes)
             for change, recipes in CHANGED.items()
         ),
     ),

@@ -32,4 +32,5 @@ def _row(name: str, text: str, recipe: Recipe) -> list[str]:
     if recipe.similarity is not None:
         parts = recipe.similarity, recipe.similarity.structure
         similarity = "-".join(type(part).__name__ for part in parts).lower()
-    return [name, recipe.dataset, recipe.model, similarity, f"{recipe.steps:,}", text]
+    named = getattr(recipe, "backbone", "").partition(":")[2]  # timm:NAME
+    return [name, recipe.dataset, named or recipe.model, similarity, f"{recipe.steps:,}", text]

@@ -68,7 +68,7 @@ class AdaptationRecipe(Recipe):
     model: str = "resnet20"
     similarity: Similarity | None = STATIC_FULL
     steps: int = 300
-    lr: float = 0.01
+    lr: float = 0.003
     drops: tuple[int, ...] = (200,)
     batch_size: int = 32
     weight_decay: float = 0.0
