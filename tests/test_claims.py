@@ -259,12 +259,30 @@ def test_what_is_told_of_changed_images():
         cells = [ours(line) if line.records else "not run" for line in lines]
         cells = ["", *cells] if len(cells) == 1 else cells
         trained = run[0].records[0].summary["trained"]
-        assert f"| {' | '.join((label, f'{trained:,}', *cells))} |" in told, label
+        row = " | ".join((label, f"{trained:,}", *cells))
+        assert " ".join(f"| {row} |".split()) in told, label
     page = (ROOT / "docs/table-adapt-cifar.md").read_text("utf-8")
     assert page == to_markdown(report, "table-adapt-cifar.png")
-    for comparison, rest in re.findall(r"`([\w-]+ > [\w-]+)`: (.+?\[.+?\]) by image", told):
+    comparisons = re.findall(
+        r"`([\w-]+ > [\w-]+)`: (.+?\[.+?\] by image, .+?\[.+?\] by seed)", told
+    )
+    assert len(comparisons) == 18
+    for comparison, rest in comparisons:
         status, text = claims._compare(f"{comparison} @ 1")
-        assert rest == f"{status}, {text.partition(' by image')[0]}", comparison
+        assert rest == f"{status}, {text.partition(' (n')[0]}", comparison
+
+
+def test_the_headline_of_changed_images():
+    gains = []
+    for panel in make_report(TABLES["adapt-cifar"], budget=1, results=RESULTS).panels:
+        names = [line.row.recipe for line in panel.lines if len(line.records) == 3]
+        full = next(name for name in names if name.endswith("-full"))
+        told = {name: claims._compare(f"{full} > {name} @ 1") for name in names if name != full}
+        assert not any(status.startswith("fails") for status, _ in told.values())
+        status, text = told[full.replace("full", "norm")]
+        assert status == "holds"
+        gains.append(float(text.partition(" ")[0]))
+    assert "by {:.1f} and {:.1f} points, and no way is ahead".format(*gains) in in_short()
 
 
 @pytest.mark.long
