@@ -209,7 +209,7 @@ def test_what_shapes_that_move_are_worth():
 
 def test_what_is_told_of_adaptation():
     """Every row's mean, deviation and trained numbers, and what is clear of the linear probe."""
-    (panel,) = make_report(TABLES["adapt"], budget=1, results=RESULTS).panels
+    panel, *_ = make_report(TABLES["adapt"], budget=1, results=RESULTS).panels
     lines = {line.row.recipe.removeprefix("signs-"): line for line in panel.lines}
     text = (ROOT / "docs/results.md").read_text("utf-8")
     section = text.partition("## Adaptation of")[2].partition("\n## ")[0]

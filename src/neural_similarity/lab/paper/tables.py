@@ -284,6 +284,14 @@ def _adaptation(title: str, recipes: Mapping[str, tuple[str, Recipe]]) -> Panel:
     return Panel(title, "accuracy", rows)
 
 
+def _by_images(title: str, names: Mapping[int, str]) -> tuple[Panel, ...]:
+    """A panel for each number of training images of a class."""
+    return tuple(
+        _adaptation(f"{title}, {each} images of each", NEW_CLASSES[name])
+        for each, name in names.items()
+    )
+
+
 TABLES = {
     "1": Table("Table 1: predictors", (Panel("CIFAR-10", "error", PREDICTORS),)),
     "2": Table(
@@ -312,15 +320,12 @@ TABLES = {
         (Panel("CIFAR-10", "error", COSTS),),
     ),
     "adapt": Table(
-        "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, 20 images of each, with a new head",
-        (_adaptation("Sign digits", NEW_CLASSES["signs"]),),
+        "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, with a new head",
+        _by_images("Sign digits", {20: "signs", 5: "signs-5", 160: "signs-160"}),
     ),
     "adapt-flowers": Table(
         "Adaptation: EfficientNet-Lite0 of ImageNet to twelve flowers, 128 pixels, with a new head",
-        tuple(
-            _adaptation(f"Flowers-12, {each} images of each", NEW_CLASSES[name])
-            for name, each in (("flowers", 20), ("flowers-5", 5), ("flowers-60", 60))
-        ),
+        _by_images("Flowers-12", {20: "flowers", 5: "flowers-5", 60: "flowers-60"}),
     ),
     "adapt-cifar": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to changed images, 10 of each class, its head kept",
