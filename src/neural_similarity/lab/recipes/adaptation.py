@@ -92,7 +92,12 @@ NEW_CLASSES: dict[str, dict[str, tuple[str, Recipe]]] = {
 }
 """Descriptions and recipes by name, by images and how many of each class."""
 
-CHANGES = {"noise-25": "noise of deviation 25", "rotation-30": "a turn by 30°"}
+CHANGES = {
+    "noise-25": "noise of deviation 25",
+    "noise-50": "noise of deviation 50",
+    "rotation-30": "a turn by 30°",
+    "rotation-90": "a turn by 90°",
+}
 """Of CIFAR-10, by the name of its data set."""
 
 
@@ -139,14 +144,22 @@ WAYS: dict[str, tuple[str, tuple[float, ...], dict[str, Any]]] = {
 }
 TURNS = ("angle", "turn")
 """Ways that are for turned images alone."""
-CHANGED: dict[str, dict[str, tuple[str, Recipe]]] = {
-    change: {
-        f"{change}-{way}": (label, _changed(change, **{"train": "M", "lr": rates[at]} | fields))
-        for way, (label, rates, fields) in WAYS.items()
-        if change.startswith("rotation") or way not in TURNS
+STRONGER = ("nothing", "statistics", "head", "norm", "full", "all", *TURNS)
+"""Ways that are tried on the stronger changes, too, at the rates of the weaker ones."""
+
+
+def _ways(change: str) -> dict[str, tuple[str, Recipe]]:
+    """Descriptions and recipes of the ways to adapt to a change, by name."""
+    turned = change.startswith("rotation")
+    ways = WAYS if change in ("noise-25", "rotation-30") else {way: WAYS[way] for way in STRONGER}
+    return {
+        f"{change}-{way}": (label, _changed(change, **{"train": "M", "lr": rates[turned]} | fields))
+        for way, (label, rates, fields) in ways.items()
+        if turned or way not in TURNS
     }
-    for at, change in enumerate(CHANGES)
-}
+
+
+CHANGED = {change: _ways(change) for change in CHANGES}
 """Descriptions and recipes by name, by change."""
 
 ADAPTATION: dict[str, tuple[str, Recipe]] = {
