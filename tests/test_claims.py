@@ -280,6 +280,27 @@ def test_what_is_told_of_adaptations(table, title, count):
         assert rest == f"{status}, {text.partition(' (n')[0]}", comparison
 
 
+def test_the_readme_quotes_adaptations():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    lines = {
+        line.row.recipe: line
+        for table in ("adapt", "adapt-cifar")
+        for panel in make_report(TABLES[table], budget=1, results=RESULTS).panels
+        for line in panel.lines
+    }
+    changed, signs = (
+        [ours(lines[f"{data}-{way}"]) for way in ways]
+        for data, ways in (
+            ("noise-25", ("full", "norm", "all")),
+            ("signs", ("full", "oft", "all")),
+        )
+    )
+    assert f"{lines['noise-25-nothing'].mean:.2f} % as it is" in readme
+    assert f"| {changed[0]} % right |" in readme
+    assert f"| {'; '.join(changed[1:])} % |" in readme
+    assert f"| {'; '.join(signs)} % |" in readme
+
+
 def test_the_headline_of_changed_images():
     """Of the weaker changes."""
     gains = []
