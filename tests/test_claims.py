@@ -259,7 +259,7 @@ def rows(report):
 @pytest.mark.parametrize(
     ("table", "title", "count"),
     [
-        ("adapt-cifar", "ResNet-20 on changed CIFAR-10", 18),
+        ("adapt-cifar", "ResNet-20 on changed CIFAR-10", 20),
     ],
 )
 def test_what_is_told_of_adaptations(table, title, count):
