@@ -104,9 +104,11 @@ def test_adaptations_stand_beside_how_many_numbers_they_trained(tmp_path):
         path = write_by_hand(tmp_path, name, 1, [1, 0])
         content = json.loads(path.read_text())
         content["summary"] |= {"trained": count, "bytes": 4 * count}
+        content["summary"]["test_top5_error_percent"] = 1.0  # No error beside an accuracy.
         path.write_text(json.dumps(content))
     report = make_report(TABLES["adapt"], budget=1, results=tmp_path)
     assert cells(to_markdown(report), "static full M")[-2:] == ["2,189", "8.8"]
+    assert cells(to_markdown(report), "static full M")[3] == "50.00"
     assert cells(to_markdown(report), "full fine-tuning")[-2:] == ["", ""]
     draw(report, tmp_path / "table.png")
 

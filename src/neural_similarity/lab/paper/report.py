@@ -60,9 +60,9 @@ class Line:
 
     @property
     def top5(self) -> tuple[float, float | None] | None:
-        """Mean and deviation of the top-5 error in percent; None where a run has none."""
+        """Mean and deviation of the top-5 error in percent; None beside accuracies, or without."""
         found = [record.summary.get("test_top5_error_percent") for record in self.records]
-        errors = [error for error in found if error is not None]
+        errors = [error for error in found if error is not None and self.metric == "error"]
         return mean_and_deviation(errors) if errors and len(errors) == len(found) else None
 
     @property
