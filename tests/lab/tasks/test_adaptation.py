@@ -253,6 +253,15 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
             ("--backbone", "timm:resnet18", *RANDOM, "--weights", "WORLD/colours/red/0.png"),
             "must hold",
         ),
+        (
+            ("--backbone", "torchvision:squeezenet1_1", *RANDOM, "--train", "M+norm"),
+            "`train` must leave norm out of a network without, got 'M+norm'",
+        ),
+        pytest.param(
+            ("--backbone", "torchvision:googlenet", *RANDOM),
+            "must give one tensor in training, too, got GoogLeNetOutputs",
+            marks=pytest.mark.filterwarnings("ignore:The default weight"),
+        ),
         (("--backbone", "WORLD/adapter"), "`backbone` must be"),
         (("--backbone", "WORLD/colours"), "is not a run folder"),
     ],
