@@ -223,7 +223,8 @@ class AdaptationTask(ClassificationTask):
             f"{parameters(model):,} parameters train"
         )
         if not kept and not recipe.trains_head:
-            notice(f"Warning: the classifier is new, and stays random; --train {recipe.train}+head")
+            more = "head" if recipe.train == "nothing" else f"{recipe.train}+head"
+            notice(f"Warning: the classifier is new, and stays random; --train {more}")
         return {"backbone": facts | {"trained": trained}, "start": start}
 
     def preprocess(self) -> Preprocess:
