@@ -258,6 +258,10 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
             "`train` must leave norm out of a network without, got 'M+norm'",
         ),
         (
+            ("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"),
+            "`backbone` must take images of 3 channels, got timm:resnet18 of 1",
+        ),
+        (
             ("--backbone", "timm:levit_128s", *RANDOM),
             "`backbone` must have one classifier, got timm:levit_128s with 2",
         ),
