@@ -76,6 +76,13 @@ def test_pages_of_tables_are_what_the_command_writes(page, table, budget):
     assert text == to_markdown(report, f"{page}.png")
 
 
+@pytest.mark.parametrize("table", ["adapt", "adapt-flowers", "adapt-cifar"])
+def test_pages_of_adaptation_are_what_the_command_writes(table):
+    report = make_report(TABLES[table], budget=1, results=RESULTS)
+    page = (ROOT / f"docs/table-{table}.md").read_text("utf-8")
+    assert page == to_markdown(report, f"table-{table}.png")
+
+
 def in_short():
     text = (ROOT / "docs/results.md").read_text("utf-8")
     return " ".join(text.partition("## In short")[2].partition("## Quick start")[0].split())
@@ -212,20 +219,8 @@ def test_what_is_told_of_adaptation():
     panel, *_ = make_report(TABLES["adapt"], budget=1, results=RESULTS).panels
     lines = {line.row.recipe.removeprefix("signs-"): line for line in panel.lines}
     text = (ROOT / "docs/results.md").read_text("utf-8")
-    section = text.partition("## Adaptation of")[2].partition("\n## ")[0]
-    told = " ".join(section.split())
-    for name in (
-        "head",
-        "norm",
-        "full",
-        "diagonal",
-        "all",
-        "statistics",
-        "bias",
-        "ssf",
-        "lora",
-        "oft",
-    ):
+    told = " ".join(text.partition("## Adaptation of")[2].partition("\n## ")[0].split())
+    for name in set(lines) - {"dynamic"}:  # of which a seed diverged
         assert f"{ours(lines[name])} %" in told, name
     for name in ("norm", "full", "diagonal", "all", "ssf", "lora", "oft"):
         assert f"{lines[name].records[0].summary['trained']:,}" in told, name
@@ -239,8 +234,6 @@ def test_what_is_told_of_adaptation():
         assert status == verdict
         numbers = re.findall(r"[−+][\d.]+|\[.*?\]", text) if name != "lora" else []
         assert all(number in told for number in numbers), (name, numbers)
-    page = (ROOT / "docs/table-adapt.md").read_text("utf-8")
-    assert all(f"| {ours(line)} |" in page for line in lines.values() if line.records)
 
 
 def rows(report):
@@ -269,8 +262,6 @@ def test_what_is_told_of_adaptations(table, title, count):
     shown = list(rows(report))
     assert len(shown) > 9
     assert all(row in told for row in shown), next(row for row in shown if row not in told)
-    page = (ROOT / f"docs/table-{table}.md").read_text("utf-8")
-    assert page == to_markdown(report, f"table-{table}.png")
     comparisons = re.findall(
         r"`([\w-]+ > [\w-]+)`: (.+?\[.+?\] by image, .+?\[.+?\] by seed)", told
     )

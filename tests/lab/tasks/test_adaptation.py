@@ -253,6 +253,23 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
             ("--backbone", "timm:resnet18", *RANDOM, "--weights", "WORLD/colours/red/0.png"),
             "must hold",
         ),
+        (
+            ("--backbone", "torchvision:squeezenet1_1", *RANDOM, "--train", "M+norm"),
+            "`train` must leave norm out of a network without, got 'M+norm'",
+        ),
+        (
+            ("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"),
+            "`backbone` must take images of 3 channels, got timm:resnet18 of 1",
+        ),
+        (
+            ("--backbone", "timm:levit_128s", *RANDOM),
+            "`backbone` must have one classifier, got timm:levit_128s with 2",
+        ),
+        pytest.param(
+            ("--backbone", "torchvision:googlenet", *RANDOM),
+            "must give one tensor in training, too, got GoogLeNetOutputs",
+            marks=pytest.mark.filterwarnings("ignore:The default weight"),
+        ),
         (("--backbone", "WORLD/adapter"), "`backbone` must be"),
         (("--backbone", "WORLD/colours"), "is not a run folder"),
     ],
@@ -321,6 +338,12 @@ def test_a_new_classifier_that_stays_random_is_told(world, tmp_path, capsys):
     assert (
         json.loads((tmp_path / "run" / "config.json").read_text())["command"] == "nsim train adapt"
     )
+
+
+def test_what_trains_beside_nothing_is_told_as_a_word_that_it_takes(world, tmp_path, capsys):
+    args = ("--backbone", "timm:resnet18", *RANDOM, "--train", "nothing", "--similarity", "none")
+    assert adapt(world, tmp_path / "run", *args) == 0
+    assert "the classifier is new, and stays random; --train head\n" in capsys.readouterr().err
 
 
 def test_few_images_of_each_class_drawn_by_the_seed(world, tmp_path):

@@ -89,6 +89,54 @@ def test_layers_are_those_that_a_conversion_would_take(rival):
         with_rival(nn.Sequential(Padded(3, 4, 3)), rival)
 
 
+class Scaled(nn.Module):
+    """A network that has names such as those of rivals."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Conv2d(4, 4, 3)))
+        self.scale, self.shift, self.angle = (nn.Parameter(torch.ones(1)) for _ in range(3))
+
+    def forward(self, input):
+        return self.blocks(input) * self.scale + self.shift
+
+
+@pytest.mark.parametrize("rival", [*RIVALS, "turn"])
+def test_only_what_is_new_trains(rival):
+    """Not parameters of the network, nor layers whose names end as that of one of `where` does."""
+    network = nn.Sequential(Scaled(), nn.Conv2d(4, 2, 1))
+    network[0].blocks.insert(2, nn.Sequential(nn.Sequential(nn.Conv2d(4, 4, 3))))
+    before = {id(p) for p in network.parameters()}
+    names = with_rival(network, rival, "0.blocks.0")
+    ns.freeze_backbone(network, train=names)
+    for name, parameter in network.named_parameters():
+        assert parameter.requires_grad == (id(parameter) not in before), name
+        assert id(parameter) in before or name.startswith("0.blocks.0."), name
+
+
+@pytest.mark.long
+def test_lora_takes_no_layer_whose_name_only_ends_alike():
+    network = ns.models.resnet20(num_classes=3)
+    with_rival(network, "lora", "conv1")
+    assert [name for name, m in network.named_modules() if hasattr(m, "lora_A")] == ["conv1"]
+
+
+def test_lora_of_grouped_convolutions_is_refused():
+    network = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, groups=4))
+    with pytest.raises(ValueError, match="`rival` must not be lora of grouped"):
+        with_rival(network, "lora")
+
+
+@pytest.mark.parametrize(
+    ("first", "where"),
+    [(nn.Conv2d(3, 4, 3), "1"), (nn.Conv2d(3, 4, 1), None), (Padded(3, 4, 3), None)],
+)
+def test_turned_is_what_the_first_convolution_sees_or_nothing(first, where):
+    network = nn.Sequential(first, nn.Conv2d(4, 4, 3))
+    with pytest.raises(ValueError, match="`rival` must not be turn where 0 is not converted"):
+        with_rival(network, "turn", where)
+
+
 def test_oft_turns_filters_within_their_blocks():
     """R of a block is found by least squares; it is orthogonal and no reflection."""
     plain, network, *_ = moved("oft")
@@ -105,7 +153,7 @@ def test_turned_images_are_those_of_the_data_set_turned_back():
     torch.manual_seed(0)
     plain = ns.models.resnet20(num_classes=3).eval()
     network = deepcopy(plain)
-    assert with_rival(network, "turn") == ["*.angle"]
+    assert with_rival(network, "turn") == ["conv1.angle"]
     (angle,) = (p for name, p in network.named_parameters() if name.endswith(".angle"))
     x = 128 + 20 * torch.randn(2, 3, 32, 32)
     scale = plain(x).abs().max()

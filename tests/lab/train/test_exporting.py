@@ -37,3 +37,9 @@ def test_a_file_of_one_batch_or_size():
         agreement(NETWORK, lambda x: of_one(x, {1}, {8}), X, [1, 3])
     _, sizes = agreement(NETWORK, lambda x: of_one(x, {1, 3, 4}, {8}), X, [1, 3])
     assert sizes == [8]
+
+
+def test_few_images_are_taken_again_where_batches_need_more():
+    seen = []
+    agreement(NETWORK, lambda x: (seen.append(len(x)), NETWORK(x))[1], X[:2], [1, 7])
+    assert seen[:2] == [1, 7]

@@ -1,11 +1,12 @@
 """A pretrained network learns other images: by its similarities, its head, or all of it."""
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
 from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
@@ -162,7 +163,10 @@ def adapted(network: nn.Module, recipe: AdaptationRecipe, converted: bool = Fals
     named |= {"rival": rival, "all": ["*"]}
     if recipe.train == "nothing":
         return freeze_backbone(network, norm=recipe.norm_mode, train=["*"]).requires_grad_(False)
-    trained = [part for word in recipe.train.split("+") for part in named[word]]
+    parts = recipe.train.split("+")
+    if "norm" in parts and not norms:
+        raise ValueError(f"`train` must leave norm out of a network without, got {recipe.train!r}")
+    trained = [part for word in parts for part in named[word]]
     return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
 
 
@@ -219,7 +223,8 @@ class AdaptationTask(ClassificationTask):
             f"{parameters(model):,} parameters train"
         )
         if not kept and not recipe.trains_head:
-            notice(f"Warning: the classifier is new, and stays random; --train {recipe.train}+head")
+            more = "head" if recipe.train == "nothing" else f"{recipe.train}+head"
+            notice(f"Warning: the classifier is new, and stays random; --train {more}")
         return {"backbone": facts | {"trained": trained}, "start": start}
 
     def preprocess(self) -> Preprocess:
@@ -284,7 +289,12 @@ def _check_outputs(model: nn.Module, images: ImageSet) -> None:
     try:
         with evaluating(model):
             shape = tuple(model(torch.zeros(2, *images.shape)).shape)
+        trained = deepcopy(model).train()(torch.zeros(2, *images.shape))
     except (RuntimeError, ValueError, AssertionError) as error:
         raise RunError(f"the backbone does not take {images.shape}: {error}") from error
     if shape != wanted:
         raise RunError(f"the backbone must give {wanted} for two images, got {shape}")
+    if not isinstance(trained, Tensor):
+        raise RunError(
+            f"the backbone must give one tensor in training, too, got {type(trained).__name__}"
+        )

@@ -117,6 +117,7 @@ class Backbone:
         """The network without its weights, for so many classes, of `in_channels`, `image_size`."""
         if self.word.startswith(TIMM):
             model = _timm(self.word).create_model(self._name, num_classes=classes)
+            _require_one_classifier(model, self.word, classes)
             # timm draws some classifiers by their number of classes: few get logits in the tens.
             if isinstance(head := model.get_submodule(head_name(model)), nn.Linear | nn.Conv2d):
                 head.reset_parameters()
@@ -236,6 +237,15 @@ def head_name(model: nn.Module) -> str:
     """The name of a network's classifier: its last layer with parameters."""
     layers = [n for n, m in model.named_modules() if list(m.parameters(recurse=False))]
     return layers[-1]
+
+
+def _require_one_classifier(model: Any, word: str, classes: int) -> None:
+    """Raise a ValueError for timm's networks with a second one, as of distillation."""
+    heads = model.get_classifier()
+    heads = nn.ModuleList(heads if isinstance(heads, tuple) else [heads])
+    layers = [m for m in heads.modules() if isinstance(m, nn.Linear) and m.out_features == classes]
+    if len(layers) > 1:
+        raise ValueError(f"`backbone` must have one classifier, got {word} with {len(layers)}")
 
 
 def with_classes(model: nn.Module, classes: int) -> nn.Module:

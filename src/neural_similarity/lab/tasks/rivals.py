@@ -1,6 +1,7 @@
 """Other ways to adapt convolutions by few numbers, which merge into kernels as static M does."""
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
@@ -102,23 +103,31 @@ def _lycoris() -> Any:
 
 def _change(network: nn.Module, rival: Rival, layers: Mapping[str, nn.Conv2d]) -> None:
     if rival == "lora":
+        grouped = [name for name, layer in layers.items() if layer.groups > 1]
+        if grouped:
+            raise ValueError(
+                f"`rival` must not be lora of grouped convolutions, got {', '.join(grouped)}; "
+                "`where` names others"
+            )
         peft = optional("peft", "LoRA", "adapt")
-        config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(layers))
+        # An expression, as PEFT takes each name of a list for an end of longer ones, too.
+        names = "|".join(map(re.escape, layers))
+        config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names)
         peft.inject_adapter_in_model(config, network)
         return
     kinds = {"ssf": ScaleShift, "oft": Turned, "turn": TurnedInput}
-    for layer in list(layers.values())[: 1 if rival == "turn" else None]:
+    for layer in layers.values():
         layer.__class__ = kinds[rival]
         cast(Any, layer).add()
 
 
-PARTS: dict[Rival, list[str]] = {
-    "ssf": ["*.scale", "*.shift"],
-    "lora": ["*.lora_?"],
-    "oft": ["*.blocks"],
-    "turn": ["*.angle"],
+PARTS: dict[Rival, tuple[str, ...]] = {
+    "ssf": ("scale", "shift"),
+    "lora": ("lora_A", "lora_B"),
+    "oft": ("blocks",),
+    "turn": ("angle",),
 }
-"""Globs of the parameters that are new."""
+"""What a layer has that is new."""
 
 
 def with_rival(network: nn.Module, rival: Rival, where: str | None = None) -> list[str]:
@@ -127,11 +136,11 @@ def with_rival(network: nn.Module, rival: Rival, where: str | None = None) -> li
     Of "turn" the first one alone.
 
     Returns:
-        Globs of the new parameters.
+        Names of what is new.
 
     Raises:
         ModuleNotFoundError: LoRA needs peft, diag-OFT lycoris-lora.
-        ValueError: there is no such convolution, or PEFT does not take one: grouped ones.
+        ValueError: there is no such convolution, LoRA gets a grouped one, or "turn" not the first.
     """
     if rival == "none":
         return []
@@ -142,8 +151,13 @@ def with_rival(network: nn.Module, rival: Rival, where: str | None = None) -> li
         raise ValueError(
             f"`rival` must have convolutions to change, got a network without:\n{reasons}"
         )
+    if rival == "turn":
+        first = next(name for name, m in network.named_modules() if isinstance(m, nn.Conv2d))
+        if first not in layers:
+            raise ValueError(f"`rival` must not be turn where {first} is not converted")
+        layers = {first: layers[first]}
     _change(network, rival, layers)
-    return PARTS[rival]
+    return [f"{name}.{part}" for name in layers for part in PARTS[rival]]
 
 
 @torch.no_grad()

@@ -92,13 +92,15 @@ def agreement(
     Args:
         model: what torch computes.
         other: what a file computes.
-        x: images (n, c, h, w), of a size that `model` takes; a larger one is tried as well.
+        x: images (n, c, h, w), of a size that `model` takes; a larger one is tried as well. Fewer
+            than the batches need are taken again.
         batches: how many images at a time, one after the other; the rest at once.
         tolerance: largest difference over the largest logit.
 
     Raises:
         RunError: they differ by more, or `other` takes no other batch.
     """
+    x = x.repeat(-(-sum(batches) // len(x)), 1, 1, 1)
     side = x.shape[2]
     larger = F.interpolate(x, size=(side * 5 // 4,) * 2, mode="bilinear")
     parts = list(batches) + [len(x) - sum(batches)] * (len(x) > sum(batches))
