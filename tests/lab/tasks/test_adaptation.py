@@ -228,6 +228,11 @@ def test_torchvision_and_grey_images(tmp_path):
     assert torch.equal(model.features[0][0].weight, source.features[0][0].weight)
 
 
+def test_given_channels_leave_the_size_of_the_backbone(world):
+    recipe = AdaptationRecipe(backbone="timm:resnet18", pretrained=False, channels=3)
+    assert AdaptationTask.load(recipe, world / "colours").images.shape == (3, 224, 224)
+
+
 def test_a_new_classifier_of_timm_starts_with_small_logits():
     """timm's own of three classes starts at up to 0.58, and the first updates ruin what is kept."""
     recipe = AdaptationRecipe(backbone="timm:efficientnet_lite0", pretrained=False)

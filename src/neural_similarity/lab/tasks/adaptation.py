@@ -188,7 +188,7 @@ class AdaptationTask(ClassificationTask):
     @classmethod
     def load(cls, recipe: Any, root: str | Path, progress: Progress | None = None) -> Self:
         """The task of a recipe, its data from below `root`, in size and channels the backbone's."""
-        if recipe.channels is None:
+        if recipe.channels is None or (recipe.dataset in IN_PLACE and recipe.image_size is None):
             recipe = _resolved(recipe)
         if recipe.source.is_run:  # The run may go on in another working directory.
             recipe = replace(recipe, backbone=str(Path(recipe.backbone).absolute()))
@@ -252,7 +252,7 @@ class AdaptationTask(ClassificationTask):
 def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:
     """The recipe with what its backbone says of itself; the run may go on elsewhere."""
     usual = recipe.source.usual(recipe)
-    fields: dict[str, Any] = {"channels": usual.channels, **usual.fields}
+    fields: dict[str, Any] = {"channels": recipe.channels or usual.channels, **usual.fields}
     if recipe.dataset in IN_PLACE and recipe.image_size is None:
         notice(f"images are resized to {usual.image_size}x{usual.image_size} (--image-size)")
         fields["image_size"] = usual.image_size
