@@ -56,7 +56,11 @@ HEADED: dict[str, tuple[str, tuple[float | None, float | None], dict[str, Any]]]
         {"train": "rival+head", "rival": "ssf"},
     ),
     "lora": ("LoRA of rank 1 (PEFT)", (0.03, None), {"train": "rival+head", "rival": "lora"}),
-    "oft": ("diag-OFT (LyCORIS)", (0.01, 0.003), {"train": "rival+head", "rival": "oft"}),
+    "oft": (
+        "diag-OFT in blocks of 4 (LyCORIS)",
+        (0.01, 0.003),
+        {"train": "rival+head", "rival": "oft"},
+    ),
     "all": ("full fine-tuning", (0.3, 0.01), {"train": "all"}),
 }
 
