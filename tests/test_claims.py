@@ -253,6 +253,8 @@ def rows(report):
     ("table", "title", "count"),
     [
         ("adapt-cifar", "ResNet-20 on changed CIFAR-10", 20),
+        ("adapt-flowers", "EfficientNet-Lite0 on twelve flowers", 11),
+        ("adapt", "Hand signs by number of images", 4),
     ],
 )
 def test_what_is_told_of_adaptations(table, title, count):
