@@ -11,7 +11,7 @@ from typing import Literal
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.recipes.adaptation import CHANGED, CHANGES, NEW_CLASSES
+from neural_similarity.lab.recipes.adaptation import GROUPS
 from neural_similarity.lab.recipes.released import SUFFIX, VARIANTS
 from neural_similarity.lab.train.recipe import Recipe
 
@@ -287,8 +287,7 @@ def _adaptation(title: str, recipes: Mapping[str, tuple[str, Recipe]]) -> Panel:
 def _by_images(title: str, names: Mapping[int, str]) -> tuple[Panel, ...]:
     """A panel for each number of training images of a class."""
     return tuple(
-        _adaptation(f"{title}, {each} images of each", NEW_CLASSES[name])
-        for each, name in names.items()
+        _adaptation(f"{title}, {each} images of each", GROUPS[name]) for each, name in names.items()
     )
 
 
@@ -323,15 +322,21 @@ TABLES = {
         "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, with a new head",
         _by_images("Sign digits", {20: "signs", 5: "signs-5", 160: "signs-160"}),
     ),
+    "adapt-lite0": Table(
+        "Adaptation: EfficientNet-Lite0 of ImageNet to ten hand signs, 128 pixels, with a new head",
+        _by_images("Sign digits", {20: "signs-lite0", 5: "signs-lite0-5", 160: "signs-lite0-160"}),
+    ),
     "adapt-flowers": Table(
         "Adaptation: EfficientNet-Lite0 of ImageNet to twelve flowers, 128 pixels, with a new head",
         _by_images("Flowers-12", {20: "flowers", 5: "flowers-5", 60: "flowers-60"}),
     ),
     "adapt-cifar": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to changed images, 10 of each class, its head kept",
-        tuple(
-            _adaptation(f"CIFAR-10 under {CHANGES[change]}", recipes)
-            for change, recipes in CHANGED.items()
+        (
+            _adaptation("CIFAR-10 under noise of deviation 25", GROUPS["noise-25"]),
+            _adaptation("CIFAR-10 under noise of deviation 50", GROUPS["noise-50"]),
+            _adaptation("CIFAR-10 under a turn by 30°", GROUPS["rotation-30"]),
+            _adaptation("CIFAR-10 under a turn by 90°", GROUPS["rotation-90"]),
         ),
     ),
     "sharing": Table("M shared by the filters of a layer, or for each (§4)", SHARING),
