@@ -56,6 +56,12 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("full fine-tuning", {"train": "all"}),
 }
 """A row's label and what it trains beside a new head; a table's first way is its baseline."""
+MOVING = ("norm", "ssf", "lora", "oft", "full")
+"""Ways that are tried with running statistics that follow the new images, too."""
+WAYS |= {
+    f"{way}-statistics": (f"{WAYS[way][0]}, running statistics", WAYS[way][1] | {"norm": "train"})
+    for way in MOVING
+}
 
 # The best of those in docs/results.md on training images that are held out, seed 0, but where it
 # says that they are another group's.
@@ -100,13 +106,27 @@ NOISE = {
     "diagonal": 0.01,
     "full": 0.003,
     "dynamic": 0.003,
+    "norm-statistics": 0.01,
+    "ssf-statistics": 0.03,
+    "lora-statistics": 0.03,
+    "oft-statistics": 0.003,
+    "full-statistics": 0.003,
     "all": 0.003,
 }
-TURN = NOISE | {"ssf": 0.003, "oft": 0.001, "full": 0.01, "angle": 0.0003, "turn": 0.001}
-
-
+TURN = NOISE | {
+    "ssf": 0.003,
+    "oft": 0.001,
+    "full": 0.01,
+    "angle": 0.0003,
+    "turn": 0.001,
+    "ssf-statistics": 0.003,
+    "oft-statistics": 0.001,
+    "full-statistics": 0.01,
+}
 MATTER = ("head", "norm", "full", "all")
-"""Ways that are tried with other numbers of images and on stronger changes, too."""
+"""Ways that are tried with other numbers of images, too."""
+STRONGER = ("nothing", "statistics", *MATTER, "norm-statistics", "full-statistics")
+"""Ways that are tried on stronger changes, too."""
 
 
 def _recipes(
@@ -148,7 +168,6 @@ def _some(rates: dict[str, float], *ways: str) -> dict[str, float]:
 
 
 SIGNS_MATTER, FLOWERS_MATTER = _some(SIGNS, *MATTER), _some(FLOWERS, *MATTER)
-STRONGER = ("nothing", "statistics", *MATTER)
 
 GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     **_headed(
