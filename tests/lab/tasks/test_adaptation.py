@@ -18,7 +18,7 @@ from torch import nn
 import neural_similarity as ns
 from neural_similarity import visualize
 from neural_similarity.lab import cli, session
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapted
 from neural_similarity.lab.tasks.backbone import Backbone, head_name
 from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed
 from neural_similarity.lab.train.checkpoint import newest, restore
@@ -125,6 +125,18 @@ def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train, simi
 
 
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    "norm", [torch.nn.BatchNorm2d(4), torch.nn.LayerNorm(8), torch.nn.RMSNorm(8)], ids=type
+)
+def test_gains_of_every_kind_of_normalisation_train(norm):
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Flatten(), torch.nn.Linear(4 * 64, 2)
+    )
+    adapted(network, AdaptationRecipe(similarity=None, train="norm"))
+    trained = {name for name, value in network.named_parameters() if value.requires_grad}
+    assert trained == {f"1.{name}" for name, _ in norm.named_parameters()}
+
+
 @pytest.mark.parametrize("norm", ["eval", "train"])
 def test_nothing_trains_and_running_statistics_move_where_they_may(tmp_path, norm):
     start = session.train(RECIPE, out=tmp_path / "start", device="cpu")

@@ -29,7 +29,7 @@ PARTS = ("M", "head", "norm", "bias", "rival")
 """What can train, beside "all" and "nothing"."""
 STATIC_FULL = Static(Full())
 ADAPTER = "adapter.safetensors"
-NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
