@@ -94,6 +94,7 @@ FLOWERS = {
     "dynamic": 0.003,
     "all": 0.01,
 }
+LITE_SIGNS = FLOWERS | {"head": 0.3, "all": 0.03}
 NOISE = {
     "nothing": 1.0,
     "head": 0.03,
@@ -106,7 +107,7 @@ NOISE = {
     "diagonal": 0.01,
     "full": 0.003,
     "dynamic": 0.003,
-    "norm-statistics": 0.01,
+    "norm-statistics": 0.003,
     "ssf-statistics": 0.03,
     "lora-statistics": 0.03,
     "oft-statistics": 0.003,
@@ -121,12 +122,31 @@ TURN = NOISE | {
     "turn": 0.001,
     "ssf-statistics": 0.003,
     "oft-statistics": 0.001,
-    "full-statistics": 0.01,
 }
 MATTER = ("head", "norm", "full", "all")
 """Ways that are tried with other numbers of images, too."""
-STRONGER = ("nothing", "statistics", *MATTER, "norm-statistics", "full-statistics")
-"""Ways that are tried on stronger changes, too."""
+LOUDER = {
+    "nothing": 1.0,
+    "head": 0.03,
+    "statistics": 1.0,
+    "norm": 0.01,
+    "full": 0.001,
+    "norm-statistics": 0.003,
+    "full-statistics": 0.003,
+    "all": 0.001,
+}
+QUARTER = {
+    "nothing": 1.0,
+    "head": 0.01,
+    "statistics": 1.0,
+    "norm": 0.01,
+    "full": 0.003,
+    "angle": 0.0003,
+    "turn": 0.001,
+    "norm-statistics": 0.003,
+    "full-statistics": 0.003,
+    "all": 0.01,
+}
 
 
 def _recipes(
@@ -149,13 +169,14 @@ def _fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _headed(
-    name: str, network: dict[str, Any], rates: dict[int, dict[str, float]]
+    name: str, network: dict[str, Any], rates: dict[str, float], *others: int
 ) -> dict[str, dict[str, tuple[str, Recipe]]]:
-    """Groups by how many images of each class they have; of 20 it has the bare name."""
-    return {
-        group: _recipes(group, rates[each], network | HEADED | {"per_class": each})
-        for each in rates
-        for group in (name if each == 20 else f"{name}-{each}",)
+    """A group of 20 images of each class, and of other numbers of them, at the same rates."""
+    matter = {way: rates[way] for way in MATTER}
+    settings = network | HEADED
+    return {name: _recipes(name, rates, settings | {"per_class": 20})} | {
+        f"{name}-{each}": _recipes(f"{name}-{each}", matter, settings | {"per_class": each})
+        for each in others
     }
 
 
@@ -163,26 +184,14 @@ def _changed(change: str, rates: dict[str, float]) -> dict[str, tuple[str, Recip
     return _recipes(change, rates, RESNET | CHANGED | {"dataset": f"cifar10-{change}"})
 
 
-def _some(rates: dict[str, float], *ways: str) -> dict[str, float]:
-    return {way: rates[way] for way in ways}
-
-
-SIGNS_MATTER, FLOWERS_MATTER = _some(SIGNS, *MATTER), _some(FLOWERS, *MATTER)
-
 GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
-    **_headed(
-        "signs", RESNET | {"image_size": 32}, {20: SIGNS, 5: SIGNS_MATTER, 160: SIGNS_MATTER}
-    ),
-    **_headed(
-        "signs-lite0",
-        LITE | {"flip": False},
-        {20: FLOWERS, 5: FLOWERS_MATTER, 160: FLOWERS_MATTER},
-    ),
-    **_headed("flowers", LITE, {20: FLOWERS, 5: FLOWERS_MATTER, 60: FLOWERS_MATTER}),
+    **_headed("signs", RESNET | {"image_size": 32}, SIGNS, 5, 160),
+    **_headed("signs-lite0", LITE | {"flip": False}, LITE_SIGNS, 5, 160),
+    **_headed("flowers", LITE, FLOWERS, 5, 60),
     "noise-25": _changed("noise-25", NOISE),
-    "noise-50": _changed("noise-50", _some(NOISE, *STRONGER)),
+    "noise-50": _changed("noise-50", LOUDER),
     "rotation-30": _changed("rotation-30", TURN),
-    "rotation-90": _changed("rotation-90", _some(TURN, *STRONGER, "angle", "turn")),
+    "rotation-90": _changed("rotation-90", QUARTER),
 }
 """Descriptions and recipes by name, by images, network and how many of each class."""
 
