@@ -94,7 +94,7 @@ FLOWERS = {
     "dynamic": 0.003,
     "all": 0.01,
 }
-LITE_SIGNS = FLOWERS | {"head": 0.3, "all": 0.03}
+LITE_SIGNS = FLOWERS | {"head": 0.3, "statistics": 0.3, "ssf": 0.03, "all": 0.03}
 NOISE = {
     "nothing": 1.0,
     "head": 0.03,
@@ -131,8 +131,8 @@ LOUDER = {
     "statistics": 1.0,
     "norm": 0.01,
     "full": 0.001,
-    "norm-statistics": 0.003,
-    "full-statistics": 0.003,
+    "norm-statistics": 0.01,
+    "full-statistics": 0.001,
     "all": 0.001,
 }
 QUARTER = {
