@@ -90,7 +90,6 @@ FLOWERS = {
     "diagonal": 0.01,
     "full": 0.003,
     "full-norm": 0.003,
-    "affine": 0.003,
     "dynamic": 0.003,
     "all": 0.01,
 }
@@ -110,7 +109,7 @@ NOISE = {
     "norm-statistics": 0.003,
     "ssf-statistics": 0.03,
     "lora-statistics": 0.03,
-    "oft-statistics": 0.003,
+    "oft-statistics": 0.001,
     "full-statistics": 0.003,
     "all": 0.003,
 }
@@ -121,7 +120,6 @@ TURN = NOISE | {
     "angle": 0.0003,
     "turn": 0.001,
     "ssf-statistics": 0.003,
-    "oft-statistics": 0.001,
 }
 MATTER = ("head", "norm", "full", "all")
 """Ways that are tried with other numbers of images, too."""
@@ -143,8 +141,8 @@ QUARTER = {
     "full": 0.003,
     "angle": 0.0003,
     "turn": 0.001,
-    "norm-statistics": 0.003,
-    "full-statistics": 0.003,
+    "norm-statistics": 0.01,
+    "full-statistics": 0.001,
     "all": 0.01,
 }
 
