@@ -3,42 +3,19 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.lab.train.runtime import Runtime
+from neural_similarity.lab.train import Runtime
 from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
 
 KINDS = ("diagonal", "full")
-DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KERNEL, PADDING, TAPS = 3, 1, 9
 SEED = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A 3×3 convolution of stride 1 that keeps the size of its map."""
-
-    kind: str
-    runtime: Runtime
-    """Device, and precision of input and kernel; a predicted M is float32, as in the layers."""
-    batch: int
-    channels: int
-    """Of input and output."""
-    size: int
-    """Height and width."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return DTYPES[self.runtime.precision]
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Shape of M at one position."""
-        return (TAPS,) if self.kind == "diagonal" else (TAPS, TAPS)
 
 
 class Operands(NamedTuple):
@@ -56,16 +33,55 @@ class Operands(NamedTuple):
     """Gradient of the output, of the case's dtype."""
 
 
-def operands(case: Case) -> Operands:
-    """Random operands, the same at every call."""
-    n, c, s, dtype = case.batch, case.channels, case.size, case.dtype
-    place = case.runtime.place_images
-    with seeded():
-        x, grad = (place(torch.randn(n, c, s, s)).to(dtype) for _ in range(2))
-        weight = nn.Parameter(place(torch.randn(c, c, KERNEL, KERNEL) / sqrt(TAPS * c)).to(dtype))
-        dynamic = place(torch.randn(n, TAPS ** len(case.taps), s, s))
-        static = nn.Parameter(torch.randn(case.taps, device="cpu").to(x.device))
-    return Operands(x.requires_grad_(), weight, dynamic.requires_grad_(), static, grad)
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Where, at what sizes and how long things are compared."""
+
+    runtime: Runtime
+    kind: str = "diagonal"
+    """Of M, or which network."""
+    batch: int = 128
+    channels: int = 3
+    size: int = 32
+    """Height and width of maps or images."""
+    width: float = 1.0
+    """Factor on a network's filters."""
+    rounds: int = 15
+    attempts: int = 3
+    threads: tuple[int, ...] = (1,)
+    """Numbers of CPU threads, each apart."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.runtime.precision == "bf16" else torch.float32
+
+    @property
+    def layout(self) -> str:
+        return "channels last" if self.runtime.channels_last else "NCHW"
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Shape of M at one position."""
+        return (TAPS,) if self.kind == "diagonal" else (TAPS, TAPS)
+
+    def images(self, count: int) -> Tensor:
+        """Random images, or maps, the same every time."""
+        with seeded():
+            images = torch.randn(count, self.channels, self.size, self.size)
+        return self.runtime.place_images(images)
+
+    @cached_property
+    def operands(self) -> Operands:
+        """Random operands of a 3×3 convolution that keeps the size of its map."""
+        n, c, s, dtype = self.batch, self.channels, self.size, self.dtype
+        place = self.runtime.place_images
+        with seeded():
+            x, grad = (place(torch.randn(n, c, s, s)).to(dtype) for _ in range(2))
+            kernel = torch.randn(c, c, KERNEL, KERNEL) / sqrt(TAPS * c)
+            dynamic = place(torch.randn(n, TAPS ** len(self.taps), s, s))
+            static = nn.Parameter(torch.randn(self.taps).to(x.device))
+        weight = nn.Parameter(place(kernel).to(dtype))
+        return Operands(x.requires_grad_(), weight, dynamic.requires_grad_(), static, grad)
 
 
 @contextmanager
@@ -84,21 +100,12 @@ class Subject:
     """
 
     name: str
-    """What it is called in tables."""
     module: nn.Module
     inputs: tuple[Tensor, ...]
     oracle: Callable[..., Tensor]
     """What it must equal: a function of its float64 copy and of its inputs in float64."""
     smooth: bool = True
     """Whether gradients change little with rounding: before a ReLU it flips signs."""
-
-
-class Absent(NamedTuple):
-    """What is not measured here."""
-
-    name: str
-    """What it is called in tables."""
-    reason: str
 
 
 class Operator(nn.Module):
@@ -109,7 +116,6 @@ class Operator(nn.Module):
         self.function, self.weight = function, weight
 
     def forward(self, x: Tensor, m: Tensor) -> Tensor:
-        """The output for an input and M."""
         return self.function(x, self.weight, m)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.case import Absent, Subject
-from benchmarks.measure import Call, Clock, Effort, Timing, measure
-from benchmarks.oracle import Checker, Errors
+from benchmarks.case import Case
+from benchmarks.measure import Call, Clock, Timing, measure
+from benchmarks.oracle import Errors
 from benchmarks.report import Group, Row, title
 from neural_similarity.lab.train.runtime import threads
 
@@ -26,80 +26,65 @@ class Entrant:
     """One of the things that are compared."""
 
     name: str
-    """What it is called in tables."""
     errors: Callable[[], Errors]
     """How far it is from what is right, by the dtype computed in; the first is shown."""
     calls: Mapping[str, Call]
     """What is timed, by name."""
     costs: Costs
     """What is told besides times."""
-    steps: int = 1
-    """How often a call does what is timed."""
-
-
-def entrant(subject: Subject, checker: Checker, calls: Mapping[str, Call], costs: Costs) -> Entrant:
-    """A module, compared with its oracle."""
-    errors = partial(checker.errors, subject)
-    return Entrant(name=subject.name, errors=errors, calls=calls, costs=costs)
 
 
 def compare(
-    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock | None = None
+    group: Group, entrants: Sequence[Entrant], case: Case, clock: Clock | None = None
 ) -> list[Row]:
     """A row for every entrant, the baseline first, with every number of CPU threads.
 
-    What computes something wrong has no times, and beside a wrong baseline nothing has.
-
-    Args:
-        group: What the rows have in common.
-        entrants: What is compared.
-        effort: How long to measure.
-        clock: As in `measure`.
+    What computes something wrong or fails has no times, and beside such a baseline nothing has.
     """
     rows = []
-    for count in effort.threads:
+    for count in case.threads:
         told = group | {"threads": count}
         sys.stderr.write(f"{title(told)}\n")
-        sys.stderr.flush()
         with threads(count):
-            rows += _compared(told, entrants, effort, clock)
+            rows += _compared(told, entrants, case, clock)
     return rows
 
 
 def _compared(
-    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock | None
+    group: Group, entrants: Sequence[Entrant], case: Case, clock: Clock | None
 ) -> list[Row]:
     rows = [replace(_checked(one, group), baseline=one is entrants[0]) for one in entrants]
-    right = {
-        one.name: one
-        for one, row in zip(entrants, rows, strict=True)
-        if isinstance(one, Entrant) and not row.problem
-    }
     if rows[0].problem:
         return rows
-    times: dict[str, dict[str, Timing]] = {name: {} for name in right}
-    for what in next(iter(right.values())).calls:
-        measured = measure({name: one.calls[what] for name, one in right.items()}, effort, clock)
-        for name, timing in measured.items():
-            seconds = timing.seconds / right[name].steps
-            times[name][what] = replace(timing, seconds=seconds)
-    return [_weighed(row, right[row.name], times) if row.name in right else row for row in rows]
+    pairs = zip(entrants, rows, strict=True)
+    right = {one.name: one for one, row in pairs if not row.problem}
+    found = {}
+    for what in entrants[0].calls:
+        calls = {name: one.calls[what] for name, one in right.items()}
+        found[what] = measure(calls, case.rounds, case.attempts, clock)
+    times = {name: {what: timings[name] for what, timings in found.items()} for name in right}
+    return [
+        _weighed(row, right[row.name], times[row.name]) if row.name in right else row
+        for row in rows
+    ]
 
 
-def _checked(one: Entrant | Absent, group: Group) -> Row:
+def _checked(one: Entrant, group: Group) -> Row:
     """The row of an entrant without numbers."""
-    if isinstance(one, Absent):
-        return Row(group=group, name=one.name, problem=f"not measured: {one.reason}")
-    with without_tf32():
-        errors = one.errors()
+    row = Row(group=group, name=one.name)
+    try:
+        with without_tf32():
+            errors = one.errors()
+    except (ImportError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0].split(", ")[-1]  # Behind the place in its source.
+        return replace(row, problem=f"not measured: {reason}")
     reason, error = problem(errors), next(iter(errors.values()))
-    return Row(group=group, name=one.name, problem=reason, wrong=reason is not None, error=error)
+    return replace(row, problem=reason, wrong=reason is not None, error=error)
 
 
-def _weighed(row: Row, one: Entrant, times: Mapping[str, dict[str, Timing]]) -> Row:
-    own = times[row.name]
-    costs = {name: value for name, value in one.costs(own).items() if value is not None}
-    return replace(row, times=own, costs=costs)
+def _weighed(row: Row, one: Entrant, times: dict[str, Timing]) -> Row:
+    costs = {name: value for name, value in one.costs(times).items() if value is not None}
+    return replace(row, times=times, costs=costs)
 
 
 @contextmanager

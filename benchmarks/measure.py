@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from neural_similarity.choices import require_least
 from neural_similarity.lab.paper.costs import QUIET
 
 LEAST_ROUNDS = 3
@@ -33,20 +32,6 @@ IDLE, WAITING, GUESTS = 3, 4, 8
 Call = Callable[[], object]
 Clock = Callable[[Call, int], float]
 Shape = Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    rounds: int = 15
-    """In each round everything is timed once, starting with another one each time."""
-    attempts: int = 3
-    """How often to measure anew, at most, where the machine was not quiet."""
-    threads: Sequence[int] = (1,)
-    """Numbers of CPU threads, each apart."""
-
-    def __post_init__(self) -> None:
-        require_least("rounds", self.rounds, LEAST_ROUNDS)
-        require_least("attempts", self.attempts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +53,7 @@ class Timing:
 
 
 def measure(
-    calls: Mapping[str, Call], effort: Effort, clock: Clock | None = None
+    calls: Mapping[str, Call], rounds: int, attempts: int = 1, clock: Clock | None = None
 ) -> dict[str, Timing]:
     """Time the calls by turns; the first of them is the baseline.
 
@@ -77,25 +62,26 @@ def measure(
 
     Args:
         calls: What to time, by name.
-        effort: How long.
+        rounds: In each everything is timed once, starting with another one each time.
+        attempts: How often to measure anew, at most, where the machine was not quiet.
         clock: Seconds of one call when it is called so many times; by default measured.
     """
     clock = clock or seconds_per_call
     once = {name: max(clock(call, 1), 1e-9) for name, call in calls.items()}
-    baseline, most = next(iter(calls)), effort.rounds // LEAST_ROUNDS
+    baseline, most = next(iter(calls)), rounds // LEAST_ROUNDS
     every = {name: min(ceil(s / once[baseline] / SLOW), most) for name, s in once.items()}
     repeats = {name: ceil(SHORTEST / seconds) for name, seconds in once.items()}
 
     def attempt() -> dict[str, Timing]:
         times: dict[str, dict[int, float]] = {name: {} for name in calls}
-        for turn in range(effort.rounds):
+        for turn in range(rounds):
             for name in _rotated(list(calls), turn):
                 if turn % every[name] == 0:
                     times[name][turn] = clock(calls[name], repeats[name])
         return {name: _timing(own, times[baseline]) for name, own in times.items()}
 
     found = [attempt()]
-    while found[-1][baseline].spread > QUIET and len(found) < effort.attempts:
+    while found[-1][baseline].spread > QUIET and len(found) < attempts:
         found.append(attempt())
     return min(found, key=lambda times: times[baseline].spread)
 
@@ -149,10 +135,9 @@ def seconds_per_call(call: Call, repeats: int) -> float:
 
 
 def _synchronize() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        for device in range(torch.cuda.device_count()):
-            if torch.cuda.memory_reserved(device):
-                torch.cuda.synchronize(device)
+    if torch.cuda.is_initialized():
+        for device in filter(torch.cuda.memory_reserved, range(torch.cuda.device_count())):
+            torch.cuda.synchronize(device)
 
 
 def saved_bytes(module: nn.Module, inputs: Iterable[Tensor]) -> int:
