@@ -19,18 +19,21 @@ SEED = 0
 
 
 class Operands(NamedTuple):
-    """What an operator is called with; maps are in the runtime's layout."""
+    """What an operator is called with, maps in the runtime's layout.
+
+    Of the case's dtype but for M, which is float32 as predictors and static layers have it.
+    """
 
     x: Tensor
-    """Input (n, c, h, w), of the case's dtype; requires a gradient."""
+    """(n, c, h, w); requires a gradient, as `dynamic` does."""
     weight: nn.Parameter
-    """Kernel (c, c, 3, 3), of the case's dtype."""
+    """(c, c, 3, 3)"""
     dynamic: Tensor
-    """M as a predictor puts it out, float32 (n, 9, h, w) or (n, 81, h, w); requires a gradient."""
+    """(n, 9, h, w) or (n, 81, h, w)"""
     static: nn.Parameter
-    """One M, float32 (9,) or (9, 9)."""
+    """(9,) or (9, 9)"""
     grad: Tensor
-    """Gradient of the output, of the case's dtype."""
+    """Of the output."""
 
 
 @dataclass(frozen=True, kw_only=True)

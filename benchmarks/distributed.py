@@ -12,6 +12,7 @@ from benchmarks.options import given
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.train.files import read_json, write_json
 
+RECIPE = "quickstart"
 GPUS = {8: 450e9, 64: 50e9}
 """Bytes a second that a GPU exchanges with its neighbours, by the vendors: NVLink within a machine
 of 8, a 400 Gb/s link between machines."""
@@ -23,8 +24,6 @@ class Options:
 
     processes: tuple[int, ...] = (1, 2)
     """Numbers of processes."""
-    recipe: str = "quickstart"
-    """Recipe that is trained."""
     steps: int = 60
     """Updates of each run."""
     rounds: int = 3
@@ -53,7 +52,7 @@ def main(args: Sequence[str]) -> int:
         say(f"{count} GPUs: at least {1e3 * seconds:.2f} ms a step for gradients (arithmetic)")
     path = options.out / "distributed.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"recipe": options.recipe, "images_per_second": fastest})
+    write_json(path, {"recipe": RECIPE, "images_per_second": fastest})
     say(str(path))
     return 0
 
@@ -61,7 +60,7 @@ def main(args: Sequence[str]) -> int:
 def summary(processes: int, options: Options) -> dict:
     """What a run by so many processes says of itself."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    train = ["-m", "neural_similarity", "train", options.recipe, "--device", options.device]
+    train = ["-m", "neural_similarity", "train", RECIPE, "--device", options.device]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"

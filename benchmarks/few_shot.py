@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import cast
 
 import torch
@@ -18,7 +17,7 @@ from benchmarks.case import SEED, Case, seeded
 from benchmarks.compare import Entrant, compare
 from benchmarks.measure import Call, peak_bytes
 from benchmarks.options import Options
-from benchmarks.oracle import Errors, relative, trained
+from benchmarks.oracle import Errors, joined, relative, trained
 from benchmarks.report import Row
 from neural_similarity import models
 from neural_similarity.lab.data import Images, Preprocess
@@ -61,22 +60,20 @@ def meta_gradients(case: Case) -> list[Row]:
     plain = nn.Sequential(deepcopy(method.backbone), deepcopy(method.head))
     set_statistics(plain, None).train()
     exact = _task(case, torch.float64)
-    expected = _joined(_by_definition(case.runtime.place(deepcopy(plain)).double(), exact))
+    expected = joined(_by_definition(case.runtime.place(deepcopy(plain)).double(), exact))
 
     def entrant(name: str, module: nn.Module, gradients: Gradients, case: Case) -> Entrant:
         case.runtime.place(module)
 
         def errors() -> Errors:
-            found = _joined(gradients(deepcopy(module).double(), exact))
+            found = joined(gradients(deepcopy(module).double(), exact))
             return {torch.float64: relative(found, expected)}
 
         call = partial(gradients, module, _task(case, torch.float32))
         return _entrant(name, case, 1, errors, call)
 
-    entrants = [entrant(OURS, method, _by_ours, case)]
-    if find_spec(HIGHER):
-        own = replace(case, runtime=replace(case.runtime, channels_last=False))
-        entrants.insert(0, entrant(HIGHER, plain, _by_higher, own))
+    own = replace(case, runtime=replace(case.runtime, channels_last=False))
+    entrants = [entrant(HIGHER, plain, _by_higher, own), entrant(OURS, method, _by_ours, case)]
     return compare({"what": META, "dtype": case.runtime.precision}, entrants, case)
 
 
@@ -172,7 +169,3 @@ def _features() -> Images:
     pixels = (85 * near).to(torch.uint8).view(-1, 1, 1, FEATURES)
     labels = torch.arange(CLASSES).repeat_interleave(IMAGES)
     return Images(pixels, labels, tuple(map(str, range(CLASSES))))
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks import networks
 from benchmarks.case import Case, Placed, seeded
@@ -16,7 +16,7 @@ from benchmarks.compare import Entrant, compare
 from benchmarks.measure import seconds_per_call
 from benchmarks.networks import CLASSES, STEP, update
 from benchmarks.options import Options
-from benchmarks.oracle import Errors, relative
+from benchmarks.oracle import Errors, joined, relative
 from benchmarks.report import Row
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.session import start
@@ -110,7 +110,7 @@ class _Loops:
         model = Placed(state.model, self.runtime).train()
         for step in range(steps):
             update(model, state.optimizer, self.ready[step % READY])
-        return _joined(model)
+        return joined(model.parameters()).double()
 
     def ours(self, steps: int) -> Tensor:
         """What `nsim train` does, without checkpoints."""
@@ -119,7 +119,7 @@ class _Loops:
         objective = Classification(recipe, self.runtime, self.batches)
         journal = _Journal(run, Lines(steps, 0, StringIO()))
         fit(Job(recipe, self.runtime, objective), state, journal)
-        return _joined(state.model)
+        return joined(state.model.parameters()).double()
 
 
 class _Journal(Journal):
@@ -127,10 +127,6 @@ class _Journal(Journal):
 
     def save(self, state: State) -> None:
         """Save nothing."""
-
-
-def _joined(model: nn.Module) -> Tensor:
-    return torch.cat([weights.detach().flatten() for weights in model.parameters()]).double()
 
 
 def _images(count: int, case: Case) -> Images:

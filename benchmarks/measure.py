@@ -39,15 +39,13 @@ class Timing:
     """The time of a call, and its ratio to the baseline's in the same round."""
 
     seconds: float
-    """Median over the rounds."""
+    """Median over the rounds, as `ratio` is."""
     spread: float
     """Distance of the quartiles over the median."""
     ratio: float
-    """Median of the ratios."""
     low: float
-    """Lower end of the ratio's interval, see `interval`."""
+    """Of the ratio's interval, see `interval`; `high` as well."""
     high: float
-    """Upper end."""
     rounds: int
     """In how many rounds it was timed."""
 
@@ -166,26 +164,22 @@ def macs(module: nn.Module, inputs: Iterable[Tensor]) -> int:
     import_module("neural_similarity.ops.flops")
     from torch.utils.flop_counter import FlopCounterMode
 
+    formulas: dict[Any, Callable[..., int]] = {torch.ops.aten.mul: _product_flops}
+    if hasattr(torch.ops.torchvision, "deform_conv2d"):
+        formulas[torch.ops.torchvision.deform_conv2d] = _deformable_flops
     # Not without autograd: torch's counter does not take views of parameters there.
-    with FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         module(*inputs)
     return counter.get_total_flops() // 2
 
 
-def _formulas() -> dict[Any, Callable[..., int]]:
-    """Twice the multiplications of what torch's counter leaves out."""
+def _product_flops(*_: Any, out_shape: Shape) -> int:
+    return 2 * prod(out_shape)
 
-    def product(*_: Any, out_shape: Shape) -> int:
-        return 2 * prod(out_shape)
 
-    def deformable(x: Shape, weight: Shape, *_: Any, out_shape: Shape) -> int:
-        taps, positions = prod(weight[2:]), out_shape[0] * prod(out_shape[2:])
-        return 2 * (prod(weight) * positions + x[1] * taps * positions)
-
-    formulas: dict[Any, Callable[..., int]] = {torch.ops.aten.mul: product}
-    if hasattr(torch.ops.torchvision, "deform_conv2d"):
-        formulas[torch.ops.torchvision.deform_conv2d] = deformable
-    return formulas
+def _deformable_flops(x: Shape, weight: Shape, *_: Any, out_shape: Shape) -> int:
+    taps, positions = prod(weight[2:]), out_shape[0] * prod(out_shape[2:])
+    return 2 * (prod(weight) * positions + x[1] * taps * positions)
 
 
 def peak_bytes(call: Call, device: torch.device) -> int | None:

@@ -68,7 +68,7 @@ class Options:
                 runtime=runtime,
                 kind=kind,
                 batch=batch,
-                channels=extent // size or Case.channels,
+                channels=max(1, extent // size) if extent else Case.channels,
                 size=size,
                 width=width,
                 rounds=self.rounds,

@@ -28,15 +28,7 @@ BOLD = "Best to worst of all sizes that were measured. **Bold**: the limit is no
 
 
 def summary(folders: Sequence[Path], command: str) -> str:
-    """The page for several processors: what was set out to reach, and what each of them found.
-
-    Args:
-        folders: where the benchmarks saved their reports, one folder a processor.
-        command: what writes the page.
-
-    Raises:
-        ValueError: a folder holds no report, or a damaged one.
-    """
+    """The page for several processors, a folder each: what each of them found of the targets."""
     machines = {_processor(reports): reports for reports in map(_reports, folders)}
     lines = []
     for target in TARGETS:
@@ -65,16 +57,7 @@ def _found(_text: str, _limit: str, found: str, verdict: str) -> str:
 
 
 def page(results: Path, path: Path, command: str) -> str:
-    """The page for the reports of one processor.
-
-    Args:
-        results: Where the benchmarks saved them; what is missing there is told as not measured.
-        path: The page's own file, from which it shows the pictures in `results`.
-        command: What writes the page.
-
-    Raises:
-        ValueError: `results` holds no report, or a damaged one.
-    """
+    """The page for the reports of one processor, with the pictures in `results` as from `path`."""
     reports, (introduction, sections) = _reports(results), _texts()
     parts = [introduction.format(command=command, folders=f"`{results.as_posix()}/`")]
     parts += ["## Targets", *(f"**{name}: {r.noise}.**" for name, r in reports.items() if r.noise)]
@@ -93,7 +76,11 @@ def page(results: Path, path: Path, command: str) -> str:
 
 
 def _reports(results: Path) -> dict[str, Report]:
-    """What the benchmarks saved in a folder, by name."""
+    """What the benchmarks saved in a folder, by name.
+
+    Raises:
+        ValueError: that is nothing, or a report is damaged.
+    """
     files = {name: results / f"{name}.json" for name in HEADINGS}
     reports = {name: read(file) for name, file in files.items() if file.exists()}
     if not reports:

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from math import ceil
 from statistics import median
 
@@ -30,7 +31,7 @@ class Replays:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._replays: dict[Call, Callable[[], None] | None] = {}
+        self._replay = cache(self._captured)
 
     def __call__(self, call: Call, repeats: int) -> float:
         """Seconds of one call, of at least so many in a row."""
@@ -58,11 +59,6 @@ class Replays:
         call()
         torch.cuda.synchronize(self.device)
         return median(map(_launch_seconds, [call] * LAUNCHES))
-
-    def _replay(self, call: Call) -> Callable[[], None] | None:
-        if call not in self._replays:
-            self._replays[call] = self._captured(call)
-        return self._replays[call]
 
     def _captured(self, call: Call) -> Callable[[], None] | None:
         def calls() -> None:
