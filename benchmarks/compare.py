@@ -1,9 +1,9 @@
 """Whatever is compared is checked first, then timed by turns, then weighed."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.case import Case
-from benchmarks.measure import Call, Clock, Timing, measure
+from benchmarks.measure import Call, Clock, Timing, measure, peak_bytes
 from benchmarks.oracle import Errors
+from benchmarks.replays import Replays, clock_of
 from benchmarks.report import Group, Row, title
 from neural_similarity.lab.train.runtime import threads
-
-Costs = Callable[[Mapping[str, Timing]], Mapping[str, float | None]]
-"""What else is told, given the times; None is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +27,11 @@ class Entrant:
     errors: Callable[[], Errors]
     """How far it is from what is right, by the dtype computed in; the first is shown."""
     calls: Mapping[str, Call]
-    """What is timed, by name."""
-    costs: Costs
-    """What is told besides times."""
+    """What is timed, by name; memory is told of the last."""
+    costs: Mapping[str, Callable[[], float]] = field(default_factory=dict)
+    """What is told besides, by name."""
+    speeds: Mapping[str, int] = field(default_factory=dict)
+    """How much of something the last call does, by the name of the speed."""
 
 
 def compare(
@@ -40,8 +40,9 @@ def compare(
     """A row for every entrant, the baseline first, with every number of CPU threads.
 
     What computes something wrong or fails has no times, and beside such a baseline nothing has.
+    Without a clock, a GPU's times are of replays.
     """
-    rows = []
+    rows, clock = [], clock or clock_of(case.runtime.device)
     for count in case.threads:
         told = group | {"threads": count}
         sys.stderr.write(f"{title(told)}\n")
@@ -50,23 +51,16 @@ def compare(
     return rows
 
 
-def _compared(
-    group: Group, entrants: Sequence[Entrant], case: Case, clock: Clock | None
-) -> list[Row]:
+def _compared(group: Group, entrants: Sequence[Entrant], case: Case, clock: Clock) -> Iterator[Row]:
     rows = [replace(_checked(one, group), baseline=one is entrants[0]) for one in entrants]
-    if rows[0].problem:
-        return rows
-    pairs = zip(entrants, rows, strict=True)
-    right = {one.name: one for one, row in pairs if not row.problem}
+    right = [one for one, row in zip(entrants, rows, strict=True) if not row.problem]
     found = {}
-    for what in entrants[0].calls:
-        calls = {name: one.calls[what] for name, one in right.items()}
+    for what in () if rows[0].problem else entrants[0].calls:
+        calls = {one.name: one.calls[what] for one in right}
         found[what] = measure(calls, case.rounds, case.attempts, clock)
-    times = {name: {what: timings[name] for what, timings in found.items()} for name in right}
-    return [
-        _weighed(row, right[row.name], times[row.name]) if row.name in right else row
-        for row in rows
-    ]
+    for one, row in zip(entrants, rows, strict=True):
+        times = {what: times[one.name] for what, times in found.items() if one.name in times}
+        yield replace(row, times=times, costs=_weighed(one, times, case, clock) if times else {})
 
 
 def _checked(one: Entrant, group: Group) -> Row:
@@ -82,9 +76,17 @@ def _checked(one: Entrant, group: Group) -> Row:
     return replace(row, problem=reason, wrong=reason is not None, error=error)
 
 
-def _weighed(row: Row, one: Entrant, times: dict[str, Timing]) -> Row:
-    costs = {name: value for name, value in one.costs(times).items() if value is not None}
-    return replace(row, times=times, costs=costs)
+def _weighed(
+    one: Entrant, times: Mapping[str, Timing], case: Case, clock: Clock
+) -> dict[str, float]:
+    last, call = list(one.calls.items())[-1]
+    costs = {name: count / times[last].seconds for name, count in one.speeds.items()}
+    costs |= {
+        "host_seconds": clock.host_seconds(call) if isinstance(clock, Replays) else None,
+        "peak_bytes": peak_bytes(call, case.runtime.device),
+        **{name: cost() for name, cost in one.costs.items()},
+    }
+    return {name: value for name, value in costs.items() if value is not None}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from benchmarks.case import SEED, Case, seeded
 from benchmarks.compare import Entrant, compare
-from benchmarks.measure import Call, peak_bytes
+from benchmarks.measure import seconds_per_call
 from benchmarks.options import Options
 from benchmarks.oracle import Errors, joined, relative, trained
 from benchmarks.report import Row
@@ -69,12 +69,14 @@ def meta_gradients(case: Case) -> list[Row]:
             found = joined(gradients(deepcopy(module).double(), exact))
             return {torch.float64: relative(found, expected)}
 
-        call = partial(gradients, module, _task(case, torch.float32))
-        return _entrant(name, case, 1, errors, call)
+        calls = {TIME: partial(gradients, module, _task(case, torch.float32))}
+        return Entrant(name=name, errors=errors, calls=calls, speeds={SPEED: 1})
 
     own = replace(case, runtime=replace(case.runtime, channels_last=False))
     entrants = [entrant(HIGHER, plain, _by_higher, own), entrant(OURS, method, _by_ours, case)]
-    return compare({"what": META, "dtype": case.runtime.precision}, entrants, case)
+    return compare(
+        {"what": META, "dtype": case.runtime.precision}, entrants, case, seconds_per_call
+    )
 
 
 def kept_features(case: Case) -> list[Row]:
@@ -93,27 +95,12 @@ def kept_features(case: Case) -> list[Row]:
         def errors() -> Errors:
             return {torch.float32: (call() - expected).abs().sum().item() / queries}
 
-        return _entrant(name, case, len(tasks), errors, call)
+        return Entrant(name=name, errors=errors, calls={TIME: call}, speeds={SPEED: len(tasks)})
 
     method = ProtoNet(nn.Flatten())
     ours = partial(evaluate, method, images, tasks, preprocess=preprocess, runtime=runtime)
     entrants = [entrant(BY_TASK, partial(_prototypes, features, tasks)), entrant(OURS, ours)]
-    return compare({"what": KEPT, "dtype": runtime.precision}, entrants, case)
-
-
-def _entrant(
-    name: str, case: Case, tasks: int, errors: Callable[[], Errors], call: Call
-) -> Entrant:
-    """What does so many tasks in a call."""
-    return Entrant(
-        name=name,
-        errors=errors,
-        calls={TIME: call},
-        costs=lambda times: {
-            "peak_bytes": peak_bytes(call, case.runtime.device),
-            SPEED: tasks / times[TIME].seconds,
-        },
-    )
+    return compare({"what": KEPT, "dtype": runtime.precision}, entrants, case, seconds_per_call)
 
 
 def _by_ours(method: nn.Module, task: Episode) -> Sequence[Tensor]:

@@ -51,7 +51,7 @@ class Timing:
 
 
 def measure(
-    calls: Mapping[str, Call], rounds: int, attempts: int = 1, clock: Clock | None = None
+    calls: Mapping[str, Call], rounds: int, attempts: int, clock: Clock
 ) -> dict[str, Timing]:
     """Time the calls by turns; the first of them is the baseline.
 
@@ -62,9 +62,8 @@ def measure(
         calls: What to time, by name.
         rounds: In each everything is timed once, starting with another one each time.
         attempts: How often to measure anew, at most, where the machine was not quiet.
-        clock: Seconds of one call when it is called so many times; by default measured.
+        clock: Seconds of one call when it is called so many times.
     """
-    clock = clock or seconds_per_call
     once = {name: max(clock(call, 1), 1e-9) for name, call in calls.items()}
     baseline, most = next(iter(calls)), rounds // LEAST_ROUNDS
     every = {name: min(ceil(s / once[baseline] / SLOW), most) for name, s in once.items()}

@@ -14,10 +14,9 @@ from torch.optim import SGD, Optimizer
 from benchmarks import oracle
 from benchmarks.case import Case, Placed, Subject, learn, seeded
 from benchmarks.compare import Entrant, compare, forward
-from benchmarks.measure import Call, Timing, macs, peak_bytes
+from benchmarks.measure import Call, macs
 from benchmarks.options import Options
 from benchmarks.oracle import Checker
-from benchmarks.replays import clock_of
 from benchmarks.report import Group, Row
 from neural_similarity import models
 from neural_similarity.conversion import convert, fold
@@ -181,22 +180,18 @@ def _compared(
 ) -> list[Row]:
     """Subjects and the calls that are timed of them."""
     check, images = checker(case), case.images(case.batch)
-    clock = clock_of(images.device)
+    group = words | {"dtype": case.runtime.precision, "batch": case.batch}
 
     def enter(one: Subject, call: Call) -> Entrant:
-        def costs(times: Mapping[str, Timing]) -> dict[str, float | None]:
-            return {
-                "images_per_second": case.batch / times[what].seconds,
-                "host_seconds": clock and clock.host_seconds(call),
-                "peak_bytes": peak_bytes(call, images.device),
-                "macs": macs(one.module, [images]) / case.batch,
-            }
+        return Entrant(
+            name=one.name,
+            errors=partial(check.errors, one),
+            calls={what: call},
+            costs={"macs": lambda: macs(one.module, [images]) / case.batch},
+            speeds={"images_per_second": case.batch},
+        )
 
-        errors = partial(check.errors, one)
-        return Entrant(name=one.name, errors=errors, calls={what: call}, costs=costs)
-
-    group = words | {"dtype": case.runtime.precision, "batch": case.batch}
-    return compare(group, [enter(*pair) for pair in pairs], case, clock)
+    return compare(group, [enter(*pair) for pair in pairs], case)
 
 
 def _efficientnet() -> nn.Module:

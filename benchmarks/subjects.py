@@ -1,6 +1,6 @@
 """The operators that are compared: ours, other formulations of the same, and other operators."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -19,10 +19,9 @@ from benchmarks.case import (
     seeded,
 )
 from benchmarks.compare import Entrant, compare, forward
-from benchmarks.measure import Timing, macs, peak_bytes, saved_bytes
+from benchmarks.measure import macs, saved_bytes
 from benchmarks.options import Options
 from benchmarks.oracle import Checker, outcome, trained
-from benchmarks.replays import clock_of
 from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import Conv2d
@@ -67,27 +66,24 @@ def scaling(options: Options) -> Iterator[Row]:
 
 
 def _compared(words: dict[str, str], case: Case, chosen: Iterable[Subject]) -> list[Row]:
-    checker, clock = Checker(case.operands.grad, case.dtype), clock_of(case.runtime.device)
+    checker = Checker(case.operands.grad, case.dtype)
 
     def enter(subject: Subject) -> Entrant:
         module, inputs = subject.module, subject.inputs
         both = partial(outcome, module, inputs, trained(module), case.operands.grad)
-
-        def costs(_: Mapping[str, Timing]) -> dict[str, float | None]:
-            return {
-                "host_seconds": clock and clock.host_seconds(both),
-                "saved_bytes": saved_bytes(module, inputs) / (case.batch * case.size**2),
-                "peak_bytes": peak_bytes(both, case.runtime.device),
-                "macs": macs(module, inputs) / case.batch,
-            }
-
-        calls = {FORWARD: forward(module, inputs), BOTH: both}
-        errors = partial(checker.errors, subject)
-        return Entrant(name=subject.name, errors=errors, calls=calls, costs=costs)
+        return Entrant(
+            name=subject.name,
+            errors=partial(checker.errors, subject),
+            calls={FORWARD: forward(module, inputs), BOTH: both},
+            costs={
+                "saved_bytes": lambda: saved_bytes(module, inputs) / (case.batch * case.size**2),
+                "macs": lambda: macs(module, inputs) / case.batch,
+            },
+        )
 
     sizes = {"channels": case.channels, "size": case.size, "batch": case.batch}
     group = words | {"dtype": case.runtime.precision} | sizes
-    return compare(group, list(map(enter, chosen)), case, clock)
+    return compare(group, list(map(enter, chosen)), case)
 
 
 def subjects(case: Case) -> Iterator[Subject]:

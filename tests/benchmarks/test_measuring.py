@@ -33,6 +33,7 @@ class Clock:
 def measured(times, **effort):
     """Of names for calls."""
     clock = Clock(times)
+    effort = {"attempts": 1} | effort
     return measure({name: name for name in times}, **effort, clock=clock), clock
 
 
