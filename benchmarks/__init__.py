@@ -5,7 +5,7 @@ timed with, and has no time if it is wrong. Times are taken by turns and told as
 baseline in the same round. `python -m benchmarks` runs all of it; docs/performance.md is written
 from what it saved.
 
-`compare` checks, times and weighs whatever is compared: `subjects` (operators), `networks`,
-`loops` and `few_shot`. `oracle` tells what is right, `measure` how long it takes, and `report`,
-`plots`, `targets` and `performance` show what was found.
+`options` make cases of a command line. `compare` checks, times and weighs whatever is compared in
+each: `subjects` (operators), `networks`, `loops` and `few_shot`. `oracle` tells what is right,
+`measure` how long it takes, and `report`, `plots`, `targets` and `performance` what was found.
 """

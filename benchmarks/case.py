@@ -3,69 +3,88 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.lab.train.runtime import Runtime
+from neural_similarity.lab.train import Runtime
 from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
 
 KINDS = ("diagonal", "full")
-DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KERNEL, PADDING, TAPS = 3, 1, 9
 SEED = 0
 
 
+class Operands(NamedTuple):
+    """What an operator is called with, maps in the runtime's layout.
+
+    Of the case's dtype but for M, which is float32 as predictors and static layers have it.
+    """
+
+    x: Tensor
+    """(n, c, h, w); requires a gradient, as `dynamic` does."""
+    weight: nn.Parameter
+    """(c, c, 3, 3)"""
+    dynamic: Tensor
+    """(n, 9, h, w) or (n, 81, h, w)"""
+    static: nn.Parameter
+    """(9,) or (9, 9)"""
+    grad: Tensor
+    """Of the output."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A 3×3 convolution of stride 1 that keeps the size of its map."""
+    """Where, at what sizes and how long things are compared."""
 
-    kind: str
     runtime: Runtime
-    """Device, and precision of input and kernel; a predicted M is float32, as in the layers."""
-    batch: int
-    channels: int
-    """Of input and output."""
-    size: int
-    """Height and width."""
+    kind: str = "diagonal"
+    """Of M, or which network."""
+    batch: int = 128
+    channels: int = 3
+    size: int = 32
+    """Height and width of maps or images."""
+    width: float = 1.0
+    """Factor on a network's filters."""
+    rounds: int = 15
+    attempts: int = 3
+    threads: tuple[int, ...] = (1,)
+    """Numbers of CPU threads, each apart."""
 
     @property
     def dtype(self) -> torch.dtype:
-        return DTYPES[self.runtime.precision]
+        return torch.bfloat16 if self.runtime.precision == "bf16" else torch.float32
+
+    @property
+    def layout(self) -> str:
+        return "channels last" if self.runtime.channels_last else "NCHW"
 
     @property
     def taps(self) -> tuple[int, ...]:
         """Shape of M at one position."""
         return (TAPS,) if self.kind == "diagonal" else (TAPS, TAPS)
 
+    def images(self, count: int) -> Tensor:
+        """Random images, or maps, the same every time."""
+        with seeded():
+            images = torch.randn(count, self.channels, self.size, self.size)
+        return self.runtime.place_images(images)
 
-class Operands(NamedTuple):
-    """What an operator is called with; maps are in the runtime's layout."""
-
-    x: Tensor
-    """Input (n, c, h, w), of the case's dtype; requires a gradient."""
-    weight: nn.Parameter
-    """Kernel (c, c, 3, 3), of the case's dtype."""
-    dynamic: Tensor
-    """M as a predictor puts it out, float32 (n, 9, h, w) or (n, 81, h, w); requires a gradient."""
-    static: nn.Parameter
-    """One M, float32 (9,) or (9, 9)."""
-    grad: Tensor
-    """Gradient of the output, of the case's dtype."""
-
-
-def operands(case: Case) -> Operands:
-    """Random operands, the same at every call."""
-    n, c, s, dtype = case.batch, case.channels, case.size, case.dtype
-    place = case.runtime.place_images
-    with seeded():
-        x, grad = (place(torch.randn(n, c, s, s)).to(dtype) for _ in range(2))
-        weight = nn.Parameter(place(torch.randn(c, c, KERNEL, KERNEL) / sqrt(TAPS * c)).to(dtype))
-        dynamic = place(torch.randn(n, TAPS ** len(case.taps), s, s))
-        static = nn.Parameter(torch.randn(case.taps, device="cpu").to(x.device))
-    return Operands(x.requires_grad_(), weight, dynamic.requires_grad_(), static, grad)
+    @cached_property
+    def operands(self) -> Operands:
+        """Random operands of a 3×3 convolution that keeps the size of its map."""
+        n, c, s, dtype = self.batch, self.channels, self.size, self.dtype
+        place = self.runtime.place_images
+        with seeded():
+            x, grad = (place(torch.randn(n, c, s, s)).to(dtype) for _ in range(2))
+            kernel = torch.randn(c, c, KERNEL, KERNEL) / sqrt(TAPS * c)
+            dynamic = place(torch.randn(n, TAPS ** len(self.taps), s, s))
+            static = nn.Parameter(torch.randn(self.taps).to(x.device))
+        weight = nn.Parameter(place(kernel).to(dtype))
+        return Operands(x.requires_grad_(), weight, dynamic.requires_grad_(), static, grad)
 
 
 @contextmanager
@@ -84,21 +103,12 @@ class Subject:
     """
 
     name: str
-    """What it is called in tables."""
     module: nn.Module
     inputs: tuple[Tensor, ...]
     oracle: Callable[..., Tensor]
     """What it must equal: a function of its float64 copy and of its inputs in float64."""
     smooth: bool = True
     """Whether gradients change little with rounding: before a ReLU it flips signs."""
-
-
-class Absent(NamedTuple):
-    """What is not measured here."""
-
-    name: str
-    """What it is called in tables."""
-    reason: str
 
 
 class Operator(nn.Module):
@@ -109,7 +119,6 @@ class Operator(nn.Module):
         self.function, self.weight = function, weight
 
     def forward(self, x: Tensor, m: Tensor) -> Tensor:
-        """The output for an input and M."""
         return self.function(x, self.weight, m)
 
 

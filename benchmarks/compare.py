@@ -1,9 +1,9 @@
 """Whatever is compared is checked first, then timed by turns, then weighed."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.case import Absent, Subject
-from benchmarks.measure import Call, Clock, Effort, Timing, measure
-from benchmarks.oracle import Checker, Errors
+from benchmarks.case import Case
+from benchmarks.measure import Call, Clock, Timing, measure, peak_bytes
+from benchmarks.oracle import Errors
+from benchmarks.replays import Replays, clock_of
 from benchmarks.report import Group, Row, title
 from neural_similarity.lab.train.runtime import threads
-
-Costs = Callable[[Mapping[str, Timing]], Mapping[str, float | None]]
-"""What else is told, given the times; None is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,80 +24,69 @@ class Entrant:
     """One of the things that are compared."""
 
     name: str
-    """What it is called in tables."""
     errors: Callable[[], Errors]
     """How far it is from what is right, by the dtype computed in; the first is shown."""
     calls: Mapping[str, Call]
-    """What is timed, by name."""
-    costs: Costs
-    """What is told besides times."""
-    steps: int = 1
-    """How often a call does what is timed."""
-
-
-def entrant(subject: Subject, checker: Checker, calls: Mapping[str, Call], costs: Costs) -> Entrant:
-    """A module, compared with its oracle."""
-    errors = partial(checker.errors, subject)
-    return Entrant(name=subject.name, errors=errors, calls=calls, costs=costs)
+    """What is timed, by name; memory is told of the last."""
+    costs: Mapping[str, Callable[[], float]] = field(default_factory=dict)
+    """What is told besides, by name."""
+    speeds: Mapping[str, int] = field(default_factory=dict)
+    """How much of something the last call does, by the name of the speed."""
 
 
 def compare(
-    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock | None = None
+    group: Group, entrants: Sequence[Entrant], case: Case, clock: Clock | None = None
 ) -> list[Row]:
     """A row for every entrant, the baseline first, with every number of CPU threads.
 
-    What computes something wrong has no times, and beside a wrong baseline nothing has.
-
-    Args:
-        group: What the rows have in common.
-        entrants: What is compared.
-        effort: How long to measure.
-        clock: As in `measure`.
+    What computes something wrong or fails has no times, and beside such a baseline nothing has.
+    Without a clock, a GPU's times are of replays.
     """
-    rows = []
-    for count in effort.threads:
+    rows, clock = [], clock or clock_of(case.runtime.device)
+    for count in case.threads:
         told = group | {"threads": count}
         sys.stderr.write(f"{title(told)}\n")
-        sys.stderr.flush()
         with threads(count):
-            rows += _compared(told, entrants, effort, clock)
+            rows += _compared(told, entrants, case, clock)
     return rows
 
 
-def _compared(
-    group: Group, entrants: Sequence[Entrant | Absent], effort: Effort, clock: Clock | None
-) -> list[Row]:
+def _compared(group: Group, entrants: Sequence[Entrant], case: Case, clock: Clock) -> Iterator[Row]:
     rows = [replace(_checked(one, group), baseline=one is entrants[0]) for one in entrants]
-    right = {
-        one.name: one
-        for one, row in zip(entrants, rows, strict=True)
-        if isinstance(one, Entrant) and not row.problem
-    }
-    if rows[0].problem:
-        return rows
-    times: dict[str, dict[str, Timing]] = {name: {} for name in right}
-    for what in next(iter(right.values())).calls:
-        measured = measure({name: one.calls[what] for name, one in right.items()}, effort, clock)
-        for name, timing in measured.items():
-            seconds = timing.seconds / right[name].steps
-            times[name][what] = replace(timing, seconds=seconds)
-    return [_weighed(row, right[row.name], times) if row.name in right else row for row in rows]
+    right = [one for one, row in zip(entrants, rows, strict=True) if not row.problem]
+    found = {}
+    for what in () if rows[0].problem else entrants[0].calls:
+        calls = {one.name: one.calls[what] for one in right}
+        found[what] = measure(calls, case.rounds, case.attempts, clock)
+    for one, row in zip(entrants, rows, strict=True):
+        times = {what: times[one.name] for what, times in found.items() if one.name in times}
+        yield replace(row, times=times, costs=_weighed(one, times, case, clock) if times else {})
 
 
-def _checked(one: Entrant | Absent, group: Group) -> Row:
+def _checked(one: Entrant, group: Group) -> Row:
     """The row of an entrant without numbers."""
-    if isinstance(one, Absent):
-        return Row(group=group, name=one.name, problem=f"not measured: {one.reason}")
-    with without_tf32():
-        errors = one.errors()
+    row = Row(group=group, name=one.name)
+    try:
+        with without_tf32():
+            errors = one.errors()
+    except (ImportError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0].split(", ")[-1]  # Behind the place in its source.
+        return replace(row, problem=f"not measured: {reason}")
     reason, error = problem(errors), next(iter(errors.values()))
-    return Row(group=group, name=one.name, problem=reason, wrong=reason is not None, error=error)
+    return replace(row, problem=reason, wrong=reason is not None, error=error)
 
 
-def _weighed(row: Row, one: Entrant, times: Mapping[str, dict[str, Timing]]) -> Row:
-    own = times[row.name]
-    costs = {name: value for name, value in one.costs(own).items() if value is not None}
-    return replace(row, times=own, costs=costs)
+def _weighed(
+    one: Entrant, times: Mapping[str, Timing], case: Case, clock: Clock
+) -> dict[str, float]:
+    last, call = list(one.calls.items())[-1]
+    costs = {name: count / times[last].seconds for name, count in one.speeds.items()}
+    costs |= {
+        "host_seconds": clock.host_seconds(call) if isinstance(clock, Replays) else None,
+        "peak_bytes": peak_bytes(call, case.runtime.device),
+        **{name: cost() for name, cost in one.costs.items()},
+    }
+    return {name: value for name, value in costs.items() if value is not None}
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """Second-order MAML beside `higher`, and ProtoNet on features that are kept."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import cast
 
 import torch
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from benchmarks.case import SEED, seeded
+from benchmarks.case import SEED, Case, seeded
 from benchmarks.compare import Entrant, compare
-from benchmarks.measure import Call, Effort, peak_bytes
-from benchmarks.oracle import Errors, relative, trained
+from benchmarks.measure import seconds_per_call
+from benchmarks.options import Options
+from benchmarks.oracle import Errors, joined, relative, trained
 from benchmarks.report import Row
 from neural_similarity import models
 from neural_similarity.lab.data import Images, Preprocess
@@ -28,12 +28,11 @@ from neural_similarity.lab.tasks.few_shot.gradient import maml
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes, draw_tasks
-from neural_similarity.lab.train.runtime import Runtime
 
 STEPS, RATE = 5, 0.05
-CHANNELS, FEATURES = 3, 800
-CLASSES, IMAGES = 20, 100
-"""Test classes of Mini-ImageNet, and so many images of each."""
+SIZES = TaskSizes(ways=5, shots=5, queries=15)
+FEATURES, CLASSES, IMAGES = 800, 20, 100
+"""Of CNN-4; test classes of Mini-ImageNet, and so many images of each."""
 META, KEPT = "second-order MAML of CNN-4", "ProtoNet on kept features"
 HIGHER, OURS, BY_TASK = "higher", "ours", "its definition, task by task"
 TIME, SPEED = "all tasks", "tasks_per_second"
@@ -41,90 +40,67 @@ TIME, SPEED = "all tasks", "tasks_per_second"
 Gradients = Callable[[nn.Module, Episode], Sequence[Tensor]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FewShotCase:
-    """What few-shot learning is measured on: tasks of 5 ways, 5 shots and 15 queries a class."""
-
-    runtime: Runtime
-    """Device; in fp32."""
-    image_size: int = 84
-    """Of the images that MAML sees, in pixels."""
-    width: float = 1.0
-    """Factor on the filters of CNN-4."""
-    tasks: int = 2_000
-    """Tasks on kept features."""
-    sizes: TaskSizes = field(default_factory=TaskSizes)
+def few_shot(options: Options) -> Iterator[Row]:
+    """Second-order MAML, and ProtoNet on a batch of tasks whose features are kept."""
+    for case in options.cases():
+        yield from meta_gradients(case)
+        yield from kept_features(case)
 
 
-def meta_gradients(case: FewShotCase, effort: Effort) -> list[Row]:
+def meta_gradients(case: Case) -> list[Row]:
     """The gradient of a task's query loss through five steps on all parameters.
 
     Batch normalisation uses the statistics of each batch, as it does under `higher`. Ours runs
     channels-last, as its recipes do; what torch computes alone is faster in its own layout.
     """
     with seeded():
-        network = models.convnet4(image_size=case.image_size, width=case.width)
-        method = maml(network, case.sizes.ways, steps=STEPS, rate=RATE)
+        network = models.convnet4(image_size=case.size, width=case.width)
+        method = maml(network, SIZES.ways, steps=STEPS, rate=RATE)
     set_statistics(method, "transductive")
     plain = nn.Sequential(deepcopy(method.backbone), deepcopy(method.head))
     set_statistics(plain, None).train()
-    exact = _task(case, case.runtime, torch.float64)
-    expected = _joined(_by_definition(case.runtime.place(deepcopy(plain)).double(), exact))
+    exact = _task(case, torch.float64)
+    expected = joined(_by_definition(case.runtime.place(deepcopy(plain)).double(), exact))
 
-    def entrant(name: str, module: nn.Module, gradients: Gradients, runtime: Runtime) -> Entrant:
-        runtime.place(module)
+    def entrant(name: str, module: nn.Module, gradients: Gradients, case: Case) -> Entrant:
+        case.runtime.place(module)
 
         def errors() -> Errors:
-            found = _joined(gradients(deepcopy(module).double(), exact))
+            found = joined(gradients(deepcopy(module).double(), exact))
             return {torch.float64: relative(found, expected)}
 
-        call = partial(gradients, module, _task(case, runtime, torch.float32))
-        return _entrant(name, case, 1, errors, call)
+        calls = {TIME: partial(gradients, module, _task(case, torch.float32))}
+        return Entrant(name=name, errors=errors, calls=calls, speeds={SPEED: 1})
 
-    entrants = [entrant(OURS, method, _by_ours, case.runtime)]
-    if find_spec(HIGHER):
-        runtime = replace(case.runtime, channels_last=False)
-        entrants.insert(0, entrant(HIGHER, plain, _by_higher, runtime))
-    return compare({"what": META, "dtype": case.runtime.precision}, entrants, effort)
+    own = replace(case, runtime=replace(case.runtime, channels_last=False))
+    entrants = [entrant(HIGHER, plain, _by_higher, own), entrant(OURS, method, _by_ours, case)]
+    return compare(
+        {"what": META, "dtype": case.runtime.precision}, entrants, case, seconds_per_call
+    )
 
 
-def kept_features(case: FewShotCase, effort: Effort) -> list[Row]:
+def kept_features(case: Case) -> list[Row]:
     """The evaluator, and the definition of ProtoNet for one task after another.
 
     An error is by how many right queries the tasks differ from float64, over all queries.
     """
     images = _features()
-    tasks = draw_tasks(images, case.sizes, case.tasks, seed=SEED, data="", part="test")
+    tasks = draw_tasks(images, SIZES, case.batch, seed=SEED, data="", part="test")
     preprocess, runtime = Preprocess.fit(images), case.runtime
     features = runtime.place_images(preprocess(images.pixels)).flatten(1)
-    method = ProtoNet(nn.Flatten())
     expected = _prototypes(features.double(), tasks)
-    queries = len(tasks) * len(case.sizes.query_labels)
+    queries = len(tasks) * len(SIZES.query_labels)
 
     def entrant(name: str, call: Callable[[], Tensor]) -> Entrant:
         def errors() -> Errors:
             return {torch.float32: (call() - expected).abs().sum().item() / queries}
 
-        return _entrant(name, case, len(tasks), errors, call)
+        return Entrant(name=name, errors=errors, calls={TIME: call}, speeds={SPEED: len(tasks)})
 
+    method = ProtoNet(nn.Flatten())
     ours = partial(evaluate, method, images, tasks, preprocess=preprocess, runtime=runtime)
     entrants = [entrant(BY_TASK, partial(_prototypes, features, tasks)), entrant(OURS, ours)]
-    return compare({"what": KEPT, "dtype": runtime.precision}, entrants, effort)
-
-
-def _entrant(
-    name: str, case: FewShotCase, tasks: int, errors: Callable[[], Errors], call: Call
-) -> Entrant:
-    """What does so many tasks in a call."""
-    return Entrant(
-        name=name,
-        errors=errors,
-        calls={TIME: call},
-        costs=lambda times: {
-            "peak_bytes": peak_bytes(call, case.runtime.device),
-            SPEED: tasks / times[TIME].seconds,
-        },
-    )
+    return compare({"what": KEPT, "dtype": runtime.precision}, entrants, case, seconds_per_call)
 
 
 def _by_ours(method: nn.Module, task: Episode) -> Sequence[Tensor]:
@@ -163,16 +139,13 @@ def _prototypes(features: Tensor, tasks: TaskList) -> Tensor:
     return torch.stack(right).cpu()
 
 
-def _task(case: FewShotCase, runtime: Runtime, dtype: torch.dtype) -> Episode:
+def _task(case: Case, dtype: torch.dtype) -> Episode:
     """A task of random images, the same every time."""
-    sizes, side = case.sizes, case.image_size
-    with seeded():
-        support, query = (
-            runtime.place_images(torch.randn(len(labels), CHANNELS, side, side)).to(dtype)
-            for labels in (sizes.support_labels, sizes.query_labels)
-        )
-    labels = sizes.support_labels.to(runtime.device), sizes.query_labels.to(runtime.device)
-    return Episode(support, labels[0], query, labels[1])
+    labels = SIZES.support_labels, SIZES.query_labels
+    counts = [len(part) for part in labels]
+    support, query = case.images(sum(counts)).to(dtype).split(counts)
+    shown, asked = (part.to(case.runtime.device) for part in labels)
+    return Episode(support, shown, query, asked)
 
 
 def _features() -> Images:
@@ -183,7 +156,3 @@ def _features() -> Images:
     pixels = (85 * near).to(torch.uint8).view(-1, 1, 1, FEATURES)
     labels = torch.arange(CLASSES).repeat_interleave(IMAGES)
     return Images(pixels, labels, tuple(map(str, range(CLASSES))))
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])

@@ -20,8 +20,7 @@ def tensorflow_diagonal(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
     """
     live = torch.eye(TAPS, dtype=x.dtype, device=x.device).view(TAPS, 1, 1, KERNEL, KERNEL)
     maps = _channels_last(F.conv2d(x, (weight * live).flatten(0, 1), padding=PADDING))
-    mask = _channels_last(m.to(x.dtype))
-    return (maps * mask).sum(-2).movedim(-1, 1)
+    return (maps * _channels_last(m.to(x.dtype))).sum(-2).movedim(-1, 1)
 
 
 def tensorflow_full(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
@@ -40,16 +39,19 @@ def tensorflow_full(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
     return y.movedim(-1, 1)
 
 
-def unfold_diagonal(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
-    """`unfold`, times M, times the kernel matrix."""
-    columns = _columns(x) * m.to(x.dtype).flatten(2).unsqueeze(1)
-    return (weight.flatten(1) @ columns.flatten(1, 2)).unflatten(2, x.shape[2:])
+def _channels_last(maps: Tensor) -> Tensor:
+    """Maps (n, 9·c, h, w) as TensorFlow has them: (n, h, w, 9, c)."""
+    return maps.movedim(1, -1).unflatten(-1, (TAPS, -1))
 
 
-def unfold_full(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
-    """`unfold`, every patch times its matrix, times the kernel matrix."""
-    mixing = m.to(x.dtype).flatten(2).unflatten(1, (TAPS, TAPS))
-    columns = torch.einsum("npql,ncql->ncpl", mixing, _columns(x))
+def unfold(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
+    """`unfold`, every patch times its M, times the kernel matrix."""
+    columns = F.unfold(x, KERNEL, padding=PADDING).unflatten(1, (-1, TAPS))
+    m = m.to(x.dtype).flatten(2)
+    if m.shape[1] == TAPS:
+        columns = columns * m.unsqueeze(1)
+    else:
+        columns = torch.einsum("npql,ncql->ncpl", m.unflatten(1, (TAPS, TAPS)), columns)
     return (weight.flatten(1) @ columns.flatten(1, 2)).unflatten(2, x.shape[2:])
 
 
@@ -62,25 +64,12 @@ def deformable(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
     return deform_conv2d(x, offset, weight, padding=padding, mask=m.to(x.dtype))
 
 
-def _channels_last(maps: Tensor) -> Tensor:
-    """Maps (n, 9·c, h, w) as TensorFlow has them: (n, h, w, 9, c)."""
-    return maps.movedim(1, -1).unflatten(-1, (TAPS, -1))
-
-
-def _columns(x: Tensor) -> Tensor:
-    """Patches (n, c, 9, positions)."""
-    return F.unfold(x, KERNEL, padding=PADDING).unflatten(1, (-1, TAPS))
-
-
 BY_KIND = {
     "diagonal": {
         "TensorFlow form": tensorflow_diagonal,
-        "unfold + matmul": unfold_diagonal,
+        "unfold + matmul": unfold,
         "deform_conv2d": deformable,
     },
-    "full": {
-        "TensorFlow form": tensorflow_full,
-        "unfold + matmul": unfold_full,
-    },
+    "full": {"TensorFlow form": tensorflow_full, "unfold + matmul": unfold},
 }
 """All of them by their names, by the kind of M."""

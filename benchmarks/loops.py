@@ -1,5 +1,6 @@
 """The loop of `nsim train` beside a bare one."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -7,25 +8,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.case import DTYPES, Placed, seeded
+from benchmarks import networks
+from benchmarks.case import Case, Placed, seeded
 from benchmarks.compare import Entrant, compare
-from benchmarks.measure import Effort
-from benchmarks.networks import CHANNELS, CLASSES, SIZE, STEP, Setting, update
-from benchmarks.oracle import Errors, relative
+from benchmarks.measure import seconds_per_call
+from benchmarks.networks import CLASSES, STEP, update
+from benchmarks.options import Options
+from benchmarks.oracle import Errors, joined, relative
 from benchmarks.report import Row
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.session import start
 from neural_similarity.lab.tasks.classification import batches_of
+from neural_similarity.lab.train import Recipe, Run
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.graph import WARM_UP
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.loop import Job, fit
 from neural_similarity.lab.train.objective import Classification
 from neural_similarity.lab.train.progress import Lines
-from neural_similarity.lab.train.recipe import Recipe
-from neural_similarity.lab.train.run import Run
 
 WHAT, BARE, OURS = "images through the loop", "bare loop", "nsim train"
 IMAGES = 4096
@@ -40,40 +42,47 @@ CHECKED = WARM_UP + 3
 """Steps after which both loops must have come to the same weights: on a GPU, replays among them."""
 
 
-def training_loops(setting: Setting, effort: Effort) -> list[Row]:
+def training(options: Options) -> Iterator[Row]:
+    """Updates of CNN-9, and the training loop beside a bare one."""
+    for case in options.cases():
+        yield from networks.training(case, options.similarity)
+        yield from training_loops(case)
+
+
+def training_loops(case: Case) -> list[Row]:
     """Images per second of both loops on the plain CNN-9, each from the same start.
 
     Ours cuts and mirrors images, counts and logs; the bare one has its batches ready and does
     nothing but update.
     """
-    steps = STEPS[setting.runtime.device.type]
+    steps = STEPS[case.runtime.device.type]
+    group = {"what": WHAT, "dtype": case.runtime.precision, "batch": case.batch}
     with TemporaryDirectory() as folder:
-        loops = _Loops(setting, Path(folder))
+        loops = _Loops(case, Path(folder))
         entrants = [
             Entrant(
                 name=name,
                 errors=loops.errors,
                 calls={STEP: partial(loop, steps)},
-                costs=lambda times: {"images_per_second": setting.batch / times[STEP].seconds},
-                steps=steps,
+                speeds={"images_per_second": case.batch},
             )
             for name, loop in ((BARE, loops.bare), (OURS, loops.ours))
         ]
-        return compare({"what": WHAT} | setting.group, entrants, effort)
+        return compare(group, entrants, case, lambda call, _: seconds_per_call(call, 1) / steps)
 
 
 class _Loops:
     """Both loops; each returns the weights that it comes to."""
 
-    def __init__(self, setting: Setting, folder: Path):
-        self.runtime = setting.runtime
-        images = _images(max(IMAGES, setting.batch))
+    def __init__(self, case: Case, folder: Path):
+        self.case, self.runtime = case, case.runtime
+        images = _images(max(IMAGES, case.batch), case)
         recipe = Recipe(
-            width=setting.width,
-            batch_size=setting.batch,
+            width=case.width,
+            batch_size=case.batch,
             drops=(),
             log_every=LOGGED,
-            precision=setting.runtime.precision,
+            precision=self.runtime.precision,
         )
         self.run = Run(
             path=folder,
@@ -83,8 +92,8 @@ class _Loops:
             data_root="",
             digest="",
             classes=images.classes,
-            channels=CHANNELS,
-            image_size=SIZE,
+            channels=case.channels,
+            image_size=case.size,
             preprocess=Preprocess.fit(images),
         )
         self.batches = batches_of(images, self.run, self.runtime)
@@ -93,7 +102,7 @@ class _Loops:
     def errors(self) -> Errors:
         """How far the ways of both are apart after a few steps."""
         began, bare, ours = self.bare(0), self.bare(CHECKED), self.ours(CHECKED)
-        return {DTYPES[self.runtime.precision]: relative(ours - began, bare - began)}
+        return {self.case.dtype: relative(ours - began, bare - began)}
 
     def bare(self, steps: int) -> Tensor:
         """Updates alone."""
@@ -101,7 +110,7 @@ class _Loops:
         model = Placed(state.model, self.runtime).train()
         for step in range(steps):
             update(model, state.optimizer, self.ready[step % READY])
-        return _joined(model)
+        return joined(model.parameters()).double()
 
     def ours(self, steps: int) -> Tensor:
         """What `nsim train` does, without checkpoints."""
@@ -110,7 +119,7 @@ class _Loops:
         objective = Classification(recipe, self.runtime, self.batches)
         journal = _Journal(run, Lines(steps, 0, StringIO()))
         fit(Job(recipe, self.runtime, objective), state, journal)
-        return _joined(state.model)
+        return joined(state.model.parameters()).double()
 
 
 class _Journal(Journal):
@@ -120,12 +129,9 @@ class _Journal(Journal):
         """Save nothing."""
 
 
-def _joined(model: nn.Module) -> Tensor:
-    return torch.cat([weights.detach().flatten() for weights in model.parameters()]).double()
-
-
-def _images(count: int) -> Images:
+def _images(count: int, case: Case) -> Images:
+    shape = count, case.channels, case.size, case.size
     with seeded():
-        pixels = torch.randint(0, 256, (count, CHANNELS, SIZE, SIZE), dtype=torch.uint8)
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
     classes = tuple(map(str, range(CLASSES)))
     return Images(pixels, torch.arange(count) % CLASSES, classes)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from neural_similarity.choices import require_least
 from neural_similarity.lab.paper.costs import QUIET
 
 LEAST_ROUNDS = 3
@@ -36,39 +35,23 @@ Shape = Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
-    rounds: int = 15
-    """In each round everything is timed once, starting with another one each time."""
-    attempts: int = 3
-    """How often to measure anew, at most, where the machine was not quiet."""
-    threads: Sequence[int] = (1,)
-    """Numbers of CPU threads, each apart."""
-
-    def __post_init__(self) -> None:
-        require_least("rounds", self.rounds, LEAST_ROUNDS)
-        require_least("attempts", self.attempts)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Timing:
     """The time of a call, and its ratio to the baseline's in the same round."""
 
     seconds: float
-    """Median over the rounds."""
+    """Median over the rounds, as `ratio` is."""
     spread: float
     """Distance of the quartiles over the median."""
     ratio: float
-    """Median of the ratios."""
     low: float
-    """Lower end of the ratio's interval, see `interval`."""
+    """Of the ratio's interval, see `interval`; `high` as well."""
     high: float
-    """Upper end."""
     rounds: int
     """In how many rounds it was timed."""
 
 
 def measure(
-    calls: Mapping[str, Call], effort: Effort, clock: Clock | None = None
+    calls: Mapping[str, Call], rounds: int, attempts: int, clock: Clock
 ) -> dict[str, Timing]:
     """Time the calls by turns; the first of them is the baseline.
 
@@ -77,25 +60,25 @@ def measure(
 
     Args:
         calls: What to time, by name.
-        effort: How long.
-        clock: Seconds of one call when it is called so many times; by default measured.
+        rounds: In each everything is timed once, starting with another one each time.
+        attempts: How often to measure anew, at most, where the machine was not quiet.
+        clock: Seconds of one call when it is called so many times.
     """
-    clock = clock or seconds_per_call
     once = {name: max(clock(call, 1), 1e-9) for name, call in calls.items()}
-    baseline, most = next(iter(calls)), effort.rounds // LEAST_ROUNDS
+    baseline, most = next(iter(calls)), rounds // LEAST_ROUNDS
     every = {name: min(ceil(s / once[baseline] / SLOW), most) for name, s in once.items()}
     repeats = {name: ceil(SHORTEST / seconds) for name, seconds in once.items()}
 
     def attempt() -> dict[str, Timing]:
         times: dict[str, dict[int, float]] = {name: {} for name in calls}
-        for turn in range(effort.rounds):
+        for turn in range(rounds):
             for name in _rotated(list(calls), turn):
                 if turn % every[name] == 0:
                     times[name][turn] = clock(calls[name], repeats[name])
         return {name: _timing(own, times[baseline]) for name, own in times.items()}
 
     found = [attempt()]
-    while found[-1][baseline].spread > QUIET and len(found) < effort.attempts:
+    while found[-1][baseline].spread > QUIET and len(found) < attempts:
         found.append(attempt())
     return min(found, key=lambda times: times[baseline].spread)
 
@@ -149,10 +132,9 @@ def seconds_per_call(call: Call, repeats: int) -> float:
 
 
 def _synchronize() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        for device in range(torch.cuda.device_count()):
-            if torch.cuda.memory_reserved(device):
-                torch.cuda.synchronize(device)
+    if torch.cuda.is_initialized():
+        for device in filter(torch.cuda.memory_reserved, range(torch.cuda.device_count())):
+            torch.cuda.synchronize(device)
 
 
 def saved_bytes(module: nn.Module, inputs: Iterable[Tensor]) -> int:
@@ -181,26 +163,22 @@ def macs(module: nn.Module, inputs: Iterable[Tensor]) -> int:
     import_module("neural_similarity.ops.flops")
     from torch.utils.flop_counter import FlopCounterMode
 
+    formulas: dict[Any, Callable[..., int]] = {torch.ops.aten.mul: _product_flops}
+    if hasattr(torch.ops.torchvision, "deform_conv2d"):
+        formulas[torch.ops.torchvision.deform_conv2d] = _deformable_flops
     # Not without autograd: torch's counter does not take views of parameters there.
-    with FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         module(*inputs)
     return counter.get_total_flops() // 2
 
 
-def _formulas() -> dict[Any, Callable[..., int]]:
-    """Twice the multiplications of what torch's counter leaves out."""
+def _product_flops(*_: Any, out_shape: Shape) -> int:
+    return 2 * prod(out_shape)
 
-    def product(*_: Any, out_shape: Shape) -> int:
-        return 2 * prod(out_shape)
 
-    def deformable(x: Shape, weight: Shape, *_: Any, out_shape: Shape) -> int:
-        taps, positions = prod(weight[2:]), out_shape[0] * prod(out_shape[2:])
-        return 2 * (prod(weight) * positions + x[1] * taps * positions)
-
-    formulas: dict[Any, Callable[..., int]] = {torch.ops.aten.mul: product}
-    if hasattr(torch.ops.torchvision, "deform_conv2d"):
-        formulas[torch.ops.torchvision.deform_conv2d] = deformable
-    return formulas
+def _deformable_flops(x: Shape, weight: Shape, *_: Any, out_shape: Shape) -> int:
+    taps, positions = prod(weight[2:]), out_shape[0] * prod(out_shape[2:])
+    return 2 * (prod(weight) * positions + x[1] * taps * positions)
 
 
 def peak_bytes(call: Call, device: torch.device) -> int | None:

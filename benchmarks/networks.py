@@ -1,8 +1,8 @@
 """CNN-9 with every similarity, networks of recipes, and others: while trained or used."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -12,23 +12,23 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from benchmarks import oracle
-from benchmarks.case import DTYPES, Placed, Subject, learn, seeded
-from benchmarks.compare import Entrant, compare, entrant, forward
-from benchmarks.measure import Call, Effort, Timing, macs, peak_bytes
+from benchmarks.case import Case, Placed, Subject, learn, seeded
+from benchmarks.compare import Entrant, compare, forward
+from benchmarks.measure import Call, macs
+from benchmarks.options import Options
 from benchmarks.oracle import Checker
-from benchmarks.replays import clock_of
 from benchmarks.report import Group, Row
 from neural_similarity import models
 from neural_similarity.conversion import convert, fold
+from neural_similarity.lab.paper import TABLES
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.studies import CHEAPER
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.run import build_network
-from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.nn import SIMILARITIES, format_similarity
 from neural_similarity.regularize import parameter_groups
 
-CLASSES, CHANNELS, SIZE = 10, 3, 32
+CLASSES = 10
 PREDICTORS = {
     name.removeprefix("cifar10-"): RECIPES[name].similarity
     for name in ("cifar10-dynamic-dns", *CHEAPER)
@@ -36,6 +36,20 @@ PREDICTORS = {
 """Diagonal M by the predictor of the tables, and by cheaper ones."""
 KNOWN = {name: spec for name, spec in SIMILARITIES.items() if spec is not None} | PREDICTORS
 """Every similarity that CNN-9 is measured with."""
+SLOW = "cifar10-deformable"
+"""Takes minutes on a CPU."""
+COMPARED = tuple(
+    dict.fromkeys(
+        row.recipe
+        for table in ("4", "1", "2", "3", "costs", "rivals")
+        for row in TABLES[table].rows
+        if (recipe := RECIPES[row.recipe]).dataset == "cifar10"
+        and recipe.optimizer == "sgd"
+        and not recipe.orthogonality
+        and row.recipe != SLOW
+    )
+)
+"""Recipes of tables whose networks are CNN-9 and whose updates are those timed, the plain first."""
 CONVERTED = ("static-full", "dynamic-diagonal")
 """What whole networks are converted to."""
 PLAIN, STEP, FORWARD = "plain", "step", "forward"
@@ -48,95 +62,81 @@ def texts(names: Iterable[str]) -> dict[str, str]:
     return {name: format_similarity(KNOWN[name], complete=True) for name in names}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """Where and at what size networks are measured."""
-
-    runtime: Runtime
-    """Device, precision and layout."""
-    batch: int = 128
-    width: float = 1.0
-    """Factor on the number of filters."""
-    size: int = SIZE
-    """Height and width of images."""
-    rounding: float = 0.0
-    """See `Checker`: a bias before a convolution and batch normalisation has no other gradient."""
-
-    @property
-    def group(self) -> Group:
-        """What the rows of a comparison have in common."""
-        return {"dtype": self.runtime.precision, "batch": self.batch}
-
-    def images(self, count: int) -> Tensor:
-        """Random images, placed."""
-        with seeded():
-            return self.runtime.place_images(torch.randn(count, CHANNELS, self.size, self.size))
-
-    def checker(self) -> Checker:
-        """Compares networks with their oracles."""
-        with seeded():
-            grad = torch.randn(CHECKED, CLASSES).to(self.runtime.device)
-        return Checker(grad, DTYPES[self.runtime.precision], self.rounding)
-
-    def network(self, name: str) -> nn.Module:
-        """CNN-9 of the similarity called `name`, learned, or the plain one."""
-        similarity = None if name == PLAIN else KNOWN[name]
-        with seeded():
-            return learn(models.cnn9(CLASSES, width=self.width, similarity=similarity))
-
-    def of_recipe(self, name: str) -> nn.Module:
-        """The network of the recipe called `name`, one of CIFAR-10, learned."""
-        recipe = RECIPES[name]
-        with seeded():
-            return learn(build_network(recipe, CLASSES, width=self.width * recipe.width))
-
-    def subject(self, name: str, network: nn.Module) -> Subject:
-        """A network, checked on a few images."""
-        return Subject(
-            name=name,
-            module=Placed(network, self.runtime),
-            inputs=(self.images(CHECKED),),
-            oracle=oracle.network,
-            smooth=not network.training,
-        )
+def cnn9(case: Case, name: str) -> nn.Module:
+    """CNN-9 of the similarity called `name`, learned, or the plain one."""
+    similarity = None if name == PLAIN else KNOWN[name]
+    with seeded():
+        return learn(models.cnn9(CLASSES, width=case.width, similarity=similarity))
 
 
-def training(setting: Setting, similarities: Sequence[str], effort: Effort) -> list[Row]:
+def of_recipe(case: Case, name: str) -> nn.Module:
+    """The network of the recipe called `name`, one of CIFAR-10, learned."""
+    recipe = RECIPES[name]
+    with seeded():
+        return learn(build_network(recipe, CLASSES, width=case.width * recipe.width))
+
+
+def converted(case: Case, name: str) -> nn.Module:
+    """The network of the case, converted to the similarity called `name`, or the plain one."""
+    with seeded():
+        network = NETWORKS[case.kind]()
+        return network if name == PLAIN else learn(convert(network, name))
+
+
+def subject(case: Case, name: str, network: nn.Module) -> Subject:
+    """A network, checked on a few images."""
+    return Subject(
+        name=name,
+        module=Placed(network, case.runtime),
+        inputs=(case.images(CHECKED),),
+        oracle=oracle.network,
+        smooth=not network.training,
+    )
+
+
+def checker(case: Case) -> Checker:
+    """Compares networks with their oracles."""
+    with seeded():
+        grad = torch.randn(CHECKED, CLASSES).to(case.runtime.device)
+    return Checker(grad, case.dtype)
+
+
+def training(case: Case, similarities: Iterable[str]) -> list[Row]:
     """Updates of CNN-9, plain and with similarities."""
-    found = {name: setting.network(name) for name in (PLAIN, *similarities)}
-    return _updates("updates of CNN-9", setting, found, effort)
+    return _updates("updates of CNN-9", case, cnn9, (PLAIN, *similarities))
 
 
-def recipes(setting: Setting, names: Sequence[str], effort: Effort) -> list[Row]:
-    """Updates of the networks of recipes, the baseline first."""
-    found = {name: setting.of_recipe(name) for name in names}
-    return _updates("updates by recipe", setting, found, effort)
+def recipes(options: Options) -> Iterator[Row]:
+    """Updates of the networks of the tables."""
+    for case in options.cases():
+        yield from _updates("updates by recipe", case, of_recipe, COMPARED)
 
 
-def whole(what: str, setting: Setting, make: Callable[[], nn.Module], effort: Effort) -> list[Row]:
-    """Updates of any network, plain and converted."""
-    found = {}
-    for name in (PLAIN, *CONVERTED):
-        with seeded():
-            network = make()
-            found[name] = network if name == PLAIN else learn(convert(network, name))
-    return _updates(what, setting, found, effort)
+def whole(options: Options) -> Iterator[Row]:
+    """Updates of whole networks, plain and converted, in both layouts."""
+    names = ("U-Net",) if options.quick else NETWORKS
+    for case in options.cases(names, nchw=True):
+        what = f"updates of {case.kind}, {case.layout}"
+        yield from _updates(what, case, converted, (PLAIN, *CONVERTED))
 
 
-def inference(setting: Setting, similarities: Sequence[str], effort: Effort) -> list[Row]:
-    """CNN-9's forward pass in evaluation mode: plain, with similarities, static ones folded too."""
-    subjects, images = [], setting.images(setting.batch)
-    for name in (PLAIN, *similarities):
-        network = setting.network(name).eval().requires_grad_(False)
-        subjects.append(setting.subject(name, network))
+def inference(options: Options) -> Iterator[Row]:
+    """CNN-9 plain, static, folded and dynamic."""
+    for case in options.cases():
+        images = case.images(case.batch)
+        found = list(_used(case, (PLAIN, *options.similarity)))
+        calls = [forward(one.module, [images]) for one in found]
+        yield from _compared({}, case, FORWARD, zip(found, calls, strict=True))
+
+
+def _used(case: Case, names: Iterable[str]) -> Iterator[Subject]:
+    for name in names:
+        network = cnn9(case, name).eval().requires_grad_(False)
+        original = subject(case, name, network)
+        yield original
         if name.startswith("static"):
-            folded = setting.subject(f"{name}, folded", fold(network).requires_grad_(False))
-            subjects.append(replace(folded, oracle=_scores(subjects[-1].module)))
-
-    def call(subject: Subject) -> Call:
-        return forward(subject.module, [images])
-
-    return _compared(setting, setting.group, (FORWARD, call), subjects, effort)
+            folded = subject(case, f"{name}, folded", fold(network).requires_grad_(False))
+            yield replace(folded, oracle=_scores(original.module))
 
 
 def _scores(original: nn.Module) -> Callable[..., Tensor]:
@@ -146,20 +146,24 @@ def _scores(original: nn.Module) -> Callable[..., Tensor]:
 
 
 def _updates(
-    what: str, setting: Setting, found: Mapping[str, nn.Module], effort: Effort
+    what: str,
+    case: Case,
+    build: Callable[[Case, str], nn.Module],
+    names: Iterable[str],
 ) -> list[Row]:
-    """Updates on one batch: no data, no log."""
-    subjects = [setting.subject(name, network) for name, network in found.items()]
-    images = setting.images(setting.batch)
-    labels = torch.arange(setting.batch, device=images.device) % CLASSES
+    """Updates of networks on one batch: no data, no log."""
+    images = case.images(case.batch)
+    labels = torch.arange(case.batch, device=images.device) % CLASSES
+    subjects = [subject(case, name, build(case, name)) for name in names]
 
-    def call(subject: Subject) -> Call:
+    def call(module: nn.Module) -> Call:
         recipe = Recipe()
-        groups = parameter_groups(subject.module, weight_decay=recipe.weight_decay)
+        groups = parameter_groups(module, weight_decay=recipe.weight_decay)
         optimizer = SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
-        return partial(update, subject.module, optimizer, (images, labels))
+        return partial(update, module, optimizer, (images, labels))
 
-    return _compared(setting, {"what": what} | setting.group, (STEP, call), subjects, effort)
+    pairs = [(one, call(one.module)) for one in subjects]
+    return _compared({"what": what}, case, STEP, pairs)
 
 
 def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> None:
@@ -172,29 +176,22 @@ def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> N
 
 
 def _compared(
-    setting: Setting,
-    group: Group,
-    timed: tuple[str, Callable[[Subject], Call]],
-    subjects: Sequence[Subject],
-    effort: Effort,
+    words: Group, case: Case, what: str, pairs: Iterable[tuple[Subject, Call]]
 ) -> list[Row]:
-    checker, images = setting.checker(), setting.images(setting.batch)
-    (what, make), clock = timed, clock_of(images.device)
+    """Subjects and the calls that are timed of them."""
+    check, images = checker(case), case.images(case.batch)
+    group = words | {"dtype": case.runtime.precision, "batch": case.batch}
 
-    def enter(subject: Subject) -> Entrant:
-        call = make(subject)
+    def enter(one: Subject, call: Call) -> Entrant:
+        return Entrant(
+            name=one.name,
+            errors=partial(check.errors, one),
+            calls={what: call},
+            costs={"macs": lambda: macs(one.module, [images]) / case.batch},
+            speeds={"images_per_second": case.batch},
+        )
 
-        def costs(times: Mapping[str, Timing]) -> dict[str, float | None]:
-            return {
-                "images_per_second": setting.batch / times[what].seconds,
-                "host_seconds": clock and clock.host_seconds(call),
-                "peak_bytes": peak_bytes(call, images.device),
-                "macs": macs(subject.module, [images]) / setting.batch,
-            }
-
-        return entrant(subject, checker, {what: call}, costs)
-
-    return compare(group, [enter(subject) for subject in subjects], effort, clock)
+    return compare(group, [enter(*pair) for pair in pairs], case)
 
 
 def _efficientnet() -> nn.Module:
@@ -212,7 +209,7 @@ class UNet(nn.Module):
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64, 128)):
         super().__init__()
-        sides = (CHANNELS, *widths)
+        sides = (Case.channels, *widths)
         self.down = nn.ModuleList(map(_pair, sides, widths))
         self.up = nn.ModuleList(_pair(high + low, low) for low, high in pairwise(widths))
         self.head = nn.Conv2d(widths[0], CLASSES, 1)
@@ -220,10 +217,10 @@ class UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         maps = []
         for index, block in enumerate(self.down):
-            x = block(x if index == 0 else nn.functional.max_pool2d(x, 2))
+            x = block(x if index == 0 else F.max_pool2d(x, 2))
             maps.append(x)
         for block, beside in zip(self.up[::-1], maps[-2::-1], strict=True):
-            x = block(torch.cat([nn.functional.interpolate(x, scale_factor=2.0), beside], 1))
+            x = block(torch.cat([F.interpolate(x, scale_factor=2.0), beside], 1))
         return self.head(x).mean((2, 3))
 
 

@@ -1,41 +1,25 @@
 """What the commands of `python -m benchmarks` take."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
 import torch
 
-from benchmarks.measure import Effort
-from neural_similarity.lab.cli.commands import require
+from benchmarks.case import Case
+from benchmarks.measure import LEAST_ROUNDS
+from neural_similarity.choices import require_least
 from neural_similarity.lab.cli.parsing import integer, listed, parse
-from neural_similarity.lab.paper import TABLES
-from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import Runtime, choose_runtime
 from neural_similarity.lab.train.runtime import Precision
 
 PROGRAM = "python -m benchmarks"
+QUICK_EXTENT, QUICK_WIDTH = 64, 0.1
 T = TypeVar("T")
 Numbers = Annotated[tuple[int, ...], listed(integer, "N,N,...")]
 Names = Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")]
-CIFAR10 = [
-    name
-    for name, recipe in RECIPES.items()
-    if recipe.dataset == "cifar10" and recipe.optimizer == "sgd" and not recipe.orthogonality
-]
-"""Recipes whose updates are those that are timed: of CIFAR-10, by gradient descent."""
-SLOW = "cifar10-deformable"
-"""Takes minutes on a CPU."""
-COMPARED = tuple(
-    dict.fromkeys(
-        row.recipe
-        for table in ("4", "1", "2", "3", "costs", "rivals")
-        for row in TABLES[table].rows
-        if row.recipe in CIFAR10 and row.recipe != SLOW
-    )
-)
-"""Recipes of tables whose networks are CNN-9, the plain one first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +35,8 @@ class Options:
     batch: Numbers = ()
     size: Numbers = ()
     """Height and width of maps or images."""
-    channels: Numbers = ()
-    """Of the operators' maps; 0 is 1024 over the size."""
     similarity: Names = ()
     """Kinds of M, or named similarities beside the plain network; dynamic-full takes minutes."""
-    recipes: Names = ()
-    """Recipes of CIFAR-10; others are compared with the first."""
     device: str = "auto"
     out: Path = Path("benchmarks")
     """Folder for what was found: NAME.json and NAME.png."""
@@ -64,24 +44,37 @@ class Options:
     """Try the command out in seconds, at sizes that say nothing."""
 
     def __post_init__(self) -> None:
-        Effort(rounds=self.rounds)
-        for name, least in (("threads", 0), ("batch", 1), ("size", 1), ("channels", 0)):
+        require_least("rounds", self.rounds, LEAST_ROUNDS)
+        for name, least in (("threads", 0), ("batch", 1), ("size", 1)):
             if min(getattr(self, name), default=least) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
-        for name in self.recipes:
-            require("recipe of CIFAR-10 by gradient descent", name, CIFAR10)
 
-    @property
-    def effort(self) -> Effort:
-        """How long to measure, with torch's own number of threads for 0."""
-        threads = [count or torch.get_num_threads() for count in self.threads]
-        return Effort(rounds=self.rounds, attempts=1 if self.quick else 3, threads=threads)
-
-    @property
-    def runtimes(self) -> list[Runtime]:
-        """Device and precision of every part."""
+    def runtimes(self, *, nchw: bool = False) -> Iterator[Runtime]:
+        """Device and precision of every part, its maps channels last and, if asked for, NCHW."""
         wanted = get_args(Precision)[::-1] if self.dtype == "both" else (self.dtype,)
-        return [choose_runtime(self.device, precision) for precision in wanted]
+        for precision, last in product(wanted, (True, False) if nchw else (True,)):
+            yield choose_runtime(self.device, precision, channels_last=last)
+
+    def cases(
+        self, kinds: Iterable[str] = ("",), *, extent: int = 0, nchw: bool = False
+    ) -> Iterator[Case]:
+        """Every kind at every size; maps have `extent` over the size channels, images three."""
+        extent = extent and QUICK_EXTENT if self.quick else extent
+        width, attempts = (QUICK_WIDTH, 1) if self.quick else (1.0, 3)
+        threads = tuple(count or torch.get_num_threads() for count in self.threads)
+        parts = self.runtimes(nchw=nchw), kinds, self.size or (Case.size,), self.batch
+        for runtime, kind, size, batch in product(*parts):
+            yield Case(
+                runtime=runtime,
+                kind=kind,
+                batch=batch,
+                channels=max(1, extent // size) if extent else Case.channels,
+                size=size,
+                width=width,
+                rounds=self.rounds,
+                attempts=attempts,
+                threads=threads,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +93,7 @@ def given(default: T, args: Sequence[str], name: str, about: str) -> T:
         type(default),
         args,
         prog=f"{PROGRAM} {name}",
-        description=f"{about[0].upper()}{about[1:]}.\n\nexample:\n  {PROGRAM} {name}",
+        description=f"{about}\n\nexample:\n  {PROGRAM} {name}",
         default=default,
         flags=True,
     )

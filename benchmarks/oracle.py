@@ -1,7 +1,8 @@
 """What a module must compute, by the definition in float64, and how far from it it is."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from math import inf, isnan
 from typing import Any, cast
@@ -17,6 +18,9 @@ from neural_similarity.ops import reference
 KINDS = (StaticSimilarity, DynamicSimilarity)
 CHUNK = 1 << 15
 """Positions that the definition takes at a time: what it keeps of each is a hundred times x."""
+ROUNDING = 1e-6
+"""Gradients whose norm is below this share of the largest one's count as that much: a bias before a
+convolution and batch normalisation has no other gradient."""
 Errors = Mapping[torch.dtype, float]
 
 
@@ -24,41 +28,33 @@ def operator(module: nn.Module, x: Tensor, m: Tensor) -> Tensor:
     """The operator with one M, (9,) or (9, 9), or a predictor's output, (n, 9 or 81, h, w)."""
     if m.dim() == 4:
         m = m.unflatten(1, (TAPS,) if m.shape[1] == TAPS else (TAPS, TAPS))
-    return _defined(x, cast(Tensor, module.weight), m)
+    padding = (PADDING, PADDING)
+    return _defined(x, cast(Tensor, module.weight), m, (1, 1), padding, (1, 1), 1)
 
 
 def network(module: nn.Module, x: Tensor) -> Tensor:
     """A network, or a layer, with its similarities applied by the definition from now on."""
-    for layer in list(module.modules()):
+    for layer in module.modules():
         if isinstance(layer, Conv2d) and isinstance(layer.similarity, KINDS):
-            layer.similarity = _Defined(layer.similarity)
+            layer.forward = partial(_by_definition, layer)
     return module(x)
 
 
-class _Defined(nn.Module):
-    """A similarity that a layer applies by its definition."""
-
-    def __init__(self, similarity: nn.Module):
-        super().__init__()
-        self.similarity = similarity
-
-    def forward(self, layer: Conv2d, x: Tensor) -> Tensor:
-        geometry = layer.stride, layer.padding, layer.dilation, layer.groups
-        if isinstance(self.similarity, StaticSimilarity):
-            return _defined(x, layer.weight, self.similarity.matrix(), *geometry)
-        m = cast(DynamicSimilarity, self.similarity).matrix(x)
-        return _defined(x, layer.weight, m, *geometry)
+def _by_definition(layer: Conv2d, input: Tensor) -> Tensor:
+    similarity: Any = layer.similarity
+    static = isinstance(similarity, StaticSimilarity)
+    m = similarity.matrix() if static else similarity.matrix(input)
+    geometry = layer.stride, layer.padding, layer.dilation, layer.groups
+    return _defined(input, layer.weight, m, *geometry)
 
 
 def _defined(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Tensor:
     """The definition, some images at a time, which the backward pass computes again.
 
-    The geometry is stride, padding, dilation and groups; without it, that of `Case`.
+    The geometry is stride, padding, dilation and groups.
     """
-    geometry = geometry or ((1, 1), (PADDING, PADDING), (1, 1), 1)
     if m.dim() < 3:
-        stride, padding, dilation, _ = geometry
-        sides = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+        sides = zip(x.shape[2:], weight.shape[2:], *geometry[:3], strict=True)
         size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, k, step, p, d in sides]
         m = m[(None, ..., None, None)].expand(len(x), *m.shape, *size)
     images = max(1, CHUNK // x[0, 0].numel())
@@ -73,11 +69,10 @@ class Checker:
     Args:
         grad: Gradient of every subject's output.
         dtype: In which the subjects compute.
-        rounding: Gradients whose norm is below this share of the largest one's count as that much.
     """
 
-    def __init__(self, grad: Tensor, dtype: torch.dtype, rounding: float = 0.0):
-        self.grad, self.dtype, self.rounding = grad, dtype, rounding
+    def __init__(self, grad: Tensor, dtype: torch.dtype):
+        self.grad, self.dtype = grad, dtype
         self.known: dict[tuple, list[Tensor]] = {}
 
     def errors(self, subject: Subject) -> Errors:
@@ -86,26 +81,26 @@ class Checker:
         Gradients that rounding may change at will are compared in float64.
         """
         if subject.smooth:
-            found = outcome(subject.module, subject.inputs, trained(subject.module), self.grad)
-            return {self.dtype: self._largest(found, self._expected(subject))}
-        twin = deepcopy(subject.module).double()
-        exact = outcome(twin, _in_float64(subject.inputs), trained(twin), self.grad)
-        expected = _by_oracle(subject, self.grad)
-        return {self.dtype: _output_error(subject), torch.float64: self._largest(exact, expected)}
+            return {self.dtype: _largest(self._outcome(subject), self._expected(subject))}
+        gradients = _largest(self._outcome(_in_float64(subject)), self._by_oracle(subject))
+        return {self.dtype: _output_error(subject), torch.float64: gradients}
+
+    def _outcome(self, subject: Subject) -> list[Tensor]:
+        module = subject.module
+        return outcome(module, subject.inputs, trained(module), self.grad)
 
     def _expected(self, subject: Subject) -> list[Tensor]:
         """What formulations of the same operator, kernel and inputs must compute, computed once."""
         operands = *subject.inputs, *subject.module.parameters()
         key = subject.oracle, *map(id, operands)
         if key not in self.known:
-            self.known[key] = _by_oracle(subject, self.grad)
+            self.known[key] = self._by_oracle(subject)
         return self.known[key]
 
-    def _largest(self, found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-        norms = [gradient.norm().item() for gradient in expected[1:]]
-        least = self.rounding * max(norms, default=0.0)
-        floors = [0.0, *[least] * len(norms)]
-        return max(relative(*three) for three in zip(found, expected, floors, strict=True))
+    def _by_oracle(self, subject: Subject) -> list[Tensor]:
+        twin = _in_float64(subject)
+        function = partial(twin.oracle, twin.module)
+        return outcome(function, twin.inputs, trained(twin.module), self.grad)
 
 
 def relative(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
@@ -119,6 +114,11 @@ def relative(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
     return inf if isnan(value) else value
 
 
+def joined(tensors: Iterable[Tensor]) -> Tensor:
+    """All of their numbers, without gradients."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
 def trained(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of a module whose gradients count."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -126,30 +126,31 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 
 def outcome(
     function: Callable[..., Tensor],
-    inputs: Sequence[Tensor],
-    parameters: Sequence[Tensor],
+    inputs: Iterable[Tensor],
+    parameters: Iterable[Tensor],
     grad: Tensor,
 ) -> list[Tensor]:
     """The output, then the gradients of the inputs that require one and of the parameters."""
     y = function(*inputs)
-    wanted = [tensor for tensor in inputs if tensor.requires_grad] + list(parameters)
+    wanted = [tensor for tensor in (*inputs, *parameters) if tensor.requires_grad]
     gradients = torch.autograd.grad(y, wanted, grad.to(y.dtype)) if wanted else ()
     return [y.detach(), *gradients]
 
 
-def _by_oracle(subject: Subject, grad: Tensor) -> list[Tensor]:
-    twin = deepcopy(subject.module).double()
-    function = partial(subject.oracle, twin)
-    return outcome(function, _in_float64(subject.inputs), trained(twin), grad)
+def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    least = ROUNDING * max((gradient.norm().item() for gradient in expected[1:]), default=0.0)
+    floors = [0.0, *[least] * len(expected[1:])]
+    return max(relative(*three) for three in zip(found, expected, floors, strict=True))
 
 
 def _output_error(subject: Subject) -> float:
     """Error of the output alone, in the subject's own precision and in evaluation mode."""
-    module = deepcopy(subject.module).eval()
+    subject = replace(subject, module=deepcopy(subject.module).eval())
+    twin = _in_float64(subject)
     with torch.no_grad():
-        found = module(*subject.inputs)
-        return relative(found, subject.oracle(module.double(), *_in_float64(subject.inputs)))
+        return relative(subject.module(*subject.inputs), twin.oracle(twin.module, *twin.inputs))
 
 
-def _in_float64(inputs: Sequence[Tensor]) -> list[Tensor]:
-    return [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+def _in_float64(subject: Subject) -> Subject:
+    inputs = (t.detach().double().requires_grad_(t.requires_grad) for t in subject.inputs)
+    return replace(subject, module=deepcopy(subject.module).double(), inputs=tuple(inputs))

@@ -1,17 +1,18 @@
 """docs/performance.md, written from what `python -m benchmarks` saved and performance.md here."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.networks import KNOWN, texts
-from benchmarks.report import Report, Row, comparisons, grouped, milliseconds, read, split, table
+from benchmarks.plots import SIZES
+from benchmarks.report import Report, Row, comparisons, grouped, milliseconds, read, table
 from benchmarks.targets import TARGETS
 from neural_similarity.lab.paper.costs import is_current
 
 TEXT = Path(__file__).with_suffix(".md")
-"""The introduction, then what is said of each benchmark under its heading."""
+"""The introduction, then what is said under each heading, caveats of old reports among them."""
 HEADINGS = {
     "operators": "Operators",
     "widths": "Widths of a ResNet",
@@ -27,20 +28,12 @@ BOLD = "Best to worst of all sizes that were measured. **Bold**: the limit is no
 
 
 def summary(folders: Sequence[Path], command: str) -> str:
-    """The page for several processors: what was set out to reach, and what each of them found.
-
-    Args:
-        folders: where the benchmarks saved their reports, one folder a processor.
-        command: what writes the page.
-
-    Raises:
-        ValueError: a folder holds no report, or a damaged one.
-    """
+    """The page for several processors, a folder each: what each of them found of the targets."""
     machines = {_processor(reports): reports for reports in map(_reports, folders)}
     lines = []
     for target in TARGETS:
-        found = [target.line(reports.get(target.bench)) for reports in machines.values()]
-        lines.append((target.text, target.limit, *(_found(line) for line in found)))
+        found = [_found(*target.line(reports.get(target.bench))) for reports in machines.values()]
+        lines.append((target.text, target.limit, *found))
     introduction, sections = _texts()
     places = " and ".join(f"`{folder.as_posix()}/`" for folder in folders)
     rows = table(("target", "limit", *machines), lines)
@@ -59,40 +52,35 @@ def _processor(reports: Mapping[str, Report]) -> str:
     return next(iter(reports.values())).machine.partition(", torch")[0]
 
 
-def _found(line: tuple[str, str, str, str]) -> str:
-    _, _, found, verdict = line
-    if not found:
-        return verdict
-    return found if verdict == "reached" else f"**{found}**"
+def _found(_text: str, _limit: str, found: str, verdict: str) -> str:
+    return f"**{found}**" if found and verdict != "reached" else found or verdict
 
 
 def page(results: Path, path: Path, command: str) -> str:
-    """The page for the reports of one processor.
-
-    Args:
-        results: Where the benchmarks saved them; what is missing there is told as not measured.
-        path: The page's own file, from which it shows the pictures in `results`.
-        command: What writes the page.
-
-    Raises:
-        ValueError: `results` holds no report, or a damaged one.
-    """
-    reports = _reports(results)
-    introduction, sections = _texts()
-    parts = [
-        introduction.format(command=command, folders=f"`{results.as_posix()}/`"),
-        _targets(reports),
-    ]
+    """The page for the reports of one processor, with the pictures in `results` as from `path`."""
+    reports, (introduction, sections) = _reports(results), _texts()
+    parts = [introduction.format(command=command, folders=f"`{results.as_posix()}/`")]
+    parts += ["## Targets", *(f"**{name}: {r.noise}.**" for name, r in reports.items() if r.noise)]
+    lines = [target.line(reports.get(target.bench)) for target in TARGETS]
+    parts.append(table(("target", "limit", "found, best to worst", ""), lines))
     pictures = Path(os.path.relpath(results, path.parent)).as_posix()
     for name, report in reports.items():
-        heading = HEADINGS[name]
-        parts += [f"## {heading}", _origin(report), sections[heading], *_section(report)]
+        heading, left = HEADINGS[name], current(report)
+        parts += [f"## {heading}", _origin(report), sections[heading]]
+        parts += [f"**{report.noise}**"] if report.noise else []
+        parts += _note_left_out(report, left)
+        parts += [sections[caveat] for caveat in _caveats(left)]
+        parts += _pivots(left) if name in PIVOTED else comparisons(left)
         parts.append(f"![{name}]({pictures}/{name}.png)")
     return "\n\n".join(parts) + "\n"
 
 
 def _reports(results: Path) -> dict[str, Report]:
-    """What the benchmarks saved in a folder, by name."""
+    """What the benchmarks saved in a folder, by name.
+
+    Raises:
+        ValueError: that is nothing, or a report is damaged.
+    """
     files = {name: results / f"{name}.json" for name in HEADINGS}
     reports = {name: read(file) for name, file in files.items() if file.exists()}
     if not reports:
@@ -122,14 +110,6 @@ def current(report: Report) -> Report:
     return replace(report, rows=() if lost else rows)
 
 
-def _targets(reports: Mapping[str, Report]) -> str:
-    """What was set out to reach, and which reports are doubtful."""
-    lines = [target.line(reports.get(target.bench)) for target in TARGETS]
-    doubts = [f"**{name}: {r.noise}.**" for name, r in reports.items() if r.noise]
-    rows = table(("target", "limit", "found, best to worst", ""), lines)
-    return "\n\n".join(["## Targets", *doubts, rows])
-
-
 def _origin(report: Report) -> str:
     """Command, machine, code and how quiet it was."""
     facts = report.environment
@@ -142,52 +122,35 @@ def _origin(report: Report) -> str:
     )
 
 
-def _section(report: Report) -> list[str]:
-    measured, report = report, current(report)
-    parts = [f"**{measured.noise}**"] if measured.noise else []
-    parts += _note_left_out(measured, report) + _caveats(report)
-    pivoted = report.bench in ("operators", "widths", "scaling")
-    return parts + (_pivots(report) if pivoted else comparisons(report))
-
-
 def _note_left_out(before: Report, after: Report) -> list[str]:
     """What is no longer what its name says; the picture was drawn when it was."""
     names = dict.fromkeys(f"`{row.name}`" for row in before.rows if row not in after.rows)
-    if not names:
-        return []
     text = (
         "Left out, as these or the one that they are compared with have other settings by now: "
         f"{', '.join(names)}. The picture has them still."
     )
-    return [text]
+    return [text] if names else []
 
 
-def _caveats(report: Report) -> list[str]:
-    """Caveats for old reports."""
-    facts, found = report.environment, []
+def _caveats(report: Report) -> Iterator[str]:
+    """What was otherwise when an old report was made, by the heading of what is said of it."""
+    facts = report.environment
     if not facts.get("keeps_memory", report.bench in ("scaling", "recipes")):
-        found.append(
-            "Measured while freed blocks of more than 32 MiB went back to the system, so that what "
-            "uses such buffers, as unfold and the TensorFlow form do, pays for their pages in "
-            "every call."
-        )
+        yield "Freed memory"
     if report.bench in ("training", "inference") and "similarities" not in facts:
-        found.append(
-            "Measured when no predictor had batch normalisation. `dynamic-diagonal` still has "
-            "none; the recipes after which the other rows are named have it today."
-        )
+        yield "Predictors without batch normalisation"
     if report.bench == "recipes" and facts.get("norms") != "torch":
-        found.append(
-            "Measured while batch normalisation, pool and ReLU of the networks were one operator "
-            "in C; they are torch's own now."
-        )
-    return found
+        yield "Norms in C"
+
+
+PIVOTED = ("operators", "widths", "scaling")
+"""Reports of so many sizes that a table has a column for each."""
 
 
 def _pivots(report: Report) -> list[str]:
     """Ratios, then memory and the host's time, of every dtype and similarity."""
     parts = []
-    for words, rows in split(report.rows).items():
+    for words, rows in grouped(report.rows, without=SIZES).items():
         parts += [f"### {words}", _pivot(rows, _ratios), "Saved bytes a position; peak MiB."]
         parts.append(_pivot(rows, _memory))
         if any("host_seconds" in row.costs for row in rows):
@@ -197,15 +160,11 @@ def _pivots(report: Report) -> list[str]:
 
 def _pivot(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
     """A line a name, a column a size."""
-    columns = grouped(rows)
-    head = ["", *(_size(group[0]) for group in columns)]
+    columns = list(grouped(rows).values())
+    head = ["", *("{channels}@{size}×{size}, {batch}".format(**own[0].group) for own in columns)]
     names = dict.fromkeys(row.name for row in rows)
-    by_name = [{row.name: cell(row) for row in group} for group in columns]
+    by_name = [{row.name: cell(row) for row in own} for own in columns]
     return table(head, ([name, *(cells.get(name, "") for cells in by_name)] for name in names))
-
-
-def _size(row: Row) -> str:
-    return "{channels}@{size}×{size}, {batch}".format(**row.group)
 
 
 def _ratios(row: Row) -> str:

@@ -1,6 +1,6 @@
 """What a benchmark found: values, a file, and tables in Markdown."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,6 @@ from benchmarks.measure import Timing
 from neural_similarity.lab.paper.costs import doubt, machine
 from neural_similarity.lab.train.files import read_json, write_json
 
-SIZES = ("channels", "size", "batch")
-"""Keys of a group that are sizes; the others name what kind of thing is measured."""
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "images_per_second": ("images/s", "{:,.0f}".format),
     "tasks_per_second": (
@@ -43,7 +41,6 @@ class Row:
     times: dict[str, Timing] = field(default_factory=dict)
     """By what was timed."""
     costs: dict[str, float] = field(default_factory=dict)
-    """Bytes, multiplications, images per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,6 @@ class Report:
 
     bench: str
     environment: dict[str, Any]
-    """Versions, machine, commit, command."""
     quick: bool
     """Whether it only tried out the command."""
     others: float | None
@@ -101,20 +97,15 @@ def _row(content: dict[str, Any]) -> Row:
     return replace(Row(**content), times=times)
 
 
-def grouped(rows: Iterable[Row]) -> list[tuple[Row, ...]]:
-    """The rows that are compared with each other, in the order of their first."""
-    found: dict[tuple, list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row.group.items()), []).append(row)
-    return [tuple(group) for group in found.values()]
+def grouped(rows: Iterable[Row], without: Collection[str] = ()) -> dict[str, list[Row]]:
+    """The rows by what they have in common, in the order of their first.
 
-
-def split(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows of which only the sizes differ, by what they have in common."""
+    Rows of which only the sizes `without` differ come together.
+    """
     found: dict[str, list[Row]] = {}
     for row in rows:
-        words = {key: value for key, value in row.group.items() if key not in SIZES}
-        found.setdefault(title(words), []).append(row)
+        group = {name: value for name, value in row.group.items() if name not in without}
+        found.setdefault(title(group), []).append(row)
     return found
 
 
@@ -135,14 +126,14 @@ def to_markdown(report: Report) -> str:
 def comparisons(report: Report) -> list[str]:
     """A heading and a table for every group."""
     parts = []
-    for rows in grouped(report.rows):
+    for words, rows in grouped(report.rows).items():
         times = list(dict.fromkeys(name for row in rows for name in row.times))
         costs = [name for name in COSTS if any(name in row.costs for row in rows)]
         baseline = next((row.name for row in rows if row.baseline), "")
         head = ["", *(text for name in times for text in (f"{name}, ms", f"÷ {baseline}"))]
         head += [COSTS[name][0] for name in costs] + ["error"]
         lines = [_line(row, times, costs) for row in rows]
-        parts += [f"### {title(rows[0].group)}", table(head, lines)]
+        parts += [f"### {words}", table(head, lines)]
     return parts
 
 

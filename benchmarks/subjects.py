@@ -1,6 +1,6 @@
 """The operators that are compared: ours, other formulations of the same, and other operators."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -11,123 +11,113 @@ from benchmarks.case import (
     KERNEL,
     KINDS,
     PADDING,
-    TAPS,
-    Absent,
     Case,
-    Operands,
     Operator,
     Placed,
     Subject,
     learn,
-    operands,
     seeded,
 )
-from benchmarks.compare import Entrant, compare, entrant, forward
-from benchmarks.measure import Effort, Timing, macs, peak_bytes, saved_bytes
+from benchmarks.compare import Entrant, compare, forward
+from benchmarks.measure import macs, saved_bytes
+from benchmarks.options import Options
 from benchmarks.oracle import Checker, outcome, trained
-from benchmarks.replays import clock_of
 from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import Conv2d
-from neural_similarity.ops import declines
 from neural_similarity.ops.backend import Backend
 
-BASELINE = "nn.Conv2d"
-LAYER = "ours, layer with predictor"
+BASELINE, LAYER = "nn.Conv2d", "ours, layer with predictor"
 FORWARD, BOTH = "forward", "forward + backward"
 BACKENDS: dict[str, tuple[Backend, ...]] = {
     "cpu": ("compiled", "eager"),
     "cuda": ("triton", "eager"),
 }
 """Our ways, by the kind of device."""
+EXTENT, WIDE = 1024, 3584
+"""Channels times size of maps, as networks that halve one to double the other have, and ResNets."""
+SCALED_CHANNELS = 32
 
 
-def operators(case: Case, effort: Effort) -> list[Row]:
-    """All operators at a case."""
-    given = operands(case)
-    return _compared({"similarity": case.kind}, case, list(subjects(case, given)), given, effort)
+def operators(options: Options) -> Iterator[Row]:
+    """Our operators beside other formulations and operators."""
+    for case in options.cases(options.similarity, extent=EXTENT):
+        yield from _compared({"similarity": case.kind}, case, subjects(case))
 
 
-def widths(layout: str, case: Case, effort: Effort) -> list[Row]:
-    """The baseline, our operator as fast as it is, and the layer, in a layout of maps."""
-    given = operands(case)
-    chosen = [plain(given), dynamic("ours", case, given), layer(case, given)]
-    return _compared({"layout": layout, "similarity": case.kind}, case, chosen, given, effort)
+def widths(options: Options) -> Iterator[Row]:
+    """Our operators and layers at a ResNet's widths, in both layouts."""
+    for case in options.cases(options.similarity, extent=WIDE, nchw=True):
+        words = {"layout": case.layout, "similarity": case.kind}
+        yield from _compared(words, case, [plain(case), dynamic("ours", case), layer(case)])
 
 
-def scaling(sweep: str, case: Case, effort: Effort) -> list[Row]:
-    """The baseline and our two operators, each as fast as it is, at one size of a sweep."""
-    given = operands(case)
-    chosen = [plain(given)]
-    for kind in KINDS:
-        of_kind = replace(case, kind=kind)
-        chosen.append(dynamic(f"ours, {kind}", of_kind, operands(of_kind)))
-    return _compared({"sweep": sweep}, case, chosen, given, effort)
+def scaling(options: Options) -> Iterator[Row]:
+    """Our operators as batches and images grow."""
+    sweeps = {
+        "by batch": replace(options, size=options.size[:1]),
+        "by size": replace(options, batch=options.batch[:2][-1:]),
+    }
+    for sweep, part in sweeps.items():
+        for case in part.cases():
+            kinds = [replace(case, channels=SCALED_CHANNELS, kind=kind) for kind in KINDS]
+            chosen = [plain(kinds[0]), *(dynamic(f"ours, {one.kind}", one) for one in kinds)]
+            yield from _compared({"sweep": sweep}, kinds[0], chosen)
 
 
-def _compared(
-    words: dict[str, str],
-    case: Case,
-    chosen: Sequence[Subject | Absent],
-    given: Operands,
-    effort: Effort,
-) -> list[Row]:
-    checker, clock = Checker(given.grad, case.dtype), clock_of(case.runtime.device)
+def _compared(words: dict[str, str], case: Case, chosen: Iterable[Subject]) -> list[Row]:
+    checker = Checker(case.operands.grad, case.dtype)
 
     def enter(subject: Subject) -> Entrant:
-        module, inputs, parameters = subject.module, subject.inputs, trained(subject.module)
-        both = partial(outcome, module, inputs, parameters, given.grad)
-
-        def costs(_: Mapping[str, Timing]) -> dict[str, float | None]:
-            return {
-                "host_seconds": clock and clock.host_seconds(both),
-                "saved_bytes": saved_bytes(module, inputs) / (case.batch * case.size**2),
-                "peak_bytes": peak_bytes(both, case.runtime.device),
-                "macs": macs(module, inputs) / case.batch,
-            }
-
-        calls = {FORWARD: forward(module, inputs), BOTH: both}
-        return entrant(subject, checker, calls, costs)
+        module, inputs = subject.module, subject.inputs
+        both = partial(outcome, module, inputs, trained(module), case.operands.grad)
+        return Entrant(
+            name=subject.name,
+            errors=partial(checker.errors, subject),
+            calls={FORWARD: forward(module, inputs), BOTH: both},
+            costs={
+                "saved_bytes": lambda: saved_bytes(module, inputs) / (case.batch * case.size**2),
+                "macs": lambda: macs(module, inputs) / case.batch,
+            },
+        )
 
     sizes = {"channels": case.channels, "size": case.size, "batch": case.batch}
-    entrants = [one if isinstance(one, Absent) else enter(one) for one in chosen]
-    return compare(words | {"dtype": case.runtime.precision} | sizes, entrants, effort, clock)
+    group = words | {"dtype": case.runtime.precision} | sizes
+    return compare(group, list(map(enter, chosen)), case)
 
 
-def subjects(case: Case, given: Operands) -> Iterator[Subject | Absent]:
+def subjects(case: Case) -> Iterator[Subject]:
     """What is compared at a case, the baseline first."""
-    yield plain(given)
+    given = case.operands
+    yield plain(case)
     for backend in BACKENDS[given.x.device.type]:
-        reason = declines(backend, given.x, TAPS)
-        name = f"ours, {backend}"
-        yield Absent(name, reason) if reason else dynamic(name, case, given, backend)
+        yield dynamic(f"ours, {backend}", case, backend)
     static = partial(similarity_conv2d, padding=PADDING)
-    yield _operator(f"ours, static {case.kind}", static, given, given.static)
+    yield _operator(f"ours, static {case.kind}", static, case, given.static)
     for name, function in formulations.BY_KIND[case.kind].items():
-        reason = _fails(function, given)
-        yield Absent(name, reason) if reason else _operator(name, function, given, given.dynamic)
-    yield layer(case, given)
+        yield _operator(name, function, case, given.dynamic)
+    yield layer(case)
 
 
-def plain(given: Operands) -> Subject:
+def plain(case: Case) -> Subject:
     """torch's convolution with the same kernel."""
-    channels = len(given.weight)
-    module = nn.Conv2d(channels, channels, KERNEL, padding=PADDING, bias=False)
-    module.weight = given.weight
-    return Subject(name=BASELINE, module=module, inputs=(given.x,), oracle=oracle.network)
+    module = nn.Conv2d(case.channels, case.channels, KERNEL, padding=PADDING, bias=False)
+    module.weight = case.operands.weight
+    inputs = (case.operands.x,)
+    return Subject(name=BASELINE, module=module, inputs=inputs, oracle=oracle.network)
 
 
-def dynamic(name: str, case: Case, given: Operands, backend: Backend = "auto") -> Subject:
+def dynamic(name: str, case: Case, backend: Backend = "auto") -> Subject:
     """Our operator with an M at every position, without what predicts it."""
 
     def function(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
         m = m.unflatten(1, case.taps)
         return similarity_conv2d(x, weight, m, padding=PADDING, backend=backend)
 
-    return _operator(name, function, given, given.dynamic)
+    return _operator(name, function, case, case.operands.dynamic)
 
 
-def layer(case: Case, given: Operands) -> Subject:
+def layer(case: Case) -> Subject:
     """Our dynamic layer: the operator and its predictor, in bf16 by autocast as in training."""
     width, similarity = case.channels, f"dynamic-{case.kind}"
     with seeded():
@@ -136,21 +126,12 @@ def layer(case: Case, given: Operands) -> Subject:
     return Subject(
         name=LAYER,
         module=Placed(module, case.runtime),
-        inputs=(given.x,),
+        inputs=(case.operands.x,),
         oracle=oracle.network,
         smooth=False,
     )
 
 
-def _operator(name: str, function: Callable[..., Tensor], given: Operands, m: Tensor) -> Subject:
-    module = Operator(function, given.weight)
-    return Subject(name=name, module=module, inputs=(given.x, m), oracle=oracle.operator)
-
-
-def _fails(function: Callable[..., Tensor], given: Operands) -> str | None:
-    """Why a formulation cannot take a pixel of these operands, or None if it can."""
-    try:
-        function(given.x[:1, :, :1, :1], given.weight, given.dynamic[:1, :, :1, :1])
-    except (ImportError, RuntimeError) as error:
-        return str(error).splitlines()[0].split(", ")[-1]  # Behind the place in its source.
-    return None
+def _operator(name: str, function: Callable[..., Tensor], case: Case, m: Tensor) -> Subject:
+    module, inputs = Operator(function, case.operands.weight), (case.operands.x, m)
+    return Subject(name=name, module=module, inputs=inputs, oracle=oracle.operator)

@@ -10,8 +10,8 @@ from torch import nn
 
 from benchmarks import measure as measuring
 from benchmarks import subjects as catalogue
-from benchmarks.case import Case, operands
-from benchmarks.measure import Effort, Watch, interval, macs, measure, peak_bytes, saved_bytes
+from benchmarks.case import Case
+from benchmarks.measure import Watch, interval, macs, measure, peak_bytes, saved_bytes
 from benchmarks.oracle import outcome
 from neural_similarity.lab.train import choose_runtime
 
@@ -33,8 +33,8 @@ class Clock:
 def measured(times, **effort):
     """Of names for calls."""
     clock = Clock(times)
-    effort = Effort(**{"attempts": 1} | effort)
-    return measure({name: name for name in times}, effort, clock), clock
+    effort = {"attempts": 1} | effort
+    return measure({name: name for name in times}, **effort, clock=clock), clock
 
 
 def test_ratios_are_of_the_same_round():
@@ -133,7 +133,7 @@ def test_readings_of_linux(monkeypatch, tmp_path):
 
 def kept(case):
     """Floats that a position of every subject keeps."""
-    found = catalogue.subjects(case, operands(case))
+    found = catalogue.subjects(case)
     return {
         subject.name: saved_bytes(subject.module, subject.inputs) / (case.batch * case.size**2) / 4
         for subject in found
@@ -169,7 +169,7 @@ def test_saved_bytes_are_whole_storages_counted_once():
 def test_multiplications_by_hand():
     case = Case(kind="diagonal", runtime=CPU, batch=2, channels=4, size=6)
     conv, mask = 9 * 4 * 4 * 36, 9 * 4 * 36
-    found = catalogue.subjects(case, operands(case))
+    found = catalogue.subjects(case)
     found = {subject.name: macs(subject.module, subject.inputs) / 2 for subject in found}
     assert found["nn.Conv2d"] == conv
     for name in ("ours, compiled", "ours, eager", "unfold + matmul", "deform_conv2d"):
@@ -178,7 +178,7 @@ def test_multiplications_by_hand():
         found["TensorFlow form"] == 9 * conv + mask + 9 * 4 * 4 * 9 / 2
     )  # and the live taps, once
     full = Case(kind="full", runtime=CPU, batch=2, channels=4, size=6)
-    found = catalogue.subjects(full, operands(full))
+    found = catalogue.subjects(full)
     found = {subject.name: macs(subject.module, subject.inputs) / 2 for subject in found}
     for name in ("ours, compiled", "ours, eager", "unfold + matmul", "TensorFlow form"):
         assert found[name] == conv + 9 * mask

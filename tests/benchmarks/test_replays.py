@@ -5,17 +5,17 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from benchmarks import networks, replays
+from benchmarks import compare, networks, replays
 from benchmarks import subjects as catalogue
 from benchmarks.__main__ import main
 from benchmarks.case import Case
-from benchmarks.measure import Effort, measure
+from benchmarks.measure import measure, seconds_per_call
+from benchmarks.options import Options
 from benchmarks.replays import CALLS, LAUNCHES, Replays, clock_of
 from benchmarks.report import Report, read, to_markdown
 from neural_similarity.lab.train import choose_runtime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SHORT = Effort(rounds=3, attempts=1)
 
 
 class Tape:
@@ -109,27 +109,26 @@ def test_what_no_graph_can_hold_is_timed_with_its_launches(monkeypatch, capsys):
 
 
 def test_only_a_gpu_has_such_a_clock():
-    assert clock_of(CPU) is None
+    assert clock_of(CPU) is seconds_per_call
     assert isinstance(clock_of(CUDA), Replays)
 
 
 @pytest.mark.usefixtures("tape")
 def test_measuring_by_turns_takes_it():
-    found = measure({"plain": lambda: None, "ours": lambda: None}, SHORT, Replays(CUDA))
+    found = measure({"plain": lambda: None, "ours": lambda: None}, 3, 1, Replays(CUDA))
     assert (found["plain"].seconds, found["ours"].ratio) == (1, 1)
 
 
 @pytest.mark.usefixtures("tape")
 def test_rows_of_a_gpu_tell_the_host_apart(monkeypatch):
-    for module in (catalogue, networks):
-        monkeypatch.setattr(module, "clock_of", lambda _: Replays(CUDA))
+    monkeypatch.setattr(compare, "clock_of", lambda _: Replays(CUDA))
     monkeypatch.setattr(networks, "CHECKED", 2)
-    runtime = choose_runtime("cpu", "fp32")
-    case = Case(kind="diagonal", runtime=runtime, batch=2, channels=4, size=4)
-    setting = networks.Setting(runtime=runtime, width=0.1, batch=2)
+    sizes = {"batch": (2,), "size": (4,), "similarity": ("diagonal",)}
+    options = Options(device="cpu", dtype="fp32", rounds=3, quick=True, **sizes)
+    case = Case(runtime=choose_runtime("cpu", "fp32"), width=0.1, batch=2, rounds=3, attempts=1)
     for rows in (
-        catalogue.operators(case, SHORT),
-        networks.training(setting, ["static-diagonal"], SHORT),
+        list(catalogue.operators(options)),
+        networks.training(case, ["static-diagonal"]),
     ):
         assert all(timing.seconds == 1 for row in rows for timing in row.times.values())
         assert all(0 < row.costs["host_seconds"] < 1 for row in rows)
@@ -137,15 +136,12 @@ def test_rows_of_a_gpu_tell_the_host_apart(monkeypatch):
         assert "| host, ms |" in to_markdown(report)
 
 
-def test_channels_are_an_option_and_a_cpu_has_no_host_time(tmp_path, capsys):
+def test_a_cpu_has_no_host_time(tmp_path, capsys):
     words = ["--dtype", "fp32", "--rounds", "3", "--threads", "1", "--similarity", "diagonal"]
-    shape = ["--batch", "1", "--size", "4", "--channels", "3,5"]
-    assert main(["operators", *words, *shape, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert main(["operators", *words, "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 0
     rows = read(tmp_path / "operators.json").rows
-    assert {row.group["channels"] for row in rows} == {3, 5}
     assert not any("host_seconds" in row.costs for row in rows)
-    assert "host" not in capsys.readouterr().out
-    assert main(["training", "--channels", "3"]) == 2
+    assert "host, ms" not in capsys.readouterr().out
 
 
 @pytest.mark.gpu

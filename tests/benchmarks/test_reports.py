@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import compare, few_shot, formulations, loops, performance
+from benchmarks import compare, few_shot, formulations, loops, networks, performance
 from benchmarks.__main__ import BENCHES, _run, main
-from benchmarks.measure import Effort, Timing
+from benchmarks.case import Case
+from benchmarks.measure import Timing
 from benchmarks.networks import texts
-from benchmarks.report import Report, Row, read, split, to_markdown, write
+from benchmarks.plots import SIZES
+from benchmarks.report import Report, Row, grouped, read, to_markdown, write
 from benchmarks.targets import TARGETS
 from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.recipe import recipe_to_json
 
 QUICK = {
@@ -21,7 +24,7 @@ QUICK = {
     "training": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "widths": ("--similarity", "diagonal"),
     "networks": (),
-    "recipes": ("--recipes", "cifar10-cnn,cifar10-cnn++,cifar10-dynamic-dns-shared"),
+    "recipes": (),
     "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "fewshot": (),
 }
@@ -110,7 +113,7 @@ def test_doubtful_times_say_so():
 def test_rows_are_split_by_what_is_no_size():
     full = operator("ours, compiled", kind="full")
     larger = replace(BASE, group=BASE.group | {"batch": 8})
-    parts = split([BASE, OURS, full, larger])
+    parts = grouped([BASE, OURS, full, larger], without=SIZES)
     assert list(parts) == ["diagonal, fp32, threads 2", "full, fp32, threads 2"]
     assert parts["diagonal, fp32, threads 2"] == [BASE, OURS, larger]
 
@@ -359,7 +362,9 @@ def test_every_benchmark_has_a_section():
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
-def test_commands_print_save_and_draw(name, tmp_path, capsys):
+def test_commands_print_save_and_draw(name, tmp_path, capsys, monkeypatch):
+    few = ("cifar10-cnn", "cifar10-cnn++", "cifar10-dynamic-dns-shared")
+    monkeypatch.setattr(networks, "COMPARED", few)
     args = [name, "--quick", "--device", "cpu", "--out", str(tmp_path), *QUICK[name]]
     assert main(args) == 0
     told = capsys.readouterr()
@@ -381,7 +386,7 @@ def test_what_is_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
         yield operator("plain")
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(BENCHES, "widths", BENCHES["widths"]._replace(rows=rows))
+    monkeypatch.setitem(BENCHES, "widths", (rows, BENCHES["widths"][1]))
     with pytest.raises(KeyboardInterrupt):
         _run("widths", ["--quick", "--device", "cpu", "--out", str(tmp_path)])
     assert [one.name for one in read(tmp_path / "unfinished/widths.json").rows] == ["plain"]
@@ -404,7 +409,7 @@ def test_a_wrong_result_has_no_time_and_the_command_fails(tmp_path, capsys, monk
 def test_rows_are_measured_with_their_threads(monkeypatch):
     seen = []
     monkeypatch.setattr(compare, "_compared", lambda *_: seen.append(torch.get_num_threads()) or [])
-    compare.compare({}, [], Effort(threads=[2, 1]))
+    compare.compare({}, [], Case(runtime=choose_runtime("cpu", "fp32"), threads=(2, 1)))
     assert seen == [2, 1]
     assert torch.get_num_threads() == 1
 
@@ -416,14 +421,12 @@ def test_rows_are_measured_with_their_threads(monkeypatch):
         (["operators", "--rounds", "2"], "`rounds` must be at least 3, got 2"),
         (["operators", "--threads", "-1"], "`threads` must be at least 0, got (-1,)"),
         (["operators", "--batch", "0"], "`batch` must be at least 1, got (0,)"),
-        (["operators", "--recipes", "cifar10-cnn"], "`recipes` is not an option of operators"),
+        (["recipes", "--similarity", "static-full"], "`similarity` is not an option of recipes"),
+        (["training", "--size", "8"], "`size` is not an option of training"),
         (["training", "--similarity", "static"], "no similarity is named 'static'; did you mean"),
         (["training", "--similarity", "full"], "no similarity is named 'full'; did you mean"),
         (["operators", "--similarity", "static-full"], "no similarity is named 'static-full'"),
         (["training", "--roundz", "3"], "--rounds"),
-        (["recipes", "--recipes", "cifar10-cn"], "no recipe of CIFAR-10 by gradient descent is na"),
-        (["recipes", "--recipes", "cifar100-cnn"], "no recipe of CIFAR-10 by gradient descent is"),
-        (["recipes", "--recipes", "cifar10-spherenet"], "no recipe of CIFAR-10 by gradient descen"),
     ],
 )
 def test_wrong_command_lines(args, message, capsys):
