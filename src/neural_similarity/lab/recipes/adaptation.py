@@ -107,7 +107,7 @@ NOISE = {
     "full": 0.003,
     "dynamic": 0.003,
     "norm-statistics": 0.003,
-    "ssf-statistics": 0.03,
+    "ssf-statistics": 0.003,
     "lora-statistics": 0.03,
     "oft-statistics": 0.001,
     "full-statistics": 0.003,
@@ -119,7 +119,6 @@ TURN = NOISE | {
     "full": 0.01,
     "angle": 0.0003,
     "turn": 0.001,
-    "ssf-statistics": 0.003,
 }
 MATTER = ("head", "norm", "full", "all")
 """Ways that are tried with other numbers of images, too."""
