@@ -1,4 +1,4 @@
-"""How the parts of a network are kept small: what decays, and penalties on static M."""
+"""Regularisation: parameter groups by weight decay, and penalties on static M."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ MEASURES: dict[str, Measure] = {
     "nuclear": lambda m: torch.linalg.matrix_norm(m, "nuc").sum(),
     "deviation": lambda m: (m - torch.eye(m.shape[-1], device=m.device)).square().sum(),
 }
-"""What `penalty` may sum up, by name."""
+"""The measures that `penalty` may sum, by name."""
 
 
 def parameter_groups(
@@ -34,7 +34,7 @@ def parameter_groups(
     predictor_decay: float | None = None,
     sphere_decay: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Trainable parameters in groups for an optimiser, by how they decay.
+    """Trainable parameters in groups for an optimiser, each with its decay.
 
     "weights": kernels, biases and normalisation, by `weight_decay`. "predictors": those of dynamic
     M, by `predictor_decay`, by default as weights. "spheres": hyperspherical kernels, if there is a
@@ -87,7 +87,7 @@ def parameter_groups(
 
 
 def _undecayed(module: nn.Module) -> str | None:
-    """The parameter of `module` itself for which zero is no better than another value."""
+    """The parameter of `module` itself that decay would not improve."""
     if isinstance(module, DynamicSimilarity | SelfAttention):
         return "gain"
     if isinstance(module, MaskedModule):
@@ -96,7 +96,7 @@ def _undecayed(module: nn.Module) -> str | None:
 
 
 def _behind(module: nn.Module, name: str | None) -> dict[nn.Parameter, None]:
-    """The parameter of that name, or those that pruning or a parametrization computes it from."""
+    """The parameter of that name, or those from which pruning or a parametrization computes it."""
     starts = f"{name}_", f"parametrizations.{name}."
     return {
         p: None for key, p in module.named_parameters() if key == name or key.startswith(starts)

@@ -1,4 +1,4 @@
-"""A run from its recipe to its summary, and its continuation: one session for all kinds of runs."""
+"""Training, resuming, retraining and loading runs: one session for all kinds of them."""
 
 import logging
 from contextlib import AbstractContextManager, nullcontext

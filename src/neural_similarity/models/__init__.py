@@ -59,15 +59,15 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 """The networks by name."""
 SPHERENETS = frozenset({"spherenet9", "spherenet9_attention"})
-"""Those of hyperspherical convolutions."""
+"""Networks of hyperspherical convolutions."""
 RIVALS = frozenset({"cnn9_condconv", "cnn9_dynamic_filter", "cnn9_deformable"})
-"""Those of other layers whose kernel depends on the image."""
+"""Networks of other layers whose kernel depends on the image."""
 WITHOUT_SIMILARITY = SPHERENETS | RIVALS
-"""Those whose layers have a similarity of their own, or do without: their `similarity` is None."""
+"""Networks whose layers have their own similarity or none: their `similarity` must be None."""
 
 
 CIFAR_CLASSES = 10
-"""Of CIFAR-10, for the networks that name no usual number of classes."""
+"""The number of classes of networks that have no default: that of CIFAR-10."""
 
 
 def usual_sizes(name: str) -> tuple[int, int, int]:

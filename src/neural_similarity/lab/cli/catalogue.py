@@ -1,4 +1,4 @@
-"""`nsim models` and `nsim data`: what there is to train, and on what."""
+"""`nsim models` and `nsim data`: the networks and the data sets."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Words to commands, with the nearest names in errors; what is printed. It loads no torch."""
+"""Command dispatch, with the nearest names in errors, and printing. It loads no torch."""
 
 import difflib
 import json

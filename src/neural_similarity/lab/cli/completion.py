@@ -1,4 +1,4 @@
-"""`nsim completion`: what a shell completes behind `nsim`."""
+"""`nsim completion`: shell completion of `nsim`."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""`nsim evaluate` of few-shot runs, and the older words of few-shot learning."""
+"""`nsim evaluate` of few-shot runs, and the older `nsim fewshot` commands."""
 
 import sys
 from collections.abc import Sequence

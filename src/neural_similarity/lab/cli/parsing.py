@@ -1,4 +1,4 @@
-"""Command lines to dataclasses, by tyro; similarities are text."""
+"""Parsing command lines into dataclasses by tyro; similarities are given as text."""
 
 import sys
 import typing

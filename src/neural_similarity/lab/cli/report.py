@@ -1,4 +1,4 @@
-"""`nsim report`: runs beside each other in one HTML file that needs no other file."""
+"""`nsim report`: runs side by side in one self-contained HTML file."""
 
 import base64
 import io

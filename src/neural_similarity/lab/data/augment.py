@@ -1,4 +1,4 @@
-"""Random crops and mirror images of a whole batch, by one index into the padded set."""
+"""Random crops and flips of a whole batch, by one index into the padded set."""
 
 import hashlib
 from dataclasses import dataclass

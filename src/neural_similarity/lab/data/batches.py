@@ -1,4 +1,4 @@
-"""Training batches, each a function of the seed and the step alone."""
+"""Training batches, each a function of seed and step."""
 
 import itertools
 from collections.abc import Iterator

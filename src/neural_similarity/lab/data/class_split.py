@@ -1,4 +1,4 @@
-"""Data sets of few-shot learning: the classes to learn from, to choose by and to test on differ."""
+"""Few-shot data sets, whose training, validation and test classes differ."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Data sets with every image changed alike: noise, blur, rotation, each in two strengths.
+"""Corrupted data sets: noise, blur or rotation of every image, each in two strengths.
 
 Corruptions of our own, not those of CIFAR-10-C; training and test images get the same.
 """

@@ -1,4 +1,4 @@
-"""Image files as arrays: upright, on white where they are transparent, without hidden work."""
+"""Decoding image files into arrays: upright, and on white where they are transparent."""
 
 import warnings
 from collections.abc import Callable

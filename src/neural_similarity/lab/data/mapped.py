@@ -1,4 +1,4 @@
-"""Images kept in a file that later runs map into memory."""
+"""Decoded images, cached in a file that later runs map into memory."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Work on files in other processes, ahead of its use and in order."""
+"""Work done ahead by worker processes, and handed out in order."""
 
 import os
 import signal

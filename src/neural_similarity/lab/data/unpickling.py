@@ -1,4 +1,4 @@
-"""Pickles of arrays and plain values, read by a machine that calls nothing a file names.
+"""A safe unpickler of arrays and plain values: it calls nothing that a file names.
 
 `pickle.Unpickler` cannot be made safe by refusing globals: numpy's `dtype.__setstate__` takes bytes
 for live objects, the hash of a deep tuple overflows the stack, and one index of the memo can ask

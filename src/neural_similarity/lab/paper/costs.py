@@ -1,4 +1,4 @@
-"""What an update of every recipe's network takes, as `python -m benchmarks recipes` measured it."""
+"""The time of an update of each recipe's network, by `python -m benchmarks recipes`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

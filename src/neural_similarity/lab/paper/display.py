@@ -1,4 +1,4 @@
-"""What `nsim reproduce` shows: how far its processes are, and how each ended."""
+"""The progress of `nsim reproduce`: how far its processes are, and how each ended."""
 
 import sys
 from collections.abc import Iterator, Sequence

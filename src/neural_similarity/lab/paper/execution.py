@@ -1,4 +1,4 @@
-"""Running what a plan lists: processes of one thread, side by side, each a plain `nsim`."""
+"""Running the jobs of a plan side by side, each an `nsim` process of one thread."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a network learned beside its kernels, in kilobytes, so that figures need no weights."""
+"""What a network learned besides its kernels: kilobytes, from which figures are drawn."""
 
 from typing import Any
 

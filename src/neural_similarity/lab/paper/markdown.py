@@ -1,4 +1,4 @@
-"""A report as Markdown."""
+"""Writing a report as Markdown."""
 
 from neural_similarity.lab.data import imagenet
 from neural_similarity.lab.paper.records import Record, commits_of

@@ -1,4 +1,4 @@
-"""How long a step of a recipe takes here: by its records, or roughly by its multiplications."""
+"""Estimating a step's time on this machine: by records, or roughly by multiplications."""
 
 import time
 from collections.abc import Iterable

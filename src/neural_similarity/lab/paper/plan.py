@@ -1,4 +1,4 @@
-"""What a table lacks: which runs, in which order they go, and how long they take."""
+"""Planning the runs that a table lacks: their order, and how long they take."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence

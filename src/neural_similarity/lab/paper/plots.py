@@ -1,4 +1,4 @@
-"""A report as a picture."""
+"""Drawing a report as a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path

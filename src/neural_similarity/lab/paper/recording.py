@@ -1,4 +1,4 @@
-"""From the folder of a finished run to its records."""
+"""Writing the records of finished runs."""
 
 import shlex
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A table of the paper beside our runs: every number from the records, none typed."""
+"""A table of the paper beside our runs, whose numbers all come from records."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

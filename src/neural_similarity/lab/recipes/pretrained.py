@@ -1,4 +1,4 @@
-"""Section 4's path for recognition: a trained plain network, then M alone, then all of it.
+"""Section 4 for recognition: a plain network is trained, then M alone, then all of it.
 
 The paper names no schedule: both parts have half as many updates as the plain training and a
 tenfold drop in the middle. Static M learns at the best of the rates that were tried on 5,000

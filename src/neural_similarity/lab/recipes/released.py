@@ -1,4 +1,4 @@
-"""Recipes as the authors' released code trains, which is not what the paper's text says."""
+"""Recipes that train as the authors' released code, which differs from the paper's text."""
 
 from dataclasses import replace
 

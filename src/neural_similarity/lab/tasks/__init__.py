@@ -1,4 +1,4 @@
-"""What runs learn, one class a kind of run; the session trains them all alike."""
+"""What runs learn: one `Task` class per kind of run, all trained by the same session."""
 
 from typing import Any
 

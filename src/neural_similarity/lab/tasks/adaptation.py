@@ -1,4 +1,4 @@
-"""A pretrained network learns other images: by its similarities, its head, or all of it."""
+"""Adapting a pretrained network to other images: its similarities, its head, or all of it."""
 
 from copy import deepcopy
 from dataclasses import dataclass, replace

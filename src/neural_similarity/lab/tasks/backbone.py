@@ -1,4 +1,4 @@
-"""Pretrained networks by a word: timm:NAME, torchvision:NAME, a file of weights, a run folder."""
+"""Pretrained networks by name: timm:NAME, torchvision:NAME, a file of weights, a run folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Other ways to adapt convolutions by few numbers, which merge into kernels as static M does."""
+"""Other parameter-efficient adapters of convolutions; they merge into kernels as static M does."""
 
 import math
 import re

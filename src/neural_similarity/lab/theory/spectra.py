@@ -1,4 +1,4 @@
-r"""§5.1 on trained networks: singular values of folded kernels, and how far M went from I.
+r"""§5.1 on trained networks: singular values of folded kernels, and how far M moved from I.
 
 M acts on the taps of every kernel and channel, so the product of §5.1 is $W M$ with W of
 (filters·channels) × taps; the network's own view of a layer is filters × (channels·taps). Effective

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that hold everything training needs to go on, whole or not at all."""
+"""Checkpoints: folders that hold everything needed to resume training, written atomically."""
 
 import hashlib
 import logging

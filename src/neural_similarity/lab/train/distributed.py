@@ -1,4 +1,4 @@
-"""One run by several processes, which torchrun starts: each takes its share of every batch.
+"""Data-parallel runs under torchrun: each process takes its share of every batch.
 
 Without torchrun there is one process, the first, and nothing here communicates.
 """

@@ -1,4 +1,4 @@
-"""Networks in files that other programs run: ONNX and torch.export, in float or eight bits."""
+"""Exporting networks to other programs: ONNX and torch.export, in float or int8."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also when the process is killed while writing."""
+"""Atomic writes: a file or folder appears whole or not at all, even if the process is killed."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""A whole update in one CUDA graph: no kernel of it is launched by the host again.
+"""A whole update as one CUDA graph, so that the host launches no kernel of it again.
 
 A small network's update is hundreds of kernels of a few microseconds, which the host launches no
 faster than the GPU runs them. An update must work on fixed tensors: the host writes what differs

@@ -1,4 +1,4 @@
-"""What a run leaves behind while it trains: lines of metrics, their picture, checkpoints."""
+"""What a run writes while it trains: lines of metrics, their picture, checkpoints."""
 
 import json
 import time

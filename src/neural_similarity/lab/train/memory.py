@@ -1,4 +1,4 @@
-"""What becomes of memory that a training step has freed."""
+"""Keeping the memory that a training step frees for the next one."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""What training minimises: the part of the loop that a task changes."""
+"""The training loss: the part of the loop that depends on the task."""
 
 from dataclasses import dataclass
 from typing import Protocol

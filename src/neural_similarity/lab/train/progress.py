@@ -1,4 +1,4 @@
-"""What is shown while something runs: bars in a terminal, a few plain lines elsewhere."""
+"""Progress display: bars in a terminal, a few plain lines elsewhere."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What a training run depends on, as one frozen value."""
+"""The settings of a training run, as one frozen dataclass."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Run folders: what a run is made of, and the network that it left."""
+"""Run folders: the settings and files of a run, and the network that it trained."""
 
 import dataclasses
 import json

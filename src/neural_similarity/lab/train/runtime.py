@@ -1,4 +1,4 @@
-"""Where and in which precision a network runs."""
+"""Device, precision and memory layout of a run."""
 
 import time
 from collections.abc import Iterator

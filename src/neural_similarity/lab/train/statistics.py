@@ -1,4 +1,4 @@
-"""How far two networks differ, and how sure that is.
+"""Differences between networks, with confidence intervals.
 
 Differences are paired, by seed, test image or task, because both networks see the same ones: what
 makes both worse drops out.

@@ -1,4 +1,4 @@
-"""What a run learns: all in which kinds of runs differ."""
+"""What a run learns: everything in which kinds of runs differ."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar

@@ -1,4 +1,4 @@
-"""Batch normalisation that says whose statistics it uses, whatever mode the network is in.
+"""Batch normalisation with explicit statistics, whatever mode the network is in.
 
 In torch's layers the training flag decides, so that a network adapted to a task is normalised by
 statistics that it never had (in evaluation mode) or lets queries see each other (in training mode).

@@ -1,4 +1,4 @@
-"""The embedding of a network, and what it makes of a task whose images are normalised together."""
+"""A network's embedding, and the features of a task whose images are normalised together."""
 
 from collections.abc import Callable
 

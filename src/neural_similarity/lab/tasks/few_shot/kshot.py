@@ -1,4 +1,4 @@
-"""Discriminative k-shot learning: the base classes' weights say what new classes' are like."""
+"""Discriminative k-shot learning: the base classes' weights are a prior of the new ones'."""
 
 from typing import cast
 

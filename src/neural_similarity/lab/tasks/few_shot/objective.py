@@ -1,4 +1,4 @@
-"""What episodic training minimises."""
+"""The loss of episodic training."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What an evaluation that was interrupted had found."""
+"""Saving and restoring what an interrupted evaluation has found."""
 
 import time
 from collections.abc import Callable

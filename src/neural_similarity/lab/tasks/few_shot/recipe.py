@@ -1,4 +1,4 @@
-"""What a run of few-shot learning depends on, as one frozen value."""
+"""The settings of a few-shot run, as one frozen dataclass."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Tasks: which classes and images each is made of, as numbers that can be kept and shared.
+"""Lists of tasks: the classes and images of each, as numbers that can be saved and shared.
 
 A list of tasks is a function of its data and its seed; methods that are tested on one list are
 compared task by task.
