@@ -224,7 +224,9 @@ def test_a_ready_predictor_serves_one_layer():
     network = nn.Sequential(twice, nn.ReLU(), twice, nn.Conv2d(3, 2, 3))
     ready = nn.Conv2d(3, 9, 3, padding=1)
     spec = ns.Dynamic(predictor=ready)
-    with pytest.raises(ValueError, match="must make a module for each layer, got one module for 2: 2, 3"):
+    with pytest.raises(
+        ValueError, match="must make a module for each layer, got one module for 2: 2, 3"
+    ):
         ns.convert(network, spec)
     x = torch.randn(2, 3, 9, 10)
     for where in (["0"], ["0", "2"]):  # one layer under two names
@@ -337,7 +339,9 @@ class Experts(nn.Module):
 
 def test_convolutions_of_classes_of_their_own_are_in_the_plan():
     plan = ns.plan(nn.Sequential(Experts(), nn.Conv2d(1, 1, 3)), "static-full")
-    assert plan["0"].startswith("is a Experts with its own `forward`; replace it by a torch.nn.Conv2d")
+    assert plan["0"].startswith(
+        "is a Experts with its own `forward`; replace it by a torch.nn.Conv2d"
+    )
     timm = pytest.importorskip("timm")
     with torch.device("meta"):
         network = timm.create_model("tf_efficientnet_cc_b0_4e")

@@ -189,9 +189,15 @@ def test_a_structure_module_starts_at_the_identity_from_zero():
         (lambda: ns.Dynamic(init="zero"), "`init` must be one of identity, released, got 'zero'"),
         (lambda: ns.Dynamic(ns.Full(residual=False)), '`init` "identity" needs a structure'),
         (lambda: ns.Static("full"), r"`structure` must be a Structure such as .* got 'full'"),
-        (lambda: ns.Static(ns.Full), "`structure` must be a Structure such as .* got <class .*Full'>"),
+        (
+            lambda: ns.Static(ns.Full),
+            "`structure` must be a Structure such as .* got <class .*Full'>",
+        ),
         (lambda: ns.Dynamic("full"), r"`structure` must be a Structure such as .* got 'full'"),
-        (lambda: ns.Dynamic(ns.Full), "`structure` must be a Structure such as .* got <class .*Full'>"),
+        (
+            lambda: ns.Dynamic(ns.Full),
+            "`structure` must be a Structure such as .* got <class .*Full'>",
+        ),
         (lambda: ns.Dynamic(predictor="spherenet"), "`predictor` must be .* got 'spherenet'"),
         (lambda: ns.Dynamic(predictor=ns.SphereNet), "`predictor` must be a callable .* got <clas"),
         (

@@ -17,7 +17,7 @@ from neural_similarity.lab.data.augment import generator
 from neural_similarity.lab.data.images import Dataset, Images
 
 AT_ONCE = 1_000
-"""Images that are changed together: what is made on the way stays small."""
+"""Images that are changed at a time, so that intermediate results stay small."""
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
 

@@ -14,7 +14,7 @@ from neural_similarity.nn import (
 )
 
 MOST_NUMBERS = 2_000
-"""Of one tensor; an M for each of many filters is left out."""
+"""The most numbers of one tensor: an M for each of many filters is left out."""
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ def compute(runs: Sequence[Path]) -> Spectra:
         RunError: a folder is no run's.
     """
     if not runs:
-        raise ValueError("`runs` must name a run folder at least, got none")
+        raise ValueError("`runs` must name at least one run folder, got none")
     networks = [Network(path.name, measure(ns.load(path))) for path in runs]
     groups: dict[str, list[Network]] = {}
     for network in networks:

@@ -29,7 +29,7 @@ def embedding(network: nn.Sequential) -> tuple[nn.Sequential, int]:
 def embed_task(
     embed: Embed, statistics: Statistics, support: Tensor, query: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What a network makes of a support set and of queries, normalised by these statistics.
+    """The embeddings of a support set and of queries, normalised by these statistics.
 
     Both go through the network in one batch, unless queries are to be normalised by their own
     statistics.
