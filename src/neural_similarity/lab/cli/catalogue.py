@@ -39,7 +39,7 @@ class ModelsOptions:
     similarity: tuple[str, ...] = tuple(SIMILARITIES)
     """Similarities, each a name or a text such as "Static(Symmetric())"."""
     json: bool = False
-    """Print JSON."""
+    """Print the result as JSON."""
 
     def __post_init__(self) -> None:
         for text in self.similarity:

@@ -52,7 +52,7 @@ class EvaluateOptions:
     """Options of `nsim evaluate`."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
+    """Folder of the run."""
     method: str | None = None
     """Another method on the network of a run that was trained to name the base classes:
     fine-tuning, nearest-neighbour, static-nsn (of a network without dynamic M; -rate0.1 and
@@ -81,7 +81,7 @@ class EvaluateOptions:
     """auto, cpu, cuda, cuda:1, mps or xpu."""
 
     json: bool = False
-    """Print JSON."""
+    """Print the result as JSON."""
 
     def __post_init__(self) -> None:
         if self.method is not None:

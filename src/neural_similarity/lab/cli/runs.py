@@ -40,7 +40,7 @@ class RunOptions:
     """Options of every command on a run."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
+    """Folder of the run."""
     checkpoint: Literal["last", "best"] = "last"
     """The last checkpoint, or the best on held-out images."""
     device: str = "auto"
@@ -60,7 +60,7 @@ class EvaluateOptions(DataOptions):
     """Options of `nsim evaluate`."""
 
     json: bool = False
-    """Print JSON."""
+    """Print the result as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)

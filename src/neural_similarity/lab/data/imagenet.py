@@ -135,7 +135,23 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
                 f"for {len(files)} images of the class {name!r}"
             )
         _check_files(source / "images", name, files)
-    ready, partial = root / READY, root / PARTIAL
+    _clear(root)
+    for name, files in members.items():
+        for part, chosen in zip(PARTS, (files[:-held_out], files[-held_out:]), strict=True):
+            folder = root / PARTIAL / part / name
+            folder.mkdir(parents=True)
+            for file in chosen:
+                _link(source / "images" / file, folder / Path(file).name)
+    ready = (root / PARTIAL).rename(root / READY)
+    for part in PARTS:
+        (ready / part).rename(root / part)
+    ready.rmdir()
+    return root
+
+
+def _clear(root: Path) -> None:
+    """Remove what a killed process left, and check that neither part exists."""
+    ready = root / READY
     if ready.exists():  # A kill came between the parts: what is missing here is at its place.
         for part in PARTS:
             if not (ready / part).exists():
@@ -144,18 +160,7 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
     for part in PARTS:
         if (root / part).exists():
             raise FileExistsError(f"{root / part} exists already; name another folder")
-    shutil.rmtree(partial, ignore_errors=True)
-    for name, files in members.items():
-        for part, chosen in zip(PARTS, (files[:-held_out], files[-held_out:]), strict=True):
-            folder = partial / part / name
-            folder.mkdir(parents=True)
-            for file in chosen:
-                _link(source / "images" / file, folder / Path(file).name)
-    partial.rename(ready)
-    for part in PARTS:
-        (ready / part).rename(root / part)
-    ready.rmdir()
-    return root
+    shutil.rmtree(root / PARTIAL, ignore_errors=True)
 
 
 def _check_files(folder: Path, label: str, files: list[str]) -> None:

@@ -177,6 +177,11 @@ def _classes(record: Record) -> Classes:
     return cast(FewShotRecipe, record.recipe).train_on
 
 
+def sizes(shots: int) -> TaskSizes:
+    """The sizes of Table 6's tasks."""
+    return TaskSizes(ways=WAYS, shots=shots, queries=QUERIES)
+
+
 def rows_on(data: str) -> list[FewShotRow]:
     """All rows, on one of the data sets of `TITLES`."""
     return [row.on(data) for row in chain(*PANELS.values())]
@@ -337,11 +342,10 @@ def _groups(
     row: FewShotRow, shots: int, results: Path, budget: float
 ) -> dict[Hashable, list[Record]]:
     """Evaluations on test classes by classes of training, statistics, tasks and start."""
-    sizes = TaskSizes(ways=WAYS, shots=shots, queries=QUERIES)
     groups: dict[Hashable, list[Record]] = {}
     for one in _longest(read_records(results, row.recipe_for(shots), budget)):
         of = _of(one)
-        if (of.method, of.sizes, of.tasks["part"]) == (row.method, sizes, "test"):
+        if (of.method, of.sizes, of.tasks["part"]) == (row.method, sizes(shots), "test"):
             tasks = of.tasks["digest"]
             key = (_classes(one), _of(one).statistics, tasks, _start_budget(one))
             groups.setdefault(key, []).append(one)

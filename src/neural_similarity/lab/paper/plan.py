@@ -23,7 +23,6 @@ from neural_similarity.lab.session import open_run
 from neural_similarity.lab.tasks.few_shot.evaluation import EVALUATIONS, evaluation_name
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import Classes
-from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train import Run, RunError, choose_runtime
 from neural_similarity.lab.train.checkpoint import checkpoints, step_of
 from neural_similarity.lab.train.journal import read_lines
@@ -101,7 +100,7 @@ class Scope:
             return f"{key.seed}.json"
         facts = {"part": "test", "count": self.tasks, "seed": TASK_SEED}
         of = one.method, key.train_on, METHODS[one.method].statistics, key.seed
-        return f"{evaluation_name(of, sizes(one.shots), facts)}.json"
+        return f"{evaluation_name(of, few_shot_table.sizes(one.shots), facts)}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +260,6 @@ def makespan(jobs: Iterable[Job], places: int) -> float:
     return max(ends)
 
 
-def sizes(shots: int) -> TaskSizes:
-    """The sizes of Table 6's tasks."""
-    return TaskSizes(ways=few_shot_table.WAYS, shots=shots, queries=few_shot_table.QUERIES)
-
-
 def require_same(run: Run, key: Key, budget: float) -> None:
     """Check that a folder holds the run that it is named after."""
     changed = overridden(run)
@@ -357,7 +351,9 @@ def _evaluation(one: Wanted, method: str, scope: Scope) -> Job:
     product = folder / EVALUATIONS / scope.file(one)
     pace = evaluation_pace(one.run.name, method, scope.results)
     state: State = "finished" if product.exists() else "new"
-    words = evaluate_words(f"{folder}", method, sizes(one.shots), scope.tasks, TASK_SEED, "test")
+    words = evaluate_words(
+        f"{folder}", method, few_shot_table.sizes(one.shots), scope.tasks, TASK_SEED, "test"
+    )
     return Job(
         title=f"{one}",
         folder=folder,
