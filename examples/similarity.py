@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 import neural_similarity as ns
-from neural_similarity.nn import Geometry, StructureModule
-from neural_similarity.nn.structure import Structure
+from neural_similarity.nn import Geometry, Structure, StructureModule
 
 
 class MirroredModule(StructureModule):

@@ -63,16 +63,16 @@ def require_positive(argument: str, value: float) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The one of `names` that looks most like `name`."""
+    """The most similar one of `names`."""
     return get_close_matches(str(name), names, n=1, cutoff=0.0)[0]
 
 
 EXTRA = ("numpy", "PIL", "tyro", "rich", "matplotlib", "scipy")
-"""What the extra `lab` installs."""
+"""The modules that the extra `lab` installs."""
 
 
 def extra_needed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
-    """The error with what to install, where a module of the extra `lab` is missing."""
+    """Say what to install in the error of a missing module of the extra `lab`."""
     if (error.name or "").partition(".")[0] not in EXTRA:
         return error
     return ModuleNotFoundError(
@@ -83,7 +83,7 @@ def extra_needed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
 
 
 def optional(module: str, what: str, extra: str) -> Any:
-    """A module that an extra of this package installs, or an error with what to install."""
+    """Import a module that an extra installs; the error says what to install."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""How the parts of a network are kept small: what decays, and penalties on static M."""
+"""Regularisation: parameter groups by weight decay, and penalties on static M."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ MEASURES: dict[str, Measure] = {
     "nuclear": lambda m: torch.linalg.matrix_norm(m, "nuc").sum(),
     "deviation": lambda m: (m - torch.eye(m.shape[-1], device=m.device)).square().sum(),
 }
-"""What `penalty` may sum up, by name."""
+"""The measures that `penalty` may sum, by name."""
 
 
 def parameter_groups(
@@ -34,7 +34,7 @@ def parameter_groups(
     predictor_decay: float | None = None,
     sphere_decay: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Trainable parameters in groups for an optimiser, by how they decay.
+    """Trainable parameters in groups for an optimiser, each with its decay.
 
     "weights": kernels, biases and normalisation, by `weight_decay`. "predictors": those of dynamic
     M, by `predictor_decay`, by default as weights. "spheres": hyperspherical kernels, if there is a
@@ -48,13 +48,31 @@ def parameter_groups(
         ValueError: a decay is negative.
     """
     check_module(model)
-    required = {"weight_decay": weight_decay, "similarity_decay": similarity_decay}
-    optional = {"predictor_decay": predictor_decay, "sphere_decay": sphere_decay}
-    for name, decay in (required | optional).items():
-        if decay is not None:
-            require_least(name, decay, 0)
-        elif name in required:
-            raise ValueError(f"`{name}` must be at least 0, got None")
+    predictor_decay = weight_decay if predictor_decay is None else predictor_decay
+    require_least("weight_decay", weight_decay, 0)
+    require_least("similarity_decay", similarity_decay, 0)
+    require_least("predictor_decay", predictor_decay, 0)
+    if sphere_decay is not None:
+        require_least("sphere_decay", sphere_decay, 0)
+    decays = {
+        "weights": weight_decay,
+        "predictors": predictor_decay,
+        "spheres": sphere_decay,
+        "similarities": similarity_decay,
+        "undecayed": 0.0,
+    }
+    groups = _parameters_by_group(model, with_spheres=sphere_decay is not None)
+    return [
+        {"name": name, "params": trained, "weight_decay": decay}
+        for name, decay in decays.items()
+        if (trained := [p for p in groups[name] if p.requires_grad])
+    ]
+
+
+def _parameters_by_group(
+    model: nn.Module, *, with_spheres: bool
+) -> dict[str, dict[nn.Parameter, None]]:
+    """All parameters, each in the first of its groups, in the order in which groups take them."""
     groups: dict[str, dict[nn.Parameter, None]] = {
         name: {} for name in ("undecayed", "similarities", "predictors", "spheres", "weights")
     }
@@ -63,7 +81,7 @@ def parameter_groups(
             groups["similarities"] |= dict.fromkeys(module.parameters())
         elif isinstance(module, DynamicSimilarity):
             groups["predictors"] |= dict.fromkeys(module.predictor.parameters())
-        elif isinstance(module, SphereConv2d) and sphere_decay is not None:
+        elif isinstance(module, SphereConv2d) and with_spheres:
             groups["spheres"] |= _behind(module, "weight")
         groups["undecayed"] |= _behind(module, _undecayed(module))
     groups["weights"] = dict.fromkeys(model.parameters())
@@ -71,23 +89,11 @@ def parameter_groups(
     for name, group in groups.items():
         groups[name] = {parameter: None for parameter in group if parameter not in taken}
         taken |= group.keys()
-    decays = {
-        "weights": weight_decay,
-        "predictors": weight_decay if predictor_decay is None else predictor_decay,
-        "spheres": sphere_decay,
-        "similarities": similarity_decay,
-        "undecayed": 0.0,
-    }
-    trained = {name: [p for p in groups[name] if p.requires_grad] for name in decays}
-    return [
-        {"name": name, "params": ps, "weight_decay": decays[name]}
-        for name, ps in trained.items()
-        if ps
-    ]
+    return groups
 
 
 def _undecayed(module: nn.Module) -> str | None:
-    """The parameter of `module` itself for which zero is no better than another value."""
+    """The parameter of `module` itself that decay would not improve."""
     if isinstance(module, DynamicSimilarity | SelfAttention):
         return "gain"
     if isinstance(module, MaskedModule):
@@ -96,7 +102,7 @@ def _undecayed(module: nn.Module) -> str | None:
 
 
 def _behind(module: nn.Module, name: str | None) -> dict[nn.Parameter, None]:
-    """The parameter of that name, or those that pruning or a parametrization computes it from."""
+    """The parameter of that name, or those from which pruning or a parametrization computes it."""
     starts = f"{name}_", f"parametrizations.{name}."
     return {
         p: None for key, p in module.named_parameters() if key == name or key.startswith(starts)

@@ -94,17 +94,17 @@ LAYERS: dict[str, tuple[Make, tuple[int, ...]]] = {
 
 
 class NotApplicableError(Exception):
-    """A law says nothing about a layer; the message says why."""
+    """A law does not apply to a layer; the message says why."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer to be checked: made by `make`, in float64 and from the same seed every time."""
+    """A layer to check: built by `make` in float64, from the same seed every time."""
 
     name: str
     make: Callable[[], SimilarityLayer]
     shape: tuple[int, ...]
-    """Of the layer's input, the batch first."""
+    """The shape of the layer's input, batch first."""
     similarity: Similarity
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Case:
 
 
 def cases(structure: Structure, predictor: Predictor | None = None) -> tuple[Case, ...]:
-    """A structure, static and predicted (by default by a small `SphereNet`), in every layer."""
+    """A structure in every layer, static and predicted (by default by a small `SphereNet`)."""
     start = "identity" if structure.zero_is_identity else "released"
     kinds: dict[str, Similarity] = {"static": Static(structure)}
     if structure.dynamic:
@@ -179,7 +179,7 @@ def starts_as_torchs_layer(case: Case) -> None:
 
 
 def loads_torchs_checkpoints(case: Case) -> None:
-    """torch's state loads with only `similarity.*` missing, and does not depend on the mode."""
+    """torch's state dict loads with only `similarity.*` missing, in any mode."""
     layer = case.layer()
     plain = unconvert(layer).state_dict()
     report = layer.load_state_dict(plain, strict=False)
@@ -202,7 +202,7 @@ def folds(case: Case) -> None:
 
 
 def has_exact_gradients(case: Case) -> None:
-    """First and second derivatives by input and parameters are those of finite differences."""
+    """First and second derivatives by input and parameters agree with finite differences."""
     if not case.similarity.structure.exact_gradient:
         raise NotApplicableError("the gradient is a straight-through estimate")
     layer = case.trained()
@@ -292,7 +292,7 @@ def runs_in_low_precision(case: Case) -> None:
     for found in (low, cast):
         _require(found.dtype == torch.bfloat16, f"the output is {found.dtype}")
     if is_dynamic(layer) and not case.similarity.structure.exact_gradient:
-        raise NotApplicableError("hard choices fall otherwise in low precision")
+        raise NotApplicableError("hard choices may differ in low precision")
     for found in (low, cast):
         _require(bool((found - y).abs().max() <= 0.1 * (1 + y.abs().max())), "far from float64")
 
@@ -316,7 +316,7 @@ def compiles(case: Case) -> None:
     """`torch.compile` takes the layer and its gradients as one graph."""
     layer, x = case.trained(), case.input()
     if isinstance(layer, nn.LSTM) and not is_dynamic(layer):
-        raise NotApplicableError("torch's compiler does not take torch's LSTM")
+        raise NotApplicableError("torch.compile does not support torch.nn.LSTM")
     torch.compiler.reset()
     twin = deepcopy(layer)
     dynamo = import_module("torch._dynamo.config")
@@ -348,7 +348,7 @@ LAWS: dict[str, Law] = {
 }
 """The laws by name."""
 QUICK = tuple(name for name in LAWS if name not in ("export", "compile"))
-"""Those that take milliseconds."""
+"""The laws that take milliseconds."""
 
 
 def _output(layer: nn.Module, x: Tensor, parameters: dict[str, Tensor] | None = None) -> Tensor:
@@ -356,7 +356,7 @@ def _output(layer: nn.Module, x: Tensor, parameters: dict[str, Tensor] | None = 
 
 
 def _first(output: Any) -> Tensor:
-    """The output itself; of recurrent layers the sequence without the state."""
+    """The output; for recurrent layers the sequence without the state."""
     return output[0] if isinstance(output, tuple) else output
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CELL = 1.4
-"""Inches of a small picture."""
+"""Side of a small picture in inches."""
 Kernels = Mapping[str, Sequence[int]]
 
 
@@ -118,7 +118,7 @@ def plot_matrices(
 
 
 def _panel(m: Tensor, kernel: Sequence[int] | None) -> Tensor:
-    """M - I as a picture."""
+    """Draw a picture of M - I."""
     mean = mean_matrix(m)
     change = mean - torch.eye(len(mean))
     if kernel is None or len(change) != prod(kernel):  # over channels, too

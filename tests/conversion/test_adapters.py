@@ -159,7 +159,7 @@ def changed_type(network):
         (changed_statistics, r"its buffers differ; .* extra=.\*running\*"),
         (changed_names, "other names, shapes or types"),
         (changed_type, "other names, shapes or types"),
-        (lambda network: network.to("meta"), "some on device meta"),
+        (lambda network: network.to("meta"), "some on the meta device"),
     ],
 )
 def test_another_backbone_is_refused(backbone, tmp_path, change, message):
@@ -328,7 +328,7 @@ def test_an_adapter_that_trains_keeps_what_it_learned(backbone, x, files):
 def test_networks_of_our_layers_are_backbones_too(tmp_path):
     backbone = ns.models.cnn9(10, width=0.1).eval()
     x = torch.randn(2, 3, 32, 32)
-    with pytest.raises(ValueError, match="`backbone` must be without similarities"):
+    with pytest.raises(ValueError, match="`backbone` must have no similarities"):
         ns.adapters(adapted(backbone))
     model = adapted(backbone)
     switch = ns.adapters(backbone, a=ns.save_adapter(model, Path(tmp_path, "a"))).use("a")

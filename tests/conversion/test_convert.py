@@ -74,9 +74,9 @@ def test_the_plan_says_what_is_skipped_and_why(network):
         "point": "has a single kernel tap",
         "special": "is a Special, not exactly a torch.nn.Conv2d; where=Special, its class, "
         "converts it",
-        "transposed": "is a transposed convolution, whose similarity is static",
+        "transposed": "is a transposed convolution, which takes a static similarity only",
     }
-    asked = "is a ConvTranspose2d; name it in `where` to have it converted too"
+    asked = "is a ConvTranspose2d; name it in `where` to convert it, too"
     assert ns.plan(network, "static-full")["transposed"] == asked
     converted = ns.convert(network, "dynamic-full")
     plan = ns.plan(converted, "dynamic-full")
@@ -173,7 +173,7 @@ def test_what_hooks_compute_is_not_copied_and_does_not_fold():
         layer.fold()
     before = network(x)
     for change in (lambda m: ns.convert(m, "static-full"), ns.unconvert, ns.fold):
-        with pytest.raises(ValueError, match=r"must be one that can be copied: .*inplace=True"):
+        with pytest.raises(ValueError, match=r"must allow a deep copy: .*inplace=True"):
             change(network)
     assert_close(ns.convert(network, "static-full", inplace=True)(x), before)
     with torch.no_grad():
@@ -253,11 +253,11 @@ def test_smaller_layers_are_those_of_what_was_changed_by_hand(structure):
 def test_dynamic_layers_do_not_fold(network, x):
     converted = ns.convert(network, "static-full", where=["stem"])
     ns.convert(converted, "dynamic-diagonal", where=["twice"], inplace=True)
-    with pytest.raises(ValueError, match="these layers have one: twice; dynamic='keep'"):
+    with pytest.raises(ValueError, match="cannot be folded, got twice; dynamic='keep'"):
         ns.fold(converted)
     with pytest.raises(ValueError, match='`dynamic` must be "error" or "keep", got \'drop\''):
         ns.fold(converted, dynamic="drop")
-    with pytest.raises(ValueError, match="these layers have one: the model itself; dynamic="):
+    with pytest.raises(ValueError, match="cannot be folded, got the model itself; dynamic="):
         ns.fold(converted.twice)
     folded = ns.fold(moved(converted), dynamic="keep")
     assert type(folded.stem) is nn.Conv2d
@@ -517,6 +517,6 @@ def test_complex_layers_have_no_similarity(kind, sizes):
     assert layer.with_similarity(None).similarity is None
     layers = nn.Sequential(layer, nn.Conv2d(2, 2, 3))
     assert ns.plan(layers, "static-full", lambda *_: True) == {
-        "0": "has complex numbers, and similarities are real",
+        "0": "has complex weights, and similarities are real",
         "1": None,
     }

@@ -41,7 +41,7 @@ def test_similarities_and_what_is_named_train(network, train, extra, caplog):
     assert trained == M | extra
     numbers = sum(p.numel() for name, p in network.named_parameters() if name in trained)
     told = [(f"{numbers} of {112 + 8 + 148 + 325 + 18} parameters train", "INFO")]
-    head = [("'fc' is frozen too, train='fc' trains it", "WARNING")] if train is None else []
+    head = [("'fc' is frozen, too; train='fc' trains it", "WARNING")] if train is None else []
     assert [(r.message, r.levelname) for r in caplog.records] == told + head
 
 

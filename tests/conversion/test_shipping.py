@@ -29,7 +29,7 @@ def network():
 def test_held_statistics_cannot_be_estimated_anew_in_silence(network, wrap):
     frozen = wrap(ns.freeze_backbone(ns.convert(network, "static-full")))
     images = [torch.randn(4, 3, 12, 12)]
-    with pytest.raises(ValueError, match=r"must keep its momentum, got None, as .*unfreeze_backb"):
+    with pytest.raises(ValueError, match=r"must keep its momentum, got None: .*unfreeze_backb"):
         update_bn(images, frozen)
     update_bn(images, ns.unfreeze_backbone(frozen))
     assert all(norm.running_var.ne(1).all() for norm in frozen.modules() if is_norm(norm))
@@ -100,5 +100,5 @@ def test_sizes_behind_strides_may_stay_open_in_an_export(similarity):
 
 def test_fx_says_that_a_layer_alone_is_no_network():
     layer = ns.Conv2d(3, 4, 3, similarity="static-diagonal")
-    with pytest.raises(ValueError, match=r"must be in a network .* got the layer alone"):
+    with pytest.raises(ValueError, match=r"must be inside a network, got the layer alone"):
         fx.symbolic_trace(layer)

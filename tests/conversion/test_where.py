@@ -90,7 +90,7 @@ def test_where_is_a_function_of_name_and_module(mixed):
 def test_reasons_of_every_kind(mixed):
     named = ns.plan(mixed, "dynamic-full", where=[*LAYERS, "up", "bridge", "last"])
     assert {name: reason for name, reason in named.items() if reason} == {
-        "up": "is a transposed convolution, whose similarity is static",
+        "up": "is a transposed convolution, which takes a static similarity only",
         "bridge": "is an LSTM with two directions or a projection",
         "last": "is a Head, not exactly a torch.nn.Linear; where=Head, its class, converts it",
     }
@@ -124,7 +124,7 @@ def test_layers_that_were_tampered_with_are_not_converted(mixed):
     mixed.image.forward = lambda x: x
     nn.utils.parametrizations.weight_norm(mixed.volume)
     plan = ns.plan(mixed, "static-full", ["image", "volume"])
-    assert plan["image"].startswith("has a forward of its own")
+    assert plan["image"].startswith("has a replaced `forward`")
     assert plan["volume"].endswith("remove its parametrizations")
 
 
@@ -143,7 +143,7 @@ def test_layers_that_a_transformer_reads_are_refused():
     ("layer", "similarity", "message"),
     [
         (nn.Linear(2, 2), "static-full", "name layers of other kinds in `where`"),
-        (nn.ReLU(), "static-full", "`model` must have a layer to convert, .*no convolution"),
+        (nn.ReLU(), "static-full", "`model` must have a layer to convert .*no convolution"),
         (nn.Conv1d(2, 2, 3), "static-full", "is a Conv1d; name it in `where`"),
         (
             nn.Conv2d(3, 3, 3),
@@ -224,7 +224,9 @@ def test_a_ready_predictor_serves_one_layer():
     network = nn.Sequential(twice, nn.ReLU(), twice, nn.Conv2d(3, 2, 3))
     ready = nn.Conv2d(3, 9, 3, padding=1)
     spec = ns.Dynamic(predictor=ready)
-    with pytest.raises(ValueError, match="serves one layer, and 2 would have it: 2, 3"):
+    with pytest.raises(
+        ValueError, match="must make a module for each layer, got one module for 2: 2, 3"
+    ):
         ns.convert(network, spec)
     x = torch.randn(2, 3, 9, 10)
     for where in (["0"], ["0", "2"]):  # one layer under two names
@@ -337,7 +339,9 @@ class Experts(nn.Module):
 
 def test_convolutions_of_classes_of_their_own_are_in_the_plan():
     plan = ns.plan(nn.Sequential(Experts(), nn.Conv2d(1, 1, 3)), "static-full")
-    assert plan["0"].startswith("is a Experts with a forward of its own; put a torch.nn.Conv2d in")
+    assert plan["0"].startswith(
+        "is a Experts with its own `forward`; replace it by a torch.nn.Conv2d"
+    )
     timm = pytest.importorskip("timm")
     with torch.device("meta"):
         network = timm.create_model("tf_efficientnet_cc_b0_4e")

@@ -51,7 +51,7 @@ def test_the_released_variant_has_a_plain_root_and_a_convolution_to_the_classes(
 
 def test_a_ready_predictor_serves_no_network():
     ready = torch.nn.Conv2d(3, 9, 3, padding=1)
-    with pytest.raises(ValueError, match="ready module serves one layer, and 9 would have it"):
+    with pytest.raises(ValueError, match="must make a module for each layer, got one module for 9"):
         models.cnn9(5, similarity=ns.Dynamic(ns.Diagonal(), predictor=ready))
 
 

@@ -133,7 +133,7 @@ def test_parts_are_in_one_order_and_texts_read_back():
         (lambda: ns.Affine(()), "`parts` must be some of angle, scale, shear, shift, got"),
         (lambda: ns.Affine("turn"), "`parts` must be some of"),
         (lambda: ns.Affine(tied=1), "`tied` must be True or False"),
-        (lambda: ns.Dynamic(ns.Affine(tied=True)), "`structure` must not be static only"),
+        (lambda: ns.Dynamic(ns.Affine(tied=True)), "`structure` must not be for static M only"),
         (lambda: ns.Linear(4, 4, similarity=ns.Static(ns.Affine())), r"two dimensions, .*\(4,\)"),
     ],
 )

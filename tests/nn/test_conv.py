@@ -188,10 +188,16 @@ def test_a_structure_module_starts_at_the_identity_from_zero():
         (lambda: ns.Conv2d(4, 6, 3, similarity=3), "`similarity` must be None, a name, .* got 3"),
         (lambda: ns.Dynamic(init="zero"), "`init` must be one of identity, released, got 'zero'"),
         (lambda: ns.Dynamic(ns.Full(residual=False)), '`init` "identity" needs a structure'),
-        (lambda: ns.Static("full"), r"`structure` must be a structure, .* got 'full'"),
-        (lambda: ns.Static(ns.Full), "`structure` must be a structure, .* got <class .*Full'>"),
-        (lambda: ns.Dynamic("full"), r"`structure` must be a structure, .* got 'full'"),
-        (lambda: ns.Dynamic(ns.Full), "`structure` must be a structure, .* got <class .*Full'>"),
+        (lambda: ns.Static("full"), r"`structure` must be a Structure such as .* got 'full'"),
+        (
+            lambda: ns.Static(ns.Full),
+            "`structure` must be a Structure such as .* got <class .*Full'>",
+        ),
+        (lambda: ns.Dynamic("full"), r"`structure` must be a Structure such as .* got 'full'"),
+        (
+            lambda: ns.Dynamic(ns.Full),
+            "`structure` must be a Structure such as .* got <class .*Full'>",
+        ),
         (lambda: ns.Dynamic(predictor="spherenet"), "`predictor` must be .* got 'spherenet'"),
         (lambda: ns.Dynamic(predictor=ns.SphereNet), "`predictor` must be a callable .* got <clas"),
         (
@@ -274,7 +280,7 @@ def test_a_window_that_has_changed(name, value):
     x = torch.randn(2, 3, 8, 8)
     static = layers["static-diagonal"]
     assert_close(static(x), ns.fold(static)(x))
-    with pytest.raises(ValueError, match=f"`{name}` must stay .* predictor was built for"):
+    with pytest.raises(ValueError, match=f"`{name}` must stay .* predictor was built"):
         layers["dynamic-diagonal"](x)
 
 
@@ -287,9 +293,9 @@ def test_a_window_that_has_changed(name, value):
         (
             (2, 4, 8, 8),
             torch.uint8,
-            "`input` must be of the kernel's torch.float32, got torch.uint8",
+            "`input` must have the kernel's dtype torch.float32, got torch.uint8",
         ),
-        ((2, 4, 8, 8), torch.float64, "`input` must be of the kernel's torch.float32"),
+        ((2, 4, 8, 8), torch.float64, "`input` must have the kernel's dtype torch.float32"),
     ],
 )
 def test_wrong_inputs_of_dynamic_layers(shape, dtype, message):

@@ -470,7 +470,7 @@ MAP = (2, 5, 3, 4)
             lambda: similar(MAP, (2, 12), blocks=("channels", 5)),
             r"`similarity` must be one of \(5, 12\), \(2, 5, 12, 1, 1\), .* got \(2, 12\)",
         ),
-        (lambda: similar(MAP, 12, torch.uint8), "`x` must be of floating point numbers, got"),
+        (lambda: similar(MAP, 12, torch.uint8), "`x` must have a floating-point dtype, got"),
         (lambda: similar((3, 4), 12), r"`x` must be \(n, c, h, w\) or \(c, h, w\), got \(3, 4\)"),
         (
             lambda: ns.SelfAttention(4).matrix(torch.zeros(4, *SIZE)),

@@ -210,5 +210,7 @@ def test_blocks_that_do_not_fit_are_refused(structure, options, message):
 
 
 def test_an_unstructured_similarity_is_static():
-    with pytest.raises(ValueError, match=r"`structure` must not be static only, got Unstructured"):
+    with pytest.raises(
+        ValueError, match=r"`structure` must not be for static M only, got Unstructured"
+    ):
         ns.Dynamic(ns.Unstructured())

@@ -95,7 +95,7 @@ def test_a_matrix_over_channels_and_taps():
 @pytest.mark.parametrize(
     ("blocks", "groups", "shape", "message"),
     [
-        (("taps", 2), 1, (2, 9), '`blocks` must be of "channels" or "filters", got \'taps\''),
+        (("taps", 2), 1, (2, 9), '`blocks` must split "channels" or "filters", got \'taps\''),
         (("channels", 3), 1, (3, 9), "`blocks` must divide the 4 channels, got 3"),
         (("filters", 4), 1, (4, 9), "`blocks` must divide the 6 filters, got 4"),
         (("filters", 3), 2, (3, 9), "`blocks` must divide `groups` 2 or be a multiple of it"),
@@ -112,7 +112,7 @@ def test_errors(blocks, groups, shape, message):
 @pytest.mark.parametrize(
     ("m", "blocks", "message"),
     [
-        ((2, 9), ("foo", 2), '`blocks` must be of "channels" or "filters"'),
+        ((2, 9), ("foo", 2), '`blocks` must split "channels" or "filters"'),
         ((1, 9), ("filters", 6), r"`similarity` must be \(6, 9\) or \(6, 9, 9\) .*got \(1, 9\)"),
         ((3, 9), ("channels", 2), r"`similarity` must be \(2, 9\) or \(2, 9, 9\) .*got \(3, 9\)"),
         ((3, 9), ("channels", 3), "`blocks` must divide the 4 channels, got 3"),
@@ -124,5 +124,5 @@ def test_folding_refuses_blocks_that_do_not_fit(m, blocks, message):
 
 
 def test_kernels_of_integers_are_not_folded():
-    with pytest.raises(ValueError, match="`weight` must be of floating point numbers, got"):
+    with pytest.raises(ValueError, match="`weight` must have a floating-point dtype, got"):
         fold_kernel(torch.ones(1, 1, 3, 3).long(), torch.ones(9))

@@ -73,7 +73,7 @@ def on_gpu(x):
     ("x", "taps", "reason"),
     [
         (X, 9, "the input is on cpu, not on a GPU"),
-        (on_gpu(X.double()), 9, "float64, none of float32, float16 and bfloat16"),
+        (on_gpu(X.double()), 9, "float64, not float32, float16 or bfloat16"),
         (on_gpu(X[None]), 9, "has 3 spatial dimensions, more than 2"),
         (on_gpu(X), 81, "has 81 taps, more than 64"),
     ],

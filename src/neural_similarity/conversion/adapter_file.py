@@ -1,4 +1,4 @@
-"""The file of an adapter: tensors, what their similarities are, and digests of the backbone."""
+"""The file format of adapters: tensors, specs of their similarities, digests of the backbone."""
 
 import ctypes
 import hashlib
@@ -105,7 +105,7 @@ def _digest(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         if tensor.is_meta:
-            raise ValueError("the weights of the network must be there, got some on device meta")
+            raise ValueError("the network must hold its weights, got some on the meta device")
         whole = tensor.detach().cpu().contiguous()
         digest.update(ctypes.string_at(whole.data_ptr(), whole.nbytes))
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What a network learned on top of a backbone: files of it, and switching between several."""
+"""Adapters, what a network learned on top of a backbone: saved, loaded, and switched."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,7 +43,7 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     check_module(model)
     similarities = similarities_of(model)
     if not similarities and not extra:
-        raise ValueError("`model` must have similarities to save, got a network without")
+        raise ValueError("`model` must have similarities to save, got a network without any")
     layers = {name: module for name, module in model.named_modules() if has_similarity(module)}
     texts = {name: _text(name, cast(SimilarityLayer, layer)) for name, layer in layers.items()}
     state = model.state_dict(keep_vars=True)
@@ -57,20 +57,20 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
 
 
 def _without(state: Mapping[str, Tensor], keys: Iterable[str]) -> dict[str, Tensor]:
-    """A state without some of its tensors, under whichever of its names they stand."""
+    """A state without some of its tensors, whatever they are called."""
     gone = {id(state[key]) for key in keys if key in state}
     return {key: tensor for key, tensor in state.items() if id(tensor) not in gone}
 
 
 def _text(name: str, layer: SimilarityLayer) -> str:
-    """The complete text of a layer's similarity, of which a new one has the same state."""
+    """The complete text of a layer's similarity; one built from it has the same state."""
     try:
         text = format_similarity(_spec(layer), complete=True)
         keys = [list(part.state_dict()) for part in (_built(layer, text), layer.similarity) if part]
         if keys[0] != keys[1]:
             raise ValueError(
                 f"`similarity` must have {keys[0]} to be stored, got {keys[1]}; remove "
-                "parametrizations and pruning before"
+                "parametrizations and pruning first"
             )
     except ValueError as error:
         raise ValueError(f"layer {name!r}: {error}") from error
@@ -81,12 +81,12 @@ def _spec(layer: SimilarityLayer) -> Similarity:
     part = next(iter(layer.similarities().values()))
     spec = getattr(part, "spec", None)
     if spec is None:
-        raise ValueError(f"`similarity` must be a spec's to be stored, got {part}")
+        raise ValueError(f"`similarity` must come from a spec to be stored, got {part}")
     return spec
 
 
 def _built(layer: nn.Module, text: str) -> nn.Module:
-    """The similarity of a layer, on the meta device: what a file asks for costs no memory."""
+    """A layer's similarity on the meta device, so that no file can ask for much memory."""
     kind = type(layer)
     try:
         with torch.device("meta"):
@@ -142,7 +142,7 @@ class Adapters:
         check_module(backbone, "backbone")
         if any(has_similarity(module) for module in backbone.modules()):
             raise ValueError(
-                "`backbone` must be without similarities, got one with; ns.unconvert makes it plain"
+                "`backbone` must have no similarities, got some; ns.unconvert makes it plain"
             )
         self.backbone = backbone
         self.active: str | None = None
@@ -162,7 +162,7 @@ class Adapters:
         return self
 
     def use(self, name: str | None, merged: bool = False) -> Self:
-        """Put an adapter on in place of the one that is; None takes it off.
+        """Switch to an adapter; None switches back to the plain backbone.
 
         Args:
             name: Of the adapter.
@@ -218,7 +218,7 @@ class _Adapter(NamedTuple):
 
 
 def _replace(model: nn.Module, key: str, tensor: Tensor) -> Tensor:
-    """Put a parameter or buffer in the place of one, which is returned, and on its device."""
+    """Replace a parameter or buffer by a tensor on its device, and return the old one."""
     owner, _, name = key.rpartition(".")
     module = model.get_submodule(owner)
     before = getattr(module, name)
@@ -246,7 +246,7 @@ def _adapter(backbone: nn.Module, path: Path) -> _Adapter:
 
 
 class _Parameters(dict[int, nn.Parameter]):
-    """One parameter for each tensor, wherever it stands."""
+    """One parameter for each tensor, even where several layers have it."""
 
     def of(self, tensor: Tensor) -> nn.Parameter:
         return self.setdefault(id(tensor), nn.Parameter(tensor))
@@ -255,7 +255,7 @@ class _Parameters(dict[int, nn.Parameter]):
 def _values(
     state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], made: _Parameters
 ) -> dict[str, Tensor]:
-    """What takes the place of parameters and buffers of the backbone."""
+    """What replaces parameters and buffers of the backbone."""
     values: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         present = state.get(key)
@@ -270,7 +270,7 @@ def _values(
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Whatever a file leads to, one error that names it."""
+    """Turn every error that a file causes into one that names it."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How far the outputs of two networks are apart."""
+"""How far the outputs of two networks differ."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from neural_similarity.nn.modes import check_module, evaluating
 
 @torch.no_grad()
 def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float:
-    """Largest absolute difference of the two networks' outputs on `example`, in evaluation mode.
+    """Largest absolute difference between two networks' outputs on `example`, in evaluation mode.
 
     Outputs are tensors, or mappings and sequences of such; None in these is skipped, and mappings
     are compared key by key. Equal infinite numbers do not differ. Every module is in its mode again
@@ -35,7 +35,7 @@ def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float
 
 
 def _exact(output: Tensor) -> Tensor:
-    """On the host in twice the digits, complex or not."""
+    """A tensor on the host, in double precision, complex or not."""
     return output.cpu().to(torch.promote_types(output.dtype, torch.float64))
 
 

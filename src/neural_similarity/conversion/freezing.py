@@ -1,4 +1,4 @@
-"""Training the similarities of a network alone."""
+"""Freezing all of a network but its similarities."""
 
 import logging
 from collections.abc import Container
@@ -41,7 +41,7 @@ def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None
     similarities = similarities_of(model)
     if not similarities and not train:
         raise ValueError(
-            "`model` must have similarities to train, got a network without; convert it"
+            "`model` must have similarities to train, got a network without any; convert it first"
         )
     trained = chosen(model, () if train is None else train, "train", nn.Parameter)
     unfreeze_backbone(model).requires_grad_(False)
@@ -57,7 +57,7 @@ def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None
     whole = sum(p.numel() for p in model.parameters())
     log.info("%s of %s parameters train", f"{count:,}", f"{whole:,}")
     if train is None and (last := _last_layer(model, inside)):
-        log.warning("%r is frozen too, train=%r trains it", last, last)
+        log.warning("%r is frozen, too; train=%r trains it", last, last)
     return model
 
 
@@ -95,7 +95,7 @@ class _Held:
     """Hooks that let a normalisation use its running statistics, whatever mode it is in.
 
     Raises:
-        ValueError: the statistics are to be estimated anew, which sets the momentum to None.
+        ValueError: `update_bn` estimates new statistics, for which it sets the momentum to None.
     """
 
     def __init__(self, module: nn.Module):
@@ -105,9 +105,9 @@ class _Held:
     def before(self, module: nn.Module, _: Any) -> None:
         if self._had_momentum and getattr(module, "momentum", None) is None:
             raise ValueError(
-                "normalisation that `freeze_backbone` holds must keep its momentum, got None, as "
-                "torch.optim.swa_utils.update_bn sets it to estimate new statistics, after it has "
-                "reset the old; call ns.unfreeze_backbone before"
+                "normalisation that `freeze_backbone` froze must keep its momentum, got None: "
+                "torch.optim.swa_utils.update_bn has reset its statistics to estimate new ones; "
+                "call ns.unfreeze_backbone first"
             )
         self._training = module.training
         module.training = False

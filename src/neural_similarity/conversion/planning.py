@@ -92,12 +92,12 @@ def identity_start(similarity: Similarity | str) -> Similarity:
     """The spec of a similarity, which must start at the identity."""
     spec = required_similarity(similarity)
     if spec.init != "identity":
-        raise ValueError(f"`similarity` must start at the identity to be converted to, got {spec}")
+        raise ValueError(f"`similarity` must start at the identity for a conversion, got {spec}")
     return spec
 
 
 def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[str, str | None]:
-    """As `plan`."""
+    """`plan` of arguments that are parsed."""
     check_module(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     names = named(where)
@@ -121,13 +121,13 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
 
 
 def _is_convolution(module: nn.Module) -> bool:
-    """Whether a module is one, also of a class of its own, as timm's CondConv2d."""
+    """Whether a module is a convolution, also one of another class, such as timm's CondConv2d."""
     own = hasattr(module, "kernel_size") and isinstance(getattr(module, "weight", None), Tensor)
     return isinstance(module, _ConvNd) or own
 
 
 def _places(model: nn.Module) -> dict[nn.Module, str]:
-    """Why the place of some parts of a network leaves no room for a similarity."""
+    """Modules whose place in the network rules a similarity out, with the reason."""
     read = ("linear1", "linear2")
     encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoderLayer)]
     parallel = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
@@ -145,20 +145,20 @@ def _places(model: nn.Module) -> dict[nn.Module, str]:
 def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
     """Why a layer is not converted."""
     if any(parameter.is_complex() for parameter in layer.parameters(recurse=False)):
-        return "has complex numbers, and similarities are real"
+        return "has complex weights, and similarities are real"
     if "forward" in vars(layer):
-        return "has a forward of its own (accelerate's hooks do that); convert it before"
+        return "has a replaced `forward` (accelerate's hooks do that); convert it first"
     chosen = is_chosen(where, name, layer)
     if where is not None and not chosen:
         return f"is not {'named in' if isinstance(where, list) else 'chosen by'} `where`"
     if has_similarity(layer):
         return "has a similarity already"
     if isinstance(layer, nn.ConvTranspose2d) and isinstance(spec, Dynamic):
-        return "is a transposed convolution, whose similarity is static"
+        return "is a transposed convolution, which takes a static similarity only"
     if type(layer) in LAYERS and not chosen:
-        return f"is a {type(layer).__name__}; name it in `where` to have it converted too"
+        return f"is a {type(layer).__name__}; name it in `where` to convert it, too"
     if not isinstance(layer, tuple(LAYERS)):
-        return f"is a {_kind(layer)} with a forward of its own; put a torch.nn.Conv2d in its place"
+        return f"is a {_kind(layer)} with its own `forward`; replace it by a torch.nn.Conv2d"
     if not chosen or not converts_class(where, layer):
         return f"is a {_kind(layer)}, not exactly a torch.nn.{_nearest(layer, where)}{_mend(layer)}"
     if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
@@ -167,13 +167,13 @@ def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None)
 
 
 def _geometries(layer: nn.Module) -> list[Geometry]:
-    """Of a layer, or of the parts of an LSTM."""
+    """The geometry of a layer, or those of the parts of an LSTM."""
     geometries = lstm_geometries(layer).values() if isinstance(layer, nn.LSTM) else ()
     return list(geometries) or [geometry_of(layer)]
 
 
 def _mend(layer: nn.Module) -> str:
-    """How a layer of a subclass can be converted, if it can."""
+    """How to convert a layer of a subclass, if that is possible."""
     if parametrize.is_parametrized(layer):
         return "; remove its parametrizations"
     if torchs_class(type(layer)) is None:
@@ -189,7 +189,7 @@ def _kind(layer: nn.Module) -> str:
 
 
 def _nearest(layer: nn.Module, where: Choice | None) -> str:
-    """The class of torch's that a layer would have to be of."""
+    """The torch class that a layer would have to be an instance of."""
     kinds = (nn.Conv2d,) if where is None else LAYERS
     return next((kind for kind in kinds if isinstance(layer, kind)), nn.Conv2d).__name__
 
@@ -206,14 +206,14 @@ def _misfit(geometries: list[Geometry], spec: Similarity, where: Choice | None) 
     if strangers:
         return _Unfit(f"does not start at the identity: {spec.structure!r} of {strangers[0]} taps")
     if predicted > MOST_SCALARS and where is None:
-        return f"would predict {predicted} numbers per position; name it in `where` to have that"
+        return f"would predict {predicted} numbers per position; name it in `where` to allow that"
     return None
 
 
 def check_plan(
     model: nn.Module, reasons: Mapping[str, str | None], spec: Similarity, where: Choice | None
 ) -> None:
-    """Raise a `ValueError` where a plan is not what was asked for."""
+    """Raise a `ValueError` where a plan does not do what the caller asked for."""
     refused = {name: reasons[name] for name in named(where) if reasons[name]}
     if refused:
         raise ValueError(f"`where` names modules that cannot be converted: {refused}")
@@ -221,19 +221,18 @@ def check_plan(
     unfit = {name: why for name, why in reasons.items() if isinstance(why, _Unfit)}
     if unfit and not chosen:
         raise ValueError(
-            "`similarity` must fit a layer, and start at the identity to be converted to: "
-            f"{_by_reason(unfit)}"
+            f"`similarity` must fit a layer and start at the identity: {_by_reason(unfit)}"
         )
     if not chosen and not similarities_of(model):
         raise ValueError(
-            "`model` must have a layer to convert, one that `where` chooses, got none: "
+            "`model` must have a layer to convert that `where` chooses, got none: "
             f"{_by_reason(reasons) or 'no convolution; name layers of other kinds in `where`'}"
         )
     check_ready(spec, chosen.values())
 
 
 def _by_reason(reasons: Mapping[str, str | None]) -> str:
-    """Every reason once, with the first layers that it is given for."""
+    """Every reason once, with the first layers that it applies to."""
     layers: dict[str | None, list[str]] = {}
     for name, why in reasons.items():
         layers.setdefault(why, []).append(repr(name))

@@ -106,7 +106,7 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     if unfoldable and dynamic == "error":
         names = ", ".join(name or "the model itself" for name in sorted(unfoldable))
         raise ValueError(
-            f"dynamic similarities cannot be folded, and these layers have one: {names}; "
+            f"layers with a dynamic similarity cannot be folded, got {names}; "
             f"dynamic='keep' leaves them as they are"
         )
     model = copied(model)
@@ -132,8 +132,8 @@ def copied(model: Network) -> Network:
         copied = deepcopy(model)
     except RuntimeError as error:  # a tensor that a hook computed, as pruning's are until removed
         raise ValueError(
-            f"`model` must be one that can be copied: {error}; convert and unconvert take "
-            "inplace=True, and prune.remove makes what pruning computes a parameter"
+            f"`model` must allow a deep copy: {error}; convert and unconvert take inplace=True, "
+            "and prune.remove turns pruned weights into parameters"
         ) from error
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in copied.named_modules():
@@ -173,7 +173,7 @@ def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
 
 @contextmanager
 def _naming(layer: str) -> Iterator[None]:
-    """Errors as those of the layer of this name, if it has one in the model."""
+    """Add the name of a layer to its errors."""
     try:
         yield
     except (ValueError, RuntimeError) as error:

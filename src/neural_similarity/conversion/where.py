@@ -1,4 +1,4 @@
-"""What a caller names of a network: parts by name, glob or module; what `where` asks for."""
+"""Selecting parts of a network by name, glob or module, and layers by `where`."""
 
 from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
@@ -29,7 +29,7 @@ def matches(name: str, pattern: str) -> bool:
 def chosen(
     model: nn.Module, parts: Parts, argument: str, kind: type[Tensor] = Tensor
 ) -> dict[str, Tensor]:
-    """Parameters and buffers of this kind that `parts` name or that are inside of what they name.
+    """Parameters and buffers of this kind that `parts` name, or that are inside what they name.
 
     A part is a name or glob of modules, parameters and buffers ("fc", "layer4.*", "*.bias"), or a
     module of the network.
@@ -83,12 +83,12 @@ def choice_of(where: Where | None) -> Choice | None:
 
 
 def named(where: Choice | None) -> set[str]:
-    """The names that `where` consists of, without its globs."""
+    """The names in `where`, without its globs."""
     return {name for name in where if not is_glob(name)} if isinstance(where, list) else set()
 
 
 def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
-    """Whether `where` asks for a module."""
+    """Whether `where` selects a module."""
     if where is None:
         return type(module) in (nn.Conv2d, LAYERS[nn.Conv2d])
     if isinstance(where, list):

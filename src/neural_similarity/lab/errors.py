@@ -24,5 +24,5 @@ class Interrupted(Exception):
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects: 130 after Ctrl-C, 143 after SIGTERM."""
+        """The exit code that a shell expects: 130 after Ctrl-C, 143 after SIGTERM."""
         return 128 + self.number

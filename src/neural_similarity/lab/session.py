@@ -1,4 +1,4 @@
-"""A run from its recipe to its summary, and its continuation: one session for all kinds of runs."""
+"""Training, resuming, retraining and loading runs: one session for all kinds of them."""
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
@@ -45,13 +45,13 @@ from neural_similarity.nn import is_dynamic
 from neural_similarity.regularize import parameter_groups
 
 KEPT = ("commit", "torch", "threads", "processes", "device", "precision")
-"""Facts of the process that began a run which those that continue it should share."""
+"""Facts about the process that began a run; processes that continue it should share them."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a run takes place."""
+    """Name, budget, folder, data and device of a run."""
 
     name: str
     budget: float
@@ -137,7 +137,7 @@ def retrain(
     device: str = "auto",
     start: str | Path | None = None,
 ) -> Run:
-    """Train a few-shot run's recipe anew on validation classes as well, as long as was best.
+    """Train a few-shot run's recipe again, on validation classes as well, as long as was best.
 
     That is as many epochs, or, by tasks, as many updates.
 
@@ -162,7 +162,7 @@ def retrain(
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in a folder, of whichever kind it is.
+    """The run in a folder, of any kind.
 
     Raises:
         RunError: the folder is not a run's, or its settings cannot be read.
@@ -272,7 +272,7 @@ def _complete(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
 
 
 def _trained(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
-    """The state behind the last step; what made the batches is gone when it is returned.
+    """The state after the last step; whatever made the batches is released on return.
 
     Raises:
         RunError: another process trains the run.
@@ -290,13 +290,13 @@ def _trained(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
 
 
 def _written_by_one(run: Run) -> AbstractContextManager[object]:
-    """Several trainings would write the same files; of one, the first process does."""
+    """Only one training may write a folder's files, and only its first process does."""
     taken = f"another process trains {run.path} already"
     return locked(run.path / CONFIG, taken) if distributed.first() else nullcontext()
 
 
 def _take_up(run: Run, state: State, runtime: Runtime) -> None:
-    """Let the run folder tell that training goes on from `state`."""
+    """Prepare the run folder for training from `state`."""
     cut_back(run.metrics, state.step)
     if state.step:
         _note_resumption(run, state.step, runtime)
@@ -366,7 +366,7 @@ def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
 
 
 def _facts_of(state: State, runtime: Runtime) -> dict[str, Any]:
-    """What every summary tells: steps, seconds, parameters, device, precision, command."""
+    """What every summary holds: steps, seconds, parameters, device, precision, command."""
     return {
         "steps": state.step,
         "seconds": state.seconds,

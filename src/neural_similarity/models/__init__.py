@@ -4,16 +4,16 @@ Each is a `torch.nn.Sequential` whose last layer is the classifier, so that `net
 embedding, of the same parameters (but for the "released" CNN-9, which ends in its scores).
 """
 
-from collections.abc import Callable
-from functools import partial
-from inspect import signature
-from typing import Any
-
-from torch import nn
-
-from neural_similarity.choices import require_known
 from neural_similarity.models.building import MOST_WIDTH as MOST_WIDTH
 from neural_similarity.models.building import set_norms as set_norms
+from neural_similarity.models.catalogue import CIFAR_CLASSES as CIFAR_CLASSES
+from neural_similarity.models.catalogue import MODELS as MODELS
+from neural_similarity.models.catalogue import RIVALS as RIVALS
+from neural_similarity.models.catalogue import SPHERENETS as SPHERENETS
+from neural_similarity.models.catalogue import WITHOUT_SIMILARITY as WITHOUT_SIMILARITY
+from neural_similarity.models.catalogue import build as build
+from neural_similarity.models.catalogue import options as options
+from neural_similarity.models.catalogue import usual_sizes as usual_sizes
 from neural_similarity.models.cnn9 import cnn9 as cnn9
 from neural_similarity.models.cnn9 import cnn9_plus as cnn9_plus
 from neural_similarity.models.cnn9 import cnn9_wide as cnn9_wide
@@ -32,70 +32,8 @@ from neural_similarity.models.resnet import resnet50 as resnet50
 from neural_similarity.models.resnet12 import resnet12 as resnet12
 from neural_similarity.models.resnet_cifar import resnet20 as resnet20
 from neural_similarity.models.resnet_cifar import resnet56 as resnet56
-from neural_similarity.models.rivals import CondConv2d, DeformableConv2d, DynamicFilter2d
+from neural_similarity.models.rivals import CondConv2d as CondConv2d
+from neural_similarity.models.rivals import DeformableConv2d as DeformableConv2d
+from neural_similarity.models.rivals import DynamicFilter2d as DynamicFilter2d
 from neural_similarity.models.spherenet9 import spherenet9 as spherenet9
 from neural_similarity.models.wide_resnet import wrn28_10 as wrn28_10
-
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "cnn9": cnn9,
-    "cnn9_plus": cnn9_plus,
-    "cnn9_wide": cnn9_wide,
-    "cnn9_wide_attention": partial(cnn9_wide, self_attention=True),
-    "cnn9_condconv": partial(cnn9, convolution=CondConv2d),
-    "cnn9_dynamic_filter": partial(cnn9, convolution=DynamicFilter2d),
-    "cnn9_deformable": partial(cnn9, convolution=DeformableConv2d),
-    "spherenet9": spherenet9,
-    "spherenet9_attention": partial(spherenet9, self_attention=True),
-    "cnn10": cnn10,
-    "cnn10_plus": cnn10_plus,
-    "convnet4": convnet4,
-    "resnet12": resnet12,
-    "wrn28_10": wrn28_10,
-    "resnet20": resnet20,
-    "resnet56": resnet56,
-    "resnet18": resnet18,
-    "resnet34": resnet34,
-    "resnet50": resnet50,
-}
-"""The networks by name."""
-SPHERENETS = frozenset({"spherenet9", "spherenet9_attention"})
-"""Those of hyperspherical convolutions."""
-RIVALS = frozenset({"cnn9_condconv", "cnn9_dynamic_filter", "cnn9_deformable"})
-"""Those of other layers whose kernel depends on the image."""
-WITHOUT_SIMILARITY = SPHERENETS | RIVALS
-"""Those whose layers have a similarity of their own, or do without: their `similarity` is None."""
-
-
-CIFAR_CLASSES = 10
-"""Of CIFAR-10, for the networks that name no usual number of classes."""
-
-
-def usual_sizes(name: str) -> tuple[int, int, int]:
-    """Classes, channels and image size that the network called `name` is made for."""
-    chosen = options(name)
-    classes = signature(MODELS[name]).parameters["num_classes"].default
-    return (
-        classes if isinstance(classes, int) else CIFAR_CLASSES,
-        chosen["in_channels"],
-        chosen["image_size"],
-    )
-
-
-def options(name: str) -> dict[str, Any]:
-    """The options of the network called `name`, and what they are if not given."""
-    require_known("name", name, MODELS)
-    parameters = signature(MODELS[name]).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def build(name: str, num_classes: int, **chosen: Any) -> nn.Module:
-    """The network called `name`; see its function for the options.
-
-    Raises:
-        ValueError: no network has that name, or it has no such option.
-    """
-    for option in sorted(chosen.keys() - options(name).keys()):
-        raise ValueError(
-            f"`{option}` is not an option of {name}, which has {', '.join(options(name))}"
-        )
-    return MODELS[name](num_classes, **chosen)

@@ -1,4 +1,4 @@
-"""What the networks are made of: stages, heads, and one start for every similarity."""
+"""Building blocks of the networks: stages, heads, initialisation, similarities."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def sequential(
 
 
 def _start(network: nn.Module) -> None:
-    """He's initialisation of kernels; layers whose kernel depends on the image know their own."""
+    """Initialise kernels as He; layers whose kernel depends on the image do it themselves."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear) and not layer.weight.is_meta:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
@@ -78,7 +78,7 @@ def _attending(
 
 
 def _give_similarities(network: nn.Module, similarity: Similarity | str | None) -> None:
-    """One for every `ns.Conv2d`, but where M would be predicted with too many numbers.
+    """Give every `ns.Conv2d` a similarity, unless M would have too many predicted numbers.
 
     More than `MOST_SCALARS` per position are too many.
     """
@@ -155,7 +155,7 @@ def scaled(channels: Sequence[int], width: float) -> list[int]:
 
 
 def check_no_similarity(similarity: Similarity | str | None, network: str) -> None:
-    """Check that no similarity is asked for where layers already have one, or a dynamic kernel."""
+    """Check that `similarity` is None where layers have their own, or a dynamic kernel."""
     if similarity not in (None, "none"):
         raise ValueError(f"`similarity` must be None in {network}, got {similarity!r}")
 

@@ -16,7 +16,7 @@ from neural_similarity.nn.text import Similarity
 _CNN10 = Sizes([64, 128, 256], (3, 3, 3), 512)
 _CNN10_PLUS = Sizes([88, 144, 264], (4, 4, 3), 512)
 _SHRINK = 32
-"""The root, the pool behind it and three more pools halve the map."""
+"""The root, the pool after it and three more pools halve the map."""
 
 
 def cnn10(
@@ -29,7 +29,7 @@ def cnn10(
 ) -> nn.Sequential:
     """CNN-10: 7×7 64 /2, 3×3 max pool /2, [3×3, 64]×3, pool, [128]×3, pool, [256]×3, pool, FC 512.
 
-    Batch normalisation and ReLU behind every convolution and FC 512, which the classifier follows;
+    Batch normalisation and ReLU after every convolution and FC 512, which the classifier follows;
     convolutions have no bias and start at He's initialisation, the same for every similarity.
     Images whose size is not a multiple of 32 are padded with zeros to the next one.
 

@@ -44,7 +44,7 @@ def cnn9(
 ) -> nn.Sequential:
     """CNN-9: [3×3, 32]×3, pool, [3×3, 64]×3, pool, [3×3, 128]×3, pool, classifier.
 
-    Batch normalisation and ReLU behind every convolution; convolutions have no bias and start at
+    Batch normalisation and ReLU after every convolution; convolutions have no bias and start at
     He's initialisation, the same for every similarity. All nine have the similarity. Images whose
     size is not a multiple of 8 are padded with zeros to the next one (28 to 32 pixels).
 
@@ -115,7 +115,7 @@ def cnn9_wide(
         width: Factor on every number of channels.
         similarity: Of the nine convolutions.
         variant: How the network begins and ends.
-        self_attention: Put `ns.SelfAttention` behind the first two pools. The paper does not say
+        self_attention: Put `ns.SelfAttention` after the first two pools. The paper does not say
             where it stands; there it is in the authors' SphereNet.
     """
     sizes = (ATTENTIVE if self_attention else WIDE).times(width)

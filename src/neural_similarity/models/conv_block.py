@@ -12,13 +12,13 @@ from neural_similarity.ops.batch_norm import pooled_relu
 from neural_similarity.ops.native import available
 
 _MAP_DIMS = 4
-"""Those of maps: image, channel, row, column."""
+"""Dimensions of maps: image, channel, row, column."""
 
 
 class ConvBlock(nn.Sequential):
     """A sequence of a convolution, batch normalisation, a 2×2 pool where a stage ends, and ReLU.
 
-    The ReLU stands behind the pool, where the map is a quarter: the largest number of a window is
+    The ReLU comes after the pool, where the map is a quarter: the largest number of a window is
     the same before and after it, and so is the gradient. Behind a pool, a normalisation of a class
     that gives its `line`, slope and offset of every channel (2, c), for a batch, is one operator
     with pool and ReLU (`ops.batch_norm`): on channels-last maps on a CPU, and unless a layer was
@@ -43,7 +43,7 @@ def conv_block(conv: nn.Conv2d | Rival, *, pool: bool = False) -> ConvBlock:
 
 
 def pools(layer: nn.Module) -> bool:
-    """Whether it is a block with a pool."""
+    """Whether a layer is a block with a pool."""
     return isinstance(layer, ConvBlock) and any(isinstance(part, nn.MaxPool2d) for part in layer)
 
 

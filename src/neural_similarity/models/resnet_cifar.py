@@ -74,7 +74,7 @@ def _layers(num_classes: int, in_channels: int, width: float, depth: int) -> Lay
 
 
 class _Block(nn.Module):
-    """ReLU(S(x) + F(x)), F two 3×3 convolutions and S without parameters."""
+    """ReLU(S(x) + F(x)), F two 3×3 convolutions and S a shortcut without parameters."""
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()

@@ -45,7 +45,7 @@ class Rival(nn.Module):
 
     @property
     def kernel_shape(self) -> tuple[int, int, int, int]:
-        """Of a plain convolution."""
+        """The shape of a plain convolution's kernel."""
         return self.out_channels, self.in_channels, self.kernel_size, self.kernel_size
 
     def start(self) -> None:
@@ -58,7 +58,7 @@ class Rival(nn.Module):
 
 
 class _PerImage(Rival):
-    """A kernel for every image, from the averages of its channels."""
+    """A convolution with a kernel per image, from the averages of its channels."""
 
     def kernels(self, averages: Tensor) -> Tensor:
         """Averages (n, c) to kernels (n, o, c, k, k)."""
@@ -133,7 +133,7 @@ class DynamicFilter2d(_PerImage):
 
 
 class DeformableConv2d(Rival):
-    r"""Modulated deformable convolution: every tap of a position looks elsewhere, and weighs it.
+    r"""Modulated deformable convolution: every tap of a position has an offset and a weight.
 
     $$y_o(p) = \sum_{c,k} W_{ock}\, m_k(p)\, x_c(p + p_k + \Delta_k(p))$$
 
@@ -171,7 +171,7 @@ class DeformableConv2d(Rival):
 def deformable_conv2d(
     x: Tensor, offset: Tensor, weight: Tensor, mask: Tensor, *, stride: int = 1, padding: int = 0
 ) -> Tensor:
-    """Modulated deformable convolution in plain torch, torchvision's `deform_conv2d` without it.
+    """Modulated deformable convolution as torchvision's `deform_conv2d`, in plain torch.
 
     Args:
         x: (n, c, height, width).
@@ -200,7 +200,7 @@ def deformable_conv2d(
 
 
 def _taps(out: torch.Size, size: int, stride: int, padding: int, like: Tensor) -> Tensor:
-    """Row and column (taps, 2, h, w) where every tap of every position looks without an offset."""
+    """Row and column (taps, 2, h, w) of every tap at every position, before its offset."""
     tap = torch.arange(size, device=like.device, dtype=like.dtype)
     rows, columns = (
         torch.arange(count, device=like.device, dtype=like.dtype) * stride - padding

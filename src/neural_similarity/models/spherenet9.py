@@ -34,7 +34,7 @@ def spherenet9(
 
     [3×3, 128]×3, pool, [3×3, 192]×3, pool, [3×3, 256]×3, pool, FC 256, classifier. The nine
     convolutions and the fully connected layer, a convolution over the whole map, are
-    `ns.SphereConv2d` without bias, behind each batch normalisation and ReLU; the classifier is
+    `ns.SphereConv2d` without bias, each followed by batch normalisation and ReLU; the classifier is
     linear. Kernels start at He's initialisation. Images are padded as in `cnn9`.
 
     The paper names the filters and "the CNN-9 architecture in [39]" only. The cosine, the fully
@@ -49,9 +49,9 @@ def spherenet9(
         image_size: Height and width of the images, in pixels.
         width: Factor on every number of channels.
         similarity: None; hyperspherical convolutions have a similarity of their own.
-        variant: "released" has no normalisation and no ReLU behind the fully connected layer, and
+        variant: "released" has no normalisation and no ReLU after the fully connected layer, and
             no bias in the classifier.
-        self_attention: Put `ns.SelfAttention`, of hyperspherical 1×1 convolutions, behind the first
+        self_attention: Put `ns.SelfAttention`, of hyperspherical 1×1 convolutions, after the first
             two pools.
         angle: Function of the angle, see `ns.SphereConv2d`.
 

@@ -57,7 +57,7 @@ def wrn28_10(
 
 
 class _Block(nn.Module):
-    """S(a) + F(a), a = ReLU(norm(x)); S is x where its shape does not change."""
+    """S(a) + F(a), a = ReLU(norm(x)); S(x) is x where its shape does not change."""
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""M as a turn, scale, shear or shift of the kernel."""
+"""M as a rotation, scaling, shear or shift of the kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ class _Affine(StructureModule):
         return _weight(read_y - y) * _weight(read_x - x)
 
     def _numbers(self, raw: Tensor) -> dict[str, list[Tensor]]:
-        """What each part has, (n, 1, 1, *positions); zeros where it is not learned."""
+        """The numbers of each part, (n, 1, 1, *positions); zeros where it is not learned."""
         columns = iter(raw.unsqueeze(1).split(1, 2))
         zero = raw.new_zeros(1)
         return {

@@ -1,4 +1,4 @@
-"""Folded kernels that are mostly zero, as smaller layers that compute the same."""
+"""Smaller layers in place of folded kernels that are mostly zero."""
 
 from itertools import chain
 from typing import Any, cast
@@ -16,7 +16,7 @@ _PADS = {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d}
 
 
 def compacted(layer: _ConvNd, geometry: Geometry, structure: StructureModule) -> nn.Module:
-    """A folded layer without what its M made zero for good.
+    """A folded layer without the taps that its M keeps at zero.
 
     Selected taps: border taps that no kernel tap selects go, and the padding with them; where the
     two sides differ, a padding layer stands before the convolution. One tap for every channel: a

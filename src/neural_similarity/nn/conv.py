@@ -18,7 +18,7 @@ Sizes = int | tuple[int, ...]
 
 
 class _Convolution(SimilarityLayer):
-    """What `Conv1d`, `Conv2d` and `Conv3d` have in common: all but torch's class below them."""
+    """Everything in `Conv1d`, `Conv2d` and `Conv3d` but the torch class that they extend."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class _Convolution(SimilarityLayer):
         return similarity.convolve(x, weight, layer.bias)
 
     def fold(self) -> nn.Module:
-        """The layer made torch's in place, or a smaller equal of it, see `compacted`."""
+        """Turn the layer into torch's in place, or into a smaller equal one, see `compacted`."""
         structure, geometry = getattr(self.similarity, "structure", None), self.geometry()
         plain = cast(_ConvNd, super().fold())
         return plain if structure is None else compacted(plain, geometry, structure)
 
 
 def _check_unchanged(layer: _ConvNd, weight: Tensor, built: Geometry) -> None:
-    """Check that window and channels of the layer are those its predictor was built for."""
+    """Check that window and channels are still those that the predictor was built for."""
     inner = built.in_channels // built.groups
     if weight.shape[1:] == (inner, *built.kernel_size) and _window(layer) == _window(built):
         return
@@ -93,7 +93,7 @@ def _check_unchanged(layer: _ConvNd, weight: Tensor, built: Geometry) -> None:
         now, before = getattr(present, name), getattr(built, name)
         if now != before:
             raise ValueError(
-                f"`{name}` must stay {before!r}, which the layer's predictor was built for, got "
+                f"`{name}` must stay {before!r}, for which the layer's predictor was built, got "
                 f"{now!r}; change it before the layer is converted"
             )
 

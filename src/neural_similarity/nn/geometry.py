@@ -1,4 +1,4 @@
-"""What a similarity knows of its layer."""
+"""The sizes of its layer that a similarity depends on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,13 +36,13 @@ class Geometry:
 
     @property
     def window(self) -> Window:
-        """What goes over an input that `pad` returns; zeros, where it can add them, are its own."""
+        """The window over an input from `pad`; symmetric zero padding is part of the window."""
         own = self.padding if self.padding_mode == "zeros" else None
         padding = own if isinstance(own, tuple) else (0,) * len(self.kernel_size)
         return Window(self.kernel_size, self.stride, padding, self.dilation)
 
     def pad(self, x: Tensor) -> Tensor:
-        """`x` padded as far as a convolution cannot do it."""
+        """`x` with the padding that a convolution cannot do itself."""
         zeros = self.padding_mode == "zeros"
         if self.padding == "valid" or (zeros and isinstance(self.padding, tuple)):
             return x
@@ -67,7 +67,7 @@ class Geometry:
 
 
 def convolution_geometry(layer: _ConvNd) -> Geometry:
-    """The geometry of one of torch's convolutions, or of a subclass: what its `forward` goes by.
+    """The geometry of one of torch's convolutions or of a subclass, as its `forward` uses it.
 
     Sizes are the weight's own, which a network may have replaced (as for grey images), and a window
     that was set as one number is that of every dimension.

@@ -103,7 +103,7 @@ class SelfAttention(nn.Module):
     with 1×1 convolutions without bias G1, G2 (`query`, `key`), V1 (`value`) and V2 (`output`, the
     identity unless `value_channels` differ from `channels`), and one `gain` that starts at 0, where
     y = x. Paper, App. B, Eq. 11, in the form of SAGAN
-    (https://arxiv.org/abs/1805.08318) that its released code has. That code puts a ReLU behind G1;
+    (https://arxiv.org/abs/1805.08318) that its released code has. That code puts a ReLU after G1;
     here is none, as in both papers.
 
     Args:
@@ -159,7 +159,7 @@ class SelfAttention(nn.Module):
         self.gain = nn.Parameter(torch.zeros((), device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
-        """Attend to nothing again; the convolutions reset themselves."""
+        """Reset the gain, so that M = I again; the convolutions reset themselves."""
         nn.init.zeros_(self.gain)
 
     def matrix(self, x: Float[Tensor, "n c height width"]) -> Float[Tensor, "n p q"]:
@@ -177,7 +177,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, input: Float[Tensor, "*n c height width"]
     ) -> Float[Tensor, "*n c height width"]:
-        """`input` and, by the gain, what its positions attend to."""
+        """`input` plus the gain times what its positions attend to."""
         if input.dim() == 3:
             return self.forward(input[None])[0]
         attended = global_attention(

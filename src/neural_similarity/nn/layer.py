@@ -1,4 +1,4 @@
-"""What the layers with a similarity have in common, and their exchange for torch's own."""
+"""The base of all layers with a similarity, and their exchange for torch's own."""
 
 import warnings
 from collections.abc import Callable, Collection
@@ -21,7 +21,7 @@ from neural_similarity.ops import require_tensors
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 LAYERS: dict[type[nn.Module], type["SimilarityLayer"]] = {}
-"""Ours by torch's."""
+"""Our layer classes by torch's."""
 _OF_EVERY_CLASS = {
     "__init__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
     "__static_attributes__",
@@ -49,8 +49,8 @@ def _record(tracer: fx.Tracer, layer: nn.Module, args: Any, kwargs: Any) -> fx.P
     path = tracer.path_of_module(layer)
     if not path:
         raise ValueError(
-            "a layer with a similarity must be in a network to be traced by torch.fx, as one "
-            "call of the layer, got the layer alone; trace torch.nn.Sequential(layer)"
+            "torch.fx records a layer with a similarity as one call, so that it must be inside a "
+            "network, got the layer alone; trace torch.nn.Sequential(layer)"
         )
     if "quantization" in type(tracer).__module__ and has_similarity(layer):
         warnings.warn(f"{path!r} {_AFTER_FOLDING.format('quantised')}", stacklevel=3)
@@ -58,7 +58,7 @@ def _record(tracer: fx.Tracer, layer: nn.Module, args: Any, kwargs: Any) -> fx.P
 
 
 class SimilarityLayer(nn.Module):
-    """A layer of torch's, its `plain` class, with a `similarity`; None is the plain layer.
+    """One of torch's layers, its class `plain`, with a `similarity`; None is the plain layer.
 
     Parameters keep torch's names, so that its checkpoints load with only `similarity.*` missing.
     """
@@ -71,7 +71,7 @@ class SimilarityLayer(nn.Module):
             LAYERS[cls.plain] = cls
 
     def geometry(self) -> Geometry:
-        """What a similarity needs to know of the layer."""
+        """The sizes of the layer that a similarity depends on."""
         raise NotImplementedError
 
     def with_similarity(self, similarity: Similarity | nn.Module | str | None) -> Self:
@@ -91,7 +91,7 @@ class SimilarityLayer(nn.Module):
         return self
 
     def without_similarity(self) -> nn.Module:
-        """The layer made torch's in place, its similarity dropped: `equip` undone.
+        """Turn the layer back into torch's in place and drop its similarity: `equip` undone.
 
         Raises:
             ValueError: the layer is of another class.
@@ -102,7 +102,7 @@ class SimilarityLayer(nn.Module):
         return self
 
     def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
-        """The module of a spec, or the module itself."""
+        """The module that a spec describes, or the module itself."""
         if similarity is None or isinstance(similarity, nn.Module):
             return similarity
         return similarity.build(self.geometry())
@@ -116,7 +116,7 @@ class SimilarityLayer(nn.Module):
         return all(isinstance(part, StaticSimilarity) for part in self.similarities().values())
 
     def fold(self) -> nn.Module:
-        """The layer made torch's in place, its static similarity folded into the kernel.
+        """Fold the static similarity into the kernel and turn the layer into torch's, in place.
 
         Raises:
             ValueError: the similarity is dynamic, the layer is of another class, or a hook
@@ -157,12 +157,12 @@ def resolve(similarity: Any) -> Similarity | nn.Module | None:
 
 
 def equip(layer: nn.Module, similarity: Similarity | str) -> SimilarityLayer:
-    """A torch layer made ours in place; parameters, hooks and references to it stay."""
+    """Turn a torch layer into ours in place; parameters, hooks and references to it stay."""
     return become(layer).with_similarity(similarity)
 
 
 def become(layer: nn.Module) -> SimilarityLayer:
-    """A torch layer made of our class in place, which needs a `similarity` yet.
+    """Turn a torch layer into one of our class in place, still without its `similarity`.
 
     Raises:
         ValueError: no layer with a similarity exists for its class.
@@ -176,7 +176,7 @@ def become(layer: nn.Module) -> SimilarityLayer:
 
 
 def torchs_class(kind: type[nn.Module]) -> type[nn.Module] | None:
-    """The class of torch's that a class is, or computes the same as: it overrides only `__init__`.
+    """The torch class that `kind` is, or is a subclass of that overrides only `__init__`.
 
     None where there is no such class: a `forward` or another method of torch's is overridden.
     """
@@ -189,7 +189,7 @@ def torchs_class(kind: type[nn.Module]) -> type[nn.Module] | None:
 
 
 def geometry_of(layer: nn.Module) -> Geometry:
-    """What a similarity would know of a torch layer, or of ours."""
+    """The geometry of a torch layer, or of ours."""
     kind = LAYERS.get(torchs_class(type(layer)) or type(layer), type(layer))
     return cast(type[SimilarityLayer], kind).geometry(cast(SimilarityLayer, layer))
 
@@ -209,26 +209,26 @@ def _check_real(parameter: nn.Parameter, similarity: Any) -> None:
     """Raise a `ValueError` where M would have to be complex."""
     if parameter.is_complex():
         raise ValueError(
-            "`similarity` must be None in a layer of complex numbers, as similarities are real, "
+            "`similarity` must be None in a layer with complex weights, as similarities are real, "
             f"got {similarity!r} and {parameter.dtype}"
         )
 
 
 def _check_current(module: nn.Module, name: str) -> None:
-    """Raise a `ValueError` where a hook computes a parameter, at calls alone."""
+    """Raise a `ValueError` where a hook computes a parameter at every call."""
     if name not in module._parameters and not is_parametrized(module, name):
         raise ValueError(
-            f"`{name}` must be a parameter to be folded, got what a hook computes (pruning, "
-            "weight_norm); remove the hook first"
+            f"`{name}` must be a parameter to be folded, got a tensor that a hook computes "
+            "(pruning, weight_norm); remove the hook first"
         )
 
 
 def check_ready(similarity: Similarity | nn.Module | None, layers: Collection[str]) -> None:
-    """Raise a `ValueError` where a predictor that is a ready module would serve several layers."""
+    """Raise a `ValueError` where several layers would share one module as their predictor."""
     if isinstance(getattr(similarity, "predictor", None), nn.Module) and len(layers) > 1:
         raise ValueError(
-            f"a predictor that is a ready module serves one layer, and {len(layers)} would have "
-            f"it: {', '.join(layers)}"
+            f"`predictor` must make a module for each layer, got one module for {len(layers)}: "
+            f"{', '.join(layers)}"
         )
 
 
@@ -238,7 +238,7 @@ def has_similarity(module: nn.Module) -> bool:
 
 
 def is_dynamic(module: nn.Module) -> bool:
-    """Whether a module is a layer that no plain one equals."""
+    """Whether a module is a layer that no plain layer equals."""
     return isinstance(module, SimilarityLayer) and not module.foldable()
 
 

@@ -57,7 +57,7 @@ class Linear(SimilarityLayer, nn.Linear):
 
     @leaf
     def forward(self, input: Tensor) -> Tensor:
-        """W M `input` + b."""
+        """The linear function W M `input` + b."""
         if self.similarity is None:
             return super().forward(input)
         return self.similarity(self, input)
@@ -78,7 +78,7 @@ def linear_geometry(in_features: int, out_features: int) -> Geometry:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a similarity is called with where its layer needs more than one, or more than it gives.
+    """A kernel that stands for a layer where one layer has several, or only M in it is wanted.
 
     A static one returns the kernel with M in it, a dynamic one the linear function of x. No tuple,
     in which torch's counter of FLOPs would look for tensors.
@@ -115,9 +115,9 @@ def dynamic_linear(
 
 
 def check_type(x: Tensor, weight: Tensor) -> None:
-    """Check that the input has the type and device of the kernel, before the predictor runs."""
+    """Check the input's dtype and device against the kernel's, before the predictor runs."""
     if x.device != weight.device:
         raise ValueError(f"`input` must be on the kernel's {weight.device}, got {x.device}")
     same = x.dtype == weight.dtype or autocast_dtype(x) == autocast_dtype(weight)
     if not same or not x.is_floating_point():
-        raise ValueError(f"`input` must be of the kernel's {weight.dtype}, got {x.dtype}")
+        raise ValueError(f"`input` must have the kernel's dtype {weight.dtype}, got {x.dtype}")

@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Networks in evaluation mode inside; behind it, every module is in the mode that it was in.
+    """Hold networks in evaluation mode; afterwards every module is back in its own mode.
 
     So a normalisation that is held in evaluation mode inside a training network stays there.
     """

@@ -19,7 +19,7 @@ from neural_similarity.ops.window import CONVOLUTIONS, promoted
 
 Predictor = Callable[[Geometry, int], nn.Module]
 """(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out), or to
-(n, scalars, 1, ...) for one M an image."""
+(n, scalars, 1, ...) for one M per image."""
 
 CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -33,13 +33,13 @@ BOUNDS: dict[Bound, Callable[[Tensor], Tensor]] = {
 
 
 def require_bound(bound: Any) -> None:
-    """Refuse what is neither a name of `BOUNDS` nor None."""
+    """Check that a bound is a name of `BOUNDS` or None."""
     if bound not in (None, *BOUNDS):
         raise ValueError(f'`bound` must be "tanh", "sigmoid", "normalize" or None, got {bound!r}')
 
 
 def within(bound: Bound | None, raw: Tensor) -> Tensor:
-    """The raw prediction by a bound, in float32 at least."""
+    """The raw prediction within a bound, in float32 at least."""
     return raw if bound is None else BOUNDS[bound](promoted(raw))
 
 
@@ -51,10 +51,10 @@ class TwoLayers(Spec, ABC):
         hidden: Channels between the two; by default 64 for up to K scalars, 128 for more (App. A).
         last_kernel_size: Of the second convolution, 3 or 1, along every dimension.
         resolution: Predict at every `resolution`-th position along each dimension, and interpolate
-            linearly to those between; behind the last, its prediction stays.
+            linearly to those between; after the last, its prediction stays.
         per_image: Average the hidden channels over the positions: one M for all of an image, which
             the module outputs once, (n, scalars, 1, ...).
-        batch_norm: Normalise behind both convolutions; with `per_image`, batches need two images.
+        batch_norm: Normalise after both convolutions; with `per_image`, batches need two images.
         batch_norm_eps: Its eps. With PyTorch's usual 1e-5 the released small start is undone.
         scales: Factors on He's standard deviation for the two kernels.
 
@@ -126,7 +126,7 @@ class SphereNet(TwoLayers):
     relative to its size. On CIFAR-10 it hardly learned in 8,000 updates (docs/results.md). It
     starts at standard deviation √2, which is He's for patches of norm 1.
 
-    The released code does so with batch normalisation behind both convolutions of its diagonal
+    The released code does so with batch normalisation after both convolutions of its diagonal
     predictor (`batch_norm=True`), starting at 0.1 and 0.001 of He's (`scales=(0.1, 0.001)`), and
     with `ns.Dynamic(..., init="released")`.
 
@@ -167,7 +167,7 @@ class SphereNet(TwoLayers):
         return not self.batch_norm and not self.bounded
 
     def default_scales(self, patch_size: int) -> tuple[float, float]:
-        """He's for what the patches are divided by."""
+        """He's initialisation for the norm that patches are divided by."""
         return patch_size**0.5 if self.normalize == "input" else 1.0, 1.0
 
     def first(self, x: Tensor, weight: Tensor, *window: Any, rectified: bool = False) -> Tensor:
@@ -220,7 +220,7 @@ class CNN(TwoLayers):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pooled(Spec):
-    r"""One M an image, from the averages of the input's channels; not in the paper.
+    r"""One M per image, from the averages of the input's channels; not in the paper.
 
     $$\text{raw} = \tanh\!\left(
     A_2\, \mathrm{ReLU}\!\left(\sqrt{C}\, A_1 \frac{a}{\|a\|} + b_1\right) + b_2\right)$$
@@ -228,7 +228,7 @@ class Pooled(Spec):
     where a has the averages of the C channels over all positions, as squeeze-and-excitation
     predicts its gains (https://arxiv.org/abs/1709.01507). They are divided by their root mean
     square, as patches are in `SphereNet`: else M would grow with its own layer's input. Without a
-    convolution in the predictor, and with an M that folds into one kernel an image where that is
+    convolution in the predictor, and with an M that folds into one kernel per image where that is
     cheaper, the layer has hardly more multiplications than a plain one. Without a bound CNN-9
     trains worse than its plain twin, as the paper reports of predictors by a CNN (§3.3.1).
 
@@ -262,7 +262,7 @@ class _Pooled(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw both matrices anew."""
+        """Initialise both matrices again."""
         reset_kernel(self.first)
         reset_kernel(self.last)
 
@@ -288,7 +288,7 @@ class _TwoLayers(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw both kernels anew."""
+        """Initialise both kernels again."""
         self.patch.reset_parameters()
         reset_kernel(self.last, self.patch.scales[1])
 
@@ -328,7 +328,7 @@ class PatchConv(nn.Module):
         return self.spec.scales or self.spec.default_scales(self.weight[0].numel())
 
     def reset_parameters(self) -> None:
-        """Draw the kernel anew."""
+        """Initialise the kernel again."""
         reset_kernel(self, self.scales[0])
 
     def forward(self, x: Tensor, *, rectified: bool = False) -> Tensor:
@@ -337,7 +337,7 @@ class PatchConv(nn.Module):
         return self.spec.first(padded, self.weight, *self.window, rectified=rectified)
 
     def extra_repr(self) -> str:
-        """Shape of the kernel."""
+        """The shape of the kernel, for `repr`."""
         return ", ".join(map(str, self.weight.shape))
 
 

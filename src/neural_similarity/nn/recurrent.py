@@ -43,7 +43,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
 
     Raises:
         ValueError: the similarity, or its predictor, is a module, or there are two directions or a
-            projection beside a similarity; or the input is a packed sequence, or of other
+            projection with a similarity; or the input is a packed sequence, or of other
             dimensions.
     """
 
@@ -76,7 +76,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
             return None
         if self.bidirectional or self.proj_size:
             raise ValueError(
-                "`bidirectional` and `proj_size` must be False and 0 beside a similarity, got "
+                "`bidirectional` and `proj_size` must be False and 0 with a similarity, got "
                 f"{self.bidirectional} and {self.proj_size}"
             )
         if isinstance(similarity, nn.Module):
@@ -90,7 +90,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         return nn.ModuleDict({name: similarity.build(g) for name, g in geometries.items()})
 
     def geometry(self) -> Geometry:
-        """What the first of the similarities needs to know of the layer."""
+        """The geometry of the first similarity."""
         return lstm_geometries(self)["ih_l0"]
 
     def similarities(self) -> dict[str, nn.Module]:
@@ -157,7 +157,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         return x, torch.stack(hs), torch.stack(cs).to(x.dtype)
 
     def _product(self, kind: str, layer: int, x: Tensor) -> Tensor:
-        """W M(x) x + b."""
+        """The product W M(x) x + b of inputs or states."""
         name = f"{kind}_l{layer}"
         bias = getattr(self, f"bias_{name}") if self.bias else None
         part = cast(nn.ModuleDict, self.similarity)[name]
@@ -165,7 +165,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
 
 
 def lstm_geometries(layer: nn.LSTM) -> dict[str, Geometry]:
-    """What the similarities of an LSTM, torch's or ours, need to know of it, by their names."""
+    """The geometries of an LSTM's similarities by their names, torch's LSTM or ours."""
     geometries = {}
     for index in range(layer.num_layers):
         features = layer.hidden_size if index else layer.input_size

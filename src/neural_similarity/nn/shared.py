@@ -1,4 +1,4 @@
-"""One predictor for all layers of a kernel size, behind an adaptation of each layer's own."""
+"""One predictor shared by all layers of a kernel size, after an adaptation of each layer's own."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ _POOL: ContextVar[dict[Hashable, Any] | None] = ContextVar("_POOL", default=None
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Layers built inside share their `Shared` predictors; nested contexts are one.
+    """Layers built inside share their `Shared` predictors; nested contexts act as one.
 
     `ns.convert` and the networks of `ns.models` build inside one of their own.
     """
@@ -51,7 +51,7 @@ class Shared(Spec):
         hidden: Between the shared convolutions.
         share_adaptation: Share the adaptation as well, between layers of the same input channels,
             window and stride, as are those of one stage of a network.
-        batch_norm: Normalise behind all three convolutions, every layer by statistics, gains and
+        batch_norm: Normalise after all three convolutions, every layer by statistics, gains and
             biases of its own.
         batch_norm_eps: Its eps.
 
@@ -97,7 +97,7 @@ class Shared(Spec):
 
 
 class _Shared(nn.Module):
-    """What is shared, and each layer's own normalisation."""
+    """The shared part, and each layer's own normalisation."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Shared(nn.Module):
         self.norm3 = norm(spec, scalars, dims)
 
     def reset_parameters(self) -> None:
-        """Draw the shared kernels anew; the adaptation resets itself."""
+        """Initialise the shared kernels again; the adaptation resets itself."""
         for layer in self.head:
             reset_kernel(layer)
 

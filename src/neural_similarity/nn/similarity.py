@@ -21,7 +21,7 @@ from neural_similarity.ops.window import promoted
 Init = Literal["identity", "released"]
 
 MOST_SCALARS = 25**2
-"""A dynamic M of more numbers per position than a full one of 5×5 taps needs to be asked for."""
+"""`ns.convert` adds a dynamic M of more numbers per position, a full one of 5×5, only if asked."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +48,7 @@ class Static(Spec):
         _check_structure(self.structure)
         _check_init(self.init)
         if self.init == "released" and not isinstance(self.structure, Diagonal):
-            raise ValueError(f'`init` "released" is one of Diagonal, got {self.structure!r}')
+            raise ValueError(f'`init` "released" needs a Diagonal, got {self.structure!r}')
 
     def build(self, geometry: Geometry) -> "StaticSimilarity":
         """The module of a layer of this geometry."""
@@ -84,7 +84,7 @@ class Dynamic(Spec):
         _check_predictor(self.predictor)
         _check_init(self.init)
         if not self.structure.dynamic or self.structure.shared:
-            raise ValueError(f"`structure` must not be static only, got {self.structure!r}")
+            raise ValueError(f"`structure` must not be for static M only, got {self.structure!r}")
         if self.init == "identity" and not self.structure.zero_is_identity:
             raise ValueError(
                 f'`init` "identity" needs a structure with a residual, got {self.structure!r}; '
@@ -98,15 +98,15 @@ class Dynamic(Spec):
 
 def _check_structure(structure: object) -> None:
     if not isinstance(structure, Structure):
-        raise ValueError(f"`structure` must be a structure, as ns.Full(), got {structure!r}")
+        raise ValueError(f"`structure` must be a Structure such as ns.Full(), got {structure!r}")
 
 
 def _check_predictor(predictor: object) -> None:
     is_spec_class = isinstance(predictor, type) and issubclass(predictor, Spec)
     if is_spec_class or not callable(predictor):
         raise ValueError(
-            "`predictor` must be a callable (geometry, scalars) -> nn.Module, as ns.SphereNet(), "
-            f"got {predictor!r}"
+            "`predictor` must be a callable (geometry, scalars) -> nn.Module such as "
+            f"ns.SphereNet(), got {predictor!r}"
         )
 
 
@@ -126,7 +126,7 @@ SIMILARITIES: dict[str, Static | Dynamic | None] = {
 
 
 def predicted_scalars(similarity: Static | Dynamic, geometry: Geometry) -> int:
-    """How many numbers per output position a layer's similarity predicts; none if static.
+    """How many numbers per output position a similarity predicts in a layer; 0 if it is static.
 
     Raises:
         ValueError: the structure does not fit the layer.
@@ -137,7 +137,7 @@ def predicted_scalars(similarity: Static | Dynamic, geometry: Geometry) -> int:
 
 @torch.no_grad()
 def starts_at_identity(similarity: Static | Dynamic, geometry: Geometry) -> bool:
-    """Whether a layer of this geometry starts with M = I, and so as the plain one.
+    """Whether a layer of this geometry starts at M = I, as the plain layer.
 
     Raises:
         ValueError: the structure does not fit the layer, or makes an M of another size.
@@ -154,7 +154,7 @@ def starts_at_identity(similarity: Static | Dynamic, geometry: Geometry) -> bool
 
 
 def _is_matrix(m: Tensor, structure: StructureModule, geometry: Geometry) -> bool:
-    """Whether M, behind its blocks if there are, is a matrix, not the diagonal of one."""
+    """Whether M, after the axis of its blocks if it has one, is a matrix, not a diagonal."""
     blocks = () if structure.blocks is None else (structure.blocks[1],)
     taps = geometry.taps
     sizes = (taps, taps * geometry.in_channels // geometry.groups)
@@ -185,7 +185,7 @@ class StaticSimilarity(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start again where M started."""
+        """Reset M to its start."""
         self.raw.copy_(self._start())
 
     def matrix(self) -> Tensor:
@@ -197,7 +197,7 @@ class StaticSimilarity(nn.Module):
         return self.structure(promoted(torch.stack([whole() if whole else self.raw])))[0]
 
     def full_matrix(self) -> Tensor:
-        """M with diagonal ones written out: (K, K), after an axis of blocks where there are."""
+        """M as a matrix (K, K), also where it is diagonal; an axis of blocks comes first."""
         m = self.matrix()
         return m if m.dim() == 2 + (self.structure.blocks is not None) else torch.diag_embed(m)
 
@@ -226,7 +226,7 @@ def _released_start(geometry: Geometry) -> Tensor:
 
 
 class DynamicSimilarity(nn.Module):
-    """A predictor of M and the convolution that it makes with a kernel."""
+    """A predictor of M, and the convolution with that M."""
 
     def __init__(self, spec: Dynamic, geometry: Geometry):
         super().__init__()
@@ -240,7 +240,7 @@ class DynamicSimilarity(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start again at the identity, where M starts there; the predictor resets itself."""
+        """Reset the gains, so that M = I again if it started so; the predictor resets itself."""
         if self.gain is not None:
             self.gain.zero_()
 
@@ -264,14 +264,14 @@ class DynamicSimilarity(nn.Module):
         if tuple(raw.shape) not in (expected, an_image):
             raise ValueError(
                 f"the predictor must output {expected}, the scalars of {self.spec.structure!r} at "
-                f"every output position of {self.geometry}, or once an image, {an_image}, got "
+                f"every output position of {self.geometry}, or once per image, {an_image}, got "
                 f"{tuple(raw.shape)}"
             )
         return raw
 
     @torch.no_grad()
     def probe(self) -> None:
-        """Predict once from zeros, in evaluation mode, to see that the predictor fits the layer.
+        """Predict once from zeros, in evaluation mode, to check that the predictor fits the layer.
 
         Raises:
             ValueError: it does not.
@@ -312,7 +312,7 @@ class DynamicSimilarity(nn.Module):
 
 
 def _predictor_of(make: Predictor | nn.Module, geometry: Geometry, scalars: int) -> nn.Module:
-    """The module that a spec's predictor is or makes."""
+    """The predictor of a spec, built where it is not a module already."""
     module = make if isinstance(make, nn.Module) else make(geometry, scalars)
     if not isinstance(module, nn.Module):
         raise ValueError(f"`predictor` must make an nn.Module, got {module!r} from {make!r}")
@@ -321,7 +321,7 @@ def _predictor_of(make: Predictor | nn.Module, geometry: Geometry, scalars: int)
 
 @runtime_checkable
 class Layer(Protocol):
-    """What a similarity needs of its layer."""
+    """The interface that a similarity needs of its layer."""
 
     weight: nn.Parameter
 

@@ -87,12 +87,12 @@ class Dilation(Wrapper):
             require_count("rate", rate)
 
     def contains_identity(self, geometry: Geometry) -> bool:
-        """Only where every tap is kept."""
+        """Whether the pattern keeps every tap."""
         kept = self.pattern(geometry)
         return bool(kept.all()) and self.structure.contains_identity(geometry)
 
     def pattern(self, geometry: Geometry) -> Float[Tensor, " taps"]:
-        """D's diagonal."""
+        """The diagonal of D: 1 for taps that are kept."""
         size = geometry.kernel_size
         rates = (self.rate,) * len(size) if isinstance(self.rate, int) else self.rate
         fits = len(rates) == len(size) and all(
@@ -117,7 +117,7 @@ class Dilation(Wrapper):
 class Sparse(Wrapper):
     """M = R with all but the `keep` largest entries set to zero. Hard sparsity, paper, §3.4.
 
-    Entries compete by magnitude, at every position anew where M is predicted. Every entry of R
+    Entries compete by magnitude, at each position where M is predicted. Every entry of R
     takes the gradient of M (straight-through), so that what was dropped can return. Contains the
     identity if `keep` is at least K. As many scalars as R has.
 
@@ -142,7 +142,7 @@ class Sparse(Wrapper):
         return False
 
     def contains_identity(self, geometry: Geometry) -> bool:
-        """Where as many entries are kept as the kernel has taps."""
+        """Whether at least as many entries are kept as the kernel has taps."""
         return self.keep >= geometry.taps
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -180,7 +180,7 @@ class Shift(Structure):
 
     With a block for every channel, `Unshared(Shift(), channels="each")`, each channel is shifted
     by one tap and then joined by one number of the kernel: the shift operation (Wu et al., CVPR
-    2018, https://arxiv.org/abs/1711.08141) behind a 1×1 convolution, as which such a layer folds.
+    2018, https://arxiv.org/abs/1711.08141) after a 1×1 convolution, as which such a layer folds.
     Block b starts at patch tap b mod K and at the kernel's centre tap. Scores take the gradient of
     M (straight-through). Does not contain the identity.
     """
@@ -194,7 +194,7 @@ class Shift(Structure):
         return False
 
     def contains_identity(self, geometry: Geometry) -> bool:
-        """Only of a single tap."""
+        """Whether the kernel has a single tap."""
         return geometry.taps == 1
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -225,7 +225,7 @@ class MaskedModule(_Around):
         self.mask = nn.Parameter(torch.ones(geometry.taps))
 
     def reset_parameters(self) -> None:
-        """Keep every tap again."""
+        """Reset the mask: every tap is kept."""
         nn.init.ones_(self.mask)
 
     def kernel_shape(self) -> Float[Tensor, " taps"]:
@@ -237,7 +237,7 @@ class MaskedModule(_Around):
         return _straight_through(kept.to(real.dtype), self.rate * self.mask)
 
     def forward(self, raw: Tensor) -> Tensor:
-        """M of the raw numbers of R."""
+        """M = D R from the raw numbers of R."""
         return _masked(self.inner(raw), self.kernel_shape())
 
 
@@ -285,14 +285,14 @@ class _Select(StructureModule):
 
 
 class ShiftModule(StructureModule):
-    """One-hot M."""
+    """M with a single one, for every block."""
 
     def __init__(self, taps: int):
         super().__init__(taps * taps)
         self.taps = taps
 
     def forward(self, raw: Tensor) -> Tensor:
-        """M of the scores `raw`."""
+        """M from its scores `raw`."""
         one = _straight_through(_one_hot(raw.detach(), 1), raw)
         return one.unflatten(1, (self.taps, self.taps))
 

@@ -1,4 +1,4 @@
-"""What all specs are: frozen dataclasses, written as the call that makes them."""
+"""The base of all specs: frozen dataclasses, printed as the call that makes them."""
 
 from dataclasses import MISSING, Field, fields
 from typing import Any, cast

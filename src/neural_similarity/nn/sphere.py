@@ -89,14 +89,14 @@ class SphereConv2d(nn.Conv2d):
         self.log_k = nn.Parameter(start) if learn_k else None
 
     def reset_parameters(self) -> None:
-        """torch's, and the width that a learned one started from."""
+        """Reset kernel and bias as torch does, and a learned width to its start."""
         super().reset_parameters()
         if getattr(self, "log_k", None) is not None:  # torch's constructor comes here before it is
             nn.init.constant_(cast(nn.Parameter, self.log_k), log(self.fixed_k))
 
     @property
     def k(self) -> float | Tensor:
-        """Width of the sigmoid."""
+        """Width of the sigmoid, learned or fixed."""
         return self.fixed_k if self.log_k is None else promoted(self.log_k).exp()
 
     @leaf
@@ -109,7 +109,7 @@ class SphereConv2d(nn.Conv2d):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        """The convolution's own, and the options that differ from the usual."""
+        """Those of the convolution, and the options that differ from the defaults."""
         text = f"{super().extra_repr()}, angle={self.angle}"
         if self.angle == "sigmoid":
             text += f", k={self.fixed_k if self.log_k is None else 'learned'}"
@@ -177,7 +177,7 @@ class SphereLinear(nn.Linear):
 def orthogonality(
     layers: nn.Module | Iterable[nn.Module], *, unit: bool = True
 ) -> Float[Tensor, ""]:
-    r"""How far the kernels of the hyperspherical convolutions are from orthogonal; a penalty.
+    r"""A penalty: how far the kernels of hyperspherical convolutions are from orthogonal.
 
     $$\sum_{\text{layers}} \big\|\hat W \hat W^\top - I\big\|_F^2, \qquad \hat w = w / \|w\|$$
 

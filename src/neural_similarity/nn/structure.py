@@ -19,7 +19,7 @@ class StructureModule(nn.Module):
     """Maps raw (n, scalars, *positions) to M (n, K, *positions) or (n, K, K, *positions).
 
     With `blocks` there is one axis more before the taps, as in `ns.functional.similarity_conv2d`.
-    `crops` tells that folded kernels may have dead borders, which folding then drops.
+    `crops` says that folded kernels may have borders of zeros, which folding then drops.
     """
 
     blocks: Blocks | None = None
@@ -46,7 +46,7 @@ class StructureModule(nn.Module):
 class Structure(Spec, ABC):
     """A description that builds a `StructureModule` for a layer.
 
-    `dynamic` tells whether M may be predicted at every position.
+    `dynamic` says whether M may be predicted at every position.
     """
 
     dynamic: ClassVar[bool] = True
@@ -90,7 +90,7 @@ class Wrapper(Structure):
     structure: Structure
 
     def contains_identity(self, geometry: Geometry) -> bool:
-        """As the inner structure."""
+        """Whether the inner structure can be I."""
         return self.structure.contains_identity(geometry)
 
     @property
@@ -234,7 +234,7 @@ class Unshared(Wrapper):
             require_count(axis, count)
 
     def _blocks(self) -> tuple[Axis, int | Literal["each"]]:
-        """What has an M of its own, and how many of them."""
+        """The axis along which M is not shared, and the number of blocks."""
         if self.channels is not None:
             return "channels", self.channels
         return "filters", cast(int, self.filters)

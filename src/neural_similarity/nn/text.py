@@ -1,4 +1,4 @@
-"""Similarities as text: what is typed on a command line and stored beside a run.
+"""Similarities as text, for command lines and files.
 
 A text is a name of `SIMILARITIES` or the constructor call that `repr` prints, such as
 `Dynamic(Diagonal(), predictor=SphereNet(hidden=32))`.
@@ -47,7 +47,7 @@ def parse_similarity(text: str) -> Similarity | None:
         node = None
     if not isinstance(node, ast.Call):
         raise ValueError(
-            f"`similarity` must be one of {', '.join(SIMILARITIES)} or such a text as "
+            f"`similarity` must be one of {', '.join(SIMILARITIES)} or a text such as "
             f"'Dynamic(Diagonal())', got {text!r}; nearest: {nearest(text, SIMILARITIES)}"
         )
     try:
@@ -60,7 +60,7 @@ def parse_similarity(text: str) -> Similarity | None:
 
 
 def required_similarity(similarity: object) -> Similarity:
-    """A name or spec as a spec.
+    """The spec that a name or spec means.
 
     Raises:
         ValueError: it is neither, or means no similarity.

@@ -15,7 +15,7 @@ NARROW = 4
 
 
 def declines(backend: str, x: Tensor, taps: int) -> str | None:
-    """Why `backend` cannot take the input `x` and a kernel of so many taps, or None if it can.
+    """Why `backend` cannot take the input `x` and a kernel of `taps` taps, or None if it can.
 
     "triton" is kernels for GPUs; "compiled" is C for the CPU, made for this machine at its first
     use; "eager" is plain PyTorch in tiles; "reference" is the definition, which is what gets

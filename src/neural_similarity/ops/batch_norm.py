@@ -1,4 +1,4 @@
-r"""Batch normalisation by statistics of one's choice, pool and ReLU, with derivatives of theirs.
+r"""Batch normalisation by given statistics, pool and ReLU as one operator, with its derivatives.
 
 $$\mu_c = \frac1N \sum_p x_c(p), \qquad \sigma_c^2 = \frac1N \sum_p (x_c(p) - \mu_c)^2,
 \qquad z_c(w) = \max\left(0,\ \max_{p \in w}\, a_c\, x_c(p) + b_c\right)$$
@@ -66,7 +66,7 @@ class _Moments(Function):
 
 
 def _count(x: Tensor) -> int:
-    """N."""
+    """The number of numbers of each channel."""
     return x.numel() // x.shape[1]
 
 
@@ -91,7 +91,7 @@ class _PooledRelu(Function):
 
 
 class _Linear(Function):
-    """Linear in its first operand; x and `line`, which choose, have no gradient."""
+    """Linear in its first operand; x and `line` only choose, and get no gradient."""
 
     generate_vmap_rule = True
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 Axis = Literal["channels", "filters"]
 Blocks = tuple[Axis, int]
-"""What has an M of its own, and into how many consecutive groups it is split."""
+"""The axis along which M is not shared, and the number of consecutive groups along it."""
 
 
 def check_blocks(
@@ -17,14 +17,14 @@ def check_blocks(
     groups: int,
     argument: str = "blocks",
 ) -> None:
-    """Raise a `ValueError`, of `argument`, unless `blocks` fit a convolution of these sizes."""
+    """Raise a `ValueError` about `argument` unless `blocks` fit a convolution of these sizes."""
     if blocks is None:
         return
     if not isinstance(blocks, tuple) or len(blocks) != 2:
         raise ValueError(f"`blocks` must be a pair of an axis and a number, got {blocks!r}")
     axis, count = blocks
     if axis not in get_args(Axis):
-        raise ValueError(f'`blocks` must be of "channels" or "filters", got {axis!r}')
+        raise ValueError(f'`blocks` must split "channels" or "filters", got {axis!r}')
     size = in_channels if axis == "channels" else out_channels
     if not isinstance(count, int) or count < 1 or size % count:
         raise ValueError(f"`{argument}` must divide the {size} {axis}, got {count!r}")

@@ -1,4 +1,4 @@
-"""One M an image: it folds into a kernel for each, and a grouped convolution takes them all."""
+"""One M per image: folded into one kernel per image, all applied by one grouped convolution."""
 
 from math import prod
 

@@ -26,7 +26,7 @@ COLUMN_BYTES = 1 << 21
 PRODUCT_BYTES = 1 << 22
 """Size of a tile's products of the kernel's taps, which are read once: few calls are better."""
 MOST_FILTERS = 4
-"""Up to so many filters a channel the kernel goes first; beyond, columns are the smaller."""
+"""Up to this many filters per channel the kernel goes first; beyond, columns are smaller."""
 
 
 @runtime_checkable
@@ -92,7 +92,7 @@ class Eager:
         return gradients
 
     def _kernel_first(self, given: Operands) -> Tensor:
-        """y as bags over what every tap of the kernel makes of every input position.
+        """y as bags over the products of every tap of the kernel with every input position.
 
         A position is one bag of all of M, where columns are K bags and K times as much to write.
         """
@@ -147,7 +147,7 @@ class Eager:
     def _spread(
         self, grad: Tensor, given: Operands, targets: tuple[Tensor | None, Tensor | None]
     ) -> None:
-        """Gradients of x and M, through that of the columns, into the `targets` that there are."""
+        """Gradients of x and M, through that of the columns, into the given `targets`."""
         x, weight, m, window, groups = given
         grad_x, grad_m = targets
         tiles = Tiles(given, x.shape[1], COLUMN_BYTES)
@@ -206,7 +206,7 @@ class Eager:
 
 
 def _has_mirror(given: Operands) -> bool:
-    """Whether the data gradient is best had as the operator itself on mirrored arguments.
+    """Whether the data gradient is cheapest as the operator itself on mirrored arguments.
 
     It can at stride 1 with one M for all channels; mirroring a full M moves more numbers than
     adding the patches up.
@@ -309,5 +309,5 @@ def _kernel_tensor(matrix: Tensor, weight: Tensor) -> Tensor:
 
 
 def _accumulator(tensor: Tensor) -> torch.dtype:
-    """Sums over many terms are taken in float32 at least."""
+    """The dtype of sums over many terms: float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)

@@ -60,12 +60,12 @@ def _backward(grad: Shape, x: Shape, weight: Shape, similarity: Shape, *rest: An
 
 
 def _product_macs(weight: Shape, similarity: Shape) -> int:
-    """Columns times kernel."""
+    """MACs of the product of columns and kernel."""
     return prod(weight) * similarity[0] * prod(similarity[2 - len(weight) :])
 
 
 def _mixing_macs(x: Shape, similarity: Shape) -> int:
-    """M times patches; every block of channels has its own."""
+    """MACs of the product of M and patches; every block of channels has its own M."""
     return x[1] // similarity[1] * prod(similarity)
 
 

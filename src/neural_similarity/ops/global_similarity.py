@@ -43,7 +43,7 @@ def global_similarity(
     if x.dim() not in (3, 4):
         raise ValueError(f"`x` must be (n, c, h, w) or (c, h, w), got {tuple(x.shape)}")
     if not x.is_floating_point():
-        raise ValueError(f"`x` must be of floating point numbers, got {x.dtype}")
+        raise ValueError(f"`x` must have a floating-point dtype, got {x.dtype}")
     static = similarity.dim() <= 2 + (blocks is not None)
     if x.dim() == 3:
         m = similarity if static else similarity[None]
@@ -116,7 +116,7 @@ def attention_matrix(
 
 
 def check_normalize(normalize: str) -> None:
-    """Raise a `ValueError` for other values than those of `AttentionNormalize`."""
+    """Raise a `ValueError` unless the value is one of `AttentionNormalize`."""
     if normalize not in get_args(AttentionNormalize):
         raise ValueError(f'`normalize` must be "softmax" or "none", got {normalize!r}')
 

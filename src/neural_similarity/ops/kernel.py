@@ -32,7 +32,7 @@ def fold_kernel(
     """
     require_tensors(weight=weight, similarity=similarity)
     if not (weight.is_floating_point() or weight.is_complex()):
-        raise ValueError(f"`weight` must be of floating point numbers, got {weight.dtype}")
+        raise ValueError(f"`weight` must have a floating-point dtype, got {weight.dtype}")
     with without_autocast(weight):
         m = promoted(similarity)
         kernel = weight.to(torch.promote_types(weight.dtype, m.dtype))
@@ -56,7 +56,7 @@ def _check_blocks(weight: Tensor, m: Tensor, blocks: Blocks, groups: int) -> Non
 
 
 def _times(kernel: Tensor, m: Tensor) -> Tensor:
-    """A kernel whose channels are last in memory is taken as it lies there, and stays so."""
+    """kernel · M; a kernel whose channels are last in memory is used in place and stays so."""
     trailing = _trailing(kernel, m)
     if m.dim() == 1:
         return kernel * m.reshape(trailing)

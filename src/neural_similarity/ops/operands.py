@@ -1,4 +1,4 @@
-"""What both dynamic operators are given, and what an implementation makes of it."""
+"""The operands of both dynamic operators, and the interface of their implementations."""
 
 from collections.abc import Sequence
 from math import prod
@@ -10,7 +10,7 @@ from torch import Tensor
 from neural_similarity.ops.window import Window
 
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""Those of x, weight and M."""
+"""The gradients of x, weight and M."""
 
 
 class Operands(NamedTuple):
@@ -36,11 +36,11 @@ class Operands(NamedTuple):
         return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=self._format())
 
     def like_convolution(self, y: Tensor) -> Tensor:
-        """y (n, *out, o) as (n, o, *out), likewise."""
+        """y (n, *out, o) as (n, o, *out), in the memory format of torch's convolution."""
         return self.in_format(y.movedim(-1, 1))
 
     def in_format(self, y: Tensor) -> Tensor:
-        """y (n, o, *out), likewise."""
+        """y (n, o, *out) in the memory format of torch's convolution."""
         return y.contiguous(memory_format=self._format())
 
     def empty_gradients(self, needs: Sequence[bool]) -> Gradients:
@@ -72,14 +72,14 @@ class Implementation(Protocol):
 
 
 def channels_last(maps: Tensor) -> Tensor:
-    """Maps (n, c, *size) whose channels lie side by side, as a GPU's kernels load them fast."""
+    """Maps (n, c, *size) with adjacent channels, which a GPU's kernels load fast."""
     if maps.stride(1) == 1:
         return maps
     return maps.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _lies(t: Tensor, last: torch.memory_format) -> bool:
-    """Whether t is channels-last; of one channel or one position it is both, and strides tell."""
+    """Whether t is channels-last; with one channel or position, the strides decide."""
     if t.is_contiguous() and t.is_contiguous(memory_format=last):
         return t.stride(1) == 1 and t.stride(-1) == t.shape[1] and prod(t.shape[1:]) > 1
     return t.is_contiguous(memory_format=last)

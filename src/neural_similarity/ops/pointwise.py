@@ -1,4 +1,4 @@
-r"""What a predictor does between its convolutions, one kernel each on a GPU.
+r"""The pointwise operations of a predictor, one kernel each on a GPU.
 
 $$f(p) = \frac{s}{\sqrt{\sum X(p)^2 + \varepsilon}}, \qquad
 z_c(p) = \max(0,\ y_c(p)\, f(p)), \qquad m_t(p) = g_t\, r_t(p) + i_t$$
@@ -27,7 +27,7 @@ _INPUTS = {3: convolution_gradients.conv1d_input, 4: convolution_gradients.conv2
 
 
 def takes(x: Tensor) -> bool:
-    """Whether kernels of a GPU take the maps x (n, c, *size)."""
+    """Whether the GPU kernels take the maps x (n, c, *size)."""
     if not x.is_cuda or x.dim() not in _INPUTS:
         return False
     if torch.compiler.is_compiling():
@@ -51,7 +51,7 @@ def scaled(y: Tensor, factors: Tensor, *, rectified: bool) -> Tensor:
 def gained(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     """raw (n, c, *size) times gain (c,), plus 1 in every `every`-th channel; in none if that is 0.
 
-    In float32 at least: a prediction in bfloat16 would lose what is small beside the identity.
+    In float32 at least: a prediction in bfloat16 would lose what is small against the identity.
     """
     if takes(raw):
         return _Gained.apply(raw, gain, every)
@@ -89,7 +89,7 @@ class _Scaled(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
         z = _scaled_op(y, factors, rectified)
-        # A ReLU's own output; another one may be changed in place behind it.
+        # A ReLU's own output; any other output may be changed in place later.
         ctx.save_for_backward(z if rectified else y, factors)
         ctx.rectified = rectified
         return z
@@ -123,7 +123,7 @@ class _Gained(Function):
 
 
 def _first_order() -> bool:
-    """Whether a backward pass is for first derivatives alone, as compiled ones are."""
+    """Whether a backward pass is for first derivatives only, as compiled ones are."""
     return torch.compiler.is_compiling() or not torch.is_grad_enabled()
 
 

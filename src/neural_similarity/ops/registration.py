@@ -1,4 +1,4 @@
-"""Registered operators of every device."""
+"""Registering operators for every device."""
 
 from collections.abc import Callable
 from typing import Any

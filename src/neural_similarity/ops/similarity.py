@@ -1,4 +1,4 @@
-"""The bilinear similarity as functions: checks, then the plan for its kind of M."""
+"""The bilinear similarity as functions: argument checks, then the way for its kind of M."""
 
 from collections.abc import Sequence
 
@@ -151,7 +151,7 @@ def similarity_conv(
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"`{name}` must be on {x.device}, as `x`, got {tensor.device}")
     if similarity.is_complex():
-        raise ValueError(f"`similarity` must be of real numbers, got {similarity.dtype}")
+        raise ValueError(f"`similarity` must be real, got {similarity.dtype}")
     check_blocks(blocks, x.shape[-dims - 1], weight.shape[0], groups)
     asks = backend != "auto" or not x.is_floating_point()
     if asks and (reason := declines(backend, x, weight[0, 0].numel())):
@@ -178,7 +178,7 @@ def dynamic_conv(
     blocks: Blocks | None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """`similarity_conv` of a batch whose x, weight, bias and blocks fit each other.
+    """`similarity_conv` of a batch whose x, weight, bias and blocks are checked already.
 
     Args:
         given: The operands; M is without the axis of blocks where there are none.
@@ -214,7 +214,7 @@ def dynamic_conv(
 
 
 def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tensor, Window]:
-    """`x`, padded here only where both sides differ, and the window that goes over it."""
+    """The window over `x`, and `x`, which is padded here only where its two sides differ."""
     kernel_size = weight.shape[2:]
     if not isinstance(padding, str):
         return x, window(kernel_size, stride, padding, dilation)

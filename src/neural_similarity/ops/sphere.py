@@ -70,7 +70,7 @@ def _check_maps(x: Tensor, dims: int, groups: int) -> None:
 
 
 def _patch_norm(x: Tensor, kernel_size: Sequence[int], geometry: tuple, eps: float) -> Tensor:
-    """`patch_norm` of arguments that are checked."""
+    """`patch_norm` of arguments that are checked already."""
     if autocasts(x):
         with without_autocast(x):
             return _patch_norm(x, kernel_size, geometry, eps)
@@ -151,7 +151,7 @@ def sphere_conv(
     factor: float = 1.0,
     rectified: bool = False,
 ) -> Tensor:
-    """`sphere_conv2d` over as many dimensions as `weight` has, of arguments that are checked.
+    """`sphere_conv2d` over the dimensions of `weight`, of arguments that are checked already.
 
     Cosines are multiplied by `factor` in float32: a kernel times it could overflow float16.
     `rectified` takes the ReLU of the result.
@@ -204,7 +204,7 @@ def _energy(x: Tensor, groups: int, channels: int) -> Tensor:
 
 
 class _Energy(Function):
-    """The sum of squares that keeps x for backward, not x in float32."""
+    """A sum of squares that keeps x itself for backward, not a float32 copy."""
 
     generate_vmap_rule = True
 
@@ -223,7 +223,7 @@ class _Energy(Function):
 
 
 def _normalized(weight: Tensor, eps: float) -> Tensor:
-    """Kernels of length ‖W‖ / √(‖W‖² + eps)."""
+    """The kernels over their norms √(‖W‖² + eps)."""
     energy = promoted(weight).square().sum(tuple(range(1, weight.dim())), keepdim=True)
     return weight * (energy + eps).rsqrt().to(weight.dtype)
 

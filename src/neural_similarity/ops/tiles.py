@@ -13,7 +13,7 @@ from neural_similarity.ops.operands import Operands
 class Tiles:
     """A batch in tiles, each of some images or of some of an image's rows.
 
-    K times `channels` numbers a position are at most so many bytes in a tile, or it is one row.
+    A tile has at most `limit` bytes of K times `channels` numbers per position, or it is one row.
     """
 
     def __init__(self, given: Operands, channels: int, limit: int):
@@ -59,7 +59,7 @@ class Tiles:
         return first * prod(x.shape[3:]), x[:, :, first:last].movedim(1, -1).flatten(0, -2)
 
     def most_inputs(self) -> int:
-        """At most so many positions are seen by a tile."""
+        """The most input positions that a tile sees."""
         reach = self.window.dilation[0] * (self.window.kernel_size[0] - 1)
         rows = min(self.x.shape[2], self.step_rows + reach)
         return self.step_images * rows * prod(self.x.shape[3:])
@@ -80,11 +80,11 @@ class Tiles:
         return tensor[images].narrow(dim, rows.start, rows.stop - rows.start)
 
     def images(self) -> Iterator[slice]:
-        """Slices of the batch."""
+        """The slices of the batch that tiles have."""
         return _slices(self.x.shape[0], self.step_images)
 
     def rows(self) -> Iterator[slice]:
-        """Slices of the output's first dimension; there are several for single images only."""
+        """The slices of the output's first dimension; only single images have several."""
         return _slices(self.output[0], self.step_rows)
 
     def span(self, images: slice, rows: slice) -> range:

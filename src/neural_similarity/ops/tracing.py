@@ -1,4 +1,4 @@
-"""What is watching the operations that run: exporters, tracers, compilers, transforms."""
+"""Detecting exporters, tracers, compilers and function transforms."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 
 
 def by_torch() -> bool:
-    """Whether all has to be torch's own operations, whatever they cost.
+    """Whether only torch's own operations may run, whatever they cost.
 
     In `torch.export` and `torch.jit.trace`, whose programs run without this package, and where
     derivatives are taken forward (`torch.func.jvp`, `jacfwd`, `hessian`), for which the operators
@@ -20,7 +20,7 @@ def by_torch() -> bool:
 
 
 def unwatched(x: Tensor) -> bool:
-    """True outside compile, export and functorch, so that an operation may be an opaque one in C.
+    """Whether an opaque operation in C may run: outside compile, export and functorch.
 
     No compiler, tracer, transform of `torch.func` or subclass of tensors.
     """

@@ -137,7 +137,7 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
             return *totals, None, None, None, None, None, None
 
     def function(*arguments):
-        """The operator itself where nothing is recorded: an autograd function costs more."""
+        """Without gradients the operator itself, since an autograd function costs more."""
         apply = Forward.apply if torch.is_grad_enabled() else forward_op
         return apply(*arguments)
 
@@ -145,7 +145,7 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
 
 
 def _given(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Operands:
-    """From stride, padding, dilation and groups as well."""
+    """The operands of an operator's arguments."""
     *steps, groups = geometry
     window = Window(tuple(weight.shape[2:]), *map(tuple, steps))
     return Operands(x, weight, m, window, groups)

@@ -113,7 +113,7 @@ def promoted(raw: Tensor) -> Tensor:
 
 
 def autocasts(tensor: Tensor) -> bool:
-    """Whether autocast is on for `tensor`'s device; some, as meta, have none."""
+    """Whether autocast is on for `tensor`'s device; some devices, as meta, have none."""
     try:
         return torch.is_autocast_enabled(tensor.device.type)
     except RuntimeError:  # Compilers before torch 2.12 cannot trace `is_autocast_available`.
@@ -135,7 +135,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 
 
 def require_tensors(**given: object) -> None:
-    """Raise a `ValueError` that names what is no tensor, by argument."""
+    """Raise a `ValueError` that names an argument which is not a tensor."""
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise ValueError(f"`{name}` must be a tensor, got {type(value).__name__}")

@@ -52,7 +52,7 @@ def test_a_config_by_hand_names_a_recipe_and_what_differs(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config", "no.json"], "--config must be settings of a run, got no.json: FileNotFound"),
+        (["--config", "no.json"], "--config must hold a run's settings, got no.json: FileNotFound"),
         (["--config", "BAD"], "BAD: KeyError('nsim sing')"),
         (["--config", "BAD", "--budget", "0.5"], "--budget cannot be given with --config"),
     ],

@@ -254,7 +254,7 @@ def test_lay_out_makes_train_and_val_of_every_class(tmp_path):
     assert dataset.train.classes == ("n1", "n2", "n3")
     assert (len(dataset.train), len(dataset.test)) == (9, 6)
     assert sorted(path.name for path in (root / "val" / "n3").iterdir()) == ["n33.jpg", "n34.jpg"]
-    with pytest.raises(FileExistsError, match="train is there already; name another folder"):
+    with pytest.raises(FileExistsError, match="train exists already; name another folder"):
         data.lay_out(source, root, held_out=2)
 
 
@@ -294,10 +294,10 @@ def test_lay_out_refuses(tmp_path):
     refused(r"got x/0.jpg and y/0.jpg in the class 'n1'")
     (tmp_path / "all.csv").unlink()
     lists(tmp_path, {"train": ("n1",)})
-    refused(r"below the images of every class, got 5 of 5 .* 'n1'", held_out=5)
+    refused(r"below the number of images of every class, got 5 for 5 .* 'n1'", held_out=5)
     refused("`held_out` must be an integer of at least 1, got 0", held_out=0)
     (tmp_path / "images" / "n10.jpg").unlink()
-    refused(r"n10.jpg is missing, which a list names", error=FileNotFoundError)
+    refused(r"a list names .*n10.jpg, which is missing", error=FileNotFoundError)
 
 
 def test_lay_out_takes_a_file_of_two_lists_once_and_starts_anew(tmp_path):

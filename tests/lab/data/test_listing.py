@@ -123,7 +123,7 @@ def test_listed_files_are_images_of_the_folder(tmp_path, source, name):
 @pytest.mark.parametrize("name", ["text.png", "pipe.png"])
 def test_what_is_listed_is_an_image(tmp_path, source, name):
     listed(source, [*((f"{number}.png", "n1") for number in range(4)), (name, "n1")])
-    with pytest.raises((ValueError, FileNotFoundError), match=rf"images/{name} "):
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"images/{name}[ ,]"):
         data.lay_out(source, tmp_path / "made", held_out=1)
     assert not (tmp_path / "made").exists()
 
@@ -172,12 +172,12 @@ def test_files_of_gibibytes_are_not_read(tmp_path):
 def test_links_that_lead_back(tmp_path):
     classes(tmp_path / "plain")
     (tmp_path / "plain" / "ant" / "again").symlink_to(tmp_path / "plain")
-    with pytest.raises(ValueError, match=r"again/ant must be no link to a folder that is listed"):
+    with pytest.raises(ValueError, match=r"again/ant must not link to a folder that is listed"):
         load("folder", tmp_path / "plain")
     for name, other in (("x", "y"), ("y", "x")):
         classes(tmp_path / "pair" / name, ("ant",))
         (tmp_path / "pair" / name / "ant" / "there").symlink_to(tmp_path / "pair" / other / "ant")
-    with pytest.raises(ValueError, match=r"must be no link to a folder that is listed already"):
+    with pytest.raises(ValueError, match=r"must not link to a folder that is listed already"):
         list_images(tmp_path / "pair")
 
 

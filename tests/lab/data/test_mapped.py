@@ -184,7 +184,7 @@ class Malicious:
     [
         ({"image_data": Malicious()}, "system is refused"),
         ({"image_data": np.zeros((2, 84, 84))}, r"must hold images, uint8 \(n, h, w, c\)"),
-        (arrays(["dog"]) | {"class_dict": {"dog": [0, 0]}}, "must tell the class of each of its 2"),
+        (arrays(["dog"]) | {"class_dict": {"dog": [0, 0]}}, "must give the class of each of its 2"),
     ],
 )
 def test_bad_pickles(tmp_path, content, message):

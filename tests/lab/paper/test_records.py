@@ -166,7 +166,7 @@ def test_record_is_never_overwritten(tmp_path, capsys):
 
 def test_runs_of_no_recipe_and_unfinished_runs_have_no_record(tmp_path):
     custom = train(RECIPES[PLAIN], out=tmp_path / "custom", device="cpu")
-    with pytest.raises(RunError, match="is of no named recipe, but of 'custom'"):
+    with pytest.raises(RunError, match="is not a run of a named recipe, but of 'custom'"):
         write_record(custom, tmp_path / "results")
     run = run_of(PLAIN, tmp_path)
     run.summary.unlink()

@@ -421,7 +421,10 @@ def image_width(path):
         (["4", "--budget", "0"], "`budget` must be above 0, got 0.0"),
         (["4", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
         (["6", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
-        (["6", "--variant", "released"], "--variant is for CIFAR; table 6 is of one variant"),
+        (
+            ["6", "--variant", "released"],
+            "--variant is for tables on CIFAR; table 6 has one variant",
+        ),
         ([], "TABLE"),
     ],
 )

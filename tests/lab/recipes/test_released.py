@@ -78,7 +78,7 @@ def test_what_was_not_released_is_refused(name):
         match = "must be one that code was released for, got None in cnn"
     with pytest.raises(ValueError, match=match):
         released(RECIPES[name])
-    with pytest.raises(ValueError, match=rf"`variant` released is one of .*, got {name}"):
+    with pytest.raises(ValueError, match=rf"`variant` released exists for .*, got {name}"):
         named(name, "released")
 
 
@@ -109,14 +109,16 @@ def test_static_dns_starts_at_three_of_nine_taps(residual):
 
 
 def test_released_starts_are_refused_where_they_mean_nothing():
-    with pytest.raises(ValueError, match=r'`init` "released" is one of Diagonal, got Full\(\)'):
+    with pytest.raises(ValueError, match=r'`init` "released" needs a Diagonal, got Full\(\)'):
         Static(Full(), init="released")
     with pytest.raises(ValueError, match="`init` must be one of identity, released, got 'eye'"):
         Static(Diagonal(), init="eye")
     spec = Static(Diagonal(), init="released")
     with pytest.raises(ValueError, match=r"needs a kernel of two dimensions, got \(3,\)"):
         spec.build(Geometry(2, 2, (3,), (1,), (0,), (1,)))
-    with pytest.raises(ValueError, match="`similarity` must start at the identity to be converted"):
+    with pytest.raises(
+        ValueError, match="`similarity` must start at the identity for a conversion"
+    ):
         ns.convert(torch.nn.Conv2d(2, 2, 3), spec)
 
 

@@ -284,7 +284,7 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
         ),
         pytest.param(
             ("--backbone", "torchvision:googlenet", *RANDOM),
-            "must give one tensor in training, too, got GoogLeNetOutputs",
+            "must return one tensor in training, too, got GoogLeNetOutputs",
             marks=pytest.mark.filterwarnings("ignore:The default weight"),
         ),
         (("--backbone", "WORLD/adapter"), "`backbone` must be"),
@@ -316,7 +316,10 @@ def test_weights_that_cannot_be_downloaded(world, tmp_path, monkeypatch, capsys)
     MODEL = timm.create_model("resnet18", num_classes=3)
     monkeypatch.setattr(timm, "create_model", fail)
     assert adapt(world, tmp_path / "run", "--backbone", "timm:resnet18", "--image-size", "32") == 1
-    assert "cannot be had: no network; give a file of them by --weights" in capsys.readouterr().err
+    assert (
+        "cannot be downloaded: no network; name a file of them by --weights"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -406,7 +409,7 @@ def test_whose_classifier(world, tmp_path, classifier, train, head):
     assert task.check()["backbone"]["head"] == head
     save_file(ns.models.resnet20(num_classes=4, width=0.25).state_dict(), file)
     if classifier == "kept":
-        with pytest.raises(RunError, match=r"the classifier of .* is not of 3 classes"):
+        with pytest.raises(RunError, match=r"the classifier of .* does not have 3 classes"):
             task.check()
     else:
         assert task.check()["backbone"]["head"] == "new"

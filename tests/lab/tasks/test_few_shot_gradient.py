@@ -252,7 +252,7 @@ def step(**changes):
         (lambda: step(steps=0), "`steps` must be at least 1, got 0"),
         (lambda: step(rate=0.0), "`rate` must be positive, got 0.0"),
         (lambda: step(fast=("body",)), "`fast` must name groups among all, head, .*, got 'body'"),
-        (lambda: step(fast=()), "`fast` must name a group at least, got none"),
+        (lambda: step(fast=()), "`fast` must name at least one group, got none"),
         (lambda: Tuning(batch_size=0), "`batch_size` must be an integer of at least 1, got 0"),
         (lambda: Tuning(epochs=-1), "`epochs` must be an integer of at least 1, got -1"),
         (lambda: Tuning(lr=0), "`lr` must be positive, got 0"),

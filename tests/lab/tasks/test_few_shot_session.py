@@ -225,8 +225,14 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
         ({"select_tasks": 1}, "`select_tasks` must be at least 2, got 1"),
         ({"validation": 8}, "`validation` must be 0: .*, got 8"),
         ({"select_on": "val", "train_on": "train+val"}, '`select_on` "val" needs classes'),
-        ({"method": "proto", "label_smoothing": 0.1}, "`label_smoothing` is not for training by"),
-        ({"method": "proto", "probability_floor": 1e-4}, "`probability_floor` is not for training"),
+        (
+            {"method": "proto", "label_smoothing": 0.1},
+            "`label_smoothing` does not apply to training by",
+        ),
+        (
+            {"method": "proto", "probability_floor": 1e-4},
+            "`probability_floor` does not apply to training",
+        ),
         (
             {"method": "anil", "ways": 3, "select_on": "val"},
             "`select_ways` must be `ways`, 3, as anil learns where its classifier starts, got 5",
@@ -294,7 +300,7 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
     assert cli.main([*command, "--part", "val"]) == 1
     assert "made for test" in " ".join(capsys.readouterr().err.split())
     assert cli.main([*command, "--tasks", "6"]) == 2
-    assert f"--tasks must be that of {tasks}, 5, got 6" in " ".join(capsys.readouterr().err.split())
+    assert f"--tasks must be 5, as in {tasks}, got 6" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_learned_classifier_has_tasks_of_its_own_ways(tmp_path, capsys):
@@ -333,7 +339,7 @@ def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):
     write_tasks(path, replace(tasks, draw=turned))
     before = {p: p.read_bytes() for p in (finished / "evaluations").iterdir()}
     assert cli.main([*command, "--task-list", str(path)]) == 1
-    assert "of other tasks with the same number and seed" in " ".join(
+    assert "for other tasks of the same number and seed" in " ".join(
         capsys.readouterr().err.split()
     )
     assert {p: p.read_bytes() for p in (finished / "evaluations").iterdir()} == before

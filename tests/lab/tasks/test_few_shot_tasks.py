@@ -77,7 +77,7 @@ def test_lists_survive_files(images, tmp_path):
 def test_lists_of_one_task_are_refused(images):
     tasks = draw(images)
     alone = Draw(*(part[:1] for part in (tasks.draw.classes, tasks.draw.support, tasks.draw.query)))
-    with pytest.raises(ValueError, match=r"`draw` must be of at least 2 tasks, .* got 1"):
+    with pytest.raises(ValueError, match=r"`draw` must hold at least 2 tasks, .* got 1"):
         replace(tasks, draw=alone)
 
 

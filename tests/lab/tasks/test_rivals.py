@@ -219,7 +219,7 @@ def test_a_library_that_is_missing(rival, package, module, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rival": "ssf", "train": "rival+M"}, "`rival` must be none beside a similarity"),
+        ({"rival": "ssf", "train": "rival+M"}, "`rival` must be none with a similarity"),
         ({"rival": "ssf", "train": "head", "similarity": None}, "`train` must name rival"),
         ({"train": "rival", "similarity": None}, "`train` must name rival"),
         ({"rival": "boft", "train": "rival", "similarity": None}, "`rival` must be one of"),

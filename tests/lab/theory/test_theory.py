@@ -141,7 +141,7 @@ def test_spectra_of_runs_are_averaged_over_seeds(tmp_path, monkeypatch):
     ranks = [network.layers[0].taps_rank for network in found.networks]
     assert found.groups["a"]["runs"] == 2
     assert found.groups["a"]["taps_rank"]["mean"][0] == pytest.approx(sum(ranks) / 2)
-    with pytest.raises(ValueError, match="must name a run folder at least"):
+    with pytest.raises(ValueError, match="must name at least one run folder"):
         spectra.compute([])
 
 

@@ -166,7 +166,7 @@ def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
     [
         (
             {"orthogonality": 1.0},
-            "`orthogonality` is one of spherenet9, .* must be 0 for cnn9, got 1.0",
+            "`orthogonality` applies to spherenet9, .* must be 0 for cnn9, got 1.0",
         ),
         ({"model": "spherenet9"}, "`similarity` must be none for spherenet9, got Dynamic"),
         ({"model": "cnn9_condconv"}, "`similarity` must be none for cnn9_condconv, got Dyn"),
@@ -181,7 +181,7 @@ def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
         ({"flip": "no"}, "`flip` must be True or False, got 'no'"),
         ({"workers": -1}, "`workers` must not be negative, got -1"),
         ({"penalty": -1.0}, "`penalty` must not be negative, got -1.0"),
-        ({"penalty": 0.1}, "`penalty` is one of static similarities .*, got 0.1 for Dynamic"),
+        ({"penalty": 0.1}, "`penalty` applies to static similarities .*, got 0.1 for Dynamic"),
         (
             {"penalty_measure": "l2"},
             "`penalty_measure` must be one of l1, nuclear, deviation, got 'l2'; nearest: l1",

@@ -170,6 +170,6 @@ def test_data_prints_the_sizes_and_makes_a_layout(root, tmp_path, capsys):
     assert "48 training and 24 test images of 3x224x224, 12 classes" in capsys.readouterr().out
     wrong = ["data", "cifar10", "--source", str(root), "--data", str(tmp_path)]
     assert cli.main(wrong) == 2
-    assert "--source makes an imagenet, got cifar10" in capsys.readouterr().err
+    assert "--source is for the data set imagenet, got cifar10" in capsys.readouterr().err
     assert cli.main(["data", "imagenet", "--source", str(root), "--data", str(tmp_path)]) == 1
     assert "must hold images/ and lists *.csv" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_mean_and_deviation():
 
 
 def test_too_few_differences_are_refused():
-    with pytest.raises(ValueError, match="`differences` must be of at least 3 seeds, got 2"):
+    with pytest.raises(ValueError, match="`differences` must hold at least 3 seeds, got 2"):
         by_seed([1.0, 2.0])
-    with pytest.raises(ValueError, match="`differences` must be of at least 2 test images, got 1"):
+    with pytest.raises(ValueError, match="`differences` must hold at least 2 test images, got 1"):
         by_image([1.0])

@@ -124,7 +124,7 @@ def test_run_is_never_overwritten(tmp_path):
     ("classes", "size", "message"),
     [
         (2, (8, 9), "images must be square, or `image_size` be given to cut them, got 8x9"),
-        (1, (8, 8), "there must be two classes at least, got "),
+        (1, (8, 8), "there must be at least two classes, got "),
     ],
 )
 def test_images_that_no_network_takes_are_refused(tmp_path, monkeypatch, classes, size, message):

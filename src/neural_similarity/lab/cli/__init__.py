@@ -112,7 +112,7 @@ def exit_code(run: Callable[[], int]) -> int:
 
 
 def _unread() -> bool:
-    """Whether the reader of our output has enough, as `head` has; shells then expect 141."""
+    """Whether the reader of our output has closed it, as `head` does; shells then expect 141."""
     if not hasattr(select, "poll"):  # On Windows.
         return False
     output = select.poll()

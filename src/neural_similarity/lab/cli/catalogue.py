@@ -1,4 +1,4 @@
-"""`nsim models` and `nsim data`: what there is to train, and on what."""
+"""`nsim models` and `nsim data`: the networks and the data sets."""
 
 import sys
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions:
-    """What `nsim models` takes."""
+    """Options of `nsim models`."""
 
     names: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME...")] = ()
     """Networks; the default is all."""
     similarity: tuple[str, ...] = tuple(SIMILARITIES)
     """Similarities, each a name or a text such as "Static(Symmetric())"."""
     json: bool = False
-    """Print JSON."""
+    """Print the result as JSON."""
 
     def __post_init__(self) -> None:
         for text in self.similarity:
@@ -48,10 +48,10 @@ class ModelsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """What `nsim data` takes."""
+    """Options of `nsim data`."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """Data set."""
+    """The data set to download or verify."""
     data: Path = Path("data")
     """Folder of the data sets; of imagenet and folder the data set itself."""
     source: Path | None = None
@@ -116,7 +116,7 @@ def data(args: Sequence[str]) -> int:
     path = options.data
     if options.source is not None:
         if options.name != "imagenet":
-            raise UsageError(f"--source makes an imagenet, got {options.name}")
+            raise UsageError(f"--source is for the data set imagenet, got {options.name}")
         datasets.lay_out(options.source, path)
     if options.name not in datasets.IN_PLACE:
         with counter("bytes") as progress:

@@ -1,4 +1,4 @@
-"""Words to commands, with the nearest names in errors; what is printed. It loads no torch."""
+"""Command dispatch, with the nearest names in errors, and printing. It loads no torch."""
 
 import difflib
 import json
@@ -52,7 +52,7 @@ def require(kind: str, name: str, names: Collection[str]) -> None:
     """Check that `name` is one of `names`.
 
     Raises:
-        UsageError: it tells the nearest name, or all where none is near.
+        UsageError: it suggests the nearest name, or lists all where none is near.
     """
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -61,7 +61,7 @@ def require(kind: str, name: str, names: Collection[str]) -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print a value as JSON."""
+    """Print a value as indented JSON."""
     say(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -84,7 +84,7 @@ def print_table(
     wraps: str,
     title: str | None = None,
 ) -> None:
-    """Print one line a row; only the column `wraps` may take more."""
+    """Print one line per row; only the column `wraps` may take more."""
     from rich.console import Console
     from rich.table import Table
 

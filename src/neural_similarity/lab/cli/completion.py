@@ -1,4 +1,4 @@
-"""`nsim completion`: what a shell completes behind `nsim`."""
+"""`nsim completion`: shell completion of `nsim`."""
 
 import io
 import re
@@ -46,7 +46,7 @@ def completion(args: Sequence[str]) -> int:
 
 
 def words(command: str) -> list[str]:
-    """What can follow a command: names, and the options in its help."""
+    """The words that can follow a command: names, and the options in its help."""
     recipes = [row[0] for group in groups().values() for row in group["rows"]]
     tables = [*TABLES, *FEW_SHOT]
     names = {"train": recipes, "table": tables, "reproduce": tables}

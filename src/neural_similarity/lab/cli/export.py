@@ -45,20 +45,20 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(DataOptions):
-    """What `nsim export` takes."""
+    """Options of `nsim export`."""
 
     format: Literal["onnx", "pt2", "safetensors"] = "onnx"
-    """Of the file."""
+    """Format of the file."""
     fold: bool = False
-    """Fold static similarities into the kernels before: torch's plain layers, at no cost."""
+    """Fold static similarities into the kernels first: torch's plain layers, at no cost."""
     int8: bool = False
-    """Quantise to eight bits; it folds before, as quantisation does not see M."""
+    """Quantise to eight bits; folds first, as quantisation does not see M."""
     out: Path | None = None
     """File to write; the default is network[-folded|-int8].FORMAT in the run folder."""
 
     def __post_init__(self) -> None:
         if self.int8 and self.format == "safetensors":
-            raise UsageError("--int8 needs the format onnx or pt2: safetensors hold weights alone")
+            raise UsageError("--int8 needs the format onnx or pt2: safetensors hold only weights")
 
     @property
     def stem(self) -> str:

@@ -1,4 +1,4 @@
-"""`nsim evaluate` of few-shot runs, and the older words of few-shot learning."""
+"""`nsim evaluate` of few-shot runs, and the older `nsim fewshot` commands."""
 
 import sys
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ from neural_similarity.lab.train.progress import clock
 from neural_similarity.lab.train.run import require_finished
 
 WAYS, QUERIES = 5, 15
-"""Of a task, where the data have as many."""
+"""Defaults of a task, where the data have that many."""
 USUAL = {"tasks": 2_000, "task_seed": 0}
 TASK_OPTIONS = ("ways", "shots", "queries", *USUAL)
-"""Options that say what tasks are."""
+"""Options that define the tasks."""
 EVALUATE_DESCRIPTION = """Evaluate a run on tasks of test classes, the same for every method.
 
 examples:
@@ -49,17 +49,17 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """What `nsim evaluate` takes."""
+    """Options of `nsim evaluate`."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
+    """Folder of the run."""
     method: str | None = None
     """Another method on the network of a run that was trained to name the base classes:
     fine-tuning, nearest-neighbour, static-nsn (of a network without dynamic M; -rate0.1 and
-    -rate0.01 behind it let M take smaller steps), k-shot."""
+    -rate0.01 after it let M take smaller steps), k-shot."""
     ways: int | None = None
     """Classes of a task; the default is 5, or all test classes where there are fewer, or that of
-    the training for MAML and its kin, which take no other."""
+    the training for MAML and related methods, which take no other."""
     shots: int | None = None
     """Labelled images of each class; the default is that of the training."""
     queries: int | None = None
@@ -68,11 +68,11 @@ class EvaluateOptions:
     tasks: int | None = None
     """Number of tasks; the default is 2,000."""
     task_seed: int | None = None
-    """Of the list of tasks; the default is 0."""
+    """Seed of the list of tasks; the default is 0."""
     task_list: Path | None = None
     """File of the list of tasks: used if it is there, else written."""
     part: Literal["test", "val"] = "test"
-    """Classes that the tasks are of."""
+    """Part of the data from which the tasks take their classes."""
     batch_norm: Literal["running", "support", "transductive"] | None = None
     """Whose statistics normalise queries; the default is the method's own, always inductive."""
     data: Path | None = None
@@ -81,7 +81,7 @@ class EvaluateOptions:
     """auto, cpu, cuda, cuda:1, mps or xpu."""
 
     json: bool = False
-    """Print JSON."""
+    """Print the result as JSON."""
 
     def __post_init__(self) -> None:
         if self.method is not None:
@@ -92,7 +92,7 @@ class EvaluateOptions:
 
 
 def fewshot(args: Sequence[str]) -> int:
-    """Run one of the older commands, and say what it is called now."""
+    """Run one of the older commands, and print its new name."""
     if args and args[0] in COMMANDS:
         sys.stderr.write(f"nsim: `nsim fewshot {args[0]}` is `{COMMANDS[args[0]][1]}` now\n")
     return dispatch(
@@ -135,7 +135,7 @@ COMMANDS: Commands = {
     "reproduce": (lambda args: reproduce(["6", *args]), "nsim reproduce 6"),
     "recipes": (recipes, "nsim recipes"),
 }
-"""The older words, and those that took their place."""
+"""The older commands, and those that replace them."""
 
 
 def load_split(run: FewShotRun, data_root: Path | None) -> ClassSplit:
@@ -173,7 +173,7 @@ def _require_agreement(tasks: TaskList, given: dict[str, int | None], path: Path
     for name, value in given.items():
         if value not in (None, held[name]):
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} must be that of {path}, {held[name]}, got {value}")
+            raise UsageError(f"{option} must be {held[name]}, as in {path}, got {value}")
 
 
 def _describe(evaluation: Evaluation, run: FewShotRun) -> str:

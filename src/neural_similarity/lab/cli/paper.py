@@ -33,14 +33,14 @@ from neural_similarity.lab.train.recipe import Recipe, scaled
 from neural_similarity.lab.train.runtime import PrecisionChoice
 
 FEW_SHOT = {"6": "mini", "6-cifar-fs": "cifar-fs", "6-fc100": "fc100"}
-"""The tables of few-shot learning, whose runs are evaluated on tasks, and what they are on."""
+"""The tables of few-shot learning, whose runs are evaluated on tasks, and their data."""
 RESULTS = Path("results")
 ROUGHLY = "~"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """What both commands on a table take."""
+    """Options of both commands on a table."""
 
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
@@ -55,7 +55,7 @@ class TableOptions:
     def __post_init__(self) -> None:
         require("table", self.table, (*TABLES, *FEW_SHOT))
         if self.is_few_shot and self.variant != "paper":
-            raise UsageError("--variant is for CIFAR; table 6 is of one variant")
+            raise UsageError("--variant is for tables on CIFAR; table 6 has one variant")
 
     @property
     def is_few_shot(self) -> bool:
@@ -69,24 +69,24 @@ class TableOptions:
 
     @property
     def words(self) -> str:
-        """What names both on a command line."""
+        """Table and variant as on a command line."""
         return self.table + ("" if self.variant == "paper" else f" --variant {self.variant}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions(TableOptions):
-    """What `nsim reproduce` takes."""
+    """Options of `nsim reproduce`."""
 
     budget: float = 1.0
     """Factor on steps and drops, the same for all rows; below 1 a reduced schedule."""
     seeds: Annotated[tuple[int, ...], listed(integer, "S,S,...")] = (1, 2, 3)
-    """Seeds of every row."""
+    """Seeds that every row is run with."""
     only: Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")] = ()
     """Recipes to run of those in the table; a name may hold *."""
     jobs: int = field(default_factory=paper.side_by_side)
     """Processes side by side, each of one thread: two on a CPU of several cores, on a GPU one."""
     precision: PrecisionChoice = "auto"
-    """Of runs that are to begin: what is faster here, or that of the records beside them."""
+    """Precision of new runs: the faster one here, or that of the other records."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps or xpu."""
     shots: Annotated[tuple[int, ...], listed(integer, "N,N,...")] = SHOTS
@@ -96,11 +96,11 @@ class ReproduceOptions(TableOptions):
     data: Path = Path("data")
     """Folder of the data sets."""
     runs: Path = Path("runs")
-    """Folder of the run folders, RECIPE-BUDGET-seedSEED[-all], and of what they print."""
+    """Folder of the run folders, RECIPE-BUDGET-seedSEED[-all], and of their logs."""
     yes: bool = False
-    """Start without asking."""
+    """Start without asking for confirmation."""
     dry_run: bool = False
-    """Show the plan only."""
+    """Show the plan and start nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,10 +113,10 @@ class ReproduceOptions(TableOptions):
         check_seeds(self.seeds)
         check_folders(results=self.results, runs=self.runs)
         if len(set(self.shots)) < len(self.shots):
-            raise ValueError(f"`shots` must differ, got {self.shots}")
+            raise ValueError(f"`shots` must be distinct, got {self.shots}")
 
     def records(self) -> list[Wanted]:
-        """What the table asks for."""
+        """The records that the table needs."""
         if self.is_few_shot:
             data = FEW_SHOT[self.table]
             return paper.wanted_evaluations(self.seeds, self.shots, self.only, data)
@@ -124,7 +124,7 @@ class ReproduceOptions(TableOptions):
 
     @property
     def scope(self) -> Scope:
-        """What all runs share."""
+        """The settings that all runs share."""
         return Scope(
             budget=self.budget,
             results=self.results,
@@ -136,7 +136,7 @@ class ReproduceOptions(TableOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions(TableOptions):
-    """What `nsim table` takes."""
+    """Options of `nsim table`."""
 
     budget: float | None = None
     """Budget of the runs; the default is the one at which most rows have runs."""
@@ -159,7 +159,7 @@ class ShowOptions(TableOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
-    """What `nsim record` takes."""
+    """Options of `nsim record`."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
     """Folders of finished runs."""
@@ -171,7 +171,7 @@ class RecordOptions:
 
 
 def reproduce(args: Sequence[str]) -> int:
-    """Run what a table lacks, after showing it; 0 if every run is recorded in the end."""
+    """Show and run what a table lacks; 0 if every run is recorded in the end."""
     description = (
         "Run the rows of a table of the paper that have no record yet, and record them. Finished "
         "runs are never repeated, interrupted ones go on. Those of table 6 are trained on training "
@@ -277,7 +277,7 @@ def record(args: Sequence[str]) -> int:
 
 
 def _describe(plan: Plan, options: ReproduceOptions) -> str:
-    """The plan as text."""
+    """The plan: jobs, states and times."""
     few_shot = options.is_few_shot
     title = TITLES[FEW_SHOT[options.table]] if few_shot else options.wanted.title
     counts = f"{len(plan.lacking)} to run, {plan.recorded} recorded"
@@ -309,7 +309,7 @@ def _duration(plan: Plan, places: int) -> str:
 
 
 def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:
-    """Say what came of it and how to go on; the exit code."""
+    """Print the outcome and the next command; return the exit code."""
     say(f"{len(outcome.recorded)} recorded, {len(outcome.failed)} failed")
     for title, reason in outcome.failed.items():
         sys.stderr.write(f"nsim: {title}: {reason}\n")

@@ -1,4 +1,4 @@
-"""Command lines to dataclasses, by tyro; similarities are text."""
+"""Parsing command lines into dataclasses by tyro; similarities are given as text."""
 
 import sys
 import typing
@@ -84,7 +84,7 @@ def parse(
 
 
 def listed(kind: Callable[[str], Item], metavar: str) -> tyro.constructors.PrimitiveConstructorSpec:
-    """A tuple in one word, its items between commas."""
+    """A tuple in one word, its items separated by commas."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
@@ -103,13 +103,13 @@ def integer(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise ValueError(f"items must be integers between commas, got {word!r}") from None
+        raise ValueError(f"items must be integers separated by commas, got {word!r}") from None
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
     """Check that seeds differ and are in the range of a run's seed."""
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
-        raise ValueError(f"`seeds` must differ, not be negative and be below 2**63, got {seeds}")
+        raise ValueError(f"`seeds` must be distinct, not negative and below 2**63, got {seeds}")
 
 
 def check_folders(**folders: Path) -> None:
@@ -120,7 +120,7 @@ def check_folders(**folders: Path) -> None:
 
 
 def agreed(yes: bool) -> bool:
-    """Whether to start: where `yes` does not say so, whoever sits before the terminal is asked."""
+    """Whether to start: `yes`, or the answer to a question in the terminal."""
     if yes or not sys.stdin.isatty():
         return True
     sys.stderr.write("Start? [y/N] ")
@@ -135,7 +135,7 @@ def require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) 
     """Check that no option changes the run that is continued or repeated.
 
     Args:
-        allowed: the option that names the run, then those that may stand beside it.
+        allowed: the option that names the run, then those that it allows besides.
         name: a recipe that was named.
         args: the other words of the command line.
     """

@@ -48,5 +48,5 @@ def groups() -> dict[str, Any]:
 
 
 def bench(args: Sequence[str]) -> int:
-    """Say where the benchmarks went."""
+    """Print where the benchmarks went."""
     raise UsageError(f"benchmarks run in a clone: python -m benchmarks {' '.join(args)}".rstrip())

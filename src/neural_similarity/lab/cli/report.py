@@ -1,4 +1,4 @@
-"""`nsim report`: runs beside each other in one HTML file that needs no other file."""
+"""`nsim report`: runs side by side in one self-contained HTML file."""
 
 import base64
 import io
@@ -42,12 +42,12 @@ img {{ max-width: 100% }}
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What `nsim report` takes."""
+    """Options of `nsim report`."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
     """Run folders, finished or not."""
     out: Path = Path("report.html")
-    """File to write."""
+    """HTML file to write."""
 
 
 def report(args: Sequence[str]) -> int:
@@ -86,7 +86,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _results(run: Run) -> dict[str, Any]:
-    """What the summary says in single values, and the accuracy of every few-shot evaluation."""
+    """The single values of the summary, and the accuracy of every few-shot evaluation."""
     if not run.summary.exists():
         steps = [line["step"] for line in read_lines(run.metrics)]
         return {"steps": f"{max(steps, default=0)} of {run.recipe.steps}, not finished"}
@@ -99,7 +99,7 @@ def _results(run: Run) -> dict[str, Any]:
 
 
 def _differing(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The fields whose values are not the same in all runs; of runs without a field, None."""
+    """The fields whose values differ between runs; None for a run without the field."""
     rows = list(settings.values())
     fields = [n for n in _keys(rows) if any(row.get(n) != rows[0].get(n) for row in rows)]
     return {name: {n: row.get(n) for n in fields} for name, row in settings.items()}

@@ -37,10 +37,10 @@ TOP = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What every command on a run takes."""
+    """Options of every command on a run."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
+    """Folder of the run."""
     checkpoint: Literal["last", "best"] = "last"
     """The last checkpoint, or the best on held-out images."""
     device: str = "auto"
@@ -49,7 +49,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(RunOptions):
-    """The same with images."""
+    """Options of commands on a run and its images."""
 
     data: Path | None = None
     """Folder of the data sets; the default is the one that the run was trained from."""
@@ -57,15 +57,15 @@ class DataOptions(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(DataOptions):
-    """What `nsim evaluate` takes."""
+    """Options of `nsim evaluate`."""
 
     json: bool = False
-    """Print JSON."""
+    """Print the result as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(RunOptions):
-    """What `nsim predict` takes."""
+    """Options of `nsim predict`."""
 
     images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE...")]
     """Image files, in any format that Pillow reads."""
@@ -73,7 +73,7 @@ class PredictOptions(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FoldOptions(DataOptions):
-    """What `nsim fold` takes."""
+    """Options of `nsim fold`."""
 
     out: Path | None = None
     """File to write; the default is folded.safetensors in the run folder."""
@@ -81,7 +81,7 @@ class FoldOptions(DataOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(DataOptions):
-    """What `nsim inspect` takes."""
+    """Options of `nsim inspect`."""
 
     out: Path | None = None
     """Folder of the pictures; the default is plots in the run folder."""
@@ -190,7 +190,7 @@ def inspect(args: Sequence[str]) -> int:
 
 
 def opened(path: Path) -> Run:
-    """A run that names classes: of recognition or of adaptation."""
+    """A run of recognition or adaptation, whose network names classes."""
     run = session.open_run(path)
     return read_run(path) if isinstance(run, FewShotRun) else run  # which says what it is
 
@@ -203,13 +203,13 @@ def dataset_of(run: Run, options: DataOptions) -> Dataset:
 def _network(
     run: Run, options: RunOptions, precision: Precision = "fp32"
 ) -> tuple[Runtime, nn.Module]:
-    """Where to compute, and the run's network, which is yet to be placed there."""
+    """The runtime, and the run's network, which is not placed on its device yet."""
     runtime = training.choose_runtime(options.device, precision, run.recipe.channels_last)
     return runtime, load_network(run, options.checkpoint)
 
 
 def require_foldable(run: Run, model: nn.Module) -> None:
-    """Refuse a network with dynamic similarities."""
+    """Check that a network has no dynamic similarities."""
     if any(is_dynamic(module) for module in model.modules()):
         raise RunError(
             f"{run.path} has dynamic similarities, which cannot be folded: they differ from image "

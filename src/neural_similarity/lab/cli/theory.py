@@ -16,14 +16,14 @@ from neural_similarity.lab.train.statistics import LEAST_SEEDS
 
 @dataclass(frozen=True, kw_only=True)
 class TheoryOptions:
-    """What `nsim theory` takes."""
+    """Options of `nsim theory`."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """An experiment, or all."""
+    """The experiment to run, or all."""
     runs: tuple[Path, ...] = ()
     """Run folders for `spectra`, which `all` leaves out where none is given."""
     seeds: int = 5
-    """How many, for the others."""
+    """Number of seeds, for the other experiments."""
     out: Path = Path("results/theory")
     """Folder for NAME.json and NAME.png."""
 

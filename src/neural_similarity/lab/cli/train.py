@@ -60,7 +60,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What `nsim train` takes."""
+    """Options of `nsim train`."""
 
     budget: float = 1.0
     """Factor on steps and drops, each rounded to the nearest step."""
@@ -83,10 +83,10 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FewShotOptions(TrainOptions):
-    """The same of few-shot recipes."""
+    """Options of `nsim train` with a few-shot recipe."""
 
     retrain: Path | None = None
-    """Finished run with --select-on val, to be trained anew on validation classes as well, for as
+    """Finished run with --select-on val, to train again on validation classes as well, for as
     many epochs as were best, or as many updates if by tasks; of the other options only --data,
     --device, --out and --start may be given, the latter for what starts from a run: one on
     validation classes as well."""
@@ -96,14 +96,14 @@ class FewShotOptions(TrainOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptOptions(TrainOptions):
-    """The same of the adaptation of a pretrained network."""
+    """Options of `nsim train` with a recipe that adapts a pretrained network."""
 
     recipe: Annotated[AdaptationRecipe, tyro.conf.arg(name="")]
     """Settings."""
 
 
 def train(args: Sequence[str]) -> int:
-    """Train, resume or retrain, then say what came of it and where everything is."""
+    """Train, resume or retrain, then print the results and the run folder."""
     keep_freed_memory()
     name, rest = named_recipe(args, NAMED, "recipe")
     words = [word for arg in rest for word in arg.split("=", 1)]
@@ -125,21 +125,21 @@ def train(args: Sequence[str]) -> int:
 
 
 def few_shot(args: Sequence[str]) -> int:
-    """The older word, whose recipe is another where none is named."""
+    """The older `nsim fewshot train`, whose default recipe differs."""
     named = args and not args[0].startswith("-")
     goes_on = any(arg.startswith(("--resume", "--retrain", "--config")) for arg in args)
     return train(args if named or goes_on else [FEW_SHOT_DEFAULT, *args])
 
 
 class _Began(NamedTuple):
-    """What a command line starts from."""
+    """The settings that a command line starts from."""
 
     name: str
     recipe: Recipe
     budget: float = 1.0
     data: str = DATA_ROOT
     scaled: bool = False
-    """Whether the recipe has the steps of its budget."""
+    """Whether the recipe's steps are scaled by its budget already."""
 
 
 def _began(name: str, words: Sequence[str]) -> _Began:
@@ -161,7 +161,7 @@ def _began(name: str, words: Sequence[str]) -> _Began:
         root = config.get("data_root", DATA_ROOT)
         return _Began(config["recipe"], recipe, config.get("budget", 1.0), root, True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"--config must be settings of a run, got {path}: {error!r}") from error
+        raise UsageError(f"--config must hold a run's settings, got {path}: {error!r}") from error
 
 
 def _at_steps(recipe: Recipe, words: Sequence[str]) -> Recipe:
@@ -244,7 +244,7 @@ def _report(run: Run) -> None:
 
 
 def _told(run: Run, summary: dict[str, Any]) -> str:
-    """What came of a run, and where everything is."""
+    """The results of a run, and its folder."""
     text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
     best = summary.get("best_checkpoint")
     if isinstance(run, FewShotRun):

@@ -1,4 +1,4 @@
-"""Data sets, and batches of them that depend on the seed and the step alone."""
+"""Data sets, and batches that are functions of seed and step."""
 
 from neural_similarity.lab.data.augment import Augment as Augment
 from neural_similarity.lab.data.batches import Batches as Batches

@@ -1,4 +1,4 @@
-"""Random crops and mirror images of a whole batch, by one index into the padded set."""
+"""Random crops and flips of a whole batch, by one index into the padded set."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from torch import Tensor
 from neural_similarity.choices import require_flag
 
 AT_ONCE = 512
-"""Images that are padded together: what is made on the way stays small."""
+"""Images that are padded at a time, so that intermediate results stay small."""
 
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done at random to every training image.
+    """Random changes of every training image.
 
     Args:
         crop: pixels that are added on every side before a crop of the old size; 0 is off.
@@ -43,7 +43,7 @@ class Augment:
 class Windows:
     """Every crop of every image, plain and mirrored, as one view that a batch indexes.
 
-    The padded images lie behind each other as (row, column, channel). Row i of the view is the
+    The padded images lie one after another as (row, column, channel). Row i of the view is the
     window whose upper left corner is pixel i of all of them, so a random crop is one number: its
     corner. Windows that reach over the edge of an image exist in the view, but no corner of ours
     points at them. Holds the padded set once, and once more if it flips.

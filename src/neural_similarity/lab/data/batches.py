@@ -1,4 +1,4 @@
-"""Training batches, each a function of the seed and the step alone."""
+"""Training batches, each a function of seed and step."""
 
 import itertools
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ NOTHING = Augment(crop=0, flip=False)
 
 
 class Place(NamedTuple):
-    """Where batches go."""
+    """Device, layout and share of batches."""
 
     device: torch.device | str = "cpu"
     channels_last: bool = True
-    """Whether that is their memory format."""
+    """Whether batches are channels-last."""
     share: slice = slice(None)
-    """The part of every batch that is made, where several processes share it."""
+    """The part of every batch that this process makes, where several share it."""
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -145,7 +145,7 @@ class Batches:
 
 @dataclass(frozen=True, eq=False)
 class _Decoder:
-    """Pixels, uint8, and labels of a step; goes to other processes, so it holds nothing else."""
+    """Pixels, uint8, and labels of a step; it is sent to worker processes, so it holds little."""
 
     images: ImageFiles
     order: Order
@@ -165,7 +165,7 @@ class FileBatches:
     """Shuffled, augmented, standardised batches, decoded ahead by other processes.
 
     As `Batches`, for images in files: every image is a random window, resized, and half of them
-    are mirrored. Steps that follow each other are decoded ahead; any other step begins anew, so a
+    are mirrored. Steps that follow each other are decoded ahead; any other step starts over, so a
     run that resumes in the middle of an epoch sees the batches it would have seen.
 
     Args:

@@ -161,7 +161,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _check_unique(names: Sequence[object], text: str) -> None:
-    """Raise a `ValueError` that names what comes twice; `text` says what must be."""
+    """Raise a `ValueError` that names a duplicate; `text` says what is required."""
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"{text}, got {str(name)!r} {count} times")

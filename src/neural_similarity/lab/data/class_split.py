@@ -1,4 +1,4 @@
-"""Data sets of few-shot learning: the classes to learn from, to choose by and to test on differ."""
+"""Few-shot data sets, whose training, validation and test classes differ."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from neural_similarity.lab.data.images import Dataset, Images
 
 PARTS = ("train", "val", "test")
 SHARES = (64, 16, 20)
-"""Classes of the three parts in a hundred, as in Mini-ImageNet."""
+"""Classes of the three parts per hundred, as in Mini-ImageNet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ def check_disjoint(classes: Mapping[str, Iterable[str]], where: object) -> None:
 
 
 def random_split(names: list[str], seed: int = 0) -> dict[str, tuple[str, ...]]:
-    """Share classes out to the three parts at random, 64, 16 and 20 in a hundred.
+    """Distribute classes over the three parts at random, 64, 16 and 20 per hundred.
 
     Every part gets a class at least.
 
@@ -101,7 +101,7 @@ def random_split(names: list[str], seed: int = 0) -> dict[str, tuple[str, ...]]:
         ValueError: there are fewer than three classes.
     """
     if len(names) < len(PARTS):
-        raise ValueError(f"`names` must be of at least {len(PARTS)} classes, got {len(names)}")
+        raise ValueError(f"`names` must hold at least {len(PARTS)} classes, got {len(names)}")
     order = torch.randperm(len(names), generator=generator("class split", seed)).tolist()
     val, test = (max(1, round(len(names) * share / 100)) for share in SHARES[1:])
     cuts = {"train": order[val + test :], "val": order[:val], "test": order[val : val + test]}

@@ -1,4 +1,4 @@
-"""Data sets with every image changed alike: noise, blur, rotation, each in two strengths.
+"""Corrupted data sets: noise, blur or rotation of every image, each in two strengths.
 
 Corruptions of our own, not those of CIFAR-10-C; training and test images get the same.
 """
@@ -17,7 +17,7 @@ from neural_similarity.lab.data.augment import generator
 from neural_similarity.lab.data.images import Dataset, Images
 
 AT_ONCE = 1_000
-"""Images that are changed together: what is made on the way stays small."""
+"""Images that are changed at a time, so that intermediate results stay small."""
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
 

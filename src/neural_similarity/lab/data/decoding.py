@@ -1,4 +1,4 @@
-"""Image files as arrays: upright, on white where they are transparent, without hidden work."""
+"""Decoding image files into arrays: upright, and on white where they are transparent."""
 
 import warnings
 from collections.abc import Callable
@@ -16,7 +16,7 @@ AREAS, ASPECTS, ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10
 CENTRE = 224 / 256
 """Share of the shorter side that the central window of a test image has."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What is decoded, whatever a name says: others start programs (EPS) or are no pictures."""
+"""The formats to decode, whatever the file name: others start programs (EPS) or are no images."""
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TURNED = (5, 6, 7, 8)
 """Values of the orientation of EXIF that swap width and height; Pillow does so in TIFF itself."""
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Header:
-    """What an image is before its pixels are read: "L" or "RGB", and (width, height) as seen."""
+    """An image before its pixels are read: "L" or "RGB", and (width, height) as displayed."""
 
     path: Path
     mode: str
@@ -139,7 +139,7 @@ def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _seen(image: Image.Image, mode: str) -> Image.Image:
-    """An image as programs show it, in a mode without transparency."""
+    """An image as it is displayed, in a mode without transparency."""
     ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -148,7 +148,7 @@ def _seen(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _opened(path: Path, work: Callable[[Image.Image], T]) -> T:
-    """What `work` makes of the first frame of an image file."""
+    """The result of `work` on the first frame of an image file."""
     if not path.is_file():  # a pipe would be waited for
         raise ValueError(f"{path} must be an image, but is not a regular file")
     try:
@@ -157,7 +157,7 @@ def _opened(path: Path, work: Callable[[Image.Image], T]) -> T:
             with Image.open(path, formats=FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
                     raise ValueError(
-                        f"it has {image.width}x{image.height} pixels, of {MOST_PIXELS:,} at most"
+                        f"it has {image.width}x{image.height} pixels, more than {MOST_PIXELS:,}"
                     )
                 mode = image.mode
                 if not mode.startswith(("I", "F")):

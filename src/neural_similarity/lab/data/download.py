@@ -82,7 +82,7 @@ def _is_whole(name: str, root: Path) -> bool:
 
 
 def _install(remote: Remote, root: Path, name: str, progress: Progress | None) -> None:
-    """Fetch one file, unpack it if it is an archive, and move what it holds to its place."""
+    """Fetch one file, unpack it if it is an archive, and move the content into place."""
     with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch:
         fetched = Path(scratch, remote.name)
         _fetch(remote, fetched, progress)
@@ -101,9 +101,9 @@ def _unpack(archive: Path) -> Path:
 
 
 def _move(source: Path, folder: Path) -> None:
-    """Move a file, or the files of a folder, into `folder`, in place of earlier ones.
+    """Move a file, or the files of a folder, into `folder`, replacing earlier ones.
 
-    What was unpacked of an earlier one goes as well: it is what would be read.
+    An unpacked copy of an earlier file is removed, too, since it would be read first.
     """
     folder.mkdir(exist_ok=True)
     for file in [source] if source.is_file() else sorted(source.iterdir()):

@@ -15,9 +15,9 @@ if sys.platform != "win32":
 
 PARTIAL = ".partial"
 Progress = Callable[[int, int | None], None]
-"""Told how many images or bytes are done, and of how many, None where that is not known."""
+"""Called with how many images or bytes are done, and of how many, None if unknown."""
 MOST_BYTES, MOST_TEXT = 2 << 30, 64 << 20
-"""What a file may hold: memory would run out before an error came."""
+"""The most bytes that a file may hold, so that an error comes before memory runs out."""
 
 
 def first_folder(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
@@ -43,7 +43,7 @@ def read_bytes(path: Path, size: int | None = None, most: int = MOST_BYTES) -> b
 
 
 def read_text(path: Path, most: int = MOST_TEXT) -> str:
-    """The text of `path`, as `read_bytes`; a mark at its begin, as Excel writes it, is left out.
+    """The text of `path`, as `read_bytes`, without the byte-order mark that Excel writes.
 
     Raises:
         ValueError: it is not in UTF-8.
@@ -90,7 +90,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def beside(path: Path) -> Path:
-    """A name that no other process writes to; what processes left there that were killed goes."""
+    """A name beside `path` of this process alone; leftovers of killed processes are removed."""
     for old in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         process = old.name.split(".")[-2]
         if process == str(os.getpid()) or not _lives(process):
@@ -112,7 +112,7 @@ def _lives(process: str) -> bool:
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Let an error of the disk, such as a full one, name the file that was written."""
+    """Name the file being written in errors of the disk, such as a full one."""
     try:
         yield
     except OSError as error:
@@ -134,7 +134,7 @@ def sync(path: Path) -> None:
 
 
 def lock(descriptor: int, *, wait: bool) -> None:
-    """Keep an open file or folder from every other process that would lock it, but on Windows.
+    """Lock an open file or folder against other processes, except on Windows.
 
     Raises:
         BlockingIOError: another process has it, and this one is not to wait.
@@ -145,7 +145,7 @@ def lock(descriptor: int, *, wait: bool) -> None:
 
 @contextlib.contextmanager
 def remedy(name: str, root: Path) -> Iterator[None]:
-    """Add to an error about a file of the data set `name` how to get a good one."""
+    """Add to errors about the files of the data set `name` how to get good ones."""
     command = f"run `nsim data {name} --data {root}`"
     try:
         yield

@@ -28,13 +28,13 @@ NAME = "imagenet"
 PARTS = ("train", "val")
 IMAGE_SIZE = 224
 CACHE = ".listing.json"
-"""Kept beside the parts: listing 1.3 million files anew takes minutes on a network's disk."""
+"""Kept beside the parts: listing 1.3 million files takes minutes on a network disk."""
 SETTLED_NS = 2_000_000_000
-"""How long ago a folder must have changed for its listing to be kept: disks round times."""
+"""Listings of folders that changed more recently are not kept, as disks round times."""
 MOST_LISTED = 512 << 20
-"""Bytes of a listing that is used again: of ImageNet-21k it has some 400 MiB."""
+"""Bytes of the largest listing to cache; that of ImageNet-21k has some 400 MiB."""
 PARTIAL, READY = ".laying-out", ".laid-out"
-"""What is being made; the parts appear when they are whole."""
+"""Folders of parts in the making; the parts appear when they are complete."""
 
 
 def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -> Dataset:
@@ -97,7 +97,7 @@ def _cached(root: Path, parts: list[Path]) -> list[Listing] | None:
 
 
 def _stamps(root: Path, folders: Iterable[str]) -> dict[str, int | None]:
-    """When each of the folders below `root` last changed; None: it is gone."""
+    """When each of the folders below `root` last changed; None where it is gone."""
     found = {folder: root / folder for folder in folders}
     return {n: path.stat().st_mtime_ns if path.is_dir() else None for n, path in found.items()}
 
@@ -131,11 +131,27 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
     for name, files in members.items():
         if len(files) <= held_out:
             raise ValueError(
-                f"`held_out` must be below the images of every class, got {held_out} of "
-                f"{len(files)} of the class {name!r}"
+                f"`held_out` must be below the number of images of every class, got {held_out} "
+                f"for {len(files)} images of the class {name!r}"
             )
         _check_files(source / "images", name, files)
-    ready, partial = root / READY, root / PARTIAL
+    _clear(root)
+    for name, files in members.items():
+        for part, chosen in zip(PARTS, (files[:-held_out], files[-held_out:]), strict=True):
+            folder = root / PARTIAL / part / name
+            folder.mkdir(parents=True)
+            for file in chosen:
+                _link(source / "images" / file, folder / Path(file).name)
+    ready = (root / PARTIAL).rename(root / READY)
+    for part in PARTS:
+        (ready / part).rename(root / part)
+    ready.rmdir()
+    return root
+
+
+def _clear(root: Path) -> None:
+    """Remove what a killed process left, and check that neither part exists."""
+    ready = root / READY
     if ready.exists():  # A kill came between the parts: what is missing here is at its place.
         for part in PARTS:
             if not (ready / part).exists():
@@ -143,34 +159,23 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
         shutil.rmtree(ready)
     for part in PARTS:
         if (root / part).exists():
-            raise FileExistsError(f"{root / part} is there already; name another folder")
-    shutil.rmtree(partial, ignore_errors=True)
-    for name, files in members.items():
-        for part, chosen in zip(PARTS, (files[:-held_out], files[-held_out:]), strict=True):
-            folder = partial / part / name
-            folder.mkdir(parents=True)
-            for file in chosen:
-                _link(source / "images" / file, folder / Path(file).name)
-    partial.rename(ready)
-    for part in PARTS:
-        (ready / part).rename(root / part)
-    ready.rmdir()
-    return root
+            raise FileExistsError(f"{root / part} exists already; name another folder")
+    shutil.rmtree(root / PARTIAL, ignore_errors=True)
 
 
 def _check_files(folder: Path, label: str, files: list[str]) -> None:
-    """Check that files are images, and that no two of a class would get one name."""
+    """Check that files are images, and that no two files of a class share a name."""
     taken: dict[str, str] = {}
     for file in files:
         other = taken.setdefault(Path(file).name, file)
         if other != file:
             raise ValueError(
-                f"files of a class must have names of their own, got {other} and {file} in the "
+                f"files of a class must have distinct names, got {other} and {file} in the "
                 f"class {label!r}"
             )
     for path in (folder / file for file in files):
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing, which a list names")
+            raise FileNotFoundError(f"a list names {path}, which is missing")
         read_header(path)
 
 

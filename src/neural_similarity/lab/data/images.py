@@ -18,7 +18,7 @@ from neural_similarity.lab.data.listing import Listing
 from neural_similarity.lab.data.prefetch import in_order
 
 NAMED = 10
-"""Classes whose names are told."""
+"""The most classes whose names a description lists."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Images:
         return self.pixels[:count]
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        """Pixels of all images, uint8 (size, c, h, w), the last chunk maybe smaller."""
+        """Pixels of all images, uint8 (size, c, h, w); the last chunk may be smaller."""
         return iter(self.pixels.split(size))
 
     def feed(self, digest: "hashlib._Hash") -> None:
@@ -125,7 +125,7 @@ class ImageFiles:
         return self.centres(range(min(count, len(self))))
 
     def chunks(self, size: int) -> Iterator[Tensor]:
-        """Central pixels of all images, uint8 (size, c, h, w), the last chunk maybe smaller."""
+        """Central pixels of all images, uint8 (size, c, h, w); the last chunk may be smaller."""
         decode = partial(self._chunk, size=size)
         return in_order(decode, range(0, len(self), size), workers=self.workers)
 
@@ -176,7 +176,7 @@ class Dataset:
     train: ImageSet
     test: ImageSet
     resized: bool = False
-    """Whether the images had other sizes, and nobody asked for this one."""
+    """Whether the images had other sizes, and this one is not the user's choice."""
 
     @property
     def described(self) -> str:

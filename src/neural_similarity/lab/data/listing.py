@@ -21,7 +21,7 @@ PART_OF = {
     )
     for name in names
 }
-"""The part that a folder of such a name is, in capital letters or not."""
+"""The part that a folder name stands for, in upper or lower case."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _check_listed(path: Path, found: list[tuple[str, str]]) -> None:
 
 
 def _plain_files(folder: Path) -> set[str]:
-    """Files in a folder that are no links; to resolve the path of each takes ten times as long."""
+    """Files in a folder that are no links; resolving each path would take ten times as long."""
     if not folder.is_dir():
         return set()
     with os.scandir(folder) as entries:
@@ -188,7 +188,7 @@ def _walk(
 ) -> Iterator[tuple[str, int]]:
     state = Path(folder).stat()
     if (state.st_dev, state.st_ino) in seen:
-        raise ValueError(f"{folder} must be no link to a folder that is listed already")
+        raise ValueError(f"{folder} must not link to a folder that is listed already")
     seen.add((state.st_dev, state.st_ino))
     inner.append(folder)
     with os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""Images kept in a file that later runs map into memory."""
+"""Decoded images, cached in a file that later runs map into memory."""
 
 import hashlib
 import json
@@ -28,12 +28,12 @@ PICKLES = ("mini-imagenet-cache-{}.pkl", "miniImageNet_category_split_{}.pickle"
 """The names of the public files; of the second kind, "train" is "train_phase_train"."""
 CACHE = "cache-pickles.pixels"
 CHUNK = 600
-"""Images that are written between two reports of progress."""
+"""Images written between two reports of progress."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a cache is made of.
+    """The source of a cache.
 
     Args:
         shape: of all pixels, (n, c, h, w).
@@ -89,7 +89,7 @@ class Cache:
         return self.path.with_suffix(".json")
 
     def _described(self) -> dict[str, Any] | None:
-        """What the cache holds; None where it has to be made."""
+        """The description of the cache; None where it has to be made."""
         try:
             found = read_json(self._description)
             known = (found["version"], found["signature"]) == (VERSION, self.signature)
@@ -99,7 +99,7 @@ class Cache:
         return found if known else None
 
     def _make(self, progress: Progress | None) -> dict[str, Any]:
-        """Write all pixels, and then what they are."""
+        """Write all pixels, and then their description."""
         source, done = self.source(), 0
         with new_file(self.path) as fresh:
             with fresh.open("wb") as file:
@@ -120,7 +120,7 @@ class Cache:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes a cache in `folder`, and let none begin."""
+    """Wait until no other process makes a cache in `folder`, and keep others out."""
     if sys.platform == "win32":  # It opens no folders.
         yield
         return
@@ -253,7 +253,7 @@ def _read(path: Path) -> Images:
     names = _positions(content, len(pixels))
     order = [i for positions in names.values() for i in positions]
     if not order or sorted(order) != [*range(len(pixels))]:
-        raise ValueError(f"{path} must tell the class of each of its {len(pixels):,} images")
+        raise ValueError(f"{path} must give the class of each of its {len(pixels):,} images")
     counts = torch.tensor([len(positions) for positions in names.values()])
     labels = torch.repeat_interleave(torch.arange(len(counts)), counts)
     chosen = torch.from_numpy(pixels[order]).permute(0, 3, 1, 2).contiguous()

@@ -1,4 +1,4 @@
-"""Work on files in other processes, ahead of its use and in order."""
+"""Work done ahead by worker processes, and handed out in order."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 AHEAD = 2
-"""Positions that a process is ahead."""
+"""Positions that each process works ahead."""
 
 
 def in_order(
@@ -44,14 +44,14 @@ def in_order(
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class _Guarded(Dataset[Any]):
-    """Hands the message of a `ValueError` over: torch would add the traceback of the process."""
+    """Returns the message of a `ValueError`, to which torch would add the worker's traceback."""
 
     def __init__(self, work: Callable[[int], Any]) -> None:
         self.work = work

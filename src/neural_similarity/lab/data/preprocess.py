@@ -13,8 +13,8 @@ from neural_similarity.lab.data.images import ImageFiles, ImageSet
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation that torchvision's networks are trained with."""
 Inputs = Literal["normalized", "imagenet", "raw"]
-"""What pixels reach a network as: normalised by the channels of the training images or by those of
-ImageNet, or as they are (0 to 255)."""
+"""The network's input: pixels normalised by the channels of the training images or by those of
+ImageNet, or raw (0 to 255)."""
 
 
 @dataclass(frozen=True)

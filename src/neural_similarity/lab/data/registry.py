@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Loading data sets by name."""
 
 import logging
 from collections import Counter
@@ -39,9 +39,9 @@ _SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
         for change in CORRUPTIONS
     },
 }
-"""How to read the data sets that are not the user's, and where their files are."""
+"""For the public data sets, how to load them and where their files are."""
 IN_PLACE = (FOLDER, imagenet.NAME)
-"""Those whose `root` is the data set itself, a folder of the user's."""
+"""The data sets whose `root` is the user's own folder of images."""
 NAMES = (*_SETS, *IN_PLACE)
 log = logging.getLogger(__name__)
 SHARE = 5
@@ -86,7 +86,7 @@ def load(
 
 
 def find(name: str, root: Path) -> Path:
-    """The folder that holds the files of a data set that is not the user's."""
+    """The folder of the files of a public data set."""
     return _SETS[name][1](root)
 
 
@@ -132,7 +132,7 @@ def load_folder(root: Path, image_size: int | None = None, otherwise: int | None
 
 
 def _listed(root: Path) -> list[Listing]:
-    """Training and test part, or the whole that has to give both."""
+    """The training and test parts, or the whole that is to be split."""
     found = part_folders(root)
     train, test = found.get("train"), found.get("test", found.get("val"))
     if test and not train:

@@ -24,7 +24,7 @@ from neural_similarity.lab.data.mapped import find_pickles, load_class_images, l
 
 MINI, OMNIGLOT, FOLDER, EMBEDDED = "mini-imagenet", "omniglot", "folder", "embedded"
 OLDER = {"classes": FOLDER}
-"""What data sets were called once."""
+"""Former names of data sets."""
 CIFAR_FS = {
     "val": (
         "beaver otter flatfish shark lamp television beetle butterfly sea camel cattle crab "

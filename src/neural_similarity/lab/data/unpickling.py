@@ -1,4 +1,4 @@
-"""Pickles of arrays and plain values, read by a machine that calls nothing a file names.
+"""A safe unpickler of arrays and plain values: it calls nothing that a file names.
 
 `pickle.Unpickler` cannot be made safe by refusing globals: numpy's `dtype.__setstate__` takes bytes
 for live objects, the hash of a deep tuple overflows the stack, and one index of the memo can ask
@@ -72,7 +72,7 @@ class _Unbuilt:
 
 
 class _Machine:
-    """The instructions of a pickle that make plain values."""
+    """An interpreter of the pickle instructions that make plain values."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -155,7 +155,7 @@ class _Machine:
         self._stack.append(target)
 
     def _called(self, function: Any, arguments: Any) -> Any:
-        """What a call of one of `GLOBALS` stands for."""
+        """The value of a call of one of `GLOBALS`."""
         match function.name if isinstance(function, _Global) else None, arguments:
             case "_codecs.encode", (str(text), "latin1"):
                 return self._bytes(text)

@@ -7,6 +7,7 @@ from neural_similarity.lab.paper.execution import Executor as Executor
 from neural_similarity.lab.paper.execution import Outcome as Outcome
 from neural_similarity.lab.paper.few_shot_table import few_shot_markdown as few_shot_markdown
 from neural_similarity.lab.paper.few_shot_table import few_shot_rows as few_shot_rows
+from neural_similarity.lab.paper.few_shot_table import sizes as sizes
 from neural_similarity.lab.paper.markdown import to_markdown as to_markdown
 from neural_similarity.lab.paper.plan import Job as Job
 from neural_similarity.lab.paper.plan import Plan as Plan
@@ -15,7 +16,6 @@ from neural_similarity.lab.paper.plan import chosen as chosen
 from neural_similarity.lab.paper.plan import make_plan as make_plan
 from neural_similarity.lab.paper.plan import makespan as makespan
 from neural_similarity.lab.paper.plan import side_by_side as side_by_side
-from neural_similarity.lab.paper.plan import sizes as sizes
 from neural_similarity.lab.paper.plan import wanted_evaluations as wanted_evaluations
 from neural_similarity.lab.paper.plan import wanted_runs as wanted_runs
 from neural_similarity.lab.paper.plots import draw as draw

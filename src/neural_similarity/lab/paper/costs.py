@@ -1,4 +1,4 @@
-"""What an update of every recipe's network takes, as `python -m benchmarks recipes` measured it."""
+"""The time of an update of each recipe's network, by `python -m benchmarks recipes`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,11 +11,11 @@ from neural_similarity.lab.train.recipe import recipe_to_json
 from neural_similarity.lab.train.statistics import Interval
 
 STEP = "step"
-"""What the benchmark calls an update."""
+"""The benchmark's name for an update."""
 QUIET = 0.1
-"""Quartiles of a baseline's times over their median; wider apart, the machine was not quiet."""
+"""Largest distance of a baseline's quartiles, over the median, on a quiet machine."""
 MOST_OTHERS = 0.1
-"""Cores busy with other work beyond which the machine was not quiet."""
+"""Most cores that other work keeps busy on a quiet machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class StepCosts:
     """What an update of every recipe's network takes, measured side by side."""
 
     ratios: Mapping[str, Interval]
-    """Times over the baseline's, by recipe."""
+    """Time of an update over the baseline's, by recipe."""
     baseline: str
     """Recipe of the baseline."""
     source: str
@@ -60,7 +60,7 @@ def read_costs(path: Path) -> StepCosts | None:
 
 
 def doubt(quick: bool, others: float | None, spread: float) -> str | None:
-    """Why times of a benchmark are not to be relied on, or None.
+    """Why the times of a benchmark are unreliable, or None.
 
     Args:
         quick: whether it only tried out the command.

@@ -1,4 +1,4 @@
-"""What `nsim reproduce` shows: how far its processes are, and how each ended."""
+"""The progress of `nsim reproduce`: how far its processes are, and how each ended."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ class Display:
         self.shown: dict[str, Progress] = {}
 
     def started(self, job: Job) -> None:
-        """Tell that a job has begun or goes on."""
+        """Show that a job has begun or was resumed."""
         if self.bars.disable:
             self._write(job, f"from {job.unit} {job.done:,} of {job.steps:,}")
             self.shown[job.title] = Lines(job.steps, job.done, sys.stderr, f"{job.title}: ")
@@ -27,11 +27,11 @@ class Display:
             self.shown[job.title] = Bar(self.bars, job.title, job.steps, job.done)
 
     def measured(self, job: Job, record: dict[str, Any]) -> None:
-        """Tell the newest line of metrics."""
+        """Show the newest line of metrics."""
         self.shown[job.title].measured(record)
 
     def ended(self, job: Job, text: str) -> None:
-        """Tell how a job ended, and how many are over."""
+        """Show how a job ended, and how many have ended."""
         self.over += 1
         self.all.stepped(self.over)
         shown = self.shown.pop(job.title, None)

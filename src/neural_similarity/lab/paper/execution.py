@@ -1,4 +1,4 @@
-"""Running what a plan lists: processes of one thread, side by side, each a plain `nsim`."""
+"""Running the jobs of a plan side by side, each an `nsim` process of one thread."""
 
 import os
 import signal
@@ -30,9 +30,9 @@ ENVIRONMENT = {"OMP_NUM_THREADS": str(THREADS)}
 class Outcome:
     recorded: list[Path] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """What went wrong, by the title of the job."""
+    """The error of each failed job, by its title."""
     stopped: int | None = None
-    """The signal that stopped it before all was done."""
+    """The signal that stopped the executor early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Executor:
 
 
 class _Runner:
-    """The processes that run, and what came of those that have ended."""
+    """The running processes, and the outcome of those that have ended."""
 
     def __init__(self, executor: Executor, display: Display, waiting: list[Job]) -> None:
         self.executor, self.display, self.waiting = executor, display, waiting
@@ -92,7 +92,7 @@ class _Runner:
         return bool(self.waiting or self.running)
 
     def fill(self) -> None:
-        """Begin jobs that need not wait, in their order, as long as there are places."""
+        """Start jobs that need not wait, in their order, while there are places."""
         for job in list(self.waiting):
             failed = [title for title in job.after if title in self.outcome.failed]
             if failed:
@@ -125,7 +125,7 @@ class _Runner:
             self.fail(job, str(error))
 
     def collect(self) -> None:
-        """Show how far the processes are and deal with those that have ended."""
+        """Show the progress of the processes and handle those that have ended."""
         for entry in list(self.running):
             job, process, before = entry
             code = process.poll()
@@ -142,7 +142,7 @@ class _Runner:
                 self.display.ended(job, "stopped")
 
     def stop(self) -> None:
-        """Let every process that still runs save what it has and end."""
+        """Let every running process save its state and end."""
         for _, process, _ in self.running:
             process.send_signal(signal.SIGTERM)
 
@@ -162,18 +162,18 @@ class _Runner:
             self.display.ended(job, text)
 
     def fail(self, job: Job, reason: str) -> None:
-        """Note that a job came to nothing."""
+        """Note that a job failed."""
         self.outcome.failed[job.title] = reason
         self.display.ended(job, f"failed: {reason}")
 
 
 def log_file(job: Job) -> Path:
-    """What a run prints goes beside its folder."""
+    """The log of a run, beside its folder."""
     return job.folder.with_name(f"{job.folder.name}.log")
 
 
 def launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process that writes to `log` and is alone in doing so.
+    """Start a process that writes to `log`, which no other process may use.
 
     It has a session of its own, so that Ctrl-C reaches it only through `execute`.
 
@@ -193,7 +193,7 @@ def launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def reason(code: int, log: Path, since: int) -> str:
-    """Why a process failed: the signal that killed it, or the last that it wrote.
+    """Why a process failed: the signal that killed it, or the last line of its log.
 
     Args:
         code: its exit code, minus the signal where one ended it.

@@ -24,10 +24,10 @@ TITLES = {
     "cifar-fs": "The rows of table 6 on CIFAR-FS, 5 ways",
     "fc100": "The rows of table 6 on FC100, 5 ways",
 }
-"""By the data, which the names of their recipes begin with."""
+"""Titles by the data set, with which the names of their recipes begin."""
 WAYS, QUERIES = 5, 15
 SHOTS = (5, 1)
-"""Those of the paper, and one."""
+"""The paper's numbers of shots, and one."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class FewShotRow:
     recipe: str
     """Name of the recipe that trains it."""
     method: str
-    """What is evaluated of it."""
+    """The method that is evaluated on its network."""
     paper: float | None = None
     """The paper's accuracy in percent, 5 ways and 5 shots."""
     reach: float | None = None
-    """Its interval."""
+    """Half the paper's interval, what ± stands before."""
     data: str = MINI
-    """What the name of its recipe begins with."""
+    """The data set, with which the name of its recipe begins."""
 
     def on(self, data: str) -> "FewShotRow":
-        """The row on other data, of which the paper has no number."""
+        """The row on other data, for which the paper has no number."""
         if data == self.data:
             return self
         recipe = data + self.recipe.removeprefix(self.data)
         return replace(self, recipe=recipe, data=data, paper=None, reach=None)
 
     def recipe_for(self, shots: int) -> str:
-        """The recipe for tasks of so many shots, where there is one of its own."""
+        """The recipe for this number of shots, where there is a special one."""
         own = f"{self.recipe}-{shots}shot"
         return own if own in FEW_SHOT_RECIPES else self.recipe
 
@@ -126,7 +126,7 @@ PANELS: dict[str, tuple[FewShotRow, ...]] = {
 }
 BASELINE, CONTROL = PANELS["CNN-4"][0], PANELS["controls"][0]
 COMPARED = {"to fine-tuning": BASELINE, "to 64 filters": CONTROL}
-"""What every row is compared with, by the heading; the control is as large as dynamic NSN."""
+"""The rows that every row is compared with, by heading; the control is as large as dynamic NSN."""
 HEAD = (
     "method",
     "recipe",
@@ -169,12 +169,17 @@ class FewShotLine:
 
 
 def _of(record: Record) -> Evaluation:
-    """What was evaluated, as every record of few-shot learning tells."""
+    """What was evaluated; every few-shot record has it."""
     return cast(Evaluation, record.evaluation)
 
 
 def _classes(record: Record) -> Classes:
     return cast(FewShotRecipe, record.recipe).train_on
+
+
+def sizes(shots: int) -> TaskSizes:
+    """The sizes of Table 6's tasks."""
+    return TaskSizes(ways=WAYS, shots=shots, queries=QUERIES)
 
 
 def rows_on(data: str) -> list[FewShotRow]:
@@ -210,7 +215,7 @@ def few_shot_markdown(results: Path, budget: float | None = None, data: str = MI
 def few_shot_rows(
     results: Path, budget: float | None = None, data: str = MINI
 ) -> list[dict[str, Any]]:
-    """The same as numbers that JSON can hold, a row for every group of evaluations."""
+    """Table 6 as JSON values, one row per group of evaluations."""
     _, at = _chosen(results, budget, data)
     return [
         {
@@ -259,7 +264,7 @@ _NOTE = (
 
 
 def _budgets(row: FewShotRow, shots: int, results: Path) -> list[float]:
-    """Those at which the row has evaluations."""
+    """The budgets at which the row has evaluations."""
     known = map(float, budgets(results, [row.recipe_for(shots)]))
     return [budget for budget in known if _groups(row, shots, results, budget)]
 
@@ -294,7 +299,7 @@ def _ours(line: FewShotLine) -> tuple[str, ...]:
 
 
 def _budget(one: Record) -> str:
-    """That of the run, and that of the run it started from where it is another."""
+    """The budget of the run, and that of the run it started from where they differ."""
     start = _start_budget(one)
     return f"{one.budget:g}" + (f" (start: {start:g})" if start != one.budget else "")
 
@@ -304,7 +309,7 @@ def _start_budget(one: Record) -> float:
 
 
 def _lines(row: FewShotRow, shots: int, results: Path, budget: float) -> list[FewShotLine]:
-    """The evaluations of a row, those that differ in the seed alone together."""
+    """The evaluations of a row, grouped where they differ only in the seed."""
     compared = [other.on(row.data) for other in COMPARED.values()]
     others = [_groups(other, shots, results, budget) for other in compared]
     lines = []
@@ -337,11 +342,10 @@ def _groups(
     row: FewShotRow, shots: int, results: Path, budget: float
 ) -> dict[Hashable, list[Record]]:
     """Evaluations on test classes by classes of training, statistics, tasks and start."""
-    sizes = TaskSizes(ways=WAYS, shots=shots, queries=QUERIES)
     groups: dict[Hashable, list[Record]] = {}
     for one in _longest(read_records(results, row.recipe_for(shots), budget)):
         of = _of(one)
-        if (of.method, of.sizes, of.tasks["part"]) == (row.method, sizes, "test"):
+        if (of.method, of.sizes, of.tasks["part"]) == (row.method, sizes(shots), "test"):
             tasks = of.tasks["digest"]
             key = (_classes(one), _of(one).statistics, tasks, _start_budget(one))
             groups.setdefault(key, []).append(one)
@@ -349,7 +353,7 @@ def _groups(
 
 
 def _longest(evaluations: Iterable[Record]) -> list[Record]:
-    """Of those that differ in the number of tasks alone, the one of most."""
+    """Of those that differ only in the number of tasks, the one with the most."""
     longest: dict[str, Record] = {}
     for one in sorted(evaluations, key=lambda one: _of(one).tasks["count"]):
         of = replace(_of(one), tasks=_of(one).tasks | {"count": 0})
@@ -358,7 +362,7 @@ def _longest(evaluations: Iterable[Record]) -> list[Record]:
 
 
 def _difference(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
-    """Over the common seeds, and how many they are where they are not all; "" without any."""
+    """The difference over the common seeds, and their number if some lack; "" without any."""
     seeds = {one.seed for one in ours} & {one.seed for one in theirs}
     if not seeds:
         return ""

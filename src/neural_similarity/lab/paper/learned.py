@@ -1,4 +1,4 @@
-"""What a network learned beside its kernels, in kilobytes, so that figures need no weights."""
+"""What a network learned besides its kernels: kilobytes, from which figures are drawn."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from neural_similarity.nn import (
 )
 
 MOST_NUMBERS = 2_000
-"""Of one tensor; an M for each of many filters is left out."""
+"""The most numbers of one tensor: an M for each of many filters is left out."""
 
 
 @torch.no_grad()

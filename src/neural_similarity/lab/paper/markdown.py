@@ -1,4 +1,4 @@
-"""A report as Markdown."""
+"""Writing a report as Markdown."""
 
 from neural_similarity.lab.data import imagenet
 from neural_similarity.lab.paper.records import Record, commits_of
@@ -37,7 +37,7 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
 
 
 def ours(line: Line) -> str:
-    """Mean and deviation, or why there are none."""
+    """Mean and deviation of our runs, or why there are none."""
     if not line.records:
         return "not run" if line.row.has_recipe else "not run (no recipe)"
     top5 = "" if line.top5 is None else f", top-5 {spread(*line.top5)}"
@@ -163,7 +163,7 @@ def _changed(report: PanelReport) -> str:
 
 
 def _scatter(report: PanelReport) -> str:
-    """What all rows together say of seeds, and how far the intervals are to be trusted."""
+    """The scatter of seeds over all rows, and how far to trust the intervals."""
     if not report.intervals:
         return ""
     count = f"{report.intervals} intervals, none adjusted for their number."
@@ -183,7 +183,7 @@ def _scatter(report: PanelReport) -> str:
 
 
 def _chosen(report: PanelReport) -> str:
-    """A warning where rows have what was chosen by the test error that they report."""
+    """A warning where rows use a choice that was made by the test error they report."""
     rows = [each.row for each in report.lines if each.records]
     if not any(
         getattr(RECIPES[row.recipe].similarity, "predictor", 0) == PREDICTOR for row in rows
@@ -225,7 +225,7 @@ def _machine(environment: dict) -> str:
 
 
 def _code(record: Record) -> str:
-    """The commits of a run, as its environment tells them: older records name the first alone."""
+    """The commits of a run from its environment; older records name only the first."""
     code = record.code
     began = (code["commit"] or "")[:12] or f"version {code['version']}"
     others = [c[:12] for c in commits_of(record.environment) if c != code["commit"]]

@@ -1,4 +1,4 @@
-"""How long a step of a recipe takes here: by its records, or roughly by its multiplications."""
+"""Estimating a step's time on this machine: by records, or roughly by multiplications."""
 
 import time
 from collections.abc import Iterable
@@ -21,18 +21,18 @@ from neural_similarity.lab.train.runtime import PrecisionChoice, threads
 from neural_similarity.models import macs
 
 THREADS = 1
-"""Of a run."""
+"""The number of threads of a run."""
 IMAGES, TRIES = 32, 3
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Time of a step."""
+    """The time of a step, measured or estimated."""
 
     seconds: float
-    """Of one step."""
+    """Seconds of one step."""
     rough: bool = False
-    """Whether it is by multiplications, not by a run."""
+    """Whether it is estimated from multiplications, not from a run."""
 
 
 def paces(names: Iterable[str], results: Path, precision: PrecisionChoice) -> dict[str, Pace]:
@@ -56,7 +56,7 @@ def paces(names: Iterable[str], results: Path, precision: PrecisionChoice) -> di
 
 
 def _recorded(results: Path, name: str, here: dict[str, Any]) -> Pace | None:
-    """By records of machines like `here`.
+    """The pace from records of machines like `here`.
 
     A released variant without records is taken to be as fast as the recipe that it is one of.
     """
@@ -81,7 +81,7 @@ def evaluation_pace(name: str, method: str, results: Path) -> Pace:
 
 
 def _records(name: str, results: Path) -> list[Record]:
-    """Those of a recipe at any budget."""
+    """The records of a recipe at any budget."""
     folder = records_folder(results, name, 1.0).parent
     return [read_record(path) for path in folder.glob("*/*.json")]
 

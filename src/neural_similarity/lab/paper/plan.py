@@ -1,4 +1,4 @@
-"""What a table lacks: which runs, in which order they go, and how long they take."""
+"""Planning the runs that a table lacks: their order, and how long they take."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,6 @@ from neural_similarity.lab.session import open_run
 from neural_similarity.lab.tasks.few_shot.evaluation import EVALUATIONS, evaluation_name
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import Classes
-from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train import Run, RunError, choose_runtime
 from neural_similarity.lab.train.checkpoint import checkpoints, step_of
 from neural_similarity.lab.train.journal import read_lines
@@ -32,7 +31,7 @@ from neural_similarity.lab.train.run import SUMMARY
 from neural_similarity.lab.train.runtime import PrecisionChoice
 
 State = Literal["new", "interrupted", "finished"]
-"""How far a job is that has no record."""
+"""The state of a job without a record."""
 TASK_SEED = 0
 TRAIN_ALONE: tuple[Classes, ...] = ("train",)
 """The classes of MAML, ANIL and meta-learned NSN, whose classifier has a learned start; the paper
@@ -41,7 +40,7 @@ trains static and dynamic NSN on validation classes as well."""
 
 @dataclass(frozen=True)
 class Key:
-    """What tells a run from others of its budget."""
+    """What distinguishes a run from others at its budget."""
 
     name: str
     seed: int
@@ -59,9 +58,9 @@ class Wanted:
 
     run: Key
     method: str | None = None
-    """What is evaluated, of few-shot learning."""
+    """For few-shot learning, the method that is evaluated."""
     shots: int = 0
-    """Of the tasks on which that is."""
+    """For few-shot learning, the shots of its tasks."""
 
     def __str__(self) -> str:
         if self.method is None:
@@ -82,7 +81,7 @@ class Scope:
     runs: Path
     """Folder of the run folders."""
     precision: PrecisionChoice = "auto"
-    """Of runs that are to begin: "auto" (what is faster here), "bf16" or "fp32"."""
+    """Precision of new runs: "auto" (the faster one here), "bf16" or "fp32"."""
     tasks: int = 2_000
     """Number of test tasks of an evaluation."""
 
@@ -101,7 +100,7 @@ class Scope:
             return f"{key.seed}.json"
         facts = {"part": "test", "count": self.tasks, "seed": TASK_SEED}
         of = one.method, key.train_on, METHODS[one.method].statistics, key.seed
-        return f"{evaluation_name(of, sizes(one.shots), facts)}.json"
+        return f"{evaluation_name(of, few_shot_table.sizes(one.shots), facts)}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,23 +110,23 @@ class Job:
     title: str
     folder: Path
     words: tuple[str, ...]
-    """What `nsim` takes to begin it."""
+    """The arguments of `nsim` that begin it."""
     after: tuple[str, ...] = ()
-    """Titles of jobs that must be done before."""
+    """Titles of jobs that must be done first."""
     product: Path
-    """The file whose presence means that it is done."""
+    """The file that exists once it is done."""
     record: Path | None
-    """The record to write then, if there is one."""
+    """The record to write when it is done, if any."""
     state: State
-    """Whether it is to begin, to go on, or only to be recorded."""
+    """Whether to begin it, to resume it, or only to record it."""
     steps: int
     """Steps of the whole run, or tasks of the evaluation."""
     done: int = 0
-    """Steps that the newest checkpoint has behind it."""
+    """Steps that are done at the newest checkpoint."""
     seconds: float
     """Time that the remaining steps take."""
     rough: bool
-    """Whether that is by multiplications, and not by earlier runs of the recipe."""
+    """Whether that is estimated from multiplications, not from earlier runs of the recipe."""
 
     @property
     def unit(self) -> str:
@@ -136,7 +135,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be done for a table."""
+    """The jobs that a table needs."""
 
     jobs: tuple[Job, ...]
     """In the order in which they begin."""
@@ -240,7 +239,7 @@ def make_plan(wanted: Sequence[Wanted], scope: Scope) -> Plan:
 
 
 def side_by_side() -> int:
-    """How many runs go at a time: two on a CPU of several cores, else one."""
+    """How many runs to do at a time: two on a CPU of several cores, else one."""
     on_cpu = choose_runtime(precision="fp32").device.type == "cpu"
     return min(2, cores()) if on_cpu else 1
 
@@ -259,11 +258,6 @@ def makespan(jobs: Iterable[Job], places: int) -> float:
     for job in jobs:
         heapq.heapreplace(ends, ends[0] + job.seconds)
     return max(ends)
-
-
-def sizes(shots: int) -> TaskSizes:
-    """Those of Table 6's tasks."""
-    return TaskSizes(ways=few_shot_table.WAYS, shots=shots, queries=few_shot_table.QUERIES)
 
 
 def require_same(run: Run, key: Key, budget: float) -> None:
@@ -287,13 +281,13 @@ def _recorded(one: Wanted, scope: Scope) -> bool:
 
 
 def _before(key: Key) -> list[Key]:
-    """The runs that one builds on: where it starts, what it retrains."""
+    """The runs that a run builds on: its start, and what it retrains."""
     starts = [Key(STARTS[key.name], key.seed, key.train_on)] if key.name in STARTS else []
     return starts if key.train_on == "train" else [*starts, Key(key.name, key.seed)]
 
 
 def _needed(one: Wanted, scope: Scope) -> list[Key]:
-    """The runs that a record takes, its own last.
+    """The runs that a record needs, its own last.
 
     What a run is built on is not needed any more once it has begun.
     """
@@ -307,7 +301,7 @@ def _needed(one: Wanted, scope: Scope) -> list[Key]:
 
 
 def _training(key: Key, record: Path | None, scope: Scope, pace: dict[str, Pace]) -> Job | None:
-    """The job that trains a run; None where that is finished and not to be recorded itself."""
+    """The job that trains a run; None where the run is finished and needs no record."""
     folder, recipe = scope.folder(key), scaled(NAMED[key.name], scope.budget)
     speed = pace.get(key.name) or paces([key.name], scope.results, scope.precision)[key.name]
     state, done = "new", 0
@@ -337,7 +331,7 @@ def _training(key: Key, record: Path | None, scope: Scope, pace: dict[str, Pace]
 
 
 def _words(key: Key, scope: Scope) -> Iterator[str]:
-    """What `nsim` takes to begin a run."""
+    """The arguments of `nsim` that begin a run."""
     yield "train"
     if key.train_on == "train":
         yield from (key.name, "--budget", repr(scope.budget), "--seed", f"{key.seed}")
@@ -357,7 +351,9 @@ def _evaluation(one: Wanted, method: str, scope: Scope) -> Job:
     product = folder / EVALUATIONS / scope.file(one)
     pace = evaluation_pace(one.run.name, method, scope.results)
     state: State = "finished" if product.exists() else "new"
-    words = evaluate_words(f"{folder}", method, sizes(one.shots), scope.tasks, TASK_SEED, "test")
+    words = evaluate_words(
+        f"{folder}", method, few_shot_table.sizes(one.shots), scope.tasks, TASK_SEED, "test"
+    )
     return Job(
         title=f"{one}",
         folder=folder,
@@ -373,7 +369,7 @@ def _evaluation(one: Wanted, method: str, scope: Scope) -> Job:
 
 
 def _after(job: Job, jobs: dict[str, Job]) -> Job:
-    """The job, after those of the plan alone."""
+    """The job, waiting only for jobs of the plan."""
     return replace(job, after=tuple(title for title in job.after if title in jobs))
 
 
@@ -383,6 +379,6 @@ def _steps_saved(run: Run) -> int:
 
 
 def _own_pace(run: Run) -> Pace | None:
-    """By the lines of an interrupted run."""
+    """The pace from the metrics of an interrupted run."""
     lines = [line for line in read_lines(run.metrics) if "seconds" in line]
     return Pace(lines[-1]["seconds"] / lines[-1]["step"]) if lines else None

@@ -1,4 +1,4 @@
-"""A report as a picture."""
+"""Drawing a report as a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from neural_similarity.lab.train.statistics import Interval
 
 PAPER, SEED, IMAGE = "tab:orange", "tab:blue", "tab:gray"
 SHIFT = 0.12
-"""Between the two intervals of a row."""
+"""Distance between the two intervals of a row."""
 
 
 def draw(report: Report, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""From the folder of a finished run to its records."""
+"""Writing the records of finished runs."""
 
 import shlex
 from dataclasses import replace
@@ -70,12 +70,12 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, layout(content))
     elif read_record(path) and read_json(path)["correct"] != content["correct"]:
-        raise RunError(f"{path} exists already with another outcome; delete it to write it anew")
+        raise RunError(f"{path} exists already with another outcome; delete it to write it again")
     return path
 
 
 def _scored(run: Run) -> dict[str, Any]:
-    """What a record says of a run that was scored on test images."""
+    """What a record says about a run that was scored on test images."""
     summary = read_json(run.summary)
     correct = summary.pop("test_correct")
     size = (run.channels, run.image_size, run.image_size)
@@ -93,7 +93,7 @@ def _scored(run: Run) -> dict[str, Any]:
 
 
 def _evaluated(run: FewShotRun) -> dict[str, dict[str, Any]]:
-    """What records say of a few-shot run's evaluations, by the names of their files."""
+    """What records say about a few-shot run's evaluations, by the names of their files."""
     evaluations = read_evaluations(run)
     if not evaluations:
         raise RunError(f"{run.path} has no evaluations; `nsim evaluate {run.path}` first")
@@ -121,7 +121,7 @@ def _evaluation(run: FewShotRun, one: Evaluation) -> dict[str, Any]:
 def evaluate_words(
     folder: str, method: str, sizes: TaskSizes, count: int, seed: int, part: str
 ) -> list[str]:
-    """What `nsim` takes to evaluate the run in a folder."""
+    """The arguments of `nsim` that evaluate the run in a folder."""
     numbers = {"ways": sizes.ways, "shots": sizes.shots, "queries": sizes.queries}
     numbers |= {"tasks": count, "task-seed": seed}
     options = [word for name, number in numbers.items() for word in (f"--{name}", f"{number}")]
@@ -129,7 +129,7 @@ def evaluate_words(
 
 
 def _facts_of(run: Run) -> dict[str, Any]:
-    """What every record says of its run."""
+    """What every record says about its run."""
     environment = read_json(run.path / ENVIRONMENT)
     config = recipe_to_json(run.recipe)
     if run.name in STARTS:  # By a path on this machine.
@@ -188,7 +188,7 @@ def overridden(run: Run) -> list[str]:
         RunError: no recipe has that name.
     """
     if run.name not in NAMED:
-        raise RunError(f"{run.path} is of no named recipe, but of {run.name!r}")
+        raise RunError(f"{run.path} is not a run of a named recipe, but of {run.name!r}")
     environment = read_json(run.path / ENVIRONMENT)
     start, retrained = environment.get("start"), environment.get("retrained")
     changed = changed_fields(run.name, run.budget, run.recipe, start, retrained)
@@ -233,7 +233,7 @@ def code_of(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def machine_of(environment: dict[str, Any]) -> dict[str, Any]:
-    """The environment without what names folders of a machine: records are for everyone."""
+    """The environment without folder names of a machine, since records are public."""
     kept = {
         key: value
         for key, value in environment.items()

@@ -21,9 +21,9 @@ from neural_similarity.lab.train.recipe import MACHINE, differing, recipe_from_j
 
 FEW_SHOT_FOLDER = "fewshot"
 FREE: tuple[str, ...] = ("seed", "start", *MACHINE)
-"""Fields with which a run is one of its recipe whatever they are."""
+"""Fields that may differ between a run and its recipe."""
 RETRAINED = ("train_on", "select_on", "steps", "drops")
-"""Fields that training on validation classes as well changes."""
+"""Fields that change when a run is trained on validation classes as well."""
 DIRTY = "-dirty"
 
 
@@ -49,7 +49,7 @@ class Record:
     correct: Tensor
     """Which test images were right, boolean; or how many queries of each task."""
     evaluation: Evaluation | None = None
-    """Of a few-shot run: what was evaluated."""
+    """For a few-shot run, what was evaluated."""
     start: dict[str, Any] | None = None
     """Recipe, seed, classes and budget of the run that training started from, and SHA-256 of its
     weights, by which its own evaluations are known."""
@@ -65,7 +65,7 @@ class Record:
 
     @property
     def stem(self) -> str:
-        """What the file is called, without .json."""
+        """The name of the file, without .json."""
         return _stem(self.recipe, self.evaluation)
 
 
@@ -76,7 +76,7 @@ def _stem(recipe: Recipe, evaluation: Evaluation | None) -> str:
 
 
 def records_folder(results: Path, name: str, budget: float) -> Path:
-    """Where the records of a recipe at a budget lie."""
+    """The folder of a recipe's records at a budget."""
     few_shot = isinstance(NAMED.get(name), FewShotRecipe)
     return (results / FEW_SHOT_FOLDER if few_shot else results) / name / budget_name(budget)
 

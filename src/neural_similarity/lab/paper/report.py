@@ -1,4 +1,4 @@
-"""A table of the paper beside our runs: every number from the records, none typed."""
+"""A table of the paper beside our runs, whose numbers all come from records."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from neural_similarity.lab.train.statistics import (
 class Line:
     row: Row
     records: tuple[Record, ...]
-    """Ours, in the order of their seeds."""
+    """Our records, in the order of their seeds."""
     metric: Metric
     """What is compared, in percent."""
     common: tuple[int, ...]
@@ -50,7 +50,7 @@ class Line:
 
     @property
     def mean(self) -> float:
-        """Mean over the runs."""
+        """The mean of the metric over the runs."""
         return mean_and_deviation(self.values)[0]
 
     @property
@@ -67,7 +67,7 @@ class Line:
 
     @property
     def seconds(self) -> float:
-        """Mean training time."""
+        """The mean training time in seconds."""
         return mean_and_deviation([record.summary["seconds"] for record in self.records])[0]
 
 
@@ -108,7 +108,7 @@ class Report:
 
     @property
     def schedule(self) -> str:
-        """Which schedule the runs had, and in how many steps."""
+        """The schedule of the runs, and its number of steps."""
         kind = "full" if self.budget == 1 else "reduced" if self.budget < 1 else "extended"
         original = [RECIPES[row.recipe] for row in self.table.rows if row.has_recipe]
         steps = sorted({(scaled(recipe, self.budget).steps, recipe.steps) for recipe in original})

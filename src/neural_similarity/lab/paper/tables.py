@@ -1,4 +1,4 @@
-"""The paper's recognition tables as values: what each row is called, reports and is run by.
+"""The paper's recognition tables as data: each row's label, reported number and recipe.
 
 Numbers: Liu et al., Neural Similarity Learning, tables 1 to 5 and 8, and table 2 of the authors'
 response. A row whose recipe is not in `recipes` is shown without runs; it comes to life by that

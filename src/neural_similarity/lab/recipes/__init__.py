@@ -33,7 +33,7 @@ RECIPES: dict[str, Recipe] = {
 NAMED: Mapping[str, Recipe] = ChainMap(FEW_SHOT_RECIPES, RECIPES)  # type: ignore[arg-type]
 """All recipes, of recognition and of few-shot learning, by name."""
 STARTS: dict[str, str] = FEW_SHOT_STARTS | PRETRAINED_STARTS
-"""The recipe whose run another one starts from."""
+"""For a recipe whose run starts from another run, the recipe of that one."""
 
 
 def in_variant(name: str, variant: str) -> str:
@@ -48,7 +48,7 @@ def in_variant(name: str, variant: str) -> str:
         return base
     if base + SUFFIX not in RECIPES:
         raise ValueError(
-            f"`variant` released is one of {', '.join(n.removesuffix(SUFFIX) for n in RELEASED)}, "
+            f"`variant` released exists for {', '.join(n.removesuffix(SUFFIX) for n in RELEASED)}, "
             f"got {name}"
         )
     return base + SUFFIX

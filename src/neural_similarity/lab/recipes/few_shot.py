@@ -116,7 +116,7 @@ BY_TASKS_CNN9 = {
 }
 BY_TASKS |= BY_TASKS_CNN9
 ONE_SHOT_FIELDS = {"proto": {"ways": 30}, "relation": {"queries": 15}, "leo": {"lr": 2.739071e-4}}
-"""What the papers of some methods have otherwise with one shot."""
+"""Settings that the papers of some methods change for one shot."""
 ONE_SHOT = {
     f"{name}-1shot": (
         text.replace("20 ways", "30 ways") + "; 1 shot",
@@ -166,6 +166,6 @@ FEW_SHOT_STARTS = {
     for name, source in _STARTS.items()
     for shots in ("", "-1shot")
 }
-"""The recipe whose run another one starts from."""
+"""For a recipe whose run starts from another run, the recipe of that one."""
 FEW_SHOT: dict[str, tuple[str, FewShotRecipe]] = QUICKSTART | MINI | CIFAR
 FEW_SHOT_RECIPES = {name: recipe for name, (_, recipe) in FEW_SHOT.items()}

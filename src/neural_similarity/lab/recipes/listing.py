@@ -1,4 +1,4 @@
-"""The recipes as a list, which `nsim recipes` shows without importing torch."""
+"""The list of recipes that `nsim recipes` shows without importing torch."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Section 4's path for recognition: a trained plain network, then M alone, then all of it.
+"""Section 4 for recognition: a plain network is trained, then M alone, then all of it.
 
 The paper names no schedule: both parts have half as many updates as the plain training and a
 tenfold drop in the middle. Static M learns at the best of the rates that were tried on 5,000
-held-out training images (docs/results.md); the rate of all is that of the plain schedule behind its
+held-out training images (docs/results.md); the rate of all is that of the plain schedule after its
 first drop, that of dynamic M was not chosen. The control trains the plain network on for as long as
 both parts take.
 """
@@ -16,7 +16,7 @@ from neural_similarity.nn import Diagonal, Dynamic, Full, Similarity, Static
 
 PLAIN = "cifar10-cnn"
 ALL_LR = 0.01
-"""The rate where everything trains."""
+"""The learning rate where everything trains."""
 STAGE = AdaptationRecipe(
     dataset="cifar10",
     model="cnn9",
@@ -35,7 +35,7 @@ SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
     "static-uns": ("static full", Static(Full()), 0.03),
     "dynamic-dns": ("dynamic diagonal", Dynamic(Diagonal(), predictor=PREDICTOR), 0.03),
 }
-"""What it is called, the similarity, and the rate at which it learns alone."""
+"""Names, similarities, and the rates at which they learn alone."""
 
 
 def _path(kind: str) -> dict[str, tuple[str, Recipe, str]]:
@@ -55,4 +55,4 @@ _ENTRIES = {
 } | {name: entry for kind in SIMILARITIES for name, entry in _path(kind).items()}
 PRETRAINED: dict[str, tuple[str, Recipe]] = {n: entry[:2] for n, entry in _ENTRIES.items()}
 PRETRAINED_STARTS = {name: start for name, (*_, start) in _ENTRIES.items()}
-"""The recipe whose run is the backbone."""
+"""For each recipe, the recipe whose run is its backbone."""

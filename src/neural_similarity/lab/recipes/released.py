@@ -1,4 +1,4 @@
-"""Recipes as the authors' released code trains, which is not what the paper's text says."""
+"""Recipes that train as the authors' released code, which differs from the paper's text."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ VARIANTS = ("paper", "released")
 MODELS = ("cnn9", "cnn9_plus")
 """The networks of tables 1 to 4."""
 SMALL = (0.1, 0.001)
-"""Of He's deviation: where the released predictors start."""
+"""Factors on He's deviation with which the released predictors start."""
 PATCHES = SphereNet(normalize="input", scales=SMALL)
 SIMILARITIES: dict[Similarity | None, Similarity | None] = {
     None: None,
@@ -25,7 +25,7 @@ SIMILARITIES: dict[Similarity | None, Similarity | None] = {
 }
 """The released similarities by those of the paper's text."""
 UNS_DECAY = 5e-3
-"""What the released static full M is pulled to zero with; its residual is off, so zero is M = 0."""
+"""Decay of the released static full M, to zero: without a residual, zero is M = 0."""
 
 
 def released(recipe: Recipe) -> Recipe:
@@ -41,12 +41,12 @@ def released(recipe: Recipe) -> Recipe:
       1/8 score a network by statistics that are not its own.
     - Static diagonal M starts at eye(3) flattened; static full M decays to zero by 5e-3. Static
       diagonal M does not decay.
-    - Predictors start small, the diagonal one with batch normalisation behind both layers. The
+    - Predictors start small, the diagonal one with batch normalisation after both layers. The
       full one has the identity added and no normalisation; theirs has no bias, ours 81. The
       factor 10 for predictors' decay is passed in their code and has no effect: they decay alike.
 
     The "nsl_fspherenet" of the code, both patch and kernel normalised, is
-    `SphereNet(normalize="both", bounded=True)`; the code normalises batches behind that, which we
+    `SphereNet(normalize="both", bounded=True)`; the code normalises batches after that, which we
     leave out, as it undoes the bound.
 
     Args:
@@ -86,4 +86,4 @@ RELEASED = {
     for name, (text, recipe) in CIFAR.items()
     if recipe.model in SPHERENETS
 }
-"""Of table 8, whose training is that of the released code already, only the network differs."""
+"""For table 8, which trains as the released code already, only the network differs."""

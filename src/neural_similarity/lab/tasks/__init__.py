@@ -1,4 +1,4 @@
-"""What runs learn, one class a kind of run; the session trains them all alike."""
+"""What runs learn: one `Task` class per kind of run, all trained by the same session."""
 
 from typing import Any
 
@@ -8,4 +8,4 @@ from neural_similarity.lab.tasks.few_shot.task import FewShotTask
 from neural_similarity.lab.train.task import Task
 
 TASKS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask, AdaptationTask)
-"""The kinds of runs; a recipe's class and a folder's `command` tell which it is."""
+"""The kinds of runs, identified by the class of a recipe or the `command` of a folder."""

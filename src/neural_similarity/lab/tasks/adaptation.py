@@ -1,4 +1,4 @@
-"""A pretrained network learns other images: by its similarities, its head, or all of it."""
+"""Adapting a pretrained network to other images: its similarities, its head, or all of it."""
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from neural_similarity.models import parameters
 from neural_similarity.nn import Full, Similarity, Static, evaluating
 
 PARTS = ("M", "head", "norm", "bias", "rival")
-"""What can train, beside "all" and "nothing"."""
+"""What can train, besides "all" and "nothing"."""
 STATIC_FULL = Static(Full())
 ADAPTER = "adapter.safetensors"
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -59,7 +59,7 @@ class AdaptationRecipe(Recipe):
     is eval, unless all trains."""
     classifier: Literal["auto", "new", "kept"] = "auto"
     """A new one; the backbone's (kept); or (auto) the backbone's where its classes have the same
-    names. Of a file or a library nothing tells them: its classifier of as many classes is taken
+    names. A file or a library has no names: its classifier of as many classes is taken
     where it does not train, since one of other classes is a bad start."""
     per_class: int | None = None
     """Training images of each class, drawn by the seed; the default is all."""
@@ -91,7 +91,7 @@ class AdaptationRecipe(Recipe):
         if self.similarity is None and "M" in parts:
             raise ValueError(f"`train` must leave M out where there is none, got {self.train!r}")
         alone = self.rival == "none" or self.similarity is None
-        self._require(alone, "rival", "be none beside a similarity")
+        self._require(alone, "rival", "be none with a similarity")
         told = (self.rival != "none") == ("rival" in parts) or parts == ["all"]
         self._require(told, "train", f"name rival where there is one, and {self.rival} is given")
 
@@ -122,7 +122,7 @@ class AdaptationRun(Run):
     COMMAND: ClassVar[str] = "nsim train adapt"
 
     recipe: AdaptationRecipe
-    """Every setting."""
+    """All settings of the run."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -182,7 +182,7 @@ class AdaptationTask(ClassificationTask):
 
     @property
     def digest(self) -> str:
-        """Of the whole data set."""
+        """The digest of the whole data set."""
         return (self.whole or self.dataset).digest
 
     @classmethod
@@ -200,7 +200,7 @@ class AdaptationTask(ClassificationTask):
         return cls(fitted(task.recipe, dataset), dataset, whole)
 
     def check(self) -> dict[str, Any]:
-        """As for images of any kind; facts of the backbone."""
+        """Check the images, and return facts about the backbone."""
         super().check()
         recipe, (channels, size, _) = self.recipe, self.images.shape
         sizes = {"in_channels": channels, "image_size": size}
@@ -228,7 +228,7 @@ class AdaptationTask(ClassificationTask):
         return {"backbone": facts | {"trained": trained}, "start": start}
 
     def preprocess(self) -> Preprocess:
-        """That of the backbone, or, where nothing tells, by the images."""
+        """The preprocessing of the backbone, or one fitted to the images where it is unknown."""
         usual = self.recipe.source.usual(self.recipe).preprocess
         return super().preprocess() if usual is None else usual
 
@@ -250,7 +250,7 @@ class AdaptationTask(ClassificationTask):
 
 
 def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:
-    """The recipe with what its backbone says of itself; the run may go on elsewhere."""
+    """The recipe with the facts of its backbone filled in; the run may go on elsewhere."""
     usual = recipe.source.usual(recipe)
     fields: dict[str, Any] = {"channels": recipe.channels or usual.channels, **usual.fields}
     if recipe.dataset in IN_PLACE and recipe.image_size is None:
@@ -271,7 +271,7 @@ def _few(images: ImageSet, each: int, seed: int) -> ImageSet:
 
 
 def _with_channels(images: ImageSet, recipe: AdaptationRecipe) -> ImageSet:
-    """Grey images in as many channels as the backbone takes."""
+    """Grey images, repeated to the number of channels that the backbone takes."""
     have, wanted = images.shape[0], recipe.channels
     if wanted is None or have == wanted:
         return images
@@ -293,8 +293,8 @@ def _check_outputs(model: nn.Module, images: ImageSet) -> None:
     except (RuntimeError, ValueError, AssertionError) as error:
         raise RunError(f"the backbone does not take {images.shape}: {error}") from error
     if shape != wanted:
-        raise RunError(f"the backbone must give {wanted} for two images, got {shape}")
+        raise RunError(f"the backbone must return {wanted} for two images, got {shape}")
     if not isinstance(trained, Tensor):
         raise RunError(
-            f"the backbone must give one tensor in training, too, got {type(trained).__name__}"
+            f"the backbone must return one tensor in training, too, got {type(trained).__name__}"
         )

@@ -1,4 +1,4 @@
-"""Pretrained networks by a word: timm:NAME, torchvision:NAME, a file of weights, a run folder."""
+"""Pretrained networks by name: timm:NAME, torchvision:NAME, a file of weights, a run folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Usual(NamedTuple):
     channels: int
     image_size: int
     preprocess: Preprocess | None = None
-    """None where nothing tells."""
+    """None where it is unknown."""
     fields: Mapping[str, Any] = {}
     """Fields of the recipe that say which of `ns.models` it is."""
 
@@ -61,7 +61,7 @@ class Backbone:
         weights: file of weights to take in place of those that come with the name.
         pretrained: whether timm's and torchvision's networks come with weights.
         classifier: "new"; "kept", its own; or "auto", by the names of the classes.
-        unknown: whether "auto" takes a classifier of as many classes whose names nothing tells.
+        unknown: whether "auto" takes a classifier of as many classes whose names are unknown.
         where: layers that have the similarity of a run that goes on with it, all by default.
         kinds: what a run folder may be of.
     """
@@ -114,7 +114,7 @@ class Backbone:
         return Usual(first.shape[1], models.usual_sizes(recipe.model)[2])
 
     def plain(self, recipe: Recipe, classes: int, **sizes: int) -> nn.Module:
-        """The network without its weights, for so many classes, of `in_channels`, `image_size`."""
+        """The network without its weights, for this number of classes, channels and image size."""
         if self.word.startswith(TIMM):
             model = _timm(self.word).create_model(self._name, num_classes=classes)
             _require_one_classifier(model, self.word, classes)
@@ -150,7 +150,7 @@ class Backbone:
         classifier = [key for key in own if key.startswith(f"{head}.")]
         fits = all(key in state and state[key].shape == own[key].shape for key in classifier)
         if self.classifier == "kept" and not fits:
-            raise RunError(f"the classifier of {self.word} is not of {len(classes)} classes")
+            raise RunError(f"the classifier of {self.word} does not have {len(classes)} classes")
         same = self.unknown if same is None else same
         same = fits and (self.classifier == "kept" or (same and self.classifier == "auto"))
         taken = {key: t for key, t in state.items() if same or not key.startswith(f"{head}.")}
@@ -162,7 +162,7 @@ class Backbone:
         for key in (*lacking, *wrong.unexpected_keys):
             raise RunError(
                 f"the weights of {self.word} do not fit: {key} is in "
-                f"{'the network' if key in lacking else 'them'} alone"
+                f"{'the network' if key in lacking else 'them'} only"
             )
         return Pretrained(model, same, converted)
 
@@ -179,7 +179,7 @@ class Backbone:
         """The weights, those of a run folded unless they are of the network with a similarity.
 
         Returns:
-            The weights, and whether their classifier is of these classes; None where nothing tells.
+            The weights, and whether their classifier is of these classes; None where unknown.
         """
         if self.weights is not None:
             return _read(Path(self.weights)), None
@@ -205,8 +205,8 @@ class Backbone:
                 network = _torchvision(self.word).get_model(self._name, weights="DEFAULT")
         except Exception as error:  # of whatever the libraries download with
             raise RunError(
-                f"the weights of {self.word} cannot be had: {_line(error)}; give a file of them "
-                "by --weights"
+                f"the weights of {self.word} cannot be downloaded: {_line(error)}; name a file of "
+                "them by --weights"
             ) from error
         return network.state_dict()
 
@@ -249,7 +249,7 @@ def _require_one_classifier(model: Any, word: str, classes: int) -> None:
 
 
 def with_classes(model: nn.Module, classes: int) -> nn.Module:
-    """The network with a classifier for so many classes, a new one where it had others.
+    """The network with a classifier for this number of classes, a new one if it had another.
 
     Raises:
         ValueError: its last layer is neither linear nor a 1x1 convolution.

@@ -58,7 +58,7 @@ class ClassificationTask:
 
     @property
     def digest(self) -> str:
-        """Of the whole data set."""
+        """The digest of the whole data set."""
         return self.dataset.digest
 
     @property
@@ -73,12 +73,12 @@ class ClassificationTask:
                 f"images must be square, or `image_size` be given to cut them, got {height}x{width}"
             )
         if len(self.images.classes) < 2:
-            raise ValueError(f"there must be two classes at least, got {self.images.classes}")
+            raise ValueError(f"there must be at least two classes, got {self.images.classes}")
         notice(self.dataset.described)
         return {}
 
     def preprocess(self) -> Preprocess:
-        """By the images that are trained on, without those held out."""
+        """The preprocessing, fitted to the training images without those held out."""
         return Preprocess.of(self.split()[0], self.recipe.inputs)
 
     def split(self) -> tuple[ImageSet, ImageSet | None]:
@@ -92,7 +92,7 @@ class ClassificationTask:
         return Classification(run.recipe, runtime, batches_of(self.split()[0], run, runtime))
 
     def judge(self, run: Run, runtime: Runtime) -> Judge | None:
-        """Gives loss and accuracy on the held-out images."""
+        """The judge by loss and accuracy on the held-out images."""
         _, validation = self.split()
         if validation is None:
             return None

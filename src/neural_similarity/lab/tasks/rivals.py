@@ -1,4 +1,4 @@
-"""Other ways to adapt convolutions by few numbers, which merge into kernels as static M does."""
+"""Other parameter-efficient adapters of convolutions; they merge into kernels as static M does."""
 
 import math
 import re
@@ -17,9 +17,9 @@ from neural_similarity.nn import Diagonal, Static
 
 Rival = Literal["none", "ssf", "lora", "oft", "turn"]
 RANK = 1
-"""Of LoRA, the least: 6,331 numbers for ResNet-20, where a full M in every layer has 1,539."""
+"""The rank of LoRA, the least: 6,331 numbers for ResNet-20; full M in every layer has 1,539."""
 BLOCK = 4
-"""Filters that diag-OFT turns among each other, the size that LyCORIS takes by default."""
+"""Filters in each block of diag-OFT, LyCORIS's default."""
 
 
 class Rivalled(nn.Conv2d, ABC):
@@ -27,11 +27,11 @@ class Rivalled(nn.Conv2d, ABC):
 
     @abstractmethod
     def add(self) -> None:
-        """Add those numbers, with which it computes as before."""
+        """Add the new numbers, at which the layer computes as before."""
 
     @abstractmethod
     def computed(self) -> tuple[Tensor, Tensor | None]:
-        """Kernel and bias."""
+        """The kernel and bias of the layer."""
 
     def forward(self, input: Tensor) -> Tensor:
         return self._conv_forward(input, *self.computed())
@@ -87,7 +87,7 @@ class TurnedInput(nn.Conv2d):
     """
 
     def add(self) -> None:
-        """Add the angle."""
+        """Add the angle, which starts at 0."""
         self.angle = nn.Parameter(self.weight.new_zeros(1))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ PARTS: dict[Rival, tuple[str, ...]] = {
     "oft": ("blocks",),
     "turn": ("angle",),
 }
-"""What a layer has that is new."""
+"""The new parameters of a layer."""
 
 
 def with_rival(network: nn.Module, rival: Rival, where: str | None = None) -> list[str]:

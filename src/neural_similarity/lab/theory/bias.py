@@ -121,7 +121,7 @@ def _panel(kind: Kind, seeds: int) -> Panel:
 
 
 def _measure(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
-    """(snapshots, seeds) each."""
+    """Measures of the product, (snapshots, seeds) each."""
     return {
         "nuclear_norm": nuclear_norm(kernels),
         "effective_rank": effective_rank(kernels),
@@ -130,7 +130,7 @@ def _measure(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
 
 
 def _plain(start: Start, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """What a product is compared with."""
+    """The plain start that a product is compared with."""
     plain = {each.start.weight: each for each in outcomes if each.start.depth == 1}
     return None if start.depth == 1 else plain.get(start.weight, plain[PLAIN[-1].weight])
 

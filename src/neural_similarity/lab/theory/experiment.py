@@ -15,7 +15,7 @@ from neural_similarity.lab.train.files import new_file, write_json
 
 @dataclass(frozen=True)
 class Experiment:
-    """What it asks, how it is computed and how it is drawn."""
+    """An experiment: its question, computation and picture."""
 
     question: str
     compute: Callable[..., Any]

@@ -15,7 +15,7 @@ Kind = Literal["regression", "sensing", "completion"]
 
 @dataclass(frozen=True)
 class Problem:
-    r"""Measurements $b_k = \langle A_k, W_*\rangle$ of matrices W*, one a seed, all float64."""
+    r"""Measurements $b_k = \langle A_k, W_*\rangle$ of matrices W*, one per seed, all float64."""
 
     operator: Tensor
     """(seeds, measurements, size²): the A_k, in rows."""
@@ -52,7 +52,7 @@ def problem(kind: Kind, generators: Sequence[torch.Generator]) -> Problem:
     Args:
         kind: "regression", on SIZE outputs of few inputs, as in §5.1; "sensing" by Gaussian
             matrices; "completion" from few entries.
-        generators: one a seed.
+        generators: one per seed.
     """
     operators, truths = zip(*(_problem(kind, each) for each in generators), strict=True)
     return Problem(torch.stack(operators), torch.stack(truths))
@@ -85,7 +85,7 @@ def initial(starts: Sequence[Start], generators: Sequence[torch.Generator]) -> l
     """
     depths = {start.depth for start in starts}
     if len(depths) != 1:
-        raise ValueError(f"`starts` must be of one depth, got {sorted(depths)}")
+        raise ValueError(f"`starts` must have one depth, got {sorted(depths)}")
     factors = []
     for factor in range(depths.pop()):
         drawn = torch.stack([gaussian(each, SIZE, SIZE) / SIZE for each in generators])

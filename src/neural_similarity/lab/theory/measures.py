@@ -1,4 +1,4 @@
-"""What a matrix is measured by, and how seeds are summed up."""
+"""Measures of matrices, and their means over seeds."""
 
 import torch
 from torch import Tensor

@@ -29,7 +29,7 @@ class Order:
     """Of the best affine function of the training inputs, by least squares; the formula has 1."""
     train: dict[str, Sequence[float]]
     test: dict[str, Sequence[float]]
-    """On as many fresh inputs."""
+    """The error on an equal number of fresh inputs."""
     curves: dict[str, Sequence[Sequence[float]]]
     """On the training inputs, every `EVERY` steps of Adam."""
 

@@ -1,4 +1,4 @@
-r"""§5.1 on trained networks: singular values of folded kernels, and how far M went from I.
+r"""§5.1 on trained networks: singular values of folded kernels, and how far M moved from I.
 
 M acts on the taps of every kernel and channel, so the product of §5.1 is $W M$ with W of
 (filters·channels) × taps; the network's own view of a layer is filters × (channels·taps). Effective
@@ -69,7 +69,7 @@ def compute(runs: Sequence[Path]) -> Spectra:
         RunError: a folder is no run's.
     """
     if not runs:
-        raise ValueError("`runs` must name a run folder at least, got none")
+        raise ValueError("`runs` must name at least one run folder, got none")
     networks = [Network(path.name, measure(ns.load(path))) for path in runs]
     groups: dict[str, list[Network]] = {}
     for network in networks:

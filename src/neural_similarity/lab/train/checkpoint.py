@@ -1,4 +1,4 @@
-"""Checkpoints: folders that hold everything training needs to go on, whole or not at all."""
+"""Checkpoints: folders that hold everything needed to resume training, written atomically."""
 
 import hashlib
 import logging
@@ -21,9 +21,9 @@ from neural_similarity.lab.train.weights import load_weights, save_weights
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 MISFITS = (AttributeError, LookupError, TypeError, ValueError)
-"""What comes of values that a file should not hold."""
+"""Errors of values that a file should not hold."""
 COUNTED = ("totals", "step", "seconds", "logged_seconds", "best")
-"""Fields of a state that are kept as they are."""
+"""Fields of a state that are saved as they are."""
 log = logging.getLogger(__name__)
 
 
@@ -36,9 +36,9 @@ class State:
     totals: Tensor
     """Loss, correct images and images since the last line of metrics, summed on the device."""
     step: int = 0
-    """Updates done."""
+    """The number of updates done."""
     seconds: float = 0.0
-    """Time spent in updates."""
+    """Seconds spent in updates."""
     logged_seconds: float = 0.0
     """`seconds` at the last line of metrics."""
     best: float = -1.0
@@ -91,7 +91,7 @@ def _write(path: Path, state: State, rest: dict[str, Any], metadata: dict[str, s
 
 
 def _keep(path: Path, count: int) -> None:
-    """Remove all checkpoints beside `path` but so many, the newest up to it."""
+    """Keep the newest checkpoints up to `path`, and remove all others beside it."""
     current = [other for other in checkpoints(path.parent) if other.name <= path.name]
     for other in path.parent.glob("*step-*"):
         if other not in current[-count:]:
@@ -114,7 +114,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def weights_digest(checkpoint: Path) -> str:
-    """SHA-256 of a checkpoint's weights, which tells two trainings apart.
+    """SHA-256 of a checkpoint's weights, which distinguishes two trainings.
 
     That of their file would not: the texts of a safetensors header stand in any order.
     """
@@ -191,7 +191,7 @@ def _restore_rest(path: Path, state: State) -> None:
 
 
 def _all(random: Tensor) -> Tensor:
-    """The random states of all processes, a row each; of one process that state itself."""
+    """The random states of all processes, one per row; a single process's state as it is."""
     return distributed.gathered(random[None]).squeeze(0)
 
 

@@ -1,4 +1,4 @@
-"""One run by several processes, which torchrun starts: each takes its share of every batch.
+"""Data-parallel runs under torchrun: each process takes its share of every batch.
 
 Without torchrun there is one process, the first, and nothing here communicates.
 """
@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 Input = TypeVar("Input")
 Result = TypeVar("Result")
 LONGEST_WAIT = timedelta(hours=2)
-"""For the first process, which may decode a data set or draw pictures meanwhile."""
+"""Longest wait for the first process, which may decode a data set or draw pictures."""
 _host: "dist.ProcessGroup | None" = None
-"""What exchanges tensors of the CPU, whatever the device."""
+"""The process group for tensors on the CPU."""
 
 
 def join(device: torch.device) -> None:
@@ -40,22 +40,22 @@ def join(device: torch.device) -> None:
 
 
 def size() -> int:
-    """Number of processes."""
+    """The number of processes of this run."""
     return 1 if _host is None else dist.get_world_size()
 
 
 def rank() -> int:
-    """Number of this process, from 0 on."""
+    """The number of this process, from 0."""
     return 0 if _host is None else dist.get_rank()
 
 
 def first() -> bool:
-    """Whether this process writes files and says how it goes."""
+    """Whether this process is the one that writes files and shows progress."""
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
 
 
 def restarted() -> bool:
-    """Whether torchrun started these processes anew because one had ended."""
+    """Whether torchrun restarted these processes because one had ended."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
@@ -68,13 +68,13 @@ def own_device(device: torch.device) -> torch.device:
 
 
 def share(count: int) -> slice:
-    """Which of `count` consecutive things are this process's; sizes differ by one at most."""
+    """The slice of `count` items that is this process's; sizes differ by at most one."""
     start, stop = (count * r // size() for r in (rank(), rank() + 1))
     return slice(start, stop)
 
 
 def by_first(work: Callable[[], Result]) -> Result | None:
-    """What `work` returns, done by the first process alone while the others wait; None there."""
+    """The result of `work` on the first process, while the others wait and get None."""
     wait()
     result = work() if first() else None
     wait()
@@ -96,7 +96,7 @@ def summed(tensor: Tensor) -> Tensor:
 
 
 def collect(totals: Tensor) -> None:
-    """Move the sum of all processes to the first one's `totals`; those of others begin anew."""
+    """Move the sum of all processes to the first one's `totals`, and reset those of others."""
     whole = summed(totals)
     # What is not finite stays so: every process has to stop then.
     totals.copy_(whole if first() else 0 * whole)
@@ -157,7 +157,7 @@ def sum_gradients(model: nn.Module) -> None:
 
 
 def agree(model: nn.Module) -> None:
-    """Give every process the first one's buffers: batch normalisation has seen its share alone."""
+    """Give every process the first one's buffers: each normalised its own share only."""
     if size() > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)

@@ -1,4 +1,4 @@
-"""Networks in files that other programs run: ONNX and torch.export, in float or eight bits."""
+"""Exporting networks to other programs: ONNX and torch.export, in float or int8."""
 
 import io
 import json
@@ -66,7 +66,7 @@ def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -
         reason = error.__cause__ or error
         raise RunError(f"torch.onnx cannot write the network: {reason!r}") from error
     if written is None:
-        raise RunError("torch.onnx gave no program")
+        raise RunError("torch.onnx returned no program")
     written.model.metadata_props.update(facts)
     written.save(path)
     session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
@@ -111,11 +111,11 @@ def agreement(
             got = torch.cat([other(part) for part in images.split(parts)])
         except Exception as error:  # of onnxruntime or torch, each with its own
             if images is x:
-                raise RunError(f"the file does not take other batches: {error}") from error
+                raise RunError(f"the file takes no other batch sizes: {error}") from error
             continue
         difference = (got - wanted).abs().max().item()
         if not difference <= tolerance * max(1.0, wanted.abs().max().item()):
-            raise RunError(f"the file computes other logits than the run: {difference:.2e} apart")
+            raise RunError(f"the file's logits differ from the run's by {difference:.2e}")
         worst = max(worst, difference)
         sizes.append(images.shape[2])
     return worst, sizes
@@ -123,12 +123,12 @@ def agreement(
 
 @torch.no_grad()
 def logits_of(network: Network, images: Iterable[Tensor]) -> Tensor:
-    """What a network gives for batches of images."""
+    """The logits of a network for batches of images."""
     return torch.cat([network(batch) for batch in images])
 
 
 def facts_of(classes: Sequence[str], preprocess: Any, size: int) -> dict[str, str]:
-    """What whoever runs the file has to know, as texts."""
+    """The facts that users of the file need, as texts."""
     scale = {"mean": list(preprocess.mean), "std": list(preprocess.std), "image_size": size}
     how = "float32 (batch, channels, height, width), (pixels / 255 - mean) / std"
     texts = {key: json.dumps(value) for key, value in scale.items()}

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also when the process is killed while writing."""
+"""Atomic writes: a file or folder appears whole or not at all, even if the process is killed."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def layout(content: dict[str, Any]) -> str:
-    """JSON with an entry a line, so that records read and compare well in git."""
+    """JSON with one entry per line, so that records read and compare well in git."""
     lines = (f"  {json.dumps(key)}: {_value(value)}" for key, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -74,7 +74,7 @@ def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(path: Path, taken: str) -> Iterator[IO[bytes]]:
-    """The file, opened to be added to, which no other process has open so.
+    """Open a file for appending, locked against other processes.
 
     A child process that inherits the file keeps the lock until it ends.
 

@@ -1,4 +1,4 @@
-"""A whole update in one CUDA graph: no kernel of it is launched by the host again.
+"""A whole update as one CUDA graph, so that the host launches no kernel of it again.
 
 A small network's update is hundreds of kernels of a few microseconds, which the host launches no
 faster than the GPU runs them. An update must work on fixed tensors: the host writes what differs
@@ -12,7 +12,7 @@ import torch
 from torch.optim import SGD, Optimizer
 
 WARM_UP = 3
-"""Updates before the capture, on a stream of their own: kernels are tuned, momentum allocated."""
+"""Updates on a stream of their own before the capture, to tune kernels and allocate momentum."""
 log = logging.getLogger(__name__)
 
 Update = Callable[[], None]
@@ -21,7 +21,7 @@ Advance = Callable[[float], None]
 
 
 def updates(update: Update, optimizer: Optimizer, device: torch.device) -> Advance:
-    """What repeats `update`: as a graph where it can be one, or as it stands.
+    """The function that repeats `update`: as a graph where possible, or as it is.
 
     Args:
         update: forward and backward pass and a step of the optimiser.

@@ -1,4 +1,4 @@
-"""What a run leaves behind while it trains: lines of metrics, their picture, checkpoints."""
+"""What a run writes while it trains: lines of metrics, their picture, checkpoints."""
 
 import json
 import time
@@ -33,16 +33,16 @@ class Journal:
         self.track = tracker(run)
 
     def stepped(self, step: int) -> None:
-        """Show that a step is done."""
+        """Show that another step is done."""
         self.progress.stepped(step)
 
     def peek(self, state: State) -> None:
-        """Show what the steps since the last line of metrics gave, about once a second."""
+        """Show the metrics of the steps since the last line, about once a second."""
         if self.progress.due():
             self.progress.measured(_measured(state, time.monotonic() - self.logged_at))
 
     def log(self, state: State, rate: float) -> None:
-        """Write a line of metrics on the steps since the last one, and start counting anew."""
+        """Write a line of metrics on the steps since the last one, and restart the counts."""
         record = _measured(state, state.seconds - state.logged_seconds)
         self._tell(record | {"lr": rate, "seconds": state.seconds})
         self.logged_at = time.monotonic()
@@ -87,7 +87,7 @@ def _measured(state: State, seconds: float) -> dict[str, Any]:
 
 
 def tracker(run: Run) -> Callable[[dict[str, Any]], None]:
-    """What takes a line of metrics to where the run is tracked besides: nowhere, or TensorBoard."""
+    """The function that also tracks a line of metrics: nowhere, or in TensorBoard."""
     if run.recipe.track == "none" or not distributed.first():
         return lambda _: None
     board = optional("torch.utils.tensorboard", f"--track {run.recipe.track}", "track")

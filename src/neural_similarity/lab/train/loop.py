@@ -20,12 +20,12 @@ from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.lab.train.schedule import learning_rate
 
 Judge = Callable[[nn.Module], dict[str, Any]]
-"""What is held out says of a network: "validation_accuracy", and more; all modes stay."""
+"""Scores of a network on held-out data, "validation_accuracy" and others; modes stay."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same while training."""
+    """Everything that stays the same while training."""
 
     recipe: Recipe
     runtime: Runtime
@@ -90,7 +90,7 @@ def fit(
 
 
 def _update(job: Job, state: State, network: nn.Module) -> None:
-    """One update by what is prepared."""
+    """One update on the prepared batch."""
     state.optimizer.zero_grad(set_to_none=True)
     tally = job.objective.differentiate(network)
     state.optimizer.step()
@@ -103,7 +103,7 @@ def _require_finite(state: State) -> None:
 
 
 def _choose(scores: dict[str, Any], state: State, journal: Journal) -> None:
-    """Log what is held out says of the network, and keep the checkpoint that is best by it."""
+    """Log the scores on held-out data, and keep the best checkpoint by them."""
     journal.log_validation(state, scores)
     if scores["validation_accuracy"] > state.best:
         state.best = scores["validation_accuracy"]

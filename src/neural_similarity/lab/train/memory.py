@@ -1,4 +1,4 @@
-"""What becomes of memory that a training step has freed."""
+"""Keeping the memory that a training step frees for the next one."""
 
 import ctypes
 import sys
@@ -8,7 +8,7 @@ MMAP_MAX, TRIM_THRESHOLD = -4, -1
 
 
 def keep_freed_memory() -> bool:
-    """Let the process keep what it frees for its next step; whether that could be arranged.
+    """Let the process keep what it frees for its next step; whether that succeeded.
 
     glibc takes every large block from Linux and hands it back when it is freed, so that each step
     touches new pages, which Linux clears one by one: half of the time of CNN-4 on images of 84

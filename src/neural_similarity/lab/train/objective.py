@@ -1,4 +1,4 @@
-"""What training minimises: the part of the loop that a task changes."""
+"""The training loss: the part of the loop that depends on the task."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,19 +16,19 @@ from neural_similarity.regularize import penalty
 
 
 class Objective(Protocol):
-    """The loss of a step."""
+    """The loss of a training step, and its gradients."""
 
     @property
     def on_device(self) -> bool:
-        """Whether `differentiate` asks nothing of the host, so that a GPU can replay it."""
+        """Whether `differentiate` needs nothing from the host, so that a GPU can replay it."""
         ...
 
     def network(self, model: nn.Module) -> nn.Module:
-        """What `differentiate` takes of a model: with several processes, what joins them."""
+        """The network for `differentiate`; with several processes, the wrapper that joins them."""
         ...
 
     def prepare(self, step: int) -> None:
-        """Draw what update `step` sees, a function of `step`."""
+        """Prepare the batch or tasks of update `step`, a function of `step`."""
         ...
 
     def differentiate(self, network: nn.Module) -> Tensor:

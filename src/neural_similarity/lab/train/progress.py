@@ -1,4 +1,4 @@
-"""What is shown while something runs: bars in a terminal, a few plain lines elsewhere."""
+"""Progress display: bars in a terminal, a few plain lines elsewhere."""
 
 import sys
 import time
@@ -20,34 +20,33 @@ class Progress(Protocol):
     """Shows the position and the metrics of a run."""
 
     def stepped(self, step: int) -> None:
-        """Tell that `step` updates are done."""
+        """Show that `step` updates are done."""
         ...
 
     def measured(self, record: dict[str, Any]) -> None:
-        """Tell what was written to the metrics."""
+        """Show a line of metrics."""
         ...
 
     def due(self) -> bool:
-        """Whether metrics should be told before they are written."""
+        """Whether to show metrics before they are written."""
         ...
 
 
 class Hidden:
-    """Nothing: another process shows the same."""
+    """Shows nothing: another process shows the same."""
 
     def due(self) -> bool:
-        """Never."""
         return False
 
     def stepped(self, step: int) -> None:
-        """Show nothing."""
+        pass
 
     def measured(self, record: dict[str, Any]) -> None:
-        """Show nothing."""
+        pass
 
 
 class Lines:
-    """About ten plain lines over a whole run, each behind `prefix`."""
+    """About ten plain lines over a whole run, each after `prefix`."""
 
     def __init__(self, steps: int, start: int, stream: TextIO, prefix: str = "") -> None:
         self.steps, self.start, self.stream, self.prefix = steps, start, stream, prefix
@@ -58,7 +57,6 @@ class Lines:
         """Show nothing: a line is written with the metrics."""
 
     def due(self) -> bool:
-        """Never."""
         return False
 
     def measured(self, record: dict[str, Any]) -> None:
@@ -142,7 +140,7 @@ def counter(what: str) -> Iterator[Count]:
 
 
 def notice(text: str) -> None:
-    """Tell on stderr what is done otherwise than asked for, or was found."""
+    """Print a notice on stderr."""
     sys.stderr.write(f"{text}\n")
 
 

@@ -1,4 +1,4 @@
-"""What a training run depends on, as one frozen value."""
+"""The settings of a training run, as one frozen dataclass."""
 
 import dataclasses
 import math
@@ -61,7 +61,7 @@ MACHINE = (
     "checkpoint_every",
     "track",
 )
-"""Fields that suit a run to a machine; whatever they are, it is a run of the same recipe."""
+"""Fields that adapt a run to a machine; the recipe is the same whatever they are."""
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound="Recipe")
@@ -75,7 +75,7 @@ class Recipe:
     """
 
     DATASETS: ClassVar[Collection[str]] = NAMES
-    """What `dataset` may be."""
+    """The choices of `dataset`."""
 
     dataset: str = "cifar10"
     """Data set: embedded, fashion-mnist, cifar10 (also changed: cifar10-noise-25, -noise-50,
@@ -104,13 +104,13 @@ class Recipe:
     drops: tuple[int, ...] = (34_000, 54_000)
     """Steps at which the learning rate is multiplied by `drop_factor`."""
     drop_factor: float = 0.1
-    """Factor of a drop."""
+    """Factor on the learning rate at every drop."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """Gradient descent with momentum, or Adam; both add the decay to the gradient."""
     momentum: float = 0.9
     """Momentum of the gradient descent, β1 of Adam."""
     batch_size: int = 128
-    """Images an update."""
+    """Images of a training batch."""
     weight_decay: float = 5e-4
     """Decay of kernels, normalisation gains and biases."""
     similarity_decay: float = 0.0
@@ -177,7 +177,7 @@ class Recipe:
 
     @property
     def images_per_step(self) -> int:
-        """Images of an update."""
+        """The number of images of an update."""
         return self.batch_size
 
     def folder(self, name: str) -> str:
@@ -225,7 +225,7 @@ class Recipe:
         bounds = (0, *self.drops, self.steps)
         if not all(before < after for before, after in pairwise(bounds)):
             raise ValueError(
-                f"`drops` must rise, from 1 on, and stay below `steps` = {self.steps}, got "
+                f"`drops` must increase, from 1 on, and stay below `steps` = {self.steps}, got "
                 f"{self.drops}; a budget scales steps and drops together"
             )
 
@@ -237,12 +237,12 @@ class Recipe:
             self._require(similarity is None, "similarity", f"be none for {model}")
         if self.orthogonality and model not in SPHERENETS:
             raise ValueError(
-                f"`orthogonality` is one of {', '.join(sorted(SPHERENETS))} and must be 0 for "
+                f"`orthogonality` applies to {', '.join(sorted(SPHERENETS))} and must be 0 for "
                 f"{model}, got {self.orthogonality}"
             )
         if self.penalty and not isinstance(similarity, Static):
             raise ValueError(
-                "`penalty` is one of static similarities and must be 0 for others, "
+                "`penalty` applies to static similarities and must be 0 for others, "
                 f"got {self.penalty} for {similarity!r}"
             )
 
@@ -269,13 +269,13 @@ def scaled(recipe: AnyRecipe, budget: float) -> AnyRecipe:
 
 
 def differing(recipe: Recipe, original: Recipe, free: Collection[str]) -> list[str]:
-    """The fields, but for those that are `free`, in which a recipe is not another of its kind."""
+    """The fields in which two recipes of one kind differ, except those that are `free`."""
     names = (field.name for field in dataclasses.fields(recipe) if field.name not in free)
     return [name for name in names if getattr(recipe, name) != getattr(original, name)]
 
 
 def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
-    """Every field, the similarity in the complete form of the text that the command line takes."""
+    """Every field as JSON, the similarity as the complete text that the command line takes."""
     fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     return fields | {
         "similarity": format_similarity(recipe.similarity, complete=True),

@@ -1,4 +1,4 @@
-"""Run folders: what a run is made of, and the network that it left."""
+"""Run folders: the settings and files of a run, and the network that it trained."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ class Run:
     path: Path
     name: str
     budget: float
-    """Share of the recipe's steps; `recipe` has them scaled already."""
+    """Share of the recipe's steps, by which `recipe` is scaled already."""
     recipe: Recipe
     data_root: str
     """Folder of the data sets."""
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def metrics(self) -> Path:
-        """JSON lines, one a log point."""
+        """JSON lines, one per log point."""
         return self.path / METRICS
 
     @property
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def precision(self) -> Precision:
-        """What the run began with: "auto" may be another one where it goes on."""
+        """The precision that the run began with; "auto" may mean another one elsewhere."""
         path = self.path / ENVIRONMENT
         try:
             return read_json(path)["precision"]
@@ -93,7 +93,7 @@ class Run:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Texts in the header of the weights."""
+        """Texts for the header of the file of weights."""
         return {"classes": json.dumps(self.classes), "recipe": self.name}
 
     def build(self, **overrides: Any) -> nn.Module:
@@ -127,7 +127,7 @@ def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
 
 
 def require_new(path: Path, command: str = Run.COMMAND) -> None:
-    """Check that the folder does not exist: a run never overwrites another."""
+    """Check that the folder does not exist: runs never overwrite each other."""
     if not path.exists():
         return
     found = command_of(path)
@@ -193,7 +193,7 @@ def create_run(run: Run, environment: dict[str, Any]) -> None:
 def removed_if_nothing_began(run: Run) -> Iterator[None]:
     """Remove the run's folder again where an error comes before its first metrics or checkpoint.
 
-    A folder that could neither be continued nor made anew would be in the way.
+    A folder that could neither be continued nor made again would be in the way.
     """
     try:
         yield
@@ -275,7 +275,7 @@ def usual_checkpoint(run: Run) -> Checkpoint:
 
 
 def start_facts(run: Run) -> dict[str, Any]:
-    """What tells the run that another one starts from, and where it started itself."""
+    """Facts that identify a run to start from, and its own start."""
     environment = read_json(run.path / ENVIRONMENT)
     return {
         "recipe": run.name,
@@ -290,6 +290,6 @@ def start_facts(run: Run) -> dict[str, Any]:
 
 
 def checkpoint_facts(run: Run, which: str) -> dict[str, Any]:
-    """Which checkpoint it is, "last" or "best", its step, and SHA-256 of its weights."""
+    """Facts about a checkpoint: "last" or "best", its step, and SHA-256 of its weights."""
     found = find_checkpoint(run, which)
     return {"which": which, "step": step_of(found), "weights": weights_digest(found)}

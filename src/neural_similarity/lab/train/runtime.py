@@ -1,4 +1,4 @@
-"""Where and in which precision a network runs."""
+"""Device, precision and memory layout of a run."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ PrecisionChoice = Literal["auto", "bf16", "fp32"]
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Kinds of devices, or one of several: cuda:1."""
 WORTH = 0.8
-"""Part of fp32's time that bf16 must stay below on a CPU to be chosen."""
+"""On a CPU, bf16 is chosen if it takes less than this share of fp32's time."""
 TRIES = 5
 MOST_THREADS = 1024
 """With tens of thousands the process would crash."""
@@ -37,7 +37,7 @@ class Runtime:
 
     @property
     def sums(self) -> torch.dtype:
-        """What sums over many steps are in: Apple's GPUs have no float64."""
+        """The dtype of sums over many steps: Apple's GPUs have no float64."""
         return torch.float32 if self.device.type == "mps" else torch.float64
 
     @property
@@ -127,7 +127,7 @@ def choose_runtime(
 
 
 def _count(kind: str) -> int:
-    """Devices of a kind."""
+    """The number of devices of a kind."""
     module = getattr(torch, kind)
     available = getattr(module, "is_available", lambda: True)  # torch.mps had none.
     return module.device_count() if available() else 0

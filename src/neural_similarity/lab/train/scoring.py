@@ -18,12 +18,12 @@ BATCH_SIZE = 100
 """Activations of larger batches exceed what malloc reuses: every layer would touch new pages."""
 
 FEW_CLASSES = 10
-"""With more classes than this the first five count, too."""
+"""With more classes than this, the top-5 error is scored, too."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a network gets right."""
+    """Loss and correct images of a network."""
 
     loss: float
     """Mean cross-entropy, without label smoothing."""

@@ -1,4 +1,4 @@
-"""How far two networks differ, and how sure that is.
+"""Differences between networks, with confidence intervals.
 
 Differences are paired, by seed, test image or task, because both networks see the same ones: what
 makes both worse drops out.
@@ -28,7 +28,7 @@ class Interval:
 
     @property
     def clear(self) -> bool:
-        """Whether it is to one side of zero."""
+        """Whether the interval excludes zero."""
         return not self.low <= 0 <= self.high
 
     @property
@@ -72,7 +72,7 @@ def by_pooled_seeds(difference: float, deviation: float, freedom: int, *seeds: i
 
 
 def by_seed(differences: Sequence[float]) -> Interval:
-    r"""Student's interval $\bar d \pm t_{n-1}\, s / \sqrt n$ of n differences, one a seed.
+    r"""Student's interval $\bar d \pm t_{n-1}\, s / \sqrt n$ of n differences, one per seed.
 
     It covers what another seed would change.
 
@@ -81,7 +81,7 @@ def by_seed(differences: Sequence[float]) -> Interval:
     """
     if len(differences) < LEAST_SEEDS:
         raise ValueError(
-            f"`differences` must be of at least {LEAST_SEEDS} seeds, got {len(differences)}"
+            f"`differences` must hold at least {LEAST_SEEDS} seeds, got {len(differences)}"
         )
     from scipy.stats import t  # Half a second, which tables without three seeds need not take.
 
@@ -89,7 +89,7 @@ def by_seed(differences: Sequence[float]) -> Interval:
 
 
 def by_image(differences: Sequence[float]) -> Interval:
-    r"""Normal interval $\bar d \pm 1.96\, s / \sqrt n$ of n differences, one a test image.
+    r"""Normal interval $\bar d \pm 1.96\, s / \sqrt n$ of n differences, one per test image.
 
     It covers what other test images would change for the same trained networks, and says nothing
     about other seeds.
@@ -98,12 +98,12 @@ def by_image(differences: Sequence[float]) -> Interval:
         ValueError: there are fewer than two images.
     """
     if len(differences) < 2:
-        raise ValueError(f"`differences` must be of at least 2 test images, got {len(differences)}")
+        raise ValueError(f"`differences` must hold at least 2 test images, got {len(differences)}")
     return _interval(differences, NormalDist().inv_cdf(0.975))
 
 
 def by_task(values: Tensor) -> Interval:
-    r"""Normal interval $\bar v \pm 1.96\, s / \sqrt n$ of n accuracies or differences, one a task.
+    r"""Normal interval $\bar v \pm 1.96\, s / \sqrt n$ of n values, one per task.
 
     It covers what other tasks would change for the same trained networks; other seeds are another
     matter, for which one trains again.
@@ -115,7 +115,7 @@ def by_task(values: Tensor) -> Interval:
         ValueError: there are fewer than two.
     """
     if len(values) < 2:
-        raise ValueError(f"`values` must be of at least 2 tasks, got {len(values)}")
+        raise ValueError(f"`values` must hold at least 2 tasks, got {len(values)}")
     values = values.double()
     return _around(values.mean().item(), NORMAL_OF_TASKS, values.std().item(), len(values))
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 HANGUP = getattr(signal, "SIGHUP", None)
-"""The loss of the terminal, which Windows does not tell."""
+"""The loss of the terminal, which Windows does not signal."""
 SIGNALS = tuple(filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)))
 
 
 @contextlib.contextmanager
 def signals_noted() -> Iterator[Callable[[], int | None]]:
-    """Within, the first of `SIGNALS` only makes the yielded function return its number.
+    """Catch the first of `SIGNALS` inside: the yielded function returns its number.
 
     A second one acts as it did before, so a process that hangs can still be stopped. Under `nohup`
     the loss of the terminal stays ignored.

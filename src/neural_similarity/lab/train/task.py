@@ -1,4 +1,4 @@
-"""What a run learns: all in which kinds of runs differ."""
+"""What a run learns: everything in which kinds of runs differ."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -26,12 +26,12 @@ class Task(Protocol[AnyRun, AnyRecipe]):
 
     @property
     def digest(self) -> str:
-        """Of the whole data set."""
+        """The digest of the whole data set."""
         ...
 
     @property
     def images(self) -> ImageSet:
-        """What a network may be trained on."""
+        """The images that a network may be trained on."""
         ...
 
     @classmethod
@@ -53,21 +53,21 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     def preprocess(self) -> Preprocess:
-        """What turns pixels into the network's input."""
+        """The preprocessing of pixels to the network's input."""
         ...
 
     def objective(self, run: AnyRun, runtime: Runtime) -> Objective:
-        """What is minimised."""
+        """The training loss and its batches or tasks."""
         ...
 
     def judge(self, run: AnyRun, runtime: Runtime) -> Judge | None:
-        """What chooses the best checkpoint by held-out data, if the recipe holds any out."""
+        """The judge of the best checkpoint by held-out data, if the recipe holds any out."""
         ...
 
     def finish(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
-        """Draw pictures of the trained network; its scores for the summary."""
+        """Draw pictures of the trained network and return its scores for the summary."""
         ...
 
     def best(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
-        """What the summary tells of the best checkpoint."""
+        """What the summary says about the best checkpoint."""
         ...

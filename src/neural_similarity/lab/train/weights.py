@@ -72,5 +72,5 @@ def folded_kernels(network: nn.Module) -> dict[str, Tensor]:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a module is inside of a similarity, as predictors are."""
+    """Whether a module is inside a similarity, as predictors are."""
     return ".similarity." in f".{name}."

@@ -150,14 +150,14 @@ class _Group:
             for tensor, offset in zip(operands, cycle(self._offsets), strict=False)
         ]
         if function(ctypes.byref(self.frame), *pointers):
-            raise MemoryError(f"the compiled operators had no memory left for {name}")
+            raise MemoryError(f"the compiled operators ran out of memory in {name}")
 
 
 _cached_group = lru_cache(maxsize=512)(_Group)
 
 
 def declines(x: Tensor, taps: int) -> str | None:
-    """Why the compiled operators cannot take `x` and a kernel of so many taps, or None."""
+    """Why the compiled operators cannot take `x` and a kernel of `taps` taps, or None."""
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}, not on the CPU"
     if x.dtype not in _TYPES:
@@ -168,7 +168,7 @@ def declines(x: Tensor, taps: int) -> str | None:
 
 
 def available(x: Tensor) -> bool:
-    """Whether an opaque function of maps can take `x` here: nothing declines or traces."""
+    """Whether a function in C can take the maps `x` here: nothing declines or traces."""
     return unwatched(x) and declines(x, 1) is None
 
 
@@ -185,12 +185,12 @@ def pool_relu(x: Tensor, line: Tensor) -> Tensor:
 
 
 def pool_chosen(maps: Tensor, x: Tensor, line: Tensor) -> Tensor:
-    """What of maps (n, c, h, w) the windows of x chose in `pool_relu`, (n, c, h // 2, w // 2)."""
+    """The numbers of maps (n, c, h, w) where the windows of x in `pool_relu` have their maximum."""
     return _written(empty_pooled(x), "pool_chosen", x, _last(x), _last(maps), line)
 
 
 def pool_scattered(pooled: Tensor, x: Tensor, line: Tensor) -> Tensor:
-    """The transpose of `pool_chosen`: numbers where they came from, else 0."""
+    """The transpose of `pool_chosen`: each number where it came from, 0 elsewhere."""
     z = torch.zeros_like(x)
     return _written(z, "pool_scattered", x, _last(x), _last(pooled), line)
 
@@ -254,5 +254,5 @@ def _whole(size: int) -> int:
 
 
 def _address(tensor: Tensor, offset: int = 0) -> ctypes.c_void_p:
-    """Of a tensor's element `offset`."""
+    """The address of a tensor's element `offset`."""
     return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())

@@ -35,7 +35,7 @@ _SOURCES = ("operators.c", "batch_norm.h", "element.h", "product.h", "vector.h")
 
 @cache
 def library() -> ctypes.CDLL | str:
-    """The compiled library, or why there is none; a warning tells once of compilers that fail."""
+    """The compiled library, or why there is none; compilers that fail cause one warning."""
     if os.name != "posix":
         return "the C code needs Linux or macOS"
     names = (os.environ.get("CC", ""), *_COMPILERS)
@@ -83,18 +83,18 @@ def _load(path: Path) -> ctypes.CDLL | str:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether only this user can have written a file, which is no link."""
+    """Whether a file is no link and only this user can have written it."""
     found = file.lstat()
     return found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o22
 
 
 def _sealed(path: Path, content: bytes) -> Path:
-    """The file of a library, whose name has the digest of its content."""
+    """Rename a library's file so that its name has the digest of its content."""
     return path.with_name(f"{path.name}-{hashlib.sha256(content).hexdigest()}{_SUFFIX}")
 
 
 def _compile(compiler: Sequence[str], path: Path) -> str | None:
-    """Compile into a file that appears beside `path` whole; what went wrong, or None."""
+    """Compile into a file beside `path`, atomically; what went wrong, or None."""
     try:
         return _call_compiler(compiler, path)
     except OSError as error:

@@ -22,11 +22,11 @@ _FAULTS: dict[torch.device, str | None] = {}
 
 
 def declines(x: Tensor, taps: int) -> str | None:
-    """Why the kernels cannot take `x` and a window of so many taps, or None."""
+    """Why the kernels cannot take `x` and a window of `taps` taps, or None."""
     if not (x.is_cuda or interpreted()):
         return f"the input is on {x.device.type}, not on a GPU"
     if x.dtype not in _DTYPES:
-        return f"the input is {x.dtype}, none of float32, float16 and bfloat16"
+        return f"the input is {x.dtype}, not float32, float16 or bfloat16"
     if x.dim() > 4:
         return f"the input has {x.dim() - 2} spatial dimensions, more than 2"
     if taps > MOST_TAPS:
@@ -37,12 +37,12 @@ def declines(x: Tensor, taps: int) -> str | None:
 
 
 def takes_traced(x: Tensor) -> bool:
-    """`declines` as far as a tracer can follow, whose compiler for GPUs is Triton as well."""
+    """`declines` as far as a tracer can follow; its own compiler for GPUs is Triton, too."""
     return x.dtype in _DTYPES and _FAULTS.get(x.device) is None
 
 
 def _fault(device: torch.device) -> str | None:
-    """Why no kernel runs on a GPU, or None: found out once by the launch of an empty one.
+    """Why no kernel runs on a GPU, or None; an empty kernel, launched once, tells.
 
     Triton's package may be there without a C compiler, or broken. While a graph is captured, which
     must not be disturbed, or a program traced, a GPU that was not tried before is believed in.

@@ -1,4 +1,4 @@
-"""From tensors to the kernels: what is allocated, strides, tile sizes and grids."""
+"""Launching the kernels: allocation, strides, tile sizes and grids."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ WARP_GROUP = 64
 MOST_TOGETHER = 5
 """Taps of a kernel's row that one program of the gradient of the weight takes: each has its sum."""
 FAR = 2**31 - 2**24
-"""Offsets from here on are int64; some of those that are masked lie behind the tensor."""
+"""Offsets from here on are int64; some of those that are masked lie beyond the tensor."""
 _SMALL = {"ROWS": 32, "num_warps": 4, "num_stages": 2}
 _NARROW = {"ROWS": 32, "num_warps": 4, "num_stages": 3}
 _MEDIUM = {"ROWS": 64, "num_warps": 4, "num_stages": 3}
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
         return self.sizes.images * self.sizes.out_height * self.sizes.out_width
 
     def tiles(self, inputs: int, outputs: int) -> Constants:
-        """The constants of a kernel, with tiles of at most so many channels; half in float32."""
+        """The constants of a kernel, with tiles of at most `channels`; half of them in float32."""
         share = self.constants["DTYPE"].primitive_bitwidth // 16
         return self.constants | {
             "INPUTS": _tile(self.channels.run, inputs // share),

@@ -1,4 +1,4 @@
-"""What a predictor does between its convolutions, in one pass over a map each.
+"""The pointwise operations of a predictor, each in one pass over a map.
 
 As torch's operations these are five to ten passes over copies in float32, and cost a layer more
 time than its convolutions.
@@ -36,7 +36,7 @@ def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tenso
 def patch_factors_gradient(
     grad: Tensor, x: Tensor, factors: Tensor, window: Window, factor: float
 ) -> Tensor:
-    """The gradient of x."""
+    """The gradient of `patch_factors` by x."""
     x, grad = channels_last(x), grad.contiguous()
     result = torch.empty_like(x)
     sizes, frame = _sizes(x, factors), framed(window, x, factors, grad)

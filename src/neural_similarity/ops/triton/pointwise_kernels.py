@@ -15,7 +15,7 @@ from neural_similarity.ops.triton.places import (
 
 @triton.jit
 def energy(x, energies, sizes, count, FRAME: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """Σ_c x² of every pixel."""
+    """energy = Σ_c x² of every pixel."""
     pixel = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
     total = tl.zeros((ROWS,), tl.float32)
     for start in range(0, count, WIDTH):

@@ -1,4 +1,4 @@
-"""Batch normalisation that says whose statistics it uses, whatever mode the network is in.
+"""Batch normalisation with explicit statistics, whatever mode the network is in.
 
 In torch's layers the training flag decides, so that a network adapted to a task is normalised by
 statistics that it never had (in evaluation mode) or lets queries see each other (in training mode).
@@ -34,7 +34,7 @@ def support_first(count: int) -> Iterator[None]:
 
 
 class _Explicit(_BatchNorm):
-    """Normalises by the statistics that it is told to use, and never changes its running ones."""
+    """Normalises by the given statistics, and never changes its running ones."""
 
     statistics: Statistics = "running"
 
@@ -46,7 +46,7 @@ class _Explicit(_BatchNorm):
         return self._by_first(input, self._count(len(input)))
 
     def _count(self, rows: int) -> int:
-        """How many of the first inputs give the statistics."""
+        """The number of first inputs that give the statistics."""
         return rows if self.statistics == "transductive" else _support_count(rows)
 
     def _by_running(self, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class _Explicit(_BatchNorm):
         return normalizing_line(self.weight, self.bias, mean, variance, self.eps)
 
     def extra_repr(self) -> str:
-        """torch's, and the statistics."""
+        """Those of torch's layer, and the statistics."""
         return f"{super().extra_repr()}, statistics={self.statistics!r}"
 
 
@@ -139,12 +139,12 @@ def _check(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
     """Check that a layer can use the statistics."""
     if type(layer) not in {*_EXPLICIT, *_EXPLICIT.values()}:
         raise ValueError(
-            f"`model` must have batch normalisation of 1d and 2d only, got a "
+            "`model` must have 1-d and 2-d batch normalisation only, got a "
             f"{type(layer).__name__}, layer {name!r}"
         )
     if statistics == "running" and layer.running_mean is None:
         raise ValueError(
-            f'`statistics` "running" needs layers that have them, got {name!r} with '
+            f'`statistics` "running" needs layers that track them, got {name!r} with '
             "track_running_stats=False"
         )
 
@@ -162,8 +162,8 @@ def _support_count(rows: int) -> int:
     count = _SUPPORT.get()
     if count is None or not 0 < count <= rows:
         raise ValueError(
-            '`statistics` "support" needs to be told how many of the first inputs are the support '
-            f"set, by `support_first(count)` with 1 to {rows}, got {count}"
+            '`statistics` "support" needs the number of support images, the first of the inputs, '
+            f"by `support_first(count)` with 1 to {rows}, got {count}"
         )
     return count
 

@@ -1,4 +1,4 @@
-"""The embedding of a network, and what it makes of a task whose images are normalised together."""
+"""A network's embedding, and the features of a task whose images are normalised together."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def embedding(network: nn.Sequential) -> tuple[nn.Sequential, int]:
 def embed_task(
     embed: Embed, statistics: Statistics, support: Tensor, query: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What a network makes of a support set and of queries, normalised by these statistics.
+    """The embeddings of a support set and of queries, normalised by these statistics.
 
     Both go through the network in one batch, unless queries are to be normalised by their own
     statistics.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Episode(NamedTuple):
-    """What a method sees of one task: labelled support images and queries."""
+    """One task as a method sees it: labelled support images, and queries."""
 
     support: Tensor
     """Preprocessed images (ways * shots, c, h, w), or their features (ways * shots, d)."""
@@ -15,7 +15,7 @@ class Episode(NamedTuple):
     query: Tensor
     """Images (q, c, h, w), or their features (q, d)."""
     query_labels: Tensor
-    """int64 (q,)."""
+    """Classes of the queries, int64 (q,)."""
 
     @property
     def ways(self) -> int:

@@ -19,12 +19,12 @@ from neural_similarity.nn import evaluating
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """From where an evaluation goes on, and who follows it."""
+    """Where an evaluation resumes, and who is told of its progress."""
 
     done: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """What an interrupted evaluation found already, of the first tasks."""
+    """The results of an interrupted evaluation on the first tasks."""
     progress: Callable[[Tensor], None] = lambda _: None
-    """Told, every few tasks, what `evaluate` would return of those that are done."""
+    """Called every few tasks with the results so far, as `evaluate` returns them."""
 
 
 def evaluate(
@@ -83,7 +83,7 @@ def use_statistics(method: Method, statistics: Statistics | None) -> Method:
 
 
 class _Judge:
-    """Tells how many queries of a task a method gets right, from the pixels of the task."""
+    """Counts the queries of a task that a method gets right, from the pixels of the task."""
 
     def __init__(
         self, method: Method, sizes: TaskSizes, preprocess: Preprocess, runtime: Runtime

@@ -43,7 +43,7 @@ class Evaluation:
 
     method: str
     statistics: str
-    """What normalised queries."""
+    """The statistics that normalised queries."""
     sizes: TaskSizes
     tasks: dict[str, Any]
     """Number, seed, part and digest of the tasks."""
@@ -66,7 +66,7 @@ class Evaluation:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """The JSON values that `from_json` reads."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields["sizes"] = dataclasses.asdict(self.sizes)
         packed = base64.b64encode(self.correct.numpy().astype("<u2").tobytes()).decode("ascii")
@@ -92,7 +92,7 @@ class Evaluation:
 def evaluation_name(
     of: tuple[str, Classes, str, int], sizes: TaskSizes, tasks: dict[str, Any]
 ) -> str:
-    """What tells an evaluation from others of its recipe and budget.
+    """What distinguishes an evaluation from others of its recipe and budget.
 
     `of` is method, classes of training, statistics and seed of training; with sizes of tasks, part,
     number and seed of tasks the name is `fine-tuning.train.5w5s15q.test-2000-0.running.1`.
@@ -110,7 +110,7 @@ class Evaluator:
     method: str | None = None
     """Name of the method; None is what a run was trained for."""
     statistics: Statistics | None = None
-    """What normalises queries; None is the method's own."""
+    """The statistics that normalise queries; None is the method's own."""
     device: str = "auto"
 
     def __call__(
@@ -229,7 +229,7 @@ def _partial(run: FewShotRun, file: Path, tasks: TaskList, runtime: Runtime) -> 
     """What an interrupted evaluation of that file had found; none of its tasks is done twice."""
     if file.exists() and read_evaluation(file).tasks["digest"] != tasks.digest:
         raise RunError(
-            f"{file} exists already, of other tasks with the same number and seed; move it away"
+            f"{file} exists already, for other tasks of the same number and seed; move it away"
         )
     checkpoint = find_checkpoint(run, usual_checkpoint(run)).name
     what = {"tasks": tasks.digest, "checkpoint": checkpoint, "precision": runtime.precision}

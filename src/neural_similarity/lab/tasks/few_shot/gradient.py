@@ -55,7 +55,7 @@ class Phase:
     def __post_init__(self):
         _check_groups("fast", self.fast)
         if not self.fast:
-            raise ValueError("`fast` must name a group at least, got none")
+            raise ValueError("`fast` must name at least one group, got none")
         require_least("steps", self.steps)
         require_positive("rate", self.rate)
 
@@ -124,9 +124,7 @@ class GradientBased(Method):
         for group in groups:
             members = self._members(group)
             if not members:
-                raise ValueError(
-                    f"`network` must have parameters of the group {group!r}, got one without"
-                )
+                raise ValueError(f"`network` must have parameters of the group {group!r}, got none")
             found |= members
         return found
 
@@ -149,7 +147,7 @@ class GradientBased(Method):
         return self.head(x if embedded else self.embed(x))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """What predicts queries after the test phases on a support set of images.
+        """The predictor of queries after the test phases on a support set of images.
 
         Raises:
             ValueError: `ways` is not the number of classes that the head was made for.

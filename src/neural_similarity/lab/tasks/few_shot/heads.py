@@ -12,7 +12,7 @@ from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend
 
 SCALE = 2.0
-"""Of cosines as logits, for up to 200 classes (Chen et al., 2019)."""
+"""Scale of cosines as logits, for up to 200 classes (Chen et al., 2019)."""
 
 
 class CosineLinear(nn.Module):
@@ -78,7 +78,7 @@ class FineTuning(Method):
         return lambda query: self._scores(query, learned)
 
     def _first(self, ways: int, features: int) -> list[Tensor]:
-        """What the parameters of one task start from."""
+        """The parameters at the start of every task."""
         return list(self.tuning.first_linear(ways, features))
 
     def _scores(self, x: Tensor, parameters: list[Tensor]) -> Tensor:

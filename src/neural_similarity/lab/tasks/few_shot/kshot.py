@@ -1,4 +1,4 @@
-"""Discriminative k-shot learning: the base classes' weights say what new classes' are like."""
+"""Discriminative k-shot learning: the base classes' weights are a prior of the new ones'."""
 
 from typing import cast
 
@@ -12,7 +12,7 @@ from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 _MOST_STEPS = 50
 _HALVINGS = 12
 _TOLERANCE = 1e-9
-"""Of the gradient, whose entries are differences of probabilities."""
+"""Tolerance of the gradient, whose entries are differences of probabilities."""
 
 
 class DiscriminativeKShot(Method):

@@ -20,7 +20,7 @@ from neural_similarity.lab.tasks.few_shot.metric import class_means
 from neural_similarity.ops import without_autocast
 
 _LEAST = 1e-10
-"""Of standard deviations."""
+"""The smallest standard deviation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ class Latent:
     """
 
     size: int = 64
-    """Numbers per class."""
+    """Latent numbers of each class."""
     steps: int = 5
-    """Of gradient descent on them."""
+    """Steps of gradient descent on the latent numbers."""
     tuning_steps: int = 5
-    """Of gradient descent on the decoded classifier."""
+    """Steps of gradient descent on the decoded classifier."""
     rate: float = 5.0
     """Start of the step size on each latent number, which is learned; on the mean cross-entropy,
     where the released 1.0 is on its sum over the five classes."""
@@ -130,7 +130,7 @@ class Leo(Method):
             nn.init.xavier_uniform_(weight)
 
     def train(self, mode: bool = True) -> "Leo":
-        """As torch's, but that the fixed embedding stays in evaluation mode."""
+        """As torch's `train`, except that the fixed embedding stays in evaluation mode."""
         super().train(mode)
         self.backbone.eval()
         return self

@@ -12,7 +12,7 @@ from neural_similarity.ops import promoted
 Predict = Callable[[Tensor], Tensor]
 """Query images, or features where the embedding is fixed, to logits (q, ways)."""
 Statistics = Literal["running", "support", "transductive"]
-"""What normalises queries: statistics of training, of the task's support, or of its queries."""
+"""The statistics that normalise queries: of training, of the task's support, or of its queries."""
 
 
 class Method(nn.Module):
@@ -27,7 +27,7 @@ class Method(nn.Module):
     fixed_embedding: bool = True
     """Whether a task leaves the embedding as it is."""
     statistics: Statistics = "running"
-    """What batch normalisation uses at test; only "transductive" lets queries see each other."""
+    """The statistics of batch normalisation at test; only "transductive" mixes queries."""
     at_once: int = 1
     """How many tasks an evaluator hands to `adapt` together, along a new first dimension of
     support and queries; above 1 where `adapt` takes such."""

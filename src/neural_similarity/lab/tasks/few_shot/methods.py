@@ -36,13 +36,13 @@ class Kind:
     """How a method is made and trained."""
 
     build: Callable[[nn.Sequential, TaskSizes], Method]
-    """Makes it of a network that ends in its classifier, for tasks of such sizes."""
+    """Builds it from a network that ends in its classifier, for tasks of these sizes."""
     episodic: bool
     """Whether it is trained by tasks; if not, its network is trained to name the base classes."""
     head: str = "linear"
     """The classifier that its network is trained with, where that is how it is trained."""
     statistics: Statistics = "running"
-    """What normalises queries unless `set_statistics` says otherwise."""
+    """The statistics that normalise queries unless `set_statistics` changes them."""
     frozen: bool = False
     """Whether training leaves the kernels as they are, so that it must start from a run's."""
     fixed_ways: bool = False
@@ -71,7 +71,7 @@ def proto_net(network: nn.Sequential, _sizes: TaskSizes) -> ProtoNet:
 
 
 def _last_norm(network: nn.Module) -> nn.Module | None:
-    """The normalisation that all of the output comes out of, through ReLU and pools alone."""
+    """The normalisation whose output is the network's, up to ReLU and pools."""
     if not isinstance(network, nn.Sequential):
         return network if isinstance(network, nn.BatchNorm1d | nn.BatchNorm2d) else None
     learning = [module for module in network if any(True for _ in module.parameters())]
@@ -107,7 +107,7 @@ def static_tuning(network: nn.Sequential, _sizes: TaskSizes, *, rate: float = 1.
 
 
 def leo(network: nn.Sequential, sizes: TaskSizes) -> Leo:
-    """`Leo` with what its authors have for one shot, or for five."""
+    """`Leo` with its authors' settings for one shot, or for five."""
     return Leo(network, ONE_SHOT if sizes.shots == 1 else None)
 
 

@@ -1,4 +1,4 @@
-"""What episodic training minimises."""
+"""The loss of episodic training."""
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ class Episodes:
         return model
 
     def prepare(self, step: int) -> None:
-        """Note which tasks come next."""
+        """Choose the tasks of update `step`."""
         self._step = step
 
     def at(self, number: int) -> Episode:

@@ -1,4 +1,4 @@
-"""What an evaluation that was interrupted had found."""
+"""Saving and restoring what an interrupted evaluation has found."""
 
 import time
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Partial:
         return self.seconds + time.monotonic() - self._began
 
     def save(self, correct: Tensor) -> None:
-        """Keep what was found, unless that was done a few seconds ago."""
+        """Save the results, unless they were saved a few seconds ago."""
         if time.monotonic() - self._saved < SAVE_SECONDS:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class Partial:
         self._saved = time.monotonic()
 
     def kept(self, count: Callable[[int], None]) -> Callable[[Tensor], None]:
-        """Told what was found, it saves that and counts it."""
+        """A function of results that saves and counts them."""
 
         def keep(correct: Tensor) -> None:
             self.save(correct)
@@ -56,12 +56,12 @@ class Partial:
         return keep
 
     def remove(self) -> None:
-        """Forget it: the evaluation is recorded."""
+        """Remove the file once the evaluation is recorded."""
         self._path.unlink(missing_ok=True)
 
 
 def _held(path: Path, of: dict[str, Any]) -> dict[str, Any]:
-    """What the file holds of this evaluation; nothing of a missing or damaged one."""
+    """The results in the file for this evaluation; none if it is missing or damaged."""
     try:
         found = read_json(path)
         if found["of"] == of:

@@ -1,4 +1,4 @@
-"""What a run of few-shot learning depends on, as one frozen value."""
+"""The settings of a few-shot run, as one frozen dataclass."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from neural_similarity.lab.train.recipe import Recipe
 
 Classes = Literal["train", "train+val"]
 FOR_CLASSES = ("penalty", "label_smoothing", "probability_floor", "orthogonality", "compile")
-"""Fields that training by tasks has no use for."""
+"""Fields that training by tasks does not use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class FewShotRecipe(Recipe):
     train_on: Classes = "train"
     """Base classes: those of training, or those of validation as well, as the paper has it."""
     method: str = "fine-tuning"
-    """What is trained for, and evaluated unless another method is named."""
+    """The method that is trained, and evaluated unless another one is named."""
     start: str | None = None
     """Run folder whose network training starts from."""
     ways: int = 5
@@ -42,19 +42,19 @@ class FewShotRecipe(Recipe):
     queries: int = 15
     """Queries of each class of a task, in training and validation."""
     meta_batch: int = 1
-    """Tasks an update, where training is by tasks."""
+    """Tasks per update, where training is by tasks."""
     batch_size: int = 128
-    """Images an update, where training is to name the base classes."""
+    """Images per update, where training is to name the base classes."""
     select_on: Literal["none", "val"] = "none"
     """Keep the checkpoint that is best on tasks of the validation classes."""
     select_tasks: int = 300
-    """Number of these tasks."""
+    """Number of validation tasks."""
     select_ways: int = 5
-    """Classes of each."""
+    """Classes of a validation task."""
     model: str = "convnet4"
     """Network, one of those that `nsim models` lists."""
     steps: int = 30_000
-    """Updates."""
+    """Number of updates."""
     optimizer: Literal["sgd", "adam"] = "adam"
     """Gradient descent with momentum, or Adam; both add the decay to the gradient."""
     lr: float = 1e-3
@@ -103,8 +103,8 @@ class FewShotRecipe(Recipe):
         for name in names:
             if getattr(self, name):
                 raise ValueError(
-                    f"`{name}` is not for training by tasks, got {getattr(self, name)} with the "
-                    f"method {self.method}"
+                    f"`{name}` does not apply to training by tasks, got {getattr(self, name)} "
+                    f"with the method {self.method}"
                 )
 
     @property

@@ -26,7 +26,7 @@ class FewShotRun(Run):
     recipe: FewShotRecipe
 
     def build(self, **overrides: Any) -> nn.Module:
-        """What is trained: the method where it is trained by tasks, else the network."""
+        """The module to train: the method where it is trained by tasks, else the network."""
         return self._as_trained(self._network(**overrides))
 
     def begin(self) -> nn.Module:

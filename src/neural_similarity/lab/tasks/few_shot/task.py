@@ -27,7 +27,7 @@ from neural_similarity.lab.train.objective import Classification, Objective
 from neural_similarity.lab.train.run import start_facts
 
 SELECTION_SEED = 1
-"""Of the validation tasks; those with which one evaluates have 0 unless it is told otherwise."""
+"""Seed of the validation tasks; test tasks have 0 by default."""
 
 
 @dataclass(frozen=True)
@@ -53,33 +53,33 @@ class FewShotTask:
 
     @property
     def digest(self) -> str:
-        """Of the whole data set."""
+        """The digest of the whole data set."""
         return self.split.digest
 
     @property
     def images(self) -> Images:
-        """Those of the base classes."""
+        """The images of the base classes."""
         return self.split.part(self.recipe.train_on)
 
     def check(self) -> dict[str, Any]:
-        """Check that the data have enough classes and images, and the start; its facts."""
+        """Check the data for enough classes and images, and the start, whose facts it returns."""
         check_sizes(self.split, self.recipe)
         return {"start": check_start(self.recipe, self.split)}
 
     def preprocess(self) -> Preprocess:
-        """That of the run to start from, or by the base classes."""
+        """The preprocessing of the run to start from, or one fitted to the base classes."""
         if self.recipe.start is not None:
             return read_run(self.recipe.start, FewShotRun).preprocess
         return Preprocess.of(self.images, self.recipe.inputs)
 
     def objective(self, run: FewShotRun, runtime: Runtime) -> Objective:
-        """Tasks of the base classes, or their names."""
+        """Training by tasks of the base classes, or by their names."""
         if METHODS[run.recipe.method].episodic:
             return Episodes(run.recipe, self.images, run.preprocess, runtime)
         return Classification(run.recipe, runtime, batches_of(self.images, run, runtime))
 
     def judge(self, run: FewShotRun, runtime: Runtime) -> Judge | None:
-        """Gives the mean accuracy over tasks of the validation classes."""
+        """The judge by the mean accuracy over tasks of the validation classes."""
         recipe, split = run.recipe, self.split
         if recipe.select_on != "val":
             return None

@@ -1,4 +1,4 @@
-"""Tasks: which classes and images each is made of, as numbers that can be kept and shared.
+"""Lists of tasks: the classes and images of each, as numbers that can be saved and shared.
 
 A list of tasks is a function of its data and its seed; methods that are tested on one list are
 compared task by task.
@@ -24,11 +24,11 @@ from neural_similarity.lab.data.augment import generator
 from neural_similarity.lab.train.files import read_json, write_json
 
 VERSION = 1
-"""Of the way in which tasks are drawn: a digest is of it too."""
+"""Version of how tasks are drawn, which digests include."""
 FORMAT = 2
-"""Of the files; lists in another are refused."""
+"""Format of the files; others are refused."""
 LEAST_TASKS, MOST_TASKS = 2, 1_000_000
-"""Of a list: one task has no interval."""
+"""Bounds of a list: one task has no interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class TaskList:
             )
         if len(self) < LEAST_TASKS:
             raise ValueError(
-                f"`draw` must be of at least {LEAST_TASKS} tasks, to have an interval, got "
+                f"`draw` must hold at least {LEAST_TASKS} tasks, to have an interval, got "
                 f"{len(self)}"
             )
 
@@ -211,7 +211,7 @@ class TaskList:
         return torch.cat([self.draw.support.flatten(), self.draw.query.flatten()]).unique()
 
     def chunks(self, size: int, start: int = 0) -> Iterator[Draw]:
-        """The tasks from number `start` on, `size` at a time."""
+        """The tasks from number `start`, `size` at a time."""
         for first in range(start, len(self), size):
             some = slice(first, first + size)
             yield Draw(self.draw.classes[some], self.draw.support[some], self.draw.query[some])

@@ -25,7 +25,7 @@ class Tuning:
     momentum: float = 0.9
     """Share of the last step that is kept."""
     dampening: float = 0.9
-    """Share of the gradient that is left out of a step, but for the first."""
+    """Share of the gradient that every step but the first leaves out."""
     weight_decay: float = 1e-3
     """Pull towards zero: of a static M's raw numbers, towards the identity."""
     epochs: int = 100
@@ -33,7 +33,7 @@ class Tuning:
     batch_size: int = 4
     """Images of a step; the last of a pass may have fewer."""
     seed: int = 0
-    """Of the order of the images and of the first weights, which are the same for every task."""
+    """Seed of the images' order and of the first weights, the same for every task."""
 
     def __post_init__(self) -> None:
         require_count("epochs", self.epochs)
@@ -47,7 +47,7 @@ class Tuning:
             yield from torch.randperm(count, generator=random).split(self.batch_size)
 
     def first_linear(self, ways: int, features: int) -> tuple[Tensor, Tensor]:
-        """What weight and bias of a new linear layer start from.
+        """Initial weight and bias of a new linear layer.
 
         Both are uniform as torch's, of nearly its bounds, but from one stream of numbers: a bias is
         not independent of the weights.
@@ -56,7 +56,7 @@ class Tuning:
         return self.first_weights(ways, features), bias
 
     def first_weights(self, ways: int, features: int) -> Tensor:
-        """What the weight (ways, features) of a new linear layer starts from, drawn as torch's."""
+        """Initial weight (ways, features) of a new linear layer, drawn as torch does."""
         bound = features**-0.5
         random = generator("first weights", self.seed)
         return torch.rand(ways, features, generator=random) * 2 * bound - bound
