@@ -1,7 +1,7 @@
 """Plant bugs in the sources, run the related tests for each, and print the survivors.
 
-    uv run python scripts/mutants.py                      # 12 bugs a room, 72 in all
-    uv run python scripts/mutants.py --each 40 ops nn     # others of two rooms
+    uv run python scripts/mutants.py                      # 12 bugs a module, 72 in all
+    uv run python scripts/mutants.py --each 40 ops nn     # others of two modules
     uv run python scripts/mutants.py --show               # what was found so far
 
 A bug is a change at one place: a comparison, an operator, a number, a condition; or a result, a
@@ -106,13 +106,13 @@ def changed(node: ast.AST) -> tuple[str, ast.AST] | None:
     return None
 
 
-def bugs(room: str) -> list[Bug]:
-    """All bugs of a room, in the order in which they are tried: the same on every machine."""
+def bugs(module: str) -> list[Bug]:
+    """All bugs of a module, in the order in which they are tried: the same on every machine."""
     found = []
-    for path in sorted((PACKAGE / room).rglob("*.py")):
-        if not set(path.relative_to(PACKAGE / room).parts) & set(ELSEWHERE):
+    for path in sorted((PACKAGE / module).rglob("*.py")):
+        if not set(path.relative_to(PACKAGE / module).parts) & set(ELSEWHERE):
             found += _bugs_of(path)
-    random.Random(room).shuffle(found)
+    random.Random(module).shuffle(found)
     return found
 
 
@@ -157,9 +157,9 @@ def planted(bug: Bug) -> ast.Module:
 
 
 def related(bug: Bug, folder: Path) -> list[str]:
-    """The test files of a room that name most of what the bug's source defines.
+    """The test files of a module that name most of what the bug's source defines.
 
-    One that is named after the source comes first, in whatever room it is.
+    One that is named after the source comes first, in whatever module it is.
     """
     body = ast.parse((PACKAGE / bug.source).read_text("utf-8")).body
     names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -173,7 +173,7 @@ def related(bug: Bug, folder: Path) -> list[str]:
 
 
 def survives(bug: Bug, folder: Path) -> bool:
-    """Whether the nearest tests pass with a bug, and then all quick ones of its room."""
+    """Whether the nearest tests pass with a bug, and then all quick ones of its module."""
     near = _passes(bug, related(bug, folder), "not slow")
     return near and _passes(bug, [str(folder)], "not slow and not long")
 
