@@ -31,7 +31,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "neural_similarity"
 RESULTS = ROOT / "build" / "mutants.jsonl"
-ROOMS = {
+MODULES = {
     "ops": "tests/ops",
     "nn": "tests/nn",
     "conversion": "tests/conversion",
@@ -222,8 +222,8 @@ def known() -> dict[str, bool]:
 def main() -> None:
     """Try what has not been tried, and show the survivors."""
     parser = argparse.ArgumentParser(description="Plant bugs and see whether tests find them.")
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", default=list(ROOMS))
-    parser.add_argument("--each", type=int, default=12, help="bugs a room")
+    parser.add_argument("modules", nargs="*", metavar="MODULE", default=list(MODULES))
+    parser.add_argument("--each", type=int, default=12, help="bugs a module")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -231,11 +231,11 @@ def main() -> None:
     for module in ("torch", "torchvision", "matplotlib.figure", "scipy.stats"):
         importlib.import_module(module)  # once, for all forks
     results, chosen = known(), []
-    for room in options.rooms:
-        for bug in bugs(room)[: options.each]:
+    for module in options.modules:
+        for bug in bugs(module)[: options.each]:
             key = json.dumps(asdict(bug))
             if key not in results and not options.show:
-                results[key] = survives(bug, ROOT / ROOMS[room])
+                results[key] = survives(bug, ROOT / MODULES[module])
                 RESULTS.parent.mkdir(exist_ok=True)
                 with RESULTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"bug": asdict(bug), "survives": results[key]}) + "\n")

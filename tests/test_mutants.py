@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.long
 def test_bugs_change_one_source_each_and_compile():
-    for room, tests in mutants.ROOMS.items():
-        found = mutants.bugs(room)
+    for module, tests in mutants.MODULES.items():
+        found = mutants.bugs(module)
         assert len(found) >= 60
-        assert found == mutants.bugs(room)
+        assert found == mutants.bugs(module)
         for bug in islice(found, 5):
             tree = mutants.planted(bug)
             compile(tree, bug.source, "exec")
@@ -33,8 +33,8 @@ def test_what_was_tried_is_known(tmp_path, monkeypatch):
 
 
 def a_bug_of(source):
-    room = source.partition("/")[0]
-    return next(bug for bug in mutants.bugs(room) if bug.source == source)
+    module = source.partition("/")[0]
+    return next(bug for bug in mutants.bugs(module) if bug.source == source)
 
 
 def test_a_test_file_of_the_sources_name_comes_first_in_whatever_room():
