@@ -56,8 +56,9 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("full fine-tuning", {"train": "all"}),
 }
 """A row's label and what it trains beside a new head; a table's first way is its baseline."""
-MOVING = ("norm", "ssf", "lora", "oft", "full")
-"""Ways that are tried with running statistics that follow the new images, too."""
+MOVING = ("norm", "lora", "oft", "full")
+"""Ways that are tried with running statistics that follow the new images, too: batch normalisation
+would undo SSF's scales and shifts, which have no gradient then."""
 WAYS |= {
     f"{way}-statistics": (f"{WAYS[way][0]}, running statistics", WAYS[way][1] | {"norm": "train"})
     for way in MOVING
@@ -107,7 +108,6 @@ NOISE = {
     "full": 0.003,
     "dynamic": 0.003,
     "norm-statistics": 0.003,
-    "ssf-statistics": 0.003,
     "lora-statistics": 0.03,
     "oft-statistics": 0.001,
     "full-statistics": 0.003,
