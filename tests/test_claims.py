@@ -127,7 +127,7 @@ def test_headlines_of_the_full_schedule():
     lines = {line.row.label: line for line in panel.lines if line.records}
     assert {len(line.records) for line in lines.values()} == {1}
     told = in_short()
-    assert f"the plain CNN errs on {lines['CNN'].mean:.2f} %" in told
+    assert f"the plain CNN's error is {lines['CNN'].mean:.2f} %" in told
     for label in ("static DNS", "static UNS"):
         change = lines[label].by_image
         assert f"{label} {signed(change.mean)}" in told
