@@ -56,7 +56,7 @@ def test_every_field_of_a_recipe_stands_in_the_table():
     rows = "".join(builder.fields(module, name) for module, name in builder.RECIPES.items())
     for field in dataclasses.fields(FewShotRecipe):
         assert f"\n| `{field.name}` | " in rows
-    assert "| `batch_size` | int | `128` | Images an update. |" in rows
+    assert "| `batch_size` | int | `128` | Images of a training batch. |" in rows
 
 
 def test_the_page_of_commands_has_their_help(monkeypatch):
