@@ -44,6 +44,10 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("LoRA of rank 1 (PEFT)", {"train": "rival", "rival": "lora"}),
     "oft": ("diag-OFT in blocks of 4 (LyCORIS)", {"train": "rival", "rival": "oft"}),
     "diagonal": ("static diagonal M", {"similarity": Static(Diagonal())}),
+    "diagonal-norm": (
+        "static diagonal M and normalisation",
+        {"similarity": Static(Diagonal()), "train": "M+norm"},
+    ),
     "full": ("static full M", {"similarity": STATIC_FULL}),
     "full-norm": (
         "static full M and normalisation",
@@ -75,6 +79,7 @@ SIGNS = {
     "lora": 0.03,
     "oft": 0.01,
     "diagonal": 0.1,
+    "diagonal-norm": 0.03,
     "full": 0.03,
     "full-norm": 0.01,
     "affine": 0.03,
