@@ -109,6 +109,8 @@ class Subject:
     """What it must equal: a function of its float64 copy and of its inputs in float64."""
     smooth: bool = True
     """Whether gradients change little with rounding: before a ReLU it flips signs."""
+    may_fail: bool = False
+    """As of an `Entrant`."""
 
 
 class Operator(nn.Module):

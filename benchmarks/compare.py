@@ -32,6 +32,8 @@ class Entrant:
     """What is told besides, by name."""
     speeds: Mapping[str, int] = field(default_factory=dict)
     """How much of something the last call does, by the name of the speed."""
+    may_fail: bool = False
+    """Whether it may lack times because its check fails, as of what is not installed."""
 
 
 def compare(
@@ -39,7 +41,8 @@ def compare(
 ) -> list[Row]:
     """A row for every entrant, the baseline first, with every number of CPU threads.
 
-    What computes something wrong or fails has no times, and beside such a baseline nothing has.
+    What computes something wrong, or fails where it may, has no times, and beside such a baseline
+    nothing has.
     Without a clock, a GPU's times are of replays.
     """
     rows, clock = [], clock or clock_of(case.runtime.device)
@@ -70,6 +73,8 @@ def _checked(one: Entrant, group: Group) -> Row:
         with without_tf32():
             errors = one.errors()
     except (ImportError, RuntimeError, ValueError) as error:
+        if not one.may_fail:
+            raise
         reason = str(error).splitlines()[0].split(", ")[-1]  # Behind the place in its source.
         return replace(row, problem=f"not measured: {reason}")
     reason, error = problem(errors), next(iter(errors.values()))

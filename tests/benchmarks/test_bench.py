@@ -289,6 +289,15 @@ def test_what_is_not_installed_is_skipped_with_its_reason(monkeypatch):
     assert all(row.times for row in rows.values())
 
 
+def test_what_fails_of_ours_is_not_told_as_not_measured(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(catalogue, "similarity_conv2d", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        list(catalogue.operators(OPTIONS))
+
+
 def test_a_backend_that_declines_is_skipped_with_its_reason(monkeypatch):
     monkeypatch.setattr(native, "declines", lambda *_: "no compiler")
     monkeypatch.setitem(backend._REASONS, "compiled", native.declines)
