@@ -59,7 +59,6 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "turn": ("turning the images", {"train": "rival", "rival": "turn"}),
     "all": ("full fine-tuning", {"train": "all"}),
 }
-"""A row's label and what it trains beside a new head; a table's first way is its baseline."""
 MOVING = ("norm", "lora", "oft", "full")
 """Ways that are tried with running statistics that follow the new images, too: batch normalisation
 would undo SSF's scales and shifts, which have no gradient then."""
@@ -67,9 +66,10 @@ WAYS |= {
     f"{way}-statistics": (f"{WAYS[way][0]}, running statistics", WAYS[way][1] | {"norm": "train"})
     for way in MOVING
 }
+"""A row's label and what it trains beside a new head; a table's first way is its baseline."""
 
-# The best of those in docs/results.md on training images that are held out, seed 0, but where it
-# says that they are another group's.
+# The best of those in docs/results-adaptation.md on training images that are held out, seed 0, but
+# where it says that they are another group's.
 SIGNS = {
     "head": 1.0,
     "statistics": 0.3,
@@ -100,7 +100,7 @@ FLOWERS = {
     "all": 0.01,
 }
 LITE_SIGNS = FLOWERS | {"head": 0.3, "statistics": 0.3, "ssf": 0.03, "all": 0.03}
-NOISE = {
+NOISE_25 = {
     "nothing": 1.0,
     "head": 0.03,
     "statistics": 1.0,
@@ -118,16 +118,14 @@ NOISE = {
     "full-statistics": 0.003,
     "all": 0.003,
 }
-TURN = NOISE | {
+ROTATION_30 = NOISE_25 | {
     "ssf": 0.003,
     "oft": 0.001,
     "full": 0.01,
     "angle": 0.0003,
     "turn": 0.001,
 }
-MATTER = ("head", "norm", "full", "all")
-"""Ways that are tried with other numbers of images, too."""
-LOUDER = {
+NOISE_50 = {
     "nothing": 1.0,
     "head": 0.03,
     "statistics": 1.0,
@@ -137,7 +135,7 @@ LOUDER = {
     "full-statistics": 0.001,
     "all": 0.001,
 }
-QUARTER = {
+ROTATION_90 = {
     "nothing": 1.0,
     "head": 0.01,
     "statistics": 1.0,
@@ -149,6 +147,14 @@ QUARTER = {
     "full-statistics": 0.001,
     "all": 0.01,
 }
+CHANGES = {
+    "noise-25": NOISE_25,
+    "noise-50": NOISE_50,
+    "rotation-30": ROTATION_30,
+    "rotation-90": ROTATION_90,
+}
+MATTER = ("head", "norm", "full", "all")
+"""Ways that are tried with other numbers of images, too."""
 
 
 def _recipes(
@@ -190,10 +196,7 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     **_headed("signs", RESNET | {"image_size": 32}, SIGNS, 5, 160),
     **_headed("signs-lite0", LITE | {"flip": False}, LITE_SIGNS, 5, 160),
     **_headed("flowers", LITE, FLOWERS, 5, 60),
-    "noise-25": _changed("noise-25", NOISE),
-    "noise-50": _changed("noise-50", LOUDER),
-    "rotation-30": _changed("rotation-30", TURN),
-    "rotation-90": _changed("rotation-90", QUARTER),
+    **{change: _changed(change, rates) for change, rates in CHANGES.items()},
 }
 """Descriptions and recipes by name, by images, network and how many of each class."""
 
