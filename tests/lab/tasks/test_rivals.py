@@ -53,6 +53,19 @@ def test_merged_outputs_are_those_of_the_rival(rival):
     assert ns.macs(alone, (3, 32, 32)) == ns.macs(plain, (3, 32, 32))
 
 
+@pytest.mark.parametrize(("norm", "learns"), [("eval", True), ("train", False)])
+def test_batch_statistics_undo_ssf(norm, learns):
+    """docs/results-adaptation.md: it has no row with running statistics that follow."""
+    torch.manual_seed(0)
+    recipe = AdaptationRecipe(rival="ssf", train="rival", similarity=None, norm=norm)
+    network = adapted(ns.models.resnet20(num_classes=3), recipe).double().train()
+    x = torch.randn(8, 3, 32, 32, dtype=torch.float64)
+    nn.functional.cross_entropy(network(x), torch.arange(8) % 3).backward()
+    largest = max(p.grad.abs().max() for p in network.parameters() if p.requires_grad)
+    assert (largest > 1e-3) == learns
+    assert learns or largest < 1e-4  # What eps of batch normalisation leaves.
+
+
 def test_ssf_scales_and_shifts_what_a_convolution_gives():
     layer = nn.Conv2d(3, 4, (3, 2), stride=2, padding=1, bias=True).double()
     x = torch.randn(2, 3, 7, 6, dtype=torch.float64)
