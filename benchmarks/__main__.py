@@ -12,13 +12,13 @@ from benchmarks.networks import COMPARED, KNOWN, PREDICTORS, texts
 from benchmarks.options import PROGRAM, Options, PageOptions, given
 from benchmarks.plots import draw
 from benchmarks.report import Report, Row, to_markdown, write
+from neural_similarity.files import write_text
 from neural_similarity.lab.cli import exit_code
 from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.environment import describe_environment
-from neural_similarity.lab.train.files import write_text
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.recipe import recipe_to_json
 

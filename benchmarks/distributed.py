@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.options import given
+from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.cli.commands import say
-from neural_similarity.lab.train.files import read_json, write_json
 
 RECIPE = "quickstart"
 GPUS = {8: 450e9, 64: 50e9}

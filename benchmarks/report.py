@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Timing
+from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.paper.costs import doubt, machine
-from neural_similarity.lab.train.files import read_json, write_json
 
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "images_per_second": ("images/s", "{:,.0f}".format),

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.plots import SWEEPS, growth
 from benchmarks.report import Report, Row, grouped
 from benchmarks.subjects import BASELINE
-from neural_similarity.lab.train.files import read_json
+from neural_similarity.files import read_json
 
 
 @dataclass(frozen=True, kw_only=True)

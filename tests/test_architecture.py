@@ -15,6 +15,7 @@ LIBRARY = (
     "visualize",
     "testing",
     "hub",
+    "files",
 )
 LABORATORY = ("data", "train", "tasks", "session", "recipes", "paper", "theory", "cli")
 IMPORT = re.compile(r"^\s*from ([\w.]+) import ([\w, ]+|\()", re.MULTILINE)

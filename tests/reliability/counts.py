@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from neural_similarity.lab.train.files import layout, write_text
+from neural_similarity.files import write_text
+from neural_similarity.lab.train.files import layout
 
 RESULTS = Path(__file__).parents[2] / "results" / "reliability.json"
 

@@ -12,9 +12,9 @@ from PIL import Image
 from reliability.counts import record
 from reliability.test_api import bounded as bounded
 
+from neural_similarity.files import read_json
 from neural_similarity.lab.data.decoding import read_header, read_pixels
 from neural_similarity.lab.data.fashion_mnist import _read_idx
-from neural_similarity.lab.data.files import read_json
 from neural_similarity.lab.data.listing import listed_images
 
 FILES = int(os.environ.get("RELIABILITY_CALLS", "400"))

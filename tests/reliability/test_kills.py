@@ -17,6 +17,7 @@ from tiny_images import TINY, use_tiny_images
 from tiny_results import timeless
 from tiny_results import tiny_table as tiny_table
 
+from neural_similarity.files import write_text
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data import lay_out
 from neural_similarity.lab.data.listing import list_images
@@ -24,7 +25,7 @@ from neural_similarity.lab.paper import execution
 from neural_similarity.lab.tasks.few_shot import partial
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import draw_tasks
-from neural_similarity.lab.train.files import locked, write_text
+from neural_similarity.lab.train.files import locked
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.ops.native import compiling
 

@@ -12,6 +12,7 @@ from safetensors import TensorSpec, safe_open, serialize
 from torch import Tensor, nn
 
 from neural_similarity.choices import VERSION
+from neural_similarity.files import new_file
 
 FORMAT = "neural-similarity adapter 1"
 
@@ -46,8 +47,6 @@ def write(path: Path, content: AdapterFile) -> int:
         "same": {key: name for key, name in names.items() if key != name},
         "backbone": content.backbone,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
     # What safetensors.torch does, but without numpy, which the library does not need.
     specs = {
         name: TensorSpec(
@@ -56,8 +55,8 @@ def write(path: Path, content: AdapterFile) -> int:
         )
         for name, tensor in tensors.items()
     }  # fmt: skip
-    part.write_bytes(serialize(specs, {"adapter": json.dumps(facts)}))
-    part.replace(path)
+    with new_file(path) as fresh:
+        fresh.write_bytes(serialize(specs, {"adapter": json.dumps(facts)}))
     return path.stat().st_size
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.tasks import TASKS
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.task import retrained
@@ -20,7 +21,7 @@ from neural_similarity.lab.train.environment import (
     device_name,
     fallback,
 )
-from neural_similarity.lab.train.files import locked, read_json, write_json
+from neural_similarity.lab.train.files import locked
 from neural_similarity.lab.train.journal import Journal, cut_back, draw_learning_curves, read_lines
 from neural_similarity.lab.train.loop import Job, fit
 from neural_similarity.lab.train.progress import Hidden, Progress, counter, show

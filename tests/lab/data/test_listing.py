@@ -6,9 +6,9 @@ import re
 import pytest
 from tiny_folders import picture
 
+from neural_similarity.files import read_json
 from neural_similarity.lab import data
 from neural_similarity.lab.data import load, load_split
-from neural_similarity.lab.data.files import read_json
 from neural_similarity.lab.data.listing import list_images
 
 

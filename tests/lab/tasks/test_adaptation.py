@@ -17,12 +17,12 @@ from torch import nn
 
 import neural_similarity as ns
 from neural_similarity import visualize
+from neural_similarity.files import read_json
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapted
 from neural_similarity.lab.tasks.backbone import Backbone, head_name
 from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed
 from neural_similarity.lab.train.checkpoint import newest, restore
-from neural_similarity.lab.train.files import read_json
 
 FEW = ("--steps", "2", "--drops", "1", "--precision", "fp32", "--device", "cpu")
 RANDOM = ("--pretrained", "False", "--image-size", "32")

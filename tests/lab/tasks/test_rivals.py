@@ -11,12 +11,12 @@ from tiny_images import tiny as tiny
 from torch import nn
 
 import neural_similarity as ns
+from neural_similarity.files import read_json
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data.corruption import rotated
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapted
 from neural_similarity.lab.tasks.rivals import BLOCK, merged, with_rival
 from neural_similarity.lab.train import Recipe
-from neural_similarity.lab.train.files import read_json
 
 # What peft imports, torchao and transformers among it, warns.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from neural_similarity.files import new_file, new_folder, read_json, write_json, write_text
+from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import checkpoint
 from neural_similarity.lab.train.checkpoint import (
     MANIFEST,
@@ -20,14 +22,6 @@ from neural_similarity.lab.train.checkpoint import (
     restore,
     save,
     weights_digest,
-)
-from neural_similarity.lab.train.files import (
-    RunError,
-    new_file,
-    new_folder,
-    read_json,
-    write_json,
-    write_text,
 )
 from neural_similarity.lab.train.journal import append_line
 

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from neural_similarity.conversion import fold, unfreeze_backbone
+from neural_similarity.files import new_file
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.cli.runs import DataOptions, dataset_of, opened, require_foldable
@@ -25,7 +26,6 @@ from neural_similarity.lab.train.exporting import (
     quantised,
     traced,
 )
-from neural_similarity.lab.train.files import new_file
 from neural_similarity.lab.train.run import load_network
 from neural_similarity.lab.train.weights import load_weights, save_weights
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from neural_similarity.choices import require_least
+from neural_similarity.files import write_text
 from neural_similarity.lab import paper
 from neural_similarity.lab.cli.commands import require, say, say_json
 from neural_similarity.lab.cli.parsing import (
@@ -27,7 +28,6 @@ from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, RECIPES
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask, check_tasks
 from neural_similarity.lab.train import choose_runtime
-from neural_similarity.lab.train.files import write_text
 from neural_similarity.lab.train.progress import clock, counter
 from neural_similarity.lab.train.recipe import Recipe, scaled
 from neural_similarity.lab.train.runtime import PrecisionChoice

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from neural_similarity.files import read_json, write_text
 from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.train import Run
-from neural_similarity.lab.train.files import read_json, write_text
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import recipe_to_json
 from neural_similarity.lab.train.run import ENVIRONMENT

@@ -10,6 +10,7 @@ import tyro
 from torch import Tensor, nn
 
 from neural_similarity.conversion import fold as fold_network
+from neural_similarity.files import new_file
 from neural_similarity.lab import session
 from neural_similarity.lab import train as training
 from neural_similarity.lab.cli.commands import say, say_json
@@ -26,7 +27,6 @@ from neural_similarity.lab.tasks.classification import (
 )
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run, RunError, Runtime, Scores, distributed, read_run
-from neural_similarity.lab.train.files import new_file
 from neural_similarity.lab.train.run import checkpoint_facts, command_of, load_network
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import save_weights

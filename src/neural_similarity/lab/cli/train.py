@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
+from neural_similarity.files import read_json
 from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
@@ -18,7 +19,6 @@ from neural_similarity.lab.tasks.adaptation import ADAPTER, AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Recipe, Run, distributed, read_run
-from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import clock, notice
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scaled

@@ -7,7 +7,8 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 import torch
 
-from neural_similarity.lab.data.files import first_folder, read_bytes, read_text, remedy
+from neural_similarity.files import read_bytes, read_text
+from neural_similarity.lab.data.files import first_folder, remedy
 from neural_similarity.lab.data.images import Dataset, Images
 from neural_similarity.lab.data.unpickling import unpickle
 

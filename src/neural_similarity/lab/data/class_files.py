@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from neural_similarity.files import read_json
 from neural_similarity.lab.data.class_split import PARTS, check_disjoint, random_split
-from neural_similarity.lab.data.files import read_json
 from neural_similarity.lab.data.listing import list_images, listed_images, part_folders
 
 Files = dict[str, tuple[Path, ...]]

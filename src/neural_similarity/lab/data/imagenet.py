@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from neural_similarity.choices import require_count, require_least
+from neural_similarity.files import new_file, read_json
 from neural_similarity.lab.data.decoding import read_header
-from neural_similarity.lab.data.files import new_file, read_json
 from neural_similarity.lab.data.images import Dataset, ImageFiles
 from neural_similarity.lab.data.listing import (
     Listing,

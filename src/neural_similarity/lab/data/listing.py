@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from neural_similarity.files import read_text
 from neural_similarity.lab.data.decoding import SUFFIXES
-from neural_similarity.lab.data.files import read_text
 
 COLUMNS = ("filename", "label")
 PART_OF = {

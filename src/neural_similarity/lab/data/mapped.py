@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neural_similarity.files import lock_file, new_file, read_json, sync_path
 from neural_similarity.lab.data.class_files import ClassFiles
 from neural_similarity.lab.data.class_split import PARTS, ClassSplit
 from neural_similarity.lab.data.decoding import read_header, read_pixels
-from neural_similarity.lab.data.files import Progress, lock, new_file, read_json, sync
+from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import Images, digest_of
 from neural_similarity.lab.data.unpickling import unpickle
 
@@ -110,7 +111,7 @@ class Cache:
                         progress(done, source.shape[0])
             digest = self.identify(_map(fresh, source.shape, source.counts))
             self._description.unlink(missing_ok=True)
-            sync(self.path.parent)
+            sync_path(self.path.parent)
         found = {"version": VERSION, "signature": self.signature, "digest": digest}
         found |= {"shape": source.shape, "counts": source.counts}
         with new_file(self._description) as fresh:
@@ -126,7 +127,7 @@ def _locked(folder: Path) -> Iterator[None]:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        lock(descriptor, wait=True)
+        lock_file(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_similarity.lab.data.files import read_bytes
+from neural_similarity.files import read_bytes
 
 GLOBALS = {
     "_codecs.encode",

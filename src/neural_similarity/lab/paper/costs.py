@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from neural_similarity.files import read_json
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.recipe import recipe_to_json
 from neural_similarity.lab.train.statistics import Interval
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neural_similarity.files import read_json
 from neural_similarity.lab.paper.display import Display
 from neural_similarity.lab.paper.pace import THREADS
 from neural_similarity.lab.paper.plan import Job
 from neural_similarity.lab.paper.recording import write_records
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.train import RunError
-from neural_similarity.lab.train.files import locked, read_json
+from neural_similarity.lab.train.files import locked
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.run import METRICS
 from neural_similarity.lab.train.stopping import signals_noted

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.conversion import fold
+from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.paper.learned import learned
 from neural_similarity.lab.paper.records import (
     DIRTY,
@@ -23,7 +24,7 @@ from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.tasks.rivals import merged
 from neural_similarity.lab.train import Run, RunError
-from neural_similarity.lab.train.files import layout, read_json, write_text
+from neural_similarity.lab.train.files import layout
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import MACHINE, recipe_from_json, recipe_to_json
 from neural_similarity.lab.train.run import (

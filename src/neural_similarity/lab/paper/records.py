@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
+from neural_similarity.files import read_json
 from neural_similarity.lab.recipes import NAMED, STARTS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
 from neural_similarity.lab.train import Recipe, unpack_correct
-from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.recipe import MACHINE, differing, recipe_from_json, scaled
 
 FEW_SHOT_FOLDER = "fewshot"

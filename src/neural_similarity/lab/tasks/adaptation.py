@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
+from neural_similarity.files import read_json
 from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import split_off
@@ -18,7 +19,6 @@ from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.rivals import Rival, with_rival
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.checkpoint import State, state_digest
-from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.progress import notice
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.run import ENVIRONMENT, start_facts

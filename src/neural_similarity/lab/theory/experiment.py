@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from neural_similarity.files import new_file, write_json
 from neural_similarity.lab.theory import bias, euler, flow, order, spectra
 from neural_similarity.lab.train.environment import command_line, commit, cpu_name
-from neural_similarity.lab.train.files import new_file, write_json
 
 
 @dataclass(frozen=True)

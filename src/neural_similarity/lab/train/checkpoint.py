@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from neural_similarity.files import file_digest, new_folder, read_json, write_json
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import distributed
-from neural_similarity.lab.train.files import new_folder, read_json, sha256, write_json
 from neural_similarity.lab.train.weights import load_weights, save_weights
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
@@ -210,4 +210,4 @@ def _rest(state: State) -> dict[str, Any]:
 
 
 def _seal(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}

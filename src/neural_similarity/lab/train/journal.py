@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.choices import optional
-from neural_similarity.lab.data.files import named, sync
+from neural_similarity.files import disk_errors, sync_path, write_text
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import State
-from neural_similarity.lab.train.files import write_text
 from neural_similarity.lab.train.progress import Progress
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.run import Run
@@ -68,7 +67,7 @@ class Journal:
     def save(self, state: State) -> None:
         """Write a checkpoint from which training can go on."""
         if distributed.first() and self.run.metrics.exists():
-            sync(self.run.metrics)
+            sync_path(self.run.metrics)
         checkpoint.save(self.run.checkpoints, state, self.run.metadata, keep=KEPT)
         self.saved_at = time.monotonic()
 
@@ -104,7 +103,7 @@ def tracker(run: Run) -> Callable[[dict[str, Any]], None]:
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append `record` to a file of JSON lines."""
-    with named(path), path.open("a", encoding="utf-8") as file:
+    with disk_errors(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 

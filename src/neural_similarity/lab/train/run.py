@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from neural_similarity import models
+from neural_similarity.files import new_folder, read_json, write_json
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train.checkpoint import (
@@ -22,7 +23,7 @@ from neural_similarity.lab.train.checkpoint import (
     step_of,
     weights_digest,
 )
-from neural_similarity.lab.train.files import locked, new_folder, read_json, write_json
+from neural_similarity.lab.train.files import locked
 from neural_similarity.lab.train.recipe import Recipe, recipe_from_json, recipe_to_json
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import load_weights

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import ClassSplit, Images
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate, use_statistics
@@ -22,7 +23,7 @@ from neural_similarity.lab.tasks.few_shot.recipe import Classes
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, choose_runtime, distributed
-from neural_similarity.lab.train.files import layout, read_json, write_text
+from neural_similarity.lab.train.files import layout
 from neural_similarity.lab.train.progress import counter
 from neural_similarity.lab.train.run import (
     checkpoint_facts,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neural_similarity.lab.train.files import read_json, write_json
+from neural_similarity.files import read_json, write_json
 
 SAVE_SECONDS = 10.0
 

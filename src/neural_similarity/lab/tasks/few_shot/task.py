@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from neural_similarity.files import read_json
 from neural_similarity.lab import data
 from neural_similarity.lab.data import ClassSplit, Images, Preprocess
 from neural_similarity.lab.data.files import Progress
@@ -21,7 +22,6 @@ from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.lab.train import Run, Runtime, read_run
 from neural_similarity.lab.train.checkpoint import State, newest, step_of
-from neural_similarity.lab.train.files import read_json
 from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
 from neural_similarity.lab.train.run import start_facts

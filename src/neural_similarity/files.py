@@ -1,0 +1,189 @@
+"""Files: one writer for every output, whole or not at all, and one reader for every input.
+
+Importing it loads no torch.
+"""
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+if sys.platform != "win32":
+    import fcntl
+
+PARTIAL = ".partial"
+MOST_BYTES, MOST_TEXT = 2 << 30, 64 << 20
+"""The most bytes that a file may hold, so that an error comes before memory runs out."""
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value`, indented; an earlier file stays until the new one is complete."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` beside `path`, flush it to the disk and rename it into place."""
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path`; what was written there is flushed and renamed to `path`.
+
+    The folder is made. After an error the new file is gone: where the disk is full, it would take
+    what space there was.
+
+    Raises:
+        OSError: it cannot be written; the error names `path`.
+    """
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = _hidden_path(path)
+        try:
+            yield fresh
+            sync_path(fresh)
+            fresh.replace(path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        sync_path(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
+    """Yield an empty folder beside `path`; its files are flushed and it is renamed to `path`.
+
+    After an error the new one is gone.
+
+    Args:
+        path: where it goes.
+        replace: whether a folder that is there already gives way. If not, and it holds anything,
+            that is an error, also where it came in the meantime.
+
+    Raises:
+        OSError: it cannot be written, or must not be replaced.
+    """
+    with disk_errors(path):
+        temporary = _hidden_path(path)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                sync_path(file)
+            if replace and path.exists():
+                shutil.rmtree(path)
+            temporary.rename(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_path(path.parent)
+
+
+def _hidden_path(path: Path) -> Path:
+    """A name beside `path` of this process alone; leftovers of killed processes are removed."""
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+        process = old.name.split(".")[-2]
+        if process == str(os.getpid()) or not _lives(process):
+            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+
+
+def _lives(process: str) -> bool:
+    if sys.platform == "win32":  # Where `os.kill` ends a process, whatever the signal.
+        return True
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Name the file being written in errors of the disk, such as a full one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk; Windows opens no folders."""
+    if sys.platform == "win32" and path.is_dir():
+        return
+    # Windows flushes only what may be written to.
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock_file(descriptor: int, *, wait: bool) -> None:
+    """Lock an open file or folder against other processes, except on Windows.
+
+    Raises:
+        BlockingIOError: another process has it, and this one is not to wait.
+    """
+    if sys.platform != "win32":
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def read_bytes(path: Path, size: int | None = None, most: int = MOST_BYTES) -> bytes:
+    """The content of `path`.
+
+    Raises:
+        FileNotFoundError: there is no such file; a pipe, which would be read for ever, counts so.
+        ValueError: its size is not `size`, or above `most`.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing")
+    found = path.stat().st_size
+    if size is not None and found != size:
+        raise ValueError(f"{path} must hold {size:,} bytes, got {found:,}")
+    if found > most:
+        raise ValueError(f"{path} must hold at most {most:,} bytes, got {found:,}")
+    return path.read_bytes()
+
+
+def read_text(path: Path, most: int = MOST_TEXT) -> str:
+    """The text of `path`, as `read_bytes`, without the byte-order mark that Excel writes.
+
+    Raises:
+        ValueError: it is not in UTF-8.
+    """
+    try:
+        return read_bytes(path, most=most).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be in UTF-8, got {error}") from error
+
+
+def read_json(path: Path, most: int = MOST_TEXT) -> Any:
+    """The value in `path`, as `read_text`.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(read_text(path, most))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} must be JSON, got {error}") from error
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
+
+
+def file_digest(path: Path) -> str:
+    """Hexadecimal digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
