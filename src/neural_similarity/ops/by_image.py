@@ -10,15 +10,15 @@ from neural_similarity.ops.tracing import by_torch
 from neural_similarity.ops.window import CONVOLUTIONS
 
 
-def folds_by_image(x: Tensor, weight: Tensor, output: tuple[int, ...]) -> bool:
+def folds_by_image(x: Tensor, weight: Tensor, output: tuple[int, ...], groups: int) -> bool:
     """Whether folding takes fewer multiplications than M at every position.
 
-    A full M costs o·c·K² an image in the kernel and P·c·K² at P positions. Programs that are
+    A full M costs o·(c/g)·K² an image in the kernel and P·c·K² at P positions. Programs that are
     traced, exported or compiled for batches of any size cannot have as many groups as images.
     """
     if by_torch() or torch.compiler.is_compiling():
         return False
-    return len(x) > 0 and prod(output) > weight.shape[0]
+    return len(x) > 0 and prod(output) * groups > weight.shape[0]
 
 
 def by_image(given: Operands, bias: Tensor | None) -> Tensor:

@@ -201,7 +201,7 @@ def dynamic_conv(
         raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
     m = m.to(torch.promote_types(torch.float32, x.dtype))
     if m.shape[-len(output) :] != output:
-        if backend == "auto" and blocks is None and folds_by_image(x, weight, output):
+        if backend == "auto" and blocks is None and folds_by_image(x, weight, output, groups):
             return by_image(given._replace(m=m), bias)
         m = m.expand(*m.shape[: m.dim() - len(output)], *output)
     x, m, groups = by_channels(x, m, blocks, groups)
