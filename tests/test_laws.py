@@ -29,7 +29,15 @@ PREDICTORS = {
     "cheap": ns.SphereNet(hidden=3, last_kernel_size=1, resolution=2),
     "per-image": ns.SphereNet(hidden=3, per_image=True),
     "pooled": ns.Pooled(hidden=3),
+    "cnn-normalize": ns.CNN(hidden=3, bound="normalize"),
+    "input-normalised": ns.SphereNet(hidden=3, normalize="input"),
+    "pooled-normalize": ns.Pooled(hidden=3, bound="normalize"),
 }
+OF_BATCHES = {
+    "shared-batch-norm": ns.Shared(channels=2, hidden=3, batch_norm=True),
+    "batch-norm": ns.SphereNet(hidden=3, batch_norm=True),
+}
+"""Predictors whose M depends on the other images of the batch, for laws that allow that."""
 
 
 def hold(law, case):
@@ -59,6 +67,58 @@ def test_predictors(law, predictor):
         if str(case) == "dynamic Conv2d"
     ]
     hold(law, case)
+
+
+def predicted(structure, predictor):
+    """A structure with a predictor in every layer that takes a dynamic M."""
+    cases = testing.cases(structure, (PREDICTORS | OF_BATCHES)[predictor])
+    return [case for case in cases if "dynamic" in str(case) and "Transpose" not in str(case)]
+
+
+@pytest.mark.parametrize("predictor", [*PREDICTORS, *OF_BATCHES])
+def test_every_predictor_depends_on_its_input_in_every_layer(predictor):
+    for case in predicted(ns.Diagonal(), predictor):
+        assert testing.check("depends", case) is None, case
+
+
+@pytest.mark.parametrize("case", predicted(ns.Diagonal(), "pooled"), ids=str)
+def test_averages_are_finite_in_every_type_at_every_scale(case):
+    assert testing.check("finite", case) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
+@pytest.mark.parametrize("predictor", [*PREDICTORS, *OF_BATCHES])
+def test_predictors_are_finite_in_every_type_at_every_scale(predictor, structure):
+    for case in predicted(structure, predictor):
+        assert testing.check("finite", case) is None, case
+
+
+class Sign(torch.nn.Module):
+    """A predictor of the sign of an input's average, NaN for zero."""
+
+    def __init__(self, scalars):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(scalars))
+
+    def forward(self, x):
+        mean = x.mean(tuple(range(1, x.dim())), keepdim=True)
+        shape = (-1, *[1] * (x.dim() - 2))
+        return self.weight.view(shape) * (mean / mean.abs())
+
+
+@pytest.mark.parametrize(
+    ("law", "message"),
+    [
+        ("finite", "output of torch.float64, autocast None, at scale 0.0"),
+        ("depends", "M has 2 values over 8 inputs"),
+    ],
+)
+def test_a_sign_for_a_predictor_breaks_both_laws(law, message):
+    cases = testing.cases(ns.Diagonal(), lambda _, scalars: Sign(scalars))
+    (case,) = [case for case in cases if str(case) == "dynamic Conv2d"]
+    with pytest.raises(AssertionError, match=message):
+        testing.check(law, case)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,33 @@ def test_pooled_predictions_are_two_linear_layers_of_averages(bound):
     assert_close(net(x), bounded.get(bound, raw)[..., None, None])
 
 
+def pooled_of(net, a):
+    """The formula of `Pooled` for a of every image."""
+    direction = a / a.square().mean(1, keepdim=True).sqrt()
+    hidden = (direction @ net.first.weight.T + net.first.bias).clamp(min=0)
+    return (hidden @ net.last.weight.T + net.last.bias).tanh()
+
+
+def test_pooled_predictions_of_one_channel_see_its_deviation_too():
+    net, x = predictor_of(ns.Pooled(hidden=5), 7, Geometry(1, 6, SIZE, *FRAME.values())), input_of()
+    x = x[:, :1] + 0.3
+    a = torch.stack([x.mean((1, 2, 3)), x.std((1, 2, 3), correction=0)], 1)
+    assert_close(net(x)[..., 0, 0], pooled_of(net, a))
+
+
+def test_pooled_predictions_of_linear_layers_see_all_features():
+    layer = ns.Linear(7, 5, similarity=ns.Dynamic(predictor=ns.Pooled(hidden=5))).double()
+    net, x = layer.similarity.predictor, torch.randn(3, 7, dtype=torch.float64)
+    assert_close(net(x[:, None])[..., 0], pooled_of(net, x))
+
+
+@pytest.mark.parametrize(("layer", "sizes"), [(ns.Linear, (1, 4)), (ns.LSTM, (1, 4))])
+def test_a_single_feature_has_no_direction(layer, sizes):
+    message = "`predictor` Pooled needs at least 2 features, .* got 1"
+    with pytest.raises(ValueError, match=message):
+        layer(*sizes, similarity=ns.Dynamic(predictor=ns.Pooled()))
+
+
 @pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])
 def test_batch_normalisation_stands_behind_both_convolutions(kind):
     options = {"bound": None} if kind is ns.CNN else {}
@@ -328,9 +355,11 @@ def test_errors(kind, options, wanted):
     assert f"got {value!r}" in str(error.value)
 
 
-def test_large_inputs_in_half_precision_do_not_overflow():
+@pytest.mark.parametrize("normalize", ["rms", "input"])
+def test_large_inputs_in_half_precision_do_not_overflow(normalize):
     """Patches of 4,608 numbers of standard deviation 300: √N times the kernel's sums would."""
-    layer = ns.Conv2d(512, 4, 3, similarity="dynamic-diagonal").half()
+    predictor = ns.SphereNet(normalize=normalize)
+    layer = ns.Conv2d(512, 4, 3, similarity=ns.Dynamic(predictor=predictor)).half()
     x = (300 * torch.randn(2, 512, 5, 5)).half()
     plain = F.conv2d(x, layer.weight, layer.bias)
     assert plain.isfinite().all()
@@ -338,5 +367,6 @@ def test_large_inputs_in_half_precision_do_not_overflow():
     hidden = layer.similarity.predictor.patch(x)
     patches = F.unfold(x.double(), 3)
     kernel = layer.similarity.predictor.patch.weight.double().flatten(1)
-    expected = 4608**0.5 * (kernel @ patches) / patches.norm(dim=1, keepdim=True)
+    factor = 4608**0.5 if normalize == "rms" else 1
+    expected = factor * (kernel @ patches) / patches.norm(dim=1, keepdim=True)
     assert_close(hidden.double().flatten(2), expected, rtol=1e-2, atol=1e-2)

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity.functional import sphere_conv2d
+from neural_similarity.ops import unit_vectors
 
 ANGLES = ["cosine", "linear", "sigmoid"]
 everywhere = pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)
@@ -218,3 +219,31 @@ def test_a_learned_k_is_reset_to_its_start_and_options_are_the_papers():
     head, features = ns.SphereLinear(5, 3).double(), torch.randn(4, 5).double()
     lengths = (head.weight.square().sum(1) + 1e-4).sqrt()
     assert_close(head(features), features @ head.weight.T / lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("zero", ["weight", "input", "both"])
+def test_tiny_eps_leaves_zeros_finite_in_every_type(dtype, zero):
+    """1/√eps = 1e6 is no number of float16."""
+    options = {"eps": 1e-12, "dtype": dtype}
+    for layer in (
+        ns.SphereConv2d(4, 4, 3, **options),
+        ns.SphereConv2d(4, 4, 3, groups=2, **options),
+        ns.SphereLinear(5, 4, normalize="both", **options),
+    ):
+        shape = (2, 5) if isinstance(layer, ns.SphereLinear) else (2, 4, 5, 5)
+        x = torch.randn(shape).to(dtype) * (zero == "weight")
+        layer.weight.data *= zero == "input"
+        assert layer(x).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_unit_vectors_of_zeros_and_large_numbers_are_finite(dtype):
+    x = torch.tensor([[0, 0], [3, 4], [3e4, 4e4], [6e-8, 8e-8]], dtype=dtype, requires_grad=True)
+    unit = unit_vectors(x, 1)
+    expected = torch.tensor([[0, 0], [0.6, 0.8], [0.6, 0.8]]).to(unit)
+    torch.testing.assert_close(unit[:3], expected, rtol=0.01, atol=0)
+    assert unit[3].detach().norm().item() == pytest.approx(1, rel=0.01)
+    unit[:3].sum().backward()
+    assert x.grad.isfinite().all()
+    assert not x.grad[0].any()

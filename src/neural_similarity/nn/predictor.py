@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from neural_similarity.choices import require_count, require_flag, require_known, require_positive
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
+from neural_similarity.ops.lengths import unit_vectors, wide
 from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere_conv
-from neural_similarity.ops.window import CONVOLUTIONS, promoted
+from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promoted
 
 Predictor = Callable[[Geometry, int], nn.Module]
 """(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out), or to
@@ -25,10 +26,11 @@ CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 PatchNormalize = Literal["rms", "input", "both"]
 Bound = Literal["tanh", "sigmoid", "normalize"]
+
 BOUNDS: dict[Bound, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "normalize": partial(F.normalize, dim=1),
+    "normalize": partial(unit_vectors, dim=1),
 }
 
 
@@ -172,7 +174,11 @@ class SphereNet(TwoLayers):
 
     def first(self, x: Tensor, weight: Tensor, *window: Any, rectified: bool = False) -> Tensor:
         """The patch-normalised convolution, or its ReLU."""
-        factor = weight[0].numel() ** 0.5 if self.normalize == "rms" else 1.0
+        length = weight[0].numel() ** 0.5
+        factor = length if self.normalize == "rms" else 1.0
+        if self.normalize == "input" and autocast_dtype(x) == torch.float16:
+            # Kernels are √N times as large as with "rms", and their sums could overflow.
+            weight, factor = weight / length, length
         norms: Normalize = "both" if self.normalize == "both" else "input"
         options = {"angle": self.angle, "k": self.k, "normalize": norms, "eps": self.eps}
         return sphere_conv(x, weight, *window, **options, factor=factor, rectified=rectified)
@@ -232,13 +238,18 @@ class Pooled(Spec):
     cheaper, the layer has hardly more multiplications than a plain one. Without a bound CNN-9
     trains worse than its plain twin, as the paper reports of predictors by a CNN (§3.3.1).
 
+    One average over its own length is ±1, whatever the image. So a of a single channel has the
+    standard deviation of its pixels as well; and a of linear and recurrent layers, whose inputs
+    have one position, is the input's features.
+
     Attributes:
         hidden: Numbers between the two linear layers.
         bound: "tanh" or "sigmoid" of every number; "normalize" divides an image's numbers by
             their norm; None leaves them as they are.
 
     Raises:
-        ValueError: `hidden` is not a positive integer, or `bound` is unknown.
+        ValueError: `hidden` is not a positive integer, or `bound` is unknown; or (when built) the
+            layer is linear or recurrent and has a single feature.
     """
 
     hidden: int = 64
@@ -250,14 +261,21 @@ class Pooled(Spec):
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
         """The predictor module for a layer of this geometry."""
-        return _Pooled(self, geometry.in_channels, scalars)
+        if not geometry.spatial and geometry.taps == 1:
+            raise ValueError(
+                "`predictor` Pooled needs at least 2 features, since one over its own length is "
+                f"±1, got {geometry.taps}"
+            )
+        return _Pooled(self, geometry, scalars)
 
 
 class _Pooled(nn.Module):
-    def __init__(self, spec: Pooled, channels: int, scalars: int):
+    def __init__(self, spec: Pooled, geometry: Geometry, scalars: int):
         super().__init__()
         self.bound: Bound | None = spec.bound
-        self.first = nn.Linear(channels, spec.hidden)
+        self.spatial = geometry.spatial
+        inputs = max(2, geometry.in_channels) if geometry.spatial else geometry.taps
+        self.first = nn.Linear(inputs, spec.hidden)
         self.last = nn.Linear(spec.hidden, scalars)
         self.reset_parameters()
 
@@ -268,9 +286,20 @@ class _Pooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, 1, ...)."""
-        averages = F.normalize(x.flatten(2).mean(2)) * x.shape[1] ** 0.5
-        raw = within(self.bound, self.last(F.relu(self.first(averages))))
+        direction = unit_vectors(self._summary(x), 1) * self.first.in_features**0.5
+        raw = within(self.bound, self.last(F.relu(self.first(direction.to(x.dtype)))))
         return raw.view(*raw.shape, *[1] * (x.dim() - 2))
+
+    def _summary(self, x: Tensor) -> Tensor:
+        """The averages a; of one channel average and deviation, of one position its features."""
+        if not self.spatial:
+            return x.flatten(1)
+        pixels = wide(x.flatten(2))
+        averages = pixels.mean(2)
+        if x.shape[1] > 1:
+            return averages
+        centred = pixels - averages.unsqueeze(2)
+        return torch.cat([averages, centred.norm(dim=2) / pixels.shape[2] ** 0.5], 1)
 
 
 class _TwoLayers(nn.Module):

@@ -13,6 +13,7 @@ from neural_similarity.nn.geometry import PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import leaf
 from neural_similarity.nn.modes import check_module
 from neural_similarity.ops import sphere_conv2d
+from neural_similarity.ops.lengths import unit_vectors
 from neural_similarity.ops.sphere import Angle, Normalize, check_options
 from neural_similarity.ops.window import promoted, without_autocast
 
@@ -167,8 +168,9 @@ class SphereLinear(nn.Linear):
         return self.scale * F.linear(x, self._unit(self.weight))
 
     def _unit(self, vectors: Tensor) -> Tensor:
-        energy = promoted(vectors).square().sum(-1, keepdim=True)
-        return vectors * (energy + self.eps).rsqrt().to(vectors.dtype)
+        wide = promoted(vectors)
+        energy = wide.square().sum(-1, keepdim=True)
+        return (wide * (energy + self.eps).rsqrt()).to(vectors.dtype)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, normalize={self.normalize}, scale={self.scale}"
@@ -207,7 +209,7 @@ def orthogonality(
 def _gram_error(layer: SphereConv2d, unit: bool) -> Tensor:
     with without_autocast(layer.weight):
         kernels = promoted(layer.weight).flatten(1)
-        kernels = F.normalize(kernels, dim=1) if unit else kernels
+        kernels = unit_vectors(kernels, 1) if unit else kernels
         kernels = kernels.unflatten(0, (layer.groups, -1))
         identity = torch.eye(kernels.shape[1], dtype=kernels.dtype, device=kernels.device)
         return (kernels @ kernels.mT - identity).square().sum()

@@ -8,6 +8,7 @@ from neural_similarity.ops.global_similarity import attention_matrix as attentio
 from neural_similarity.ops.global_similarity import global_attention as global_attention
 from neural_similarity.ops.global_similarity import global_similarity as global_similarity
 from neural_similarity.ops.kernel import fold_kernel as fold_kernel
+from neural_similarity.ops.lengths import unit_vectors as unit_vectors
 from neural_similarity.ops.similarity import similarity_conv as similarity_conv
 from neural_similarity.ops.similarity import similarity_conv1d as similarity_conv1d
 from neural_similarity.ops.similarity import similarity_conv2d as similarity_conv2d

@@ -178,8 +178,8 @@ def _cosine(
     y, channels = CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry), 1 - kernel.dim()
     if geometry[-1] == 1:
         return scaled(y, factors, rectified=rectified)
-    y = y.unflatten(channels, (geometry[-1], -1)) * factors.to(y.dtype).unsqueeze(channels)
-    y = y.flatten(channels - 1, channels)
+    groups = y.unflatten(channels, (geometry[-1], -1))
+    y = (groups * factors.unsqueeze(channels)).to(y.dtype).flatten(channels - 1, channels)
     return F.relu(y) if rectified else y
 
 
@@ -224,8 +224,9 @@ class _Energy(Function):
 
 def _normalized(weight: Tensor, eps: float) -> Tensor:
     """The kernels over their norms √(‖W‖² + eps)."""
-    energy = promoted(weight).square().sum(tuple(range(1, weight.dim())), keepdim=True)
-    return weight * (energy + eps).rsqrt().to(weight.dtype)
+    wide = promoted(weight)
+    energy = wide.square().sum(tuple(range(1, weight.dim())), keepdim=True)
+    return (wide * (energy + eps).rsqrt()).to(weight.dtype)
 
 
 def _of_angle(theta: Tensor, angle: str, k: float | Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend
+from neural_similarity.ops import unit_vectors
 
 SCALE = 2.0
 """Scale of cosines as logits, for up to 200 classes (Chen et al., 2019)."""
@@ -104,5 +105,5 @@ class CosineFineTuning(FineTuning):
 def cosine_scores(x: Tensor, parameters: list[Tensor], scale: float) -> Tensor:
     """Scaled cosines (..., n, classes) of x (..., n, d), weights (..., classes, d), with gains."""
     weight, gain = parameters
-    unit = F.normalize(weight, dim=-1) * gain.unsqueeze(-1)
-    return scale * (F.normalize(x, dim=-1) @ unit.mT)
+    unit = unit_vectors(weight, -1) * gain.unsqueeze(-1)
+    return scale * (unit_vectors(x, -1) @ unit.mT)

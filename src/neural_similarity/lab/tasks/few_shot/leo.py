@@ -17,7 +17,7 @@ from neural_similarity.lab.tasks.few_shot.gradient import (
 )
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.lab.tasks.few_shot.metric import class_means
-from neural_similarity.ops import without_autocast
+from neural_similarity.ops import unit_vectors, without_autocast
 
 _LEAST = 1e-10
 """The smallest standard deviation."""
@@ -137,7 +137,7 @@ class Leo(Method):
 
     def embed(self, images: Tensor) -> Tensor:
         """Features (n, d) of unit norm."""
-        return F.normalize(super().embed(images), dim=-1)
+        return unit_vectors(super().embed(images), -1)
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`, on features."""
@@ -178,7 +178,7 @@ class Leo(Method):
     def decay(self) -> Tensor:
         """The penalties on the weights."""
         squares = torch.stack([weight.square().sum() for weight in self._weights()]).sum()
-        directions = F.normalize(self.decoder.weight, dim=0)
+        directions = unit_vectors(self.decoder.weight, 0)
         correlations = directions.mT @ directions
         unit = torch.eye(len(correlations)).to(correlations)
         return (

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
-from neural_similarity.ops import without_autocast
+from neural_similarity.ops import unit_vectors, without_autocast
 
 MATCHING_SCALE = 100.0
 """Of cosines before the softmax; 1 in the paper, 100 in CloserLookFewShot, whose results it has."""
@@ -142,7 +142,7 @@ class FullContext(nn.Module):
 
 def cosines(x: Tensor, y: Tensor) -> Tensor:
     """Cosines (..., n, m) of x (..., n, d) and y (..., m, d)."""
-    return F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).mT
+    return unit_vectors(x, -1) @ unit_vectors(y, -1).mT
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:

@@ -1,22 +1,11 @@
-"""The laws that a layer with a similarity must obey, for new structures, predictors and layers.
-
-```python
-@pytest.mark.parametrize("law", [law for law in ns.testing.LAWS if law != "text"])
-@pytest.mark.parametrize("case", ns.testing.cases(MyStructure()), ids=str)
-def test_my_structure(law, case):
-    if reason := ns.testing.check(law, case):
-        pytest.skip(reason)
-```
-
-"text" is a law of the library's own specs, which can be written on a command line.
-"""
+"""The laws, each a function of a case, and how they are checked."""
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -30,126 +19,13 @@ from neural_similarity.choices import require_known
 from neural_similarity.conversion import unconvert
 from neural_similarity.nn import (
     LSTM,
-    Affine,
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    ConvTranspose2d,
-    Diagonal,
-    Dilation,
-    Dynamic,
-    Full,
-    Linear,
-    Masked,
-    PositiveSemidefinite,
-    Select,
-    Shift,
+    DynamicSimilarity,
     SimilarityLayer,
-    Sparse,
-    SphereNet,
-    Static,
-    Symmetric,
-    Unshared,
-    Unstructured,
     format_similarity,
     parse_similarity,
 )
 from neural_similarity.nn.layer import is_dynamic
-from neural_similarity.nn.predictor import Predictor
-from neural_similarity.nn.structure import Structure
-from neural_similarity.nn.text import Similarity
-
-STRUCTURES: dict[str, Structure] = {
-    "Diagonal": Diagonal(),
-    "Full": Full(),
-    "Symmetric": Symmetric(),
-    "PositiveSemidefinite": PositiveSemidefinite(),
-    "Unstructured": Unstructured(),
-    "Unshared (channels)": Unshared(Full(), channels=2),
-    "Unshared (filters)": Unshared(Diagonal(), filters=2),
-    "Masked": Masked(Full()),
-    "Masked (continuous)": Masked(Diagonal(), continuous=True),
-    "Dilation": Dilation(rate=2),
-    "Sparse": Sparse(keep=5),
-    "Select": Select(),
-    "Shift": Unshared(Shift(), channels="each"),
-    "Affine": Affine(),
-}
-"""A representative of every structure."""
-
-Make = Callable[[Similarity | None], SimilarityLayer]
-LAYERS: dict[str, tuple[Make, tuple[int, ...]]] = {
-    "Conv1d": (lambda s: Conv1d(4, 6, 3, padding=2, dilation=2, similarity=s), (2, 4, 7)),
-    "Conv2d": (lambda s: Conv2d(4, 6, (1, 3), (2, 1), (0, 1), similarity=s), (2, 4, 5, 4)),
-    "Conv2d in groups": (lambda s: Conv2d(4, 6, 3, groups=2, similarity=s), (2, 4, 4, 5)),
-    "Conv3d": (lambda s: Conv3d(2, 4, (1, 3, 1), padding="same", similarity=s), (2, 2, 2, 3, 2)),
-    "ConvTranspose2d": (
-        lambda s: ConvTranspose2d(4, 6, (1, 3), (1, 2), similarity=s),
-        (2, 4, 3, 4),
-    ),
-    "Linear": (lambda s: Linear(5, 4, similarity=s), (2, 5)),
-    "LSTM": (lambda s: LSTM(5, 5, batch_first=True, similarity=s), (2, 3, 5)),
-}
-"""Every layer as a function of its similarity, and the shape of an input."""
-
-
-class NotApplicableError(Exception):
-    """A law does not apply to a layer; the message says why."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A layer to check: built by `make` in float64, from the same seed every time."""
-
-    name: str
-    make: Callable[[], SimilarityLayer]
-    shape: tuple[int, ...]
-    """The shape of the layer's input, batch first."""
-    similarity: Similarity
-
-    def __str__(self) -> str:
-        return self.name
-
-    def layer(self) -> SimilarityLayer:
-        """A fresh layer.
-
-        Raises:
-            NotApplicableError: there is no such layer, as `make` says by a `ValueError`.
-        """
-        torch.manual_seed(0)
-        try:
-            return self.make().double()
-        except ValueError as error:
-            raise NotApplicableError(str(error)) from error
-
-    def trained(self) -> SimilarityLayer:
-        """A fresh layer with its similarity moved well away from where it starts."""
-        layer = self.layer()
-        torch.manual_seed(1)
-        for name, parameter in layer.named_parameters():
-            if name.endswith((".raw", ".gain")):
-                parameter.data += 0.5 * torch.randn_like(parameter)
-            elif name.endswith(".mask"):
-                parameter.data += torch.rand_like(parameter) - 0.7
-        return layer
-
-    def input(self) -> Tensor:
-        """Random numbers of `shape`."""
-        torch.manual_seed(2)
-        return torch.randn(self.shape, dtype=torch.float64)
-
-
-def cases(structure: Structure, predictor: Predictor | None = None) -> tuple[Case, ...]:
-    """A structure in every layer, static and predicted (by default by a small `SphereNet`)."""
-    start = "identity" if structure.zero_is_identity else "released"
-    kinds: dict[str, Similarity] = {"static": Static(structure)}
-    if structure.dynamic:
-        kinds["dynamic"] = Dynamic(structure, predictor or SphereNet(hidden=3), start)
-    return tuple(
-        Case(f"{kind} {name}", partial(make, similarity), shape, similarity)
-        for kind, similarity in kinds.items()
-        for name, (make, shape) in LAYERS.items()
-    )
+from neural_similarity.testing.cases import Case, NotApplicableError
 
 
 def check(law: str, case: Case) -> str | None:
@@ -297,6 +173,71 @@ def runs_in_low_precision(case: Case) -> None:
         _require(bool((found - y).abs().max() <= 0.1 * (1 + y.abs().max())), "far from float64")
 
 
+SCALES = {
+    torch.float64: (0.0, 1e-150, 1e-30, 1e-8, 1e-3, 1.0, 1e4),
+    torch.float32: (0.0, 1e-38, 1e-30, 1e-8, 1e-3, 1.0, 1e4),
+    torch.bfloat16: (0.0, 1e-38, 1e-30, 1e-8, 1e-3, 1.0, 1e4),
+    torch.float16: (0.0, 6e-8, 1e-6, 1e-3, 1.0, 1e2, 1e3),
+}
+"""Scales of input for the law "finite", by type: from zero to where M times it fits."""
+
+
+def is_finite(case: Case) -> None:
+    """Output and gradients are finite wherever those of the plain layer are, and float64's fit.
+
+    In four types and under autocast, at seven scales of input, zero included.
+    """
+    half = (torch.bfloat16, torch.float16)
+    casts = () if isinstance(case.layer(), LSTM) else half  # torch runs no LSTM by these on CPUs
+    for dtype, cast in (*((dtype, None) for dtype in SCALES), *((torch.float32, c) for c in casts)):
+        layer = case.trained().to(dtype)
+        for scale in SCALES[cast or dtype]:
+            for name in _overflows(layer, (case.input() * scale).to(dtype), cast):
+                _require(False, f"{name} of {dtype}, autocast {cast}, at scale {scale}")
+
+
+def _overflows(layer: SimilarityLayer, x: Tensor, cast: torch.dtype | None) -> Iterator[str]:
+    """Names of what is not finite, though it is in the plain layer and fits in float64."""
+    found = _derivatives(layer, x, cast)
+    names = [name for name, tensor in found.items() if not tensor.isfinite().all()]
+    if not names:
+        return
+    plain = _derivatives(unconvert(layer), x, cast)
+    exact = _derivatives(deepcopy(layer).double(), x.double(), None)
+    limit = torch.finfo(cast or x.dtype).max / 2
+    for name in names:
+        fits = exact[name].abs().max() <= limit or x.dtype == torch.float64
+        if fits and all(tensor.isfinite().all() for tensor in plain.values()):
+            yield name
+
+
+def _derivatives(layer: nn.Module, x: Tensor, cast: torch.dtype | None) -> dict[str, Tensor]:
+    """The output, and the gradients of its mean."""
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    with torch.autocast("cpu", cast) if cast else nullcontext():
+        y = _output(layer, x)
+    y.to(torch.float64).mean().backward()
+    gradients = {name: p.grad for name, p in layer.named_parameters()} | {"input": x.grad}
+    return {"output": y} | {name: g for name, g in gradients.items() if g is not None}
+
+
+def depends_on_its_input(case: Case) -> None:
+    """A predicted M has more than two values over random inputs."""
+    layer = case.trained()
+    if not is_dynamic(layer):
+        raise NotApplicableError("static M depends on no input")
+    if not case.similarity.structure.exact_gradient:
+        raise NotApplicableError("hard choices have few values")
+    for part in layer.modules():
+        if isinstance(part, DynamicSimilarity):
+            frame = part.geometry
+            size = case.shape[2:] if frame.spatial else frame.kernel_size
+            m = part.matrix(torch.randn(8, frame.in_channels, *size, dtype=torch.float64))
+            values = len(m.flatten(1).round(decimals=8).unique(dim=0))
+            _require(values > 2, f"M has {values} values over 8 inputs")
+
+
 def is_written_as_text(case: Case) -> None:
     """The spec's text gives the spec back."""
     text = format_similarity(case.similarity)
@@ -342,12 +283,14 @@ LAWS: dict[str, Law] = {
     "copies": survives_copies,
     "seed": is_a_function_of_its_seed,
     "bfloat16": runs_in_low_precision,
+    "finite": is_finite,
+    "depends": depends_on_its_input,
     "text": is_written_as_text,
     "export": exports,
     "compile": compiles,
 }
 """The laws by name."""
-QUICK = tuple(name for name in LAWS if name not in ("export", "compile"))
+QUICK = tuple(name for name in LAWS if name not in ("finite", "export", "compile"))
 """The laws that take milliseconds."""
 
 

@@ -1,0 +1,129 @@
+"""Layers to check: every structure in every layer, static and predicted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from neural_similarity.nn import (
+    LSTM,
+    Affine,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose2d,
+    Diagonal,
+    Dilation,
+    Dynamic,
+    Full,
+    Linear,
+    Masked,
+    PositiveSemidefinite,
+    Select,
+    Shift,
+    SimilarityLayer,
+    Sparse,
+    SphereNet,
+    Static,
+    Symmetric,
+    Unshared,
+    Unstructured,
+)
+from neural_similarity.nn.predictor import Predictor
+from neural_similarity.nn.structure import Structure
+from neural_similarity.nn.text import Similarity
+
+STRUCTURES: dict[str, Structure] = {
+    "Diagonal": Diagonal(),
+    "Full": Full(),
+    "Symmetric": Symmetric(),
+    "PositiveSemidefinite": PositiveSemidefinite(),
+    "Unstructured": Unstructured(),
+    "Unshared (channels)": Unshared(Full(), channels=2),
+    "Unshared (filters)": Unshared(Diagonal(), filters=2),
+    "Masked": Masked(Full()),
+    "Masked (continuous)": Masked(Diagonal(), continuous=True),
+    "Dilation": Dilation(rate=2),
+    "Sparse": Sparse(keep=5),
+    "Select": Select(),
+    "Shift": Unshared(Shift(), channels="each"),
+    "Affine": Affine(),
+}
+"""A representative of every structure."""
+
+Make = Callable[[Similarity | None], SimilarityLayer]
+LAYERS: dict[str, tuple[Make, tuple[int, ...]]] = {
+    "Conv1d": (lambda s: Conv1d(4, 6, 3, padding=2, dilation=2, similarity=s), (2, 4, 7)),
+    "Conv2d": (lambda s: Conv2d(4, 6, (1, 3), (2, 1), (0, 1), similarity=s), (2, 4, 5, 4)),
+    "Conv2d of one channel": (lambda s: Conv2d(1, 3, 3, padding=1, similarity=s), (2, 1, 4, 5)),
+    "Conv2d in groups": (lambda s: Conv2d(4, 6, 3, groups=2, similarity=s), (2, 4, 4, 5)),
+    "Conv3d": (lambda s: Conv3d(2, 4, (1, 3, 1), padding="same", similarity=s), (2, 2, 2, 3, 2)),
+    "ConvTranspose2d": (
+        lambda s: ConvTranspose2d(4, 6, (1, 3), (1, 2), similarity=s),
+        (2, 4, 3, 4),
+    ),
+    "Linear": (lambda s: Linear(5, 4, similarity=s), (2, 5)),
+    "LSTM": (lambda s: LSTM(5, 5, batch_first=True, similarity=s), (2, 3, 5)),
+}
+"""Every layer as a function of its similarity, and the shape of an input."""
+
+
+class NotApplicableError(Exception):
+    """A law does not apply to a layer; the message says why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer to check: built by `make` in float64, from the same seed every time."""
+
+    name: str
+    make: Callable[[], SimilarityLayer]
+    shape: tuple[int, ...]
+    """The shape of the layer's input, batch first."""
+    similarity: Similarity
+
+    def __str__(self) -> str:
+        return self.name
+
+    def layer(self) -> SimilarityLayer:
+        """A fresh layer.
+
+        Raises:
+            NotApplicableError: there is no such layer, as `make` says by a `ValueError`.
+        """
+        torch.manual_seed(0)
+        try:
+            return self.make().double()
+        except ValueError as error:
+            raise NotApplicableError(str(error)) from error
+
+    def trained(self) -> SimilarityLayer:
+        """A fresh layer with its similarity moved well away from where it starts."""
+        layer = self.layer()
+        torch.manual_seed(1)
+        for name, parameter in layer.named_parameters():
+            if name.endswith((".raw", ".gain")):
+                parameter.data += 0.5 * torch.randn_like(parameter)
+            elif name.endswith(".mask"):
+                parameter.data += torch.rand_like(parameter) - 0.7
+        return layer
+
+    def input(self) -> Tensor:
+        """Random numbers of `shape`."""
+        torch.manual_seed(2)
+        return torch.randn(self.shape, dtype=torch.float64)
+
+
+def cases(structure: Structure, predictor: Predictor | None = None) -> tuple[Case, ...]:
+    """A structure in every layer, static and predicted (by default by a small `SphereNet`)."""
+    start = "identity" if structure.zero_is_identity else "released"
+    kinds: dict[str, Similarity] = {"static": Static(structure)}
+    if structure.dynamic:
+        kinds["dynamic"] = Dynamic(structure, predictor or SphereNet(hidden=3), start)
+    return tuple(
+        Case(f"{kind} {name}", partial(make, similarity), shape, similarity)
+        for kind, similarity in kinds.items()
+        for name, (make, shape) in LAYERS.items()
+    )
