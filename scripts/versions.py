@@ -1,4 +1,4 @@
-"""What runs on which versions: import, laws and a short training in fresh environments.
+"""What runs on which versions: import, laws, images and a short training in fresh environments.
 
     python scripts/versions.py                      the floor and the newest, by this Python
     python scripts/versions.py --python 3.11 3.12   by others that uv finds
@@ -33,9 +33,21 @@ from neural_similarity import testing
 cases = [case for s in (ns.Diagonal(), ns.Full()) for case in testing.cases(s)]
 [testing.check(law, case) for law in testing.QUICK for case in cases]
 """
+IMAGES = """
+from pathlib import Path
+from PIL import Image
+from neural_similarity.lab.data import load
+for part in ("train", "val"):
+    for name in ("ant", "bee"):
+        Path(part, name).mkdir(parents=True)
+        Image.new("RGB", (50, 40), "white").save(Path(part, name, "0.png"))
+files = load("imagenet", ".", image_size=24).train
+assert files.head(2).min() == files.windows([0, 1], seed=0, epoch=0, flip=True).min() == 255
+"""
 CHECKS = {
     "import": ("-W", "error", "-c", IMPORT),
     "laws": ("-c", f"import neural_similarity as ns\n{LAWS}"),
+    "images": ("-W", "error", "-c", IMAGES),
     "training": ("-m", "neural_similarity", "train", "--steps", "8", "--drops", "4"),
 }
 

@@ -1,9 +1,11 @@
-"""Decoding image files into arrays: upright, and on white where they are transparent."""
+"""Image files as arrays: upright, on white where they are transparent, resized by torchvision.
+
+torchvision is imported when the first image is resized: importing it takes as long as torch.
+"""
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, log, sqrt
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,8 +13,8 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
 
-AREAS, ASPECTS, ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10
-"""Of random windows: share of the image, width by height, and draws until the centre is taken."""
+AREAS, ASPECTS = (0.08, 1.0), (3 / 4, 4 / 3)
+"""Of random windows: share of the image, and width by height."""
 CENTRE = 224 / 256
 """Share of the shorter side that the central window of a test image has."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -41,13 +43,13 @@ def read_header(path: Path) -> Header:
         ValueError: the file is not an image, or its pixels have more than 8 bits.
     """
 
-    def of(image: Image.Image) -> Header:
+    def header_of(image: Image.Image) -> Header:
         turned = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation) in TURNED
         mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
         width, height = image.size
         return Header(path, mode, (height, width) if turned else (width, height))
 
-    return _opened(path, of)
+    return _open_image(path, header_of)
 
 
 def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
@@ -58,87 +60,74 @@ def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
     Raises:
         ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
-    pixels = _opened(path, lambda image: np.asarray(_fit(_seen(image, mode), size)))
+    pixels = _open_image(path, lambda image: np.asarray(_cover(_upright(image, mode), size)))
     return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
 
 
 def read_random_window(path: Path, size: int, random: torch.Generator) -> np.ndarray:
     """Pixels, uint8 (size, size, 3), of a random window of an image, resized bilinearly to `size`.
 
-    The window has 8 to 100 % of the image's area and 3/4 to 4/3 of its height for width: the usual
-    training crop of ImageNet (Szegedy et al., https://arxiv.org/abs/1409.4842), torchvision's
-    `RandomResizedCrop`.
+    The window is that of torchvision's `RandomResizedCrop`, the usual training crop of ImageNet
+    (Szegedy et al., https://arxiv.org/abs/1409.4842), which draws its numbers from `random`.
 
     Raises:
         ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
+    from torchvision.transforms import RandomResizedCrop
+    from torchvision.transforms.functional import resized_crop
 
-    def of(image: Image.Image) -> np.ndarray:
-        image = _seen(image, "RGB")
-        return np.asarray(_resized(image.crop(random_window(*image.size, random)), (size, size)))
+    def window_of(image: Image.Image) -> np.ndarray:
+        image = _upright(image, "RGB")
+        # torchvision draws from torch's own generator, which has the state of ours meanwhile.
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.set_state(random.get_state())
+            window = RandomResizedCrop.get_params(image, [*AREAS], [*ASPECTS])
+            random.set_state(torch.default_generator.get_state())
+        return np.asarray(resized_crop(image, *window, [size, size]))
 
-    return _opened(path, of)
+    return _open_image(path, window_of)
 
 
 def read_centre(path: Path, size: int) -> np.ndarray:
     """Pixels, uint8 (size, size, 3), of the centre of an image: the usual test crop of ImageNet.
 
-    The shorter side is resized bilinearly to 256/224 of `size`, as torchvision's `Resize` and
-    `CenterCrop` do it.
+    torchvision's `Resize` makes the shorter side 256/224 of `size`, its `CenterCrop` cuts.
 
     Raises:
         ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
+    from torchvision.transforms.functional import center_crop, resize
 
-    def of(image: Image.Image) -> np.ndarray:
-        shorter, image = round(size / CENTRE), _seen(image, "RGB")
-        width, height = (shorter * side // min(image.size) for side in image.size)
-        left, top = (round((side - size) / 2) for side in (width, height))
-        resized = _resized(image, (width, height))
-        return np.asarray(resized.crop((left, top, left + size, top + size)))
+    def centre_of(image: Image.Image) -> np.ndarray:
+        shorter = round(size / CENTRE)
+        _check_resized(image, max(image.size) / min(image.size) * shorter**2)
+        return np.asarray(center_crop(resize(_upright(image, "RGB"), [shorter]), [size, size]))
 
-    return _opened(path, of)
-
-
-def random_window(width: int, height: int, random: torch.Generator) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of a random window of an image, see `read_random_window`."""
-    for _ in range(ATTEMPTS):
-        area = width * height * _uniform(*AREAS, random)
-        aspect = exp(_uniform(log(ASPECTS[0]), log(ASPECTS[1]), random))
-        columns, rows = round(sqrt(area * aspect)), round(sqrt(area / aspect))
-        if 0 < columns <= width and 0 < rows <= height:
-            top = int(torch.randint(height - rows + 1, (1,), generator=random))
-            left = int(torch.randint(width - columns + 1, (1,), generator=random))
-            return left, top, left + columns, top + rows
-    columns = min(width, round(height * ASPECTS[1]))
-    rows = min(height, round(width / ASPECTS[0]))
-    left, top = (width - columns) // 2, (height - rows) // 2
-    return left, top, left + columns, top + rows
+    return _open_image(path, centre_of)
 
 
-def _uniform(low: float, high: float, random: torch.Generator) -> float:
-    return torch.empty(1).uniform_(low, high, generator=random).item()
+def _cover(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The centre of an image that is as small as covers (width, height) `size`.
 
-
-def _fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    torchvision rounds the longer side down; records are of images whose sides are rounded.
+    """
     if image.size == size:
         return image
     factor = max(size[0] / image.width, size[1] / image.height)
     width, height = (round(side * factor) for side in image.size)
+    _check_resized(image, width * height)
     left, top = (width - size[0]) // 2, (height - size[1]) // 2
-    resized = _resized(image, (width, height))
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
     return resized.crop((left, top, left + size[0], top + size[1]))
 
 
-def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    if size[0] * size[1] > MOST_PIXELS:
-        raise ValueError(
-            f"its {image.width}x{image.height} pixels would become {size[0]}x{size[1]}"
-        )
-    return image.resize(size, Image.Resampling.BILINEAR)
+def _check_resized(image: Image.Image, pixels: float) -> None:
+    """Refuse a long, thin image, which would fill the memory when it is enlarged."""
+    if pixels > MOST_PIXELS:
+        raise ValueError(f"its {image.width}x{image.height} pixels would become {int(pixels):,}")
 
 
-def _seen(image: Image.Image, mode: str) -> Image.Image:
+def _upright(image: Image.Image, mode: str) -> Image.Image:
     """An image as it is displayed, in a mode without transparency."""
     ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:
@@ -147,7 +136,7 @@ def _seen(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def _opened(path: Path, work: Callable[[Image.Image], T]) -> T:
+def _open_image(path: Path, work: Callable[[Image.Image], T]) -> T:
     """The result of `work` on the first frame of an image file."""
     if not path.is_file():  # a pipe would be waited for
         raise ValueError(f"{path} must be an image, but is not a regular file")
