@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from neural_similarity.lab.data import Augment, Batches, Images, Place, Preprocess
-from neural_similarity.lab.data.augment import Windows
+from neural_similarity.lab.data.transforms import Windows
 
 COUNT, HEIGHT, WIDTH = 11, 5, 7
 
@@ -152,7 +152,7 @@ def test_errors(make, message):
 
 
 def test_sets_that_are_padded_part_by_part_are_whole(monkeypatch):
-    monkeypatch.setattr("neural_similarity.lab.data.augment.AT_ONCE", 4)
+    monkeypatch.setattr("neural_similarity.lab.data.transforms.AT_ONCE", 4)
     pixels = images().pixels
     windows = Windows(pixels, Augment(2), "cpu")
     middle = torch.full((COUNT,), 2)

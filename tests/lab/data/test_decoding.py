@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import signal
 import socket
 import struct
 import threading
@@ -15,15 +16,13 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from tiny_imagenet import write_jpeg
-from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as F
 
 from neural_similarity.lab.data.decoding import (
-    random_window,
     read_centre,
     read_header,
     read_pixels,
     read_random_window,
+    work_ahead,
 )
 
 SIZE = (48, 32)
@@ -284,30 +283,39 @@ def test_transposes_above_are_undone_by_pillow():
         assert np.array_equal(as_array(ImageOps.exif_transpose(image)), as_array(scene()))
 
 
-def test_random_windows_are_torchvisions(tmp_path):
-    """The same numbers drawn from the same generator, and the same pixels."""
-    path = tmp_path / "image.JPEG"
-    for seed, size in enumerate(((50, 40), (31, 67), (8, 90), (90, 7)) * 3):
-        write_jpeg(path, seed, size)
-        image = Image.open(path).convert("RGB")
+@pytest.mark.parametrize("size", [(50, 40), (31, 67), (8, 90), (90, 7)])
+def test_random_windows_are_functions_of_their_generator(tmp_path, size):
+    """And not of torch's own, which stays. A ramp shows which window of the image it is."""
+    path = tmp_path / "ramp.png"
+    ramp = np.zeros((size[1], size[0], 3), np.uint8)
+    ramp[..., 0], ramp[..., 1] = np.arange(size[0]), np.arange(size[1])[:, None]
+    Image.fromarray(ramp).save(path)
+    windows = set()
+    for seed in range(20):
         torch.manual_seed(seed)
-        drawn = v2.RandomResizedCrop(24, antialias=True).make_params([image])
-        top, left, height, width = (drawn[key] for key in ("top", "left", "height", "width"))
-        box = random_window(*size, torch.Generator().manual_seed(seed))
-        assert box == (left, top, left + width, top + height)
-        expected = np.asarray(F.resized_crop(image, top, left, height, width, [24, 24]))
-        pixels = read_random_window(path, 24, torch.Generator().manual_seed(seed))
-        assert np.array_equal(pixels, expected)
+        draws = [torch.Generator().manual_seed(seed) for _ in range(3)]
+        found = read_random_window(path, 24, draws[0]).astype(int)
+        assert np.array_equal(found, read_random_window(path, 24, draws[1]))
+        flipped = read_random_window(path, 24, draws[2], flip=True)
+        assert np.array_equal(flipped, found) or np.array_equal(flipped[:, ::-1], found)
+        assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seed).get_state())
+        width, height = (found[..., axis].max() - found[..., axis].min() + 1 for axis in (0, 1))
+        assert 0.05 < width * height / (size[0] * size[1]) <= 1
+        windows.add(found.tobytes())
+    assert len(windows) > 5
 
 
 @pytest.mark.parametrize("size", [(50, 40), (31, 67), (256, 256), (500, 375), (23, 23)])
 @pytest.mark.parametrize("side", [24, 84, 224])
-def test_centres_are_torchvisions(tmp_path, size, side):
+def test_centres_are_those_of_the_resized_image(tmp_path, size, side):
+    """By Pillow alone, so that no version of torchvision changes what a network is scored on."""
     path = tmp_path / "image.JPEG"
     write_jpeg(path, 0, size)
-    image = Image.open(path).convert("RGB")
-    resized = F.resize(image, [round(side * 256 / 224)])
-    expected = np.asarray(F.center_crop(resized, [side, side]))
+    shorter = round(side * 256 / 224)
+    whole = tuple(shorter * length // min(size) for length in size)
+    left, top = (round((length - side) / 2) for length in whole)
+    image = Image.open(path).convert("RGB").resize(whole, Image.Resampling.BILINEAR)
+    expected = np.asarray(image.crop((left, top, left + side, top + side)))
     assert np.array_equal(read_centre(path, side), expected)
 
 
@@ -319,3 +327,27 @@ def test_images_of_more_than_8_bits_are_refused(tmp_path):
         read_centre(path, 24)
     with pytest.raises(ValueError, match=message):
         read_random_window(path, 24, torch.Generator())
+
+
+def square(number):
+    return torch.tensor(number * number)
+
+
+def process(_):
+    return os.getpid()
+
+
+def test_work_is_done_in_order_by_other_processes():
+    assert list(work_ahead(square, range(7), workers=2)) == [square(i) for i in range(7)]
+    assert next(work_ahead(process, range(3), workers=1)) != os.getpid()
+    assert next(work_ahead(process, range(3), workers=0)) == os.getpid()
+
+
+def handlers(_):
+    found = (signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM))
+    return torch.tensor([int(handler) if isinstance(handler, int) else -1 for handler in found])
+
+
+def test_helping_processes_leave_ctrl_c_to_training():
+    (found,) = work_ahead(handlers, range(1), workers=1)
+    assert found.tolist() == [signal.SIG_IGN, signal.SIG_DFL]

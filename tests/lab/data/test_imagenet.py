@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +14,8 @@ from neural_similarity.lab import data
 from neural_similarity.lab.data import FileBatches, Place, Preprocess, imagenet
 from neural_similarity.lab.data import batches as batches_module
 from neural_similarity.lab.data import images as images_module
-from neural_similarity.lab.data.augment import generator
 from neural_similarity.lab.data.decoding import read_centre, read_random_window
+from neural_similarity.lab.data.images import generator
 
 SIZE = 24
 RAW = Preprocess.raw(3)
@@ -212,7 +211,7 @@ def test_a_folder_that_cannot_be_written_is_listed_every_time(tmp_path, monkeypa
     def refuse(*_):
         raise PermissionError
 
-    monkeypatch.setattr(imagenet, "new_file", refuse)
+    monkeypatch.setattr(imagenet, "write_text", refuse)
     assert load(tmp_path).digest == load(tmp_path).digest
     assert not (tmp_path / imagenet.CACHE).exists()
 
@@ -220,9 +219,9 @@ def test_a_folder_that_cannot_be_written_is_listed_every_time(tmp_path, monkeypa
 def test_what_goes_to_other_processes_can_be_pickled(root, monkeypatch):
     """Python 3.14 starts them anew, and so do other systems."""
     sent = []
-    monkeypatch.setattr(images_module, "in_order", lambda work, *_, **__: sent.append(work))
+    monkeypatch.setattr(images_module, "work_ahead", lambda work, *_, **__: sent.append(work))
     monkeypatch.setattr(
-        batches_module, "in_order", lambda work, steps, **_: sent.append(work) or map(work, steps)
+        batches_module, "work_ahead", lambda work, steps, **_: sent.append(work) or map(work, steps)
     )
     load(root).test.chunks(4)
     batches(root).at(3)
@@ -254,30 +253,8 @@ def test_lay_out_makes_train_and_val_of_every_class(tmp_path):
     assert dataset.train.classes == ("n1", "n2", "n3")
     assert (len(dataset.train), len(dataset.test)) == (9, 6)
     assert sorted(path.name for path in (root / "val" / "n3").iterdir()) == ["n33.jpg", "n34.jpg"]
-    with pytest.raises(FileExistsError, match="train exists already; name another folder"):
+    with pytest.raises(FileExistsError, match="made holds files already; name another folder"):
         data.lay_out(source, root, held_out=2)
-
-
-def test_a_layout_that_was_cut_short_is_made_anew(tmp_path, monkeypatch):
-    """By a kill between its two parts."""
-    source = tmp_path / "mini"
-    source.mkdir()
-    lists(source, {"train": ("n1", "n2")})
-    rename, moved = Path.rename, []
-
-    def cut_short(path, target):
-        moved.append(path)
-        if len(moved) == 3:
-            raise KeyboardInterrupt
-        return rename(path, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", cut_short)
-        with pytest.raises(KeyboardInterrupt):
-            data.lay_out(source, tmp_path / "made", held_out=2)
-    assert (tmp_path / "made" / "train").is_dir()
-    root = data.lay_out(source, tmp_path / "made", held_out=2)
-    assert sorted(path.name for path in root.iterdir()) == ["train", "val"]
 
 
 def test_lay_out_refuses(tmp_path):
@@ -300,14 +277,11 @@ def test_lay_out_refuses(tmp_path):
     refused(r"a list names .*n10.jpg, which is missing", error=FileNotFoundError)
 
 
-def test_lay_out_takes_a_file_of_two_lists_once_and_starts_anew(tmp_path):
+def test_lay_out_takes_a_file_of_two_lists_once(tmp_path):
     source = tmp_path / "mini"
     source.mkdir()
     lists(source, {"train": ("n1",), "trainval": ("n1", "n2")})
     before = {path.name: path.read_bytes() for path in (source / "images").iterdir()}
-    left = tmp_path / "made" / imagenet.PARTIAL / "train" / "n1"
-    left.mkdir(parents=True)
-    (left / "n19.jpg").write_bytes(b"of an interrupted call")
     root = data.lay_out(source, tmp_path / "made", held_out=2)
     names = [path.name for path in sorted((root / "train" / "n1").iterdir())]
     assert names == ["n10.jpg", "n11.jpg", "n12.jpg"]

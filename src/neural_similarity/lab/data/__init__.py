@@ -1,6 +1,5 @@
 """Data sets, and batches that are functions of seed and step."""
 
-from neural_similarity.lab.data.augment import Augment as Augment
 from neural_similarity.lab.data.batches import Batches as Batches
 from neural_similarity.lab.data.batches import FileBatches as FileBatches
 from neural_similarity.lab.data.batches import Place as Place
@@ -12,8 +11,6 @@ from neural_similarity.lab.data.images import ImageFiles as ImageFiles
 from neural_similarity.lab.data.images import Images as Images
 from neural_similarity.lab.data.images import ImageSet as ImageSet
 from neural_similarity.lab.data.images import held_out as held_out
-from neural_similarity.lab.data.preprocess import Inputs as Inputs
-from neural_similarity.lab.data.preprocess import Preprocess as Preprocess
 from neural_similarity.lab.data.registry import FOLDER as FOLDER
 from neural_similarity.lab.data.registry import IN_PLACE as IN_PLACE
 from neural_similarity.lab.data.registry import NAMES as NAMES
@@ -21,3 +18,6 @@ from neural_similarity.lab.data.registry import load as load
 from neural_similarity.lab.data.splits import OLDER as OLDER
 from neural_similarity.lab.data.splits import SPLIT_NAMES as SPLIT_NAMES
 from neural_similarity.lab.data.splits import load_split as load_split
+from neural_similarity.lab.data.transforms import Augment as Augment
+from neural_similarity.lab.data.transforms import Inputs as Inputs
+from neural_similarity.lab.data.transforms import Preprocess as Preprocess

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from neural_similarity.lab.data.augment import Augment, Windows, generator
-from neural_similarity.lab.data.images import ImageFiles, Images
-from neural_similarity.lab.data.prefetch import in_order
-from neural_similarity.lab.data.preprocess import Preprocess, standardise
+from neural_similarity.lab.data.decoding import work_ahead
+from neural_similarity.lab.data.images import ImageFiles, Images, generator
+from neural_similarity.lab.data.transforms import Augment, Preprocess, Windows, standardise
 
 NOTHING = Augment(crop=0, flip=False)
 
@@ -55,7 +54,7 @@ class Order:
             )
         self.steps_per_epoch = count // batch_size
         self._count, self._batch_size, self._seed = count, batch_size, seed
-        self._epoch, self._permutation = 0, self._permuted(0)
+        self._epoch, self._permutation = 0, self._permutation_of(0)
 
     def at(self, step: int) -> tuple[int, Tensor]:
         """The epoch of a step, and the indices (b,) of its images, on the CPU.
@@ -67,10 +66,10 @@ class Order:
             raise ValueError(f"`step` must not be negative, got {step}")
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._permutation = epoch, self._permuted(epoch)
+            self._epoch, self._permutation = epoch, self._permutation_of(epoch)
         return epoch, self._permutation[position * self._batch_size :][: self._batch_size]
 
-    def _permuted(self, epoch: int) -> Tensor:
+    def _permutation_of(self, epoch: int) -> Tensor:
         random = generator("order", self._seed, epoch)
         return torch.randperm(self._count, generator=random)
 
@@ -224,4 +223,4 @@ class FileBatches:
         """The batches of all steps from `step` on, pixels as uint8."""
         pinned = self._device.type == "cuda"
         workers = self._decode.images.workers
-        return in_order(self._decode, itertools.count(step), workers=workers, pinned=pinned)
+        return work_ahead(self._decode, itertools.count(step), workers=workers, pinned=pinned)

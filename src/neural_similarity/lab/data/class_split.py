@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from neural_similarity.choices import require_known
-from neural_similarity.lab.data.augment import generator
-from neural_similarity.lab.data.images import Dataset, Images
+from neural_similarity.lab.data.images import Dataset, Images, generator
 
 PARTS = ("train", "val", "test")
 SHARES = (64, 16, 20)

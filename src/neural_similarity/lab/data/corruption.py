@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neural_similarity.lab.data.augment import generator
-from neural_similarity.lab.data.images import Dataset, Images
+from neural_similarity.lab.data.images import Dataset, Images, generator
 
 AT_ONCE = 1_000
 """Images that are changed at a time, so that intermediate results stay small."""

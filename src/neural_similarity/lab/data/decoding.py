@@ -3,18 +3,23 @@
 torchvision is imported when the first image is resized: importing it takes as long as torch.
 """
 
+import importlib
+import os
+import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-AREAS, ASPECTS = (0.08, 1.0), (3 / 4, 4 / 3)
-"""Of random windows: share of the image, and width by height."""
+from neural_similarity.lab.data.files import Progress
+
 CENTRE = 224 / 256
 """Share of the shorter side that the central window of a test image has."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -24,6 +29,8 @@ TURNED = (5, 6, 7, 8)
 """Values of the orientation of EXIF that swap width and height; Pillow does so in TIFF itself."""
 MOST_PIXELS = 89_478_485
 """Pillow's own limit, a quarter of a GiB of colours; it only warns there."""
+AHEAD = 2
+"""Positions that each process works ahead."""
 T = TypeVar("T")
 
 
@@ -64,26 +71,40 @@ def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
     return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
 
 
-def read_random_window(path: Path, size: int, random: torch.Generator) -> np.ndarray:
-    """Pixels, uint8 (size, size, 3), of a random window of an image, resized bilinearly to `size`.
+def read_all_pixels(
+    paths: Sequence[Path], mode: str, size: tuple[int, int], progress: Progress | None = None
+) -> Tensor:
+    """Pixels, uint8 (n, c, h, w), of all `paths`, each as `read_pixels` gives it."""
+    width, height = size
+    pixels = np.empty((len(paths), 1 if mode == "L" else 3, height, width), np.uint8)
+    for index, path in enumerate(paths):
+        pixels[index] = read_pixels(path, mode, size)
+        if progress:
+            progress(index + 1, len(paths))
+    return torch.from_numpy(pixels)
 
-    The window is that of torchvision's `RandomResizedCrop`, the usual training crop of ImageNet
-    (Szegedy et al., https://arxiv.org/abs/1409.4842), which draws its numbers from `random`.
+
+def read_random_window(
+    path: Path, size: int, random: torch.Generator, *, flip: bool = False
+) -> np.ndarray:
+    """Pixels, uint8 (size, size, 3), of a random window of an image, the training crop of ImageNet.
+
+    torchvision's `RandomResizedCrop` (Szegedy et al., https://arxiv.org/abs/1409.4842), and its
+    `RandomHorizontalFlip` for half of the images; both draw from `random`, whose state stays.
 
     Raises:
         ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
-    from torchvision.transforms import RandomResizedCrop
-    from torchvision.transforms.functional import resized_crop
+    from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+
+    transform = Compose([RandomResizedCrop(size), RandomHorizontalFlip(0.5 if flip else 0.0)])
 
     def window_of(image: Image.Image) -> np.ndarray:
         image = _upright(image, "RGB")
-        # torchvision draws from torch's own generator, which has the state of ours meanwhile.
+        # torchvision draws from torch's own generator, which has our state for that long.
         with torch.random.fork_rng(devices=()):
             torch.default_generator.set_state(random.get_state())
-            window = RandomResizedCrop.get_params(image, [*AREAS], [*ASPECTS])
-            random.set_state(torch.default_generator.get_state())
-        return np.asarray(resized_crop(image, *window, [size, size]))
+            return np.asarray(transform(image))
 
     return _open_image(path, window_of)
 
@@ -96,12 +117,14 @@ def read_centre(path: Path, size: int) -> np.ndarray:
     Raises:
         ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
-    from torchvision.transforms.functional import center_crop, resize
+    from torchvision.transforms import CenterCrop, Compose, Resize
+
+    shorter = round(size / CENTRE)
+    transform = Compose([Resize(shorter), CenterCrop(size)])
 
     def centre_of(image: Image.Image) -> np.ndarray:
-        shorter = round(size / CENTRE)
         _check_resized(image, max(image.size) / min(image.size) * shorter**2)
-        return np.asarray(center_crop(resize(_upright(image, "RGB"), [shorter]), [size, size]))
+        return np.asarray(transform(_upright(image, "RGB")))
 
     return _open_image(path, centre_of)
 
@@ -154,3 +177,64 @@ def _open_image(path: Path, work: Callable[[Image.Image], T]) -> T:
     except Exception as error:  # decoders raise whatever a damaged file makes them stumble on
         raise ValueError(f"{path} must be an image, but cannot be read: {error}") from error
     raise ValueError(f"{path} must have 8 bits per channel, got the mode {mode}")
+
+
+def work_ahead(
+    work: Callable[[int], Any], positions: Iterable[int], *, workers: int, pinned: bool = False
+) -> Iterator[Any]:
+    """`work` of every position, done ahead by processes, in the order of the positions.
+
+    Args:
+        work: makes tensors; picklable, and a function of the position alone.
+        positions: may be endless.
+        workers: number of processes, at most one a core; 0 works in this process.
+        pinned: put tensors where a GPU fetches them without waiting.
+
+    Raises:
+        ValueError: `work` did, for this position.
+    """
+    workers = min(workers, cores())
+    if workers:
+        importlib.import_module("torchvision.transforms")  # Once, for the processes that fork.
+    loader = DataLoader(
+        _Guarded(work),
+        batch_size=None,
+        sampler=positions,
+        num_workers=workers,
+        worker_init_fn=_ignore_signals,
+        prefetch_factor=AHEAD if workers else None,
+        pin_memory=pinned,
+        generator=torch.Generator(),  # Else the loader draws from the random numbers of training.
+    )
+    for result in loader:
+        if isinstance(result, str):
+            raise ValueError(result)
+        yield result
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Guarded(Dataset[Any]):
+    """Returns the message of a `ValueError`, to which torch would add the worker's traceback."""
+
+    def __init__(self, work: Callable[[int], Any]) -> None:
+        self.work = work
+
+    def __getitem__(self, position: int) -> Any:
+        try:
+            return self.work(position)
+        except ValueError as error:
+            return str(error)
+
+
+def _ignore_signals(_: int) -> None:
+    """Ctrl-C reaches the whole group; training stops its processes when all is saved."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):  # Not on Windows.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

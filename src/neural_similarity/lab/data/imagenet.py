@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from neural_similarity.choices import require_count, require_least
-from neural_similarity.files import new_file, read_json
+from neural_similarity.files import new_folder, read_json, write_text
 from neural_similarity.lab.data.decoding import read_header
 from neural_similarity.lab.data.images import Dataset, ImageFiles
 from neural_similarity.lab.data.listing import (
@@ -33,8 +33,6 @@ SETTLED_NS = 2_000_000_000
 """Listings of folders that changed more recently are not kept, as disks round times."""
 MOST_LISTED = 512 << 20
 """Bytes of the largest listing to cache; that of ImageNet-21k has some 400 MiB."""
-PARTIAL, READY = ".laying-out", ".laid-out"
-"""Folders of parts in the making; the parts appear when they are complete."""
 
 
 def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -> Dataset:
@@ -62,33 +60,32 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
             raise FileNotFoundError(
                 f"{part} is missing; ImageNet's layout is train/CLASS/*.JPEG and val/CLASS/*.JPEG"
             )
-    train, val = _listed(root, parts)
+    train, val = _list_parts(root, parts)
     check_classes(train, val)
     options = {"image_size": size, "workers": workers}
     return Dataset(NAME, ImageFiles.of(train, **options), ImageFiles.of(val, **options))
 
 
-def _listed(root: Path, parts: list[Path]) -> list[Listing]:
+def _list_parts(root: Path, parts: list[Path]) -> list[Listing]:
     """The parts' listings, from the cache where no folder of images has changed since."""
-    if cached := _cached(root, parts):
+    if cached := _cached_parts(root, parts):
         return cached
     began = time.time_ns()
     listings = [list_images(part) for part in parts]
     files = {listing.folder.name: listing.members for listing in listings}
     folders = [f"{one.folder.name}/{folder}" for one in listings for folder in (".", *one.folders)]
-    stamps = _stamps(root, folders)
+    stamps = _change_times(root, folders)
     quiet = began - SETTLED_NS  # Else files may still arrive, unseen in folders that are listed.
     if all(stamp is not None and stamp < quiet for stamp in stamps.values()):
         with contextlib.suppress(OSError):  # A folder that cannot be written is listed every time.
-            with new_file(root / CACHE) as fresh:
-                fresh.write_text(json.dumps({"stamps": stamps, "files": files}), encoding="utf-8")
+            write_text(root / CACHE, json.dumps({"stamps": stamps, "files": files}))
     return listings
 
 
-def _cached(root: Path, parts: list[Path]) -> list[Listing] | None:
+def _cached_parts(root: Path, parts: list[Path]) -> list[Listing] | None:
     try:
         kept = read_json(root / CACHE, most=MOST_LISTED)
-        if kept["stamps"] == _stamps(root, kept["stamps"]):
+        if kept["stamps"] == _change_times(root, kept["stamps"]):
             files = [kept["files"][part.name] for part in parts]
             return [Listing(*both) for both in zip(parts, files, strict=True) if both[1].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -96,7 +93,7 @@ def _cached(root: Path, parts: list[Path]) -> list[Listing] | None:
     return None
 
 
-def _stamps(root: Path, folders: Iterable[str]) -> dict[str, int | None]:
+def _change_times(root: Path, folders: Iterable[str]) -> dict[str, int | None]:
     """When each of the folders below `root` last changed; None where it is gone."""
     found = {folder: root / folder for folder in folders}
     return {n: path.stat().st_mtime_ns if path.is_dir() else None for n, path in found.items()}
@@ -113,7 +110,7 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
 
     Args:
         source: folder of images/ and the lists.
-        root: folder to make.
+        root: folder to make; it appears when it is complete.
         held_out: images of every class, the last ones by name, that go into val.
 
     Returns:
@@ -121,12 +118,14 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
 
     Raises:
         FileNotFoundError: there is no list, or an image that a list names is missing.
-        FileExistsError: `root` holds one of the parts already.
+        FileExistsError: `root` holds anything already.
         ValueError: a class has no more than `held_out` images, which must be one at least, or two
             of one name; or a list has other columns, or names what is not an image below images/.
     """
     require_count("held_out", held_out)
     source, root = Path(source), Path(root)
+    if root.is_dir() and any(root.iterdir()):
+        raise FileExistsError(f"{root} holds files already; name another folder")
     members = _read_lists(source)
     for name, files in members.items():
         if len(files) <= held_out:
@@ -134,36 +133,18 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
                 f"`held_out` must be below the number of images of every class, got {held_out} "
                 f"for {len(files)} images of the class {name!r}"
             )
-        _check_files(source / "images", name, files)
-    _clear(root)
-    for name, files in members.items():
-        for part, chosen in zip(PARTS, (files[:-held_out], files[-held_out:]), strict=True):
-            folder = root / PARTIAL / part / name
-            folder.mkdir(parents=True)
-            for file in chosen:
-                _link(source / "images" / file, folder / Path(file).name)
-    ready = (root / PARTIAL).rename(root / READY)
-    for part in PARTS:
-        (ready / part).rename(root / part)
-    ready.rmdir()
+        _check_members(source / "images", name, files)
+    with new_folder(root, replace=False) as fresh:
+        for name, files in members.items():
+            for part, chosen in zip(PARTS, (files[:-held_out], files[-held_out:]), strict=True):
+                folder = fresh / part / name
+                folder.mkdir(parents=True)
+                for file in chosen:
+                    _link_file(source / "images" / file, folder / Path(file).name)
     return root
 
 
-def _clear(root: Path) -> None:
-    """Remove what a killed process left, and check that neither part exists."""
-    ready = root / READY
-    if ready.exists():  # A kill came between the parts: what is missing here is at its place.
-        for part in PARTS:
-            if not (ready / part).exists():
-                shutil.rmtree(root / part, ignore_errors=True)
-        shutil.rmtree(ready)
-    for part in PARTS:
-        if (root / part).exists():
-            raise FileExistsError(f"{root / part} exists already; name another folder")
-    shutil.rmtree(root / PARTIAL, ignore_errors=True)
-
-
-def _check_files(folder: Path, label: str, files: list[str]) -> None:
+def _check_members(folder: Path, label: str, files: list[str]) -> None:
     """Check that files are images, and that no two files of a class share a name."""
     taken: dict[str, str] = {}
     for file in files:
@@ -191,7 +172,7 @@ def _read_lists(source: Path) -> dict[str, list[str]]:
     return {label: sorted(files) for label, files in members.items()}
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_file(source: Path, target: Path) -> None:
     try:
         os.link(source.resolve(), target)
     except OSError:

@@ -12,13 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neural_similarity.lab.data.augment import generator
-from neural_similarity.lab.data.decoding import read_centre, read_random_window
+from neural_similarity.lab.data.decoding import read_centre, read_random_window, work_ahead
 from neural_similarity.lab.data.listing import Listing
-from neural_similarity.lab.data.prefetch import in_order
 
 NAMED = 10
 """The most classes whose names a description lists."""
+
+
+def generator(purpose: str, seed: int, position: int = 0, *more: int) -> torch.Generator:
+    """A fresh CPU generator; its numbers depend on the arguments alone.
+
+    The arguments are hashed, so that neighbouring seeds and positions have nothing in common.
+    """
+    words = [purpose, *(str(int(number)) for number in (seed, position, *more))]
+    digest = hashlib.sha256(" ".join(words).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +63,12 @@ class Images:
         """Channels, height and width."""
         channels, height, width = self.pixels.shape[1:]
         return channels, height, width
+
+    @property
+    def class_sizes(self) -> dict[str, int]:
+        """The number of images of every class."""
+        counts = self.labels.bincount(minlength=len(self.classes))
+        return dict(zip(self.classes, counts.tolist(), strict=True))
 
     def head(self, count: int) -> Tensor:
         """Pixels of the first images, uint8 (count, c, h, w)."""
@@ -127,14 +141,14 @@ class ImageFiles:
     def chunks(self, size: int) -> Iterator[Tensor]:
         """Central pixels of all images, uint8 (size, c, h, w); the last chunk may be smaller."""
         decode = partial(self._chunk, size=size)
-        return in_order(decode, range(0, len(self), size), workers=self.workers)
+        return work_ahead(decode, range(0, len(self), size), workers=self.workers)
 
     def _chunk(self, start: int, size: int) -> Tensor:
         return self.centres(range(start, min(start + size, len(self))))
 
     def centres(self, indices: Sequence[int]) -> Tensor:
         """Central pixels of some images, uint8 (m, c, h, w), see `read_centre`."""
-        return _stacked([read_centre(self.path(index), self.image_size) for index in indices])
+        return _stack_pixels(read_centre(self.path(index), self.image_size) for index in indices)
 
     def windows(self, indices: Sequence[int], *, seed: int, epoch: int, flip: bool) -> Tensor:
         """Random windows of some images, uint8 (m, c, h, w), see `read_random_window`.
@@ -147,13 +161,11 @@ class ImageFiles:
             epoch: the same.
             flip: mirror half of the images, left to right.
         """
-        return _stacked([self._window(index, seed, epoch, flip) for index in indices])
-
-    def _window(self, index: int, seed: int, epoch: int, flip: bool) -> np.ndarray:
-        random = generator("window", seed, epoch, index)
-        pixels = read_random_window(self.path(index), self.image_size, random)
-        mirrored = flip and torch.rand(1, generator=random).item() < 0.5
-        return pixels[:, ::-1] if mirrored else pixels
+        draws = (generator("window", seed, epoch, index) for index in indices)
+        return _stack_pixels(
+            read_random_window(self.path(index), self.image_size, draw, flip=flip)
+            for index, draw in zip(indices, draws, strict=True)
+        )
 
     def path(self, index: int) -> Path:
         return self.folder / os.fsdecode(self.names[index])
@@ -190,6 +202,11 @@ class Dataset:
     def digest(self) -> str:
         """SHA-256 over both parts, see :func:`digest_of`."""
         return digest_of((self.train, self.test))
+
+
+def class_labels(sizes: Sequence[int]) -> Tensor:
+    """Labels int64 (n,) of images that lie class by class, `sizes[c]` of class c."""
+    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
 
 
 def digest_of(parts: Iterable[ImageSet]) -> str:
@@ -268,9 +285,9 @@ def _check_labels(labels: Tensor, count: int, classes: int) -> None:
         )
 
 
-def _stacked(pixels: Sequence[np.ndarray]) -> Tensor:
+def _stack_pixels(pixels: Iterable[np.ndarray]) -> Tensor:
     """Images (h, w, c) as one tensor (n, c, h, w), channels last in memory."""
-    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.stack(list(pixels))).permute(0, 3, 1, 2)
 
 
 def positions(indices: Tensor | Sequence[int], count: int) -> Tensor:

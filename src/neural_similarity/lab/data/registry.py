@@ -6,13 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data import cifar, fashion_mnist, imagenet
 from neural_similarity.lab.data.corruption import CORRUPTIONS, corrupted
-from neural_similarity.lab.data.decoding import Header, read_header, read_pixels
+from neural_similarity.lab.data.decoding import Header, read_all_pixels, read_header
 from neural_similarity.lab.data.images import Dataset, Images, ImageSet, split_off
 from neural_similarity.lab.data.listing import Listing, check_classes, list_images, part_folders
 
@@ -112,12 +111,12 @@ def load_folder(root: Path, image_size: int | None = None, otherwise: int | None
         raise ValueError(f"`image_size` must be at least 1, got {image_size}")
     if not root.is_dir():
         raise FileNotFoundError(f"`root` must be a folder of class folders, got {root}")
-    parts = _listed(root)
+    parts = _list_parts(root)
     if len(parts) == 2:
         check_classes(*parts)
     headers = [read_header(path) for part in parts for path in part.paths]
     mode = "L" if all(header.mode == "L" for header in headers) else "RGB"
-    resized = not image_size and otherwise is not None and not _alike(headers)
+    resized = not image_size and otherwise is not None and not _square_and_alike(headers)
     if resized:
         log.warning(
             "images of several sizes, or not square, are resized to %sx%s (--image-size)",
@@ -126,12 +125,12 @@ def load_folder(root: Path, image_size: int | None = None, otherwise: int | None
         )
         image_size = otherwise
     size = (image_size, image_size) if image_size else _common_size(headers)
-    images = [_read(part, mode, size) for part in parts]
-    halves = images if len(images) == 2 else _hold_out(images[0])
+    images = [_read_part(part, mode, size) for part in parts]
+    halves = images if len(images) == 2 else _split_fifth(images[0])
     return Dataset(FOLDER, *halves, resized=resized)
 
 
-def _listed(root: Path) -> list[Listing]:
+def _list_parts(root: Path) -> list[Listing]:
     """The training and test parts, or the whole that is to be split."""
     found = part_folders(root)
     train, test = found.get("train"), found.get("test", found.get("val"))
@@ -142,7 +141,7 @@ def _listed(root: Path) -> list[Listing]:
     return [list_images(folder) for folder in (train, test) if folder]
 
 
-def _alike(headers: list[Header]) -> bool:
+def _square_and_alike(headers: list[Header]) -> bool:
     """Whether images are square and of one size."""
     sizes = {header.size for header in headers}
     return len(sizes) == 1 and all(width == height for width, height in sizes)
@@ -160,15 +159,11 @@ def _common_size(headers: list[Header]) -> tuple[int, int]:
     return size
 
 
-def _read(part: Listing, mode: str, size: tuple[int, int]) -> Images:
-    width, height = size
-    paths = part.paths
-    pixels = np.empty((len(paths), 1 if mode == "L" else 3, height, width), np.uint8)
-    for target, path in zip(pixels, paths, strict=True):
-        target[:] = read_pixels(path, mode, size)
-    return Images(torch.from_numpy(pixels), torch.tensor(part.labels), part.classes)
+def _read_part(part: Listing, mode: str, size: tuple[int, int]) -> Images:
+    pixels = read_all_pixels(part.paths, mode, size)
+    return Images(pixels, torch.tensor(part.labels), part.classes)
 
 
-def _hold_out(images: Images) -> tuple[ImageSet, ImageSet]:
+def _split_fifth(images: Images) -> tuple[ImageSet, ImageSet]:
     sizes = torch.bincount(images.labels).tolist()
     return split_off(images, [max(1, size // SHARE) for size in sizes], seed=0)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from neural_similarity.choices import require_known, require_least
+from neural_similarity.lab.data.cache import load_class_images
 from neural_similarity.lab.data.cifar import CIFAR100, load_cifar
 from neural_similarity.lab.data.class_files import (
     ClassFiles,
@@ -20,7 +21,7 @@ from neural_similarity.lab.data.class_split import ClassSplit, all_images, selec
 from neural_similarity.lab.data.fashion_mnist import load_embedded
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import digest_of
-from neural_similarity.lab.data.mapped import find_pickles, load_class_images, load_pickles
+from neural_similarity.lab.data.pickles import find_pickles, load_pickles
 
 MINI, OMNIGLOT, FOLDER, EMBEDDED = "mini-imagenet", "omniglot", "folder", "embedded"
 OLDER = {"classes": FOLDER}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from neural_similarity.choices import require_count
-from neural_similarity.lab.data.prefetch import cores
+from neural_similarity.lab.data.decoding import cores
 from neural_similarity.lab.paper import few_shot_table
 from neural_similarity.lab.paper.pace import THREADS, Pace, evaluation_pace, paces
 from neural_similarity.lab.paper.recording import evaluate_words, overridden, start_option

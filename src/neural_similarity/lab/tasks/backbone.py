@@ -13,7 +13,7 @@ from neural_similarity import models
 from neural_similarity.choices import nearest, optional
 from neural_similarity.conversion import convert, fold
 from neural_similarity.lab.data import Preprocess
-from neural_similarity.lab.data.preprocess import IMAGENET
+from neural_similarity.lab.data.transforms import IMAGENET
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train.recipe import Recipe

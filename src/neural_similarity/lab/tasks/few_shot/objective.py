@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.lab.data import Augment, Images, Preprocess
-from neural_similarity.lab.data.augment import Windows, generator
+from neural_similarity.lab.data.images import generator
+from neural_similarity.lab.data.transforms import Windows
 from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe

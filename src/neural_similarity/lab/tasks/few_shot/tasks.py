@@ -21,7 +21,7 @@ from torch import Tensor
 from neural_similarity.choices import require_least
 from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.data import Images
-from neural_similarity.lab.data.augment import generator
+from neural_similarity.lab.data.images import generator
 
 VERSION = 1
 """Version of how tasks are drawn, which digests include."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.choices import require_count, require_positive
-from neural_similarity.lab.data.augment import generator
+from neural_similarity.lab.data.images import generator
 
 
 @dataclass(frozen=True, kw_only=True)

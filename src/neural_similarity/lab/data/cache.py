@@ -1,0 +1,132 @@
+"""Decoded images of few-shot data sets, in a file that later runs map into memory."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from neural_similarity.files import lock_file, new_file
+from neural_similarity.lab.data.class_files import ClassFiles
+from neural_similarity.lab.data.class_split import PARTS, ClassSplit
+from neural_similarity.lab.data.decoding import read_all_pixels, read_header
+from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.images import Images, class_labels
+
+VERSION = 4
+
+
+@dataclass(frozen=True)
+class PixelCache:
+    """A few-shot data set in one file of `torch.save`, beside the files that it was read from.
+
+    Args:
+        path: of the cache; its folder, which is the data set's, must be writable.
+        signature: tells the files that the cache is made of from others.
+        read_parts: decodes the images of the three parts.
+        digest_parts: the SHA-256 of the parts. It is checked at every start, in about a second per
+            GiB.
+    """
+
+    path: Path
+    signature: str
+    read_parts: Callable[[], Sequence[Images]]
+    digest_parts: Callable[[Sequence[Images]], str]
+
+    def load(self, name: str) -> ClassSplit:
+        """The images; they are read into the cache where it is missing or of other files.
+
+        Of processes that begin at once, one makes the cache and the others wait.
+
+        Raises:
+            ValueError: the cache is damaged; the error names it.
+        """
+        with _lock_folder(self.path.parent):
+            return self._load_cached(name) or self._make(name)
+
+    def _load_cached(self, name: str) -> ClassSplit | None:
+        """The images in the cache; None where it is missing or of other files."""
+        if not self.path.is_file():
+            return None
+        try:
+            found = torch.load(self.path, mmap=True, weights_only=True)
+            if (found["version"], found["signature"]) != (VERSION, self.signature):
+                return None
+            parts = [Images(**part) for part in found["parts"]]
+            if self.digest_parts(parts) != found["digest"]:
+                raise ValueError("their digest is another one")
+            return ClassSplit(name, *parts, digest=found["digest"])
+        except Exception as error:  # a damaged file raises whatever its bytes happen to ask for
+            raise ValueError(
+                f"{self.path} must hold the pixels it was made with; delete it: {error}"
+            ) from error
+
+    def _make(self, name: str) -> ClassSplit:
+        parts = self.read_parts()
+        digest = self.digest_parts(parts)
+        content = {"version": VERSION, "signature": self.signature, "digest": digest}
+        content["parts"] = [vars(part) for part in parts]
+        # To an open file: torch hides the reason where it cannot write to a path.
+        with new_file(self.path) as fresh, fresh.open("wb") as file:
+            torch.save(content, file)
+        return ClassSplit(name, *parts, digest=digest)
+
+
+@contextmanager
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Wait until no other process makes a cache in `folder`, and keep others out."""
+    if sys.platform == "win32":  # It opens no folders.
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        lock_file(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def load_class_images(
+    name: str, files: ClassFiles, size: int, *, mode: str | None, progress: Progress | None = None
+) -> ClassSplit:
+    """The images of `files`, resized and cropped to `size` pixels, from a cache beside them.
+
+    The cache, `cache-<size>.pt`, tells files by their names, sizes and times of change.
+
+    Args:
+        name: of the data set.
+        files: what to read.
+        size: height and width.
+        mode: "L" (grey), "RGB", or None: grey if all images are.
+        progress: told how many images are decoded.
+
+    Raises:
+        ValueError: a file is not an image or damaged; the error names it.
+    """
+
+    def read_parts() -> list[Images]:
+        paths = list(files.paths)
+        grey = mode == "L" or (not mode and all(read_header(path).mode == "L" for path in paths))
+        pixels = read_all_pixels(paths, "L" if grey else "RGB", (size, size), progress)
+        classes = [files.parts[part] for part in PARTS]
+        sizes = [[len(paths) for paths in part.values()] for part in classes]
+        parts = zip(pixels.split([sum(part) for part in sizes]), sizes, classes, strict=True)
+        return [Images(found, class_labels(part), tuple(names)) for found, part, names in parts]
+
+    path = files.folder / f"cache-{size}.pt"
+    return PixelCache(path, files.signature(), read_parts, _digest_of_files).load(name)
+
+
+def _digest_of_files(parts: Sequence[Images]) -> str:
+    """SHA-256 over the pixels and the number of files of every class."""
+    pixels = hashlib.sha256()
+    for part in parts:
+        pixels.update(part.pixels.numpy().data)
+    shape = [sum(map(len, parts)), *parts[0].shape]
+    value = [[part.class_sizes for part in parts], {"shape": shape, "digest": pixels.hexdigest()}]
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
