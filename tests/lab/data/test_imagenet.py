@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -255,6 +256,19 @@ def test_lay_out_makes_train_and_val_of_every_class(tmp_path):
     assert sorted(path.name for path in (root / "val" / "n3").iterdir()) == ["n33.jpg", "n34.jpg"]
     with pytest.raises(FileExistsError, match="made holds files already; name another folder"):
         data.lay_out(source, root, held_out=2)
+
+
+def test_a_layout_that_was_cut_short_leaves_nothing(tmp_path, monkeypatch):
+    source, made = tmp_path / "mini", tmp_path / "made"
+    source.mkdir()
+    lists(source, {"train": ("n1", "n2")})
+    with monkeypatch.context() as patch:
+        patch.setattr(imagenet, "_link_file", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            data.lay_out(source, made, held_out=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["mini"]
+    root = data.lay_out(source, made, held_out=2)
+    assert sorted(path.name for path in root.iterdir()) == ["train", "val"]
 
 
 def test_lay_out_refuses(tmp_path):
