@@ -2,13 +2,16 @@
 
     python scripts/same_as_before.py OTHER_CHECKOUT
 
-Both need their environment (`uv sync`). Tables are printed from this checkout's records. Training
-is a short quick start and a short few-shot run on one thread; losses and weights must be equal bit
-for bit. It prints "equal", or what differs, losses by how much, and exits with 1.
+Both need their environment (`uv sync`). Tables are printed from this checkout's records, and their
+numbers are compared: words may change. Training is a short quick start and a short few-shot run on
+one thread, by the command of each checkout; losses and weights must be equal bit for bit. It prints
+"equal", or what differs, losses by how much, and exits with 1.
 """
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,9 +20,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[1]
 TABLES = ("1", "2", "3", "4", "5", "6", "8", "response", "ablations", "costs", "adapt", "sharing")
 TABLES += ("shapes", "bounds", "rivals", "1-cifar100", "2-cifar100", "3-cifar100", "8-cifar100")
+TABLES += ("pretrained", "adapt-lite0", "adapt-flowers", "adapt-cifar", "6-cifar-fs", "6-fc100")
 SHORT = ("--steps", "60", "--drops", "--threads", "1", "--seed", "0", "--device", "cpu")
-RUNS = {"quick start": ("train",), "few-shot": ("fewshot", "train")}
-
+RUNS = {
+    "quick start": [("train",)],
+    "few-shot": [("train", "fewshot-quickstart"), ("fewshot", "train")],
+}
+"""Words of `nsim` in this checkout, and in older ones."""
+NUMBER = re.compile(r"[+\-−]?\d[\d,]*(?:\.\d+)?")
 SEPARATOR = "=== table ===\n"
 CLI = """
 import json, sys
@@ -49,19 +57,19 @@ def main() -> int:
 
 
 def tables(other: Path) -> list[str]:
-    """The tables, at every recorded budget, that the two print otherwise."""
-    mine, theirs = (printed(checkout) for checkout in (HERE, other))
+    """The tables, at every recorded budget, in which the two print other numbers."""
+    mine, theirs = (printed_numbers(checkout) for checkout in (HERE, other))
     return [f"table {' '.join(words)}" for words in mine if mine[words] != theirs[words]]
 
 
-def printed(checkout: Path) -> dict[tuple[str, ...], str]:
-    """What a checkout prints, by the words of the command; one process prints all tables."""
+def printed_numbers(checkout: Path) -> dict[tuple[str, ...], list[str]]:
+    """The numbers that a checkout prints, by the command; one process prints all tables."""
     budgets = {path.name for path in (HERE / "results").glob("**/*") if path.is_dir()}
     budgets = sorted(name for name in budgets if name.replace(".", "").isdecimal())
     choices = [[], *(["--budget", budget] for budget in budgets)]
     commands = [[table, *choice] for table in TABLES for choice in choices]
     parts = python(checkout, PRINT, json.dumps(commands), str(HERE)).split(SEPARATOR)
-    return dict(zip(map(tuple, commands), parts, strict=True))
+    return dict(zip(map(tuple, commands), map(NUMBER.findall, parts), strict=True))
 
 
 def trainings(other: Path) -> list[str]:
@@ -70,8 +78,8 @@ def trainings(other: Path) -> list[str]:
     for name, words in RUNS.items():
         with tempfile.TemporaryDirectory() as folder:
             mine, theirs = (Path(folder) / side for side in ("mine", "theirs"))
-            nsim(HERE, [*words, *SHORT, "--out", str(mine)])
-            nsim(other, [*words, *SHORT, "--out", str(theirs)])
+            train_run(HERE, words, mine)
+            train_run(other, words, theirs)
             (ours, weights), (before, earlier) = trained(mine), trained(theirs)
             if (ours, weights) != (before, earlier):
                 apart = max(abs(a - b) / abs(b) for a, b in zip(ours, before, strict=True))
@@ -88,9 +96,14 @@ def trained(run: Path) -> tuple[list[float], bytes]:
     return [line["loss"] for line in lines if "loss" in line], content[8 + header :]
 
 
-def nsim(checkout: Path, words: list[str]) -> None:
-    """Run a command of a checkout."""
-    python(checkout, NSIM, *words)
+def train_run(checkout: Path, commands: list[tuple[str, ...]], out: Path) -> None:
+    """Train by the first of the commands that a checkout knows."""
+    *newer, last = commands
+    for words in newer:
+        with contextlib.suppress(SystemExit):
+            python(checkout, NSIM, *words, *SHORT, "--out", str(out))
+            return
+    python(checkout, NSIM, *last, *SHORT, "--out", str(out))
 
 
 def python(checkout: Path, code: str, *arguments: str) -> str:
