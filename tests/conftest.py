@@ -6,7 +6,7 @@ import torch
 from neural_similarity import visualize
 from neural_similarity.lab import data, session
 from neural_similarity.lab.paper import TABLES
-from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, RECIPES
+from neural_similarity.lab.recipes import RECIPES
 
 # Every process that a test starts would compile torch anew: as long again as its import takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -26,7 +26,6 @@ def shared_state():
         functions,
         session.draw_learning_curves,
         dict(RECIPES),
-        dict(FEW_SHOT_RECIPES),
         dict(TABLES),
     )
 

@@ -63,4 +63,4 @@ def test_the_page_of_commands_has_their_help(monkeypatch):
     monkeypatch.setattr(builder, "COMMANDS", {"recipes": builder.COMMANDS["recipes"]})
     page = builder.commands()
     assert "  report      compare runs in one HTML file" in page
-    assert "## nsim recipes\n\n```text\nusage: nsim recipes [--json]\n" in page
+    assert "## nsim recipes\n\n```text\nusage: nsim recipes [--family NAME" in page

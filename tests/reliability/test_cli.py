@@ -44,7 +44,6 @@ OPTIONS = {
         "queries", "task-seed", "method", "part", "batch-norm",
     ),
     "predict": ("checkpoint", "device"),
-    "fold": ("checkpoint", "out", "data"),
     "export": ("format", "fold", "checkpoint", "out", "data"),
     "inspect": ("out", "images", "data"),
     "report": ("out",),
@@ -70,7 +69,7 @@ def command_line(chance, places):
     words = [command, *chance.choices(WORDS, k=chance.choice([0, 1, 1, 2]))]
     for option in chance.choices(OPTIONS.get(command, ("out",)), k=chance.choice([0, 1, 1, 2, 3])):
         words += [f"--{option}", chance.choice(VALUES)]
-    if command in ("export", "fold", "inspect", "report", "train"):
+    if command in ("export", "inspect", "report", "train"):
         words += ["--out", str(places["OUT"])]
     if command == "reproduce":
         words += ["--runs", str(places["OUT"]), "--dry-run"]

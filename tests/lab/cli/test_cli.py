@@ -20,7 +20,7 @@ from neural_similarity import models, visualize
 from neural_similarity.lab import cli, data
 from neural_similarity.lab import train as training
 from neural_similarity.lab.cli import commands
-from neural_similarity.lab.recipes import GROUPS, RECIPES
+from neural_similarity.lab.recipes import FAMILIES, RECIPES
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.recipe import scaled
@@ -108,7 +108,7 @@ def test_wrong_command_lines_exit_with_2_and_the_nearest_name(args, message, cap
     [
         (["evaluate", "nowhere"], "nowhere is not a run folder: it has no config.json"),
         (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
-        (["fold", "nowhere"], "nowhere is not a run folder"),
+        (["export", "nowhere"], "nowhere is not a run folder"),
     ],
 )
 def test_failures_exit_with_1_and_one_line(args, message, capsys):
@@ -233,12 +233,13 @@ def test_predict_refuses_what_training_refuses(dynamic, tmp_path, capsys):
     assert "deep.png must have 8 bits per channel" in capsys.readouterr().err
 
 
-def test_fold_writes_a_plain_network_with_the_same_answers(static, tmp_path, capsys):
+FOLD = ("export", "--format", "safetensors", "--fold")
+
+
+def test_folding_writes_a_plain_network_with_the_same_answers(static, tmp_path, capsys):
     out = tmp_path / "plain.safetensors"
-    assert cli.main(["fold", str(static.path), "--out", str(out), "--device", "cpu"]) == 0
+    assert cli.main([*FOLD, str(static.path), "--out", str(out), "--device", "cpu"]) == 0
     told = capsys.readouterr().out
-    before, after = (line.partition(":")[2] for line in told.splitlines()[1:3])
-    assert before.split(",")[0].strip() == after.split(",")[0].strip()
     plain = static.build(similarity=None).eval()
     weights = load_file(out)
     plain.load_state_dict(weights)
@@ -246,13 +247,13 @@ def test_fold_writes_a_plain_network_with_the_same_answers(static, tmp_path, cap
     x = static.preprocess(make_dataset().test.pixels)
     difference = (plain(x) - load(static)(x)).abs().max()
     assert difference < 1e-4
-    assert float(told.split()[2]) < 1e-4
+    assert float(told.split()[-1]) < 1e-4
     with safe_open(out, "pt") as file:
         assert json.loads(file.metadata()["classes"]) == list(CLASSES)
 
 
 def test_dynamic_similarities_cannot_be_folded(dynamic, tmp_path, capsys):
-    assert cli.main(["fold", str(dynamic.path), "--out", str(tmp_path / "plain")]) == 1
+    assert cli.main([*FOLD, str(dynamic.path), "--out", str(tmp_path / "plain")]) == 1
     told = capsys.readouterr().err
     assert "has dynamic similarities, which cannot be folded" in told
     assert "dynamic=" not in told
@@ -286,14 +287,27 @@ def test_inspect_of_a_plain_network_says_so(tmp_path, capsys):
     assert "has no similarity to draw" in capsys.readouterr().out
 
 
-def test_recipes_lists_every_recipe(capsys):
+def test_recipes_lists_the_families_in_60_lines(capsys):
     assert cli.main(["recipes"]) == 0
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60
+    shown = {line.split()[0]: line.split()[1] for line in lines if line.strip()}
+    sizes = {name: f"{len(recipes)}" for name, (_, recipes) in FAMILIES.items()}
+    assert shown.items() >= sizes.items()
+
+
+def test_recipes_lists_every_recipe_or_those_of_a_family(capsys):
+    assert cli.main(["recipes", "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     firsts = [line.split()[0] for line in lines if line]
     assert [first for first in firsts if first in RECIPES] == list(RECIPES)
-    assert [line for line in lines if line in GROUPS] == list(GROUPS)
     row = next(line for line in lines if "cifar10-static-uns" in line)
     assert {"cifar10", "cnn9", "static-full", "64,000"} <= set(row.split())
+    assert cli.main(["recipes", "--family", "bounds"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 4
+    assert cli.main(["recipes", "--family", "bound"]) == 2
+    assert "no family is named 'bound'; did you mean 'bounds'?" in capsys.readouterr().err
+    assert cli.main(["recipes", "all"]) == 2
 
 
 @pytest.mark.long
@@ -330,16 +344,7 @@ def test_data_prints_the_sizes(tmp_path, capsys):
     assert "64 training and 32 test images of 1x8x8, 4 classes" in capsys.readouterr().out
 
 
-def test_bench_says_where_it_went(capsys):
-    assert cli.main(["bench", "operators", "--dtype", "fp32"]) == 2
-    assert capsys.readouterr().err == (
-        "nsim: benchmarks run in a clone: python -m benchmarks operators --dtype fp32\n"
-    )
-
-
-@pytest.mark.parametrize(
-    "command", [name for name in cli.COMMANDS if name not in ("bench", "fewshot")]
-)
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_has_examples(command, capsys):
     assert cli.main([command, "--help"]) == 0
     _, separator, examples = capsys.readouterr().out.partition("example")
@@ -406,13 +411,6 @@ def test_a_run_folder_says_what_kind_it_is(tmp_path, capsys):
     assert "--checkpoint" in capsys.readouterr().out
     assert cli.main(["evaluate", str(tmp_path / "few"), "--help"]) == 0
     assert "--shots" in capsys.readouterr().out
-
-
-def test_older_words_say_what_took_their_place(capsys):
-    assert cli.main(["fewshot", "recipes"]) == 0
-    told = capsys.readouterr()
-    assert told.err == "nsim: `nsim fewshot recipes` is `nsim recipes` now\n"
-    assert "mini-cnn4" in told.out
 
 
 @pytest.mark.parametrize("name", ["mini-cnn4", "adapt", "cifar10-cnn"])

@@ -13,7 +13,7 @@ from tiny_images import tiny as tiny
 
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data import load_split
-from neural_similarity.lab.recipes import NAMED
+from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.journal import read_lines
@@ -45,7 +45,7 @@ def test_a_config_by_hand_names_a_recipe_and_what_differs(tmp_path):
     fields = {"width": 0.1, "steps": 2, "drops": [], "similarity": "none"}
     file.write_text(json.dumps({"recipe": "quickstart", "fields": fields}))
     assert cli.main(["train", f"--config={file}", "--out", str(tmp_path / "run")]) == 0
-    recipe = replace(NAMED["quickstart"], **fields | {"drops": (), "similarity": None})
+    recipe = replace(RECIPES["quickstart"], **fields | {"drops": (), "similarity": None})
     assert read_run(tmp_path / "run").recipe == recipe
 
 
@@ -107,7 +107,7 @@ def test_folder_is_the_word_for_few_shot_learning_too(tmp_path):
 @pytest.mark.parametrize(
     ("words", "keys"),
     [
-        (["recipes"], {"group", "name", "data", "steps"}),
+        (["recipes"], {"family", "name", "data", "steps"}),
         (["models", "convnet4"], {"name", "similarity", "parameters", "macs"}),
         (["table", "4"], {"recipe", "paper", "values", "seeds", "to_baseline"}),
         (["table", "6"], {"recipe", "shots", "accuracy", "reach", "seeds"}),

@@ -9,7 +9,7 @@ from tiny_classes import make_split, tiny_classes_world
 
 from neural_similarity.lab import cli, paper, session
 from neural_similarity.lab.paper import few_shot_table, recording, records
-from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, few_shot
+from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.few_shot.evaluation import (
     Evaluation,
     Evaluator,
@@ -21,7 +21,7 @@ from neural_similarity.lab.train.statistics import by_task
 
 SIZES = TaskSizes(ways=2, shots=2, queries=3)
 RECORD = Path("fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json")
-RECIPES = {
+OWN = {
     "mini-cnn4": SMALL,
     "mini-proto": replace(SMALL, method="proto"),
 }
@@ -38,9 +38,8 @@ def _code_without_local_changes():
 @pytest.fixture(scope="module")
 def world():
     with tiny_classes_world(), pytest.MonkeyPatch.context() as patch:
-        for name, recipe in RECIPES.items():
-            patch.setitem(FEW_SHOT_RECIPES, name, recipe)
-        assert few_shot.FEW_SHOT_RECIPES is FEW_SHOT_RECIPES
+        for name, recipe in OWN.items():
+            patch.setitem(RECIPES, name, recipe)
         yield
 
 
@@ -49,7 +48,7 @@ def evaluated(
 ):
     """A run that was trained and evaluated on the same ten tasks, or on others."""
     path = folder / f"{name}-{seed}"
-    recipe = replace(RECIPES[name], seed=seed, **changes)
+    recipe = replace(OWN[name], seed=seed, **changes)
     run = session.open_run(path) if path.exists() else None
     run = run or session.train(recipe, name=name, out=path, device="cpu")
     split = make_split()
@@ -187,7 +186,7 @@ def test_differences_are_of_common_seeds_alone(results):
 
 @pytest.mark.usefixtures("tiny_table")
 def test_on_other_data_rows_are_compared_with_each_other(results, tmp_path, monkeypatch):
-    monkeypatch.setitem(FEW_SHOT_RECIPES, "fc100-cnn4", FEW_SHOT_RECIPES["mini-cnn4"])
+    monkeypatch.setitem(RECIPES, "fc100-cnn4", RECIPES["mini-cnn4"])
     copied(results / "fewshot/mini-cnn4/1", tmp_path, "fc100-cnn4", "1")
     found = rows(paper.few_shot_markdown(tmp_path, data="fc100"))["nearest neighbour"]
     theirs = rows(paper.few_shot_markdown(results))["nearest neighbour"]
@@ -268,7 +267,7 @@ def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
 def test_a_row_keeps_its_budget_where_another_of_the_recipe_has_a_larger_one(
     results, tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(FEW_SHOT_RECIPES, "mini-cnn4-64", SMALL)
+    monkeypatch.setitem(RECIPES, "mini-cnn4-64", SMALL)
     source = results / "fewshot/mini-cnn4/1"
     for budget, pattern in (("0.25", "*.json"), ("1", "fine-tuning.*")):
         copied(source, tmp_path, "mini-cnn4", budget, pattern)
@@ -290,8 +289,8 @@ def test_the_budget_is_that_of_most_rows(results, tmp_path):
 
 @pytest.mark.usefixtures("world", "tiny_table")
 def test_rows_are_compared_with_the_control_too(tmp_path, monkeypatch):
-    monkeypatch.setitem(FEW_SHOT_RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
     monkeypatch.setitem(RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
+    monkeypatch.setitem(OWN, "mini-cnn4-64", replace(SMALL, width=0.2))
     for name in ("mini-cnn4", "mini-cnn4-64"):
         paper.write_records(evaluated(tmp_path, name, "fine-tuning"), tmp_path)
     ours, control = (
@@ -308,7 +307,7 @@ def test_what_was_not_run_is_said(tmp_path, capsys):
     found = rows(text)
     assert found["dynamic NSN"][3:5] == ["71.26 ± 0.65", "not run"]
     for rows_ in few_shot_table.PANELS.values():
-        assert all(row.recipe in FEW_SHOT_RECIPES for row in rows_)
+        assert all(row.recipe in RECIPES for row in rows_)
     out = tmp_path / "new" / "table.md"
     assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
     assert out.read_text() == text
@@ -324,7 +323,7 @@ def test_the_rows_on_other_data(data, tmp_path, capsys):
     wanted = paper.wanted_evaluations([1], [5], data=data)
     names = {one.run.name for one in wanted}
     assert names == {name.strip("`") for _, name, *_ in [*found.values()][2:]}
-    assert {FEW_SHOT_RECIPES[name].dataset for name in names} == {data}
+    assert {RECIPES[name].dataset for name in names} == {data}
     theirs, ours = few_shot_table.rows_on(data), few_shot_table.rows_on("mini")
     assert [row.method for row in theirs] == [row.method for row in ours]
     with pytest.raises(ValueError, match="`only` must match a recipe of the table"):
@@ -361,7 +360,7 @@ def test_the_papers_numbers():
 
 @pytest.mark.usefixtures("world")
 def test_a_run_without_evaluations_has_no_records(tmp_path):
-    run = session.train(RECIPES["mini-cnn4"], name="mini-cnn4", out=tmp_path / "b", device="cpu")
+    run = session.train(OWN["mini-cnn4"], name="mini-cnn4", out=tmp_path / "b", device="cpu")
     with pytest.raises(RunError, match="has no evaluations; `nsim evaluate"):
         paper.write_records(run, tmp_path)
 
@@ -373,7 +372,7 @@ def test_retrained_runs_are_of_their_recipe(tmp_path):
     run = evaluated(tmp_path / "by-hand", "mini-cnn4", "fine-tuning", **chosen)
     with pytest.raises(RunError, match="it overrides train_on, select_on, steps, drops"):
         paper.write_records(run, tmp_path / "results")
-    recipe = replace(RECIPES["mini-cnn4"], select_on="val")
+    recipe = replace(OWN["mini-cnn4"], select_on="val")
     chooses = session.train(recipe, name="mini-cnn4", out=tmp_path / "chooses", device="cpu")
     session.retrain(chooses, out=tmp_path / "mini-cnn4-0", device="cpu")
     run = evaluated(tmp_path, "mini-cnn4", "fine-tuning")
@@ -412,7 +411,7 @@ def test_a_start_of_another_budget_has_a_line_of_its_own_that_says_so(
     results, tmp_path, monkeypatch
 ):
     name = "mini-proto-pretrained"
-    monkeypatch.setitem(FEW_SHOT_RECIPES, name, RECIPES["mini-proto"])
+    monkeypatch.setitem(RECIPES, name, OWN["mini-proto"])
     copied(results / "fewshot/mini-proto/1", tmp_path, name, "1")
     (path,) = (tmp_path / "fewshot" / name / "1").iterdir()
     content = json.loads(path.read_text())

@@ -18,7 +18,7 @@ from neural_similarity.lab.paper import (
     wanted_evaluations,
 )
 from neural_similarity.lab.paper.few_shot_table import FewShotRow
-from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
+from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.few_shot import evaluation
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
@@ -30,7 +30,7 @@ from neural_similarity.nn import Diagonal, Static
 NAMING = replace(TINY, select_on="val")
 META = replace(NAMING, method="meta-nsn", similarity=Static(Diagonal()), steps=2, drops=())
 SMALL = replace(NAMING, model="resnet12", width=0.05)
-RECIPES = {
+OWN = {
     "mini-cnn4": NAMING,
     "mini-resnet12": SMALL,
     "mini-tadam": replace(SMALL, method="tadam", steps=2, drops=()),
@@ -50,8 +50,8 @@ ROWS = (
 @pytest.fixture(scope="module", autouse=True)
 def world():
     with tiny_classes_world(), launched_here(), pytest.MonkeyPatch.context() as patch:
-        for name, recipe in RECIPES.items():
-            patch.setitem(FEW_SHOT_RECIPES, name, recipe)
+        for name, recipe in OWN.items():
+            patch.setitem(RECIPES, name, recipe)
         table = {"PANELS": {"tiny": ROWS}, "WAYS": 2, "QUERIES": 3, "SHOTS": (2,)}
         for name, value in table.items():
             patch.setattr(few_shot_table, name, value)
@@ -61,7 +61,7 @@ def world():
 def reproduce(folder, *args):
     options = ["--seeds", "4", "--shots", "2", "--tasks", "5", "--device", "cpu", *args]
     folders = ["--results", str(folder / "results"), "--runs", str(folder / "runs")]
-    return cli.main(["fewshot", "reproduce", *options, *folders])
+    return cli.main(["reproduce", "6", *options, *folders])
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +359,7 @@ def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):
     own.unlink()
     run = tmp_path / "runs" / "mini-anil-1-seed4"
     sizes = ["--ways", "2", "--shots", "2", "--queries", "3", "--tasks", "5"]
-    words = ["fewshot", "evaluate", str(run), *sizes, "--batch-norm", "transductive"]
+    words = ["evaluate", str(run), *sizes, "--batch-norm", "transductive"]
     assert cli.main(words) == 0
     capsys.readouterr()
     for path in (run / "evaluations").glob("*.support.*"):

@@ -11,7 +11,7 @@ from neural_similarity import models
 from neural_similarity.lab.cli.paper import ReproduceOptions
 from neural_similarity.lab.paper import makespan, pace, plan, show
 from neural_similarity.lab.paper.display import Display
-from neural_similarity.lab.recipes import NAMED
+from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import train
 from neural_similarity.lab.train import Runtime, choose_runtime
 from neural_similarity.models import counts
@@ -42,7 +42,7 @@ def test_only_takes_patterns(tmp_path):
         plan_of(tmp_path, only=("tiny-*", "tiny-x"))
 
 
-ONE_OF_EACH = {(recipe.model, recipe.image_size): name for name, recipe in NAMED.items()}
+ONE_OF_EACH = {(recipe.model, recipe.image_size): name for name, recipe in RECIPES.items()}
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())

@@ -12,7 +12,7 @@ from neural_similarity.lab import cli, session
 from neural_similarity.lab.paper import TABLES, read_records, recording
 from neural_similarity.lab.paper.records import changed_fields
 from neural_similarity.lab.paper.tables import Panel, Row, Table
-from neural_similarity.lab.recipes import NAMED, RECIPES, STARTS
+from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.recipes.pretrained import PRETRAINED, PRETRAINED_STARTS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.train import RunError
@@ -152,4 +152,4 @@ def test_every_path_begins_with_the_plain_network_and_ends_after_as_many_updates
             chain.append(PRETRAINED_STARTS[chain[-1]])
         assert chain[-1] == "cifar10-cnn"
         if not name.endswith("-m"):
-            assert sum(NAMED[part].steps for part in chain[:-1]) == 64_000
+            assert sum(RECIPES[part].steps for part in chain[:-1]) == 64_000

@@ -7,9 +7,10 @@ import torch
 
 from neural_similarity import models
 from neural_similarity.lab.paper import TABLES
-from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, GROUPS, RECIPES, Recipe
+from neural_similarity.lab.recipes import FAMILIES, RECIPES, Recipe
 from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR
+from neural_similarity.lab.recipes.few_shot import FEW_SHOT
 from neural_similarity.lab.recipes.imagenet import IMAGENET
 from neural_similarity.lab.recipes.pretrained import PRETRAINED
 from neural_similarity.lab.recipes.released import RELEASED
@@ -36,12 +37,19 @@ def test_names_are_those_of_the_papers_table_and_the_quick_start():
     nets = ("resnet18", "resnet50")
     imagenet = [f"{net}{kind}" for net in nets for kind in ("", "-static-dns", "-dynamic-dns")]
     imagenet += ["cnn10", "cnn10++", "cnn10-dynamic-dns"]
-    names = {"quickstart", *ADAPTATION, *(f"{data}-{name}" for data in sets for name in ours)}
+    adaptation = {name for _, family in ADAPTATION.values() for name in family}
+    few_shot = {name for _, family in FEW_SHOT.values() for name in family}
+    names = {
+        "quickstart",
+        *adaptation,
+        *few_shot,
+        *(f"{data}-{name}" for data in sets for name in ours),
+    }
     names |= {f"{data}-{name}" for name in imagenet for data in ("imagenet", "mini100")}
-    studies = {name for group in STUDIES.values() for name in group}
+    studies = {name for _, group in STUDIES.values() for name in group}
     assert set(RECIPES) == names | studies | RELEASED.keys() | PRETRAINED.keys()
-    assert len(RECIPES) == sum(map(len, GROUPS.values()))
-    descriptions = [text for group in GROUPS.values() for text, _ in group.values()]
+    assert len(RECIPES) == sum(len(family) for _, family in FAMILIES.values())
+    descriptions = [text for _, family in FAMILIES.values() for text, _ in family.values()]
     assert all("\n" not in text and len(text) < 80 for text in descriptions)
 
 
@@ -108,7 +116,7 @@ def test_every_row_of_every_table_has_its_recipe():
     assert {row.paper for row in TABLES["8-cifar100"].rows} == {None}
 
 
-@pytest.mark.parametrize("name", [name for group in STUDIES.values() for name in group])
+@pytest.mark.parametrize("name", [n for _, family in STUDIES.values() for n in family])
 def test_studies_differ_from_the_papers_recipe_in_one_thing(name):
     recipe = RECIPES[name]
     usual = RECIPES["cifar10-cnn"]
@@ -165,9 +173,9 @@ def test_cnn_plus_plus_has_slightly_more_parameters_than_every_other_network(nam
     assert sizes[first] < 1.05 * sizes[second]
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *FEW_SHOT_RECIPES])
+@pytest.mark.parametrize("name", RECIPES)
 def test_recipes_survive_json(name):
-    recipe = (RECIPES | FEW_SHOT_RECIPES)[name]
+    recipe = RECIPES[name]
     record = json.loads(json.dumps(recipe_to_json(recipe)))
     assert recipe_from_json(record, type(recipe)) == recipe
 
@@ -189,7 +197,7 @@ def test_budget_changes_steps_and_drops_only():
 
 
 def test_every_recipe_can_be_scaled_to_any_budget():
-    for recipe in (*RECIPES.values(), *FEW_SHOT_RECIPES.values()):
+    for recipe in RECIPES.values():
         for budget in (1e-9, 1e-5, 3e-5, 1e-4, 1e-3, 0.125, 4):
             drops = scaled(recipe, budget).drops
             assert list(drops) == sorted(set(drops))
@@ -254,11 +262,12 @@ def test_few_shot_methods_have_the_tasks_and_rates_of_their_papers():
         **{"leo-1shot": (5, 1, 15, 12, 2.739071e-4)},
     }
     for name, wanted in sizes.items():
-        r = FEW_SHOT_RECIPES[f"mini-{name}"]
+        r = RECIPES[f"mini-{name}"]
         assert (r.ways, r.shots, r.queries, r.meta_batch, r.lr) == wanted, name
-    for name, r in FEW_SHOT_RECIPES.items():
+    few_shot = {name: r for _, f in FEW_SHOT.values() for name, (_, r) in f.items()}
+    for name, r in few_shot.items():
         if r.method in ("maml", "maml-first-order", "anil", "meta-nsn"):
             assert (r.crop, r.flip, r.drops) == (0, False, ()), name
         elif name != "fewshot-quickstart":
             assert r.drops == tuple(round(share * r.steps) for share in (0.6, 0.85)), name
-    assert FEW_SHOT_RECIPES["mini-cnn4-64"].width == 2 * FEW_SHOT_RECIPES["mini-cnn4"].width
+    assert RECIPES["mini-cnn4-64"].width == 2 * RECIPES["mini-cnn4"].width

@@ -21,7 +21,7 @@ from torch import nn
 
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.cli import few_shot
-from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
+from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import load
 from neural_similarity.lab.tasks.few_shot import partial
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
@@ -245,21 +245,22 @@ def test_bad_recipes(changes, message):
 
 
 def test_recipes_of_other_data_differ_in_the_data_and_the_crop_alone():
-    for name, recipe in FEW_SHOT_RECIPES.items():
+    for name, recipe in RECIPES.items():
         if name.startswith("cifar-fs-"):
-            mini = FEW_SHOT_RECIPES[name.replace("cifar-fs-", "mini-")]
+            mini = RECIPES[name.replace("cifar-fs-", "mini-")]
             crop = {8: 4, 0: 0}[mini.crop]
             assert recipe == replace(mini, dataset="cifar-fs", crop=crop)
 
 
 def test_dynamic_nsn_is_a_network_of_dynamic_similarities():
-    for name, recipe in FEW_SHOT_RECIPES.items():
+    few_shot = {n: r for n, r in RECIPES.items() if type(r) is FewShotRecipe}
+    for name, recipe in few_shot.items():
         if "dynamic" in name:
             assert isinstance(recipe.similarity, Dynamic)
         if "-static" in name:
             assert recipe.similarity == Static(Diagonal())
         assert METHODS[recipe.method].episodic or recipe.ways == 5
-    assert FEW_SHOT_RECIPES["mini-cnn4"].similarity is None
+    assert RECIPES["mini-cnn4"].similarity is None
 
 
 # The command line.
@@ -278,7 +279,16 @@ def finished(tmp_path_factory):
     select += ("--shots", "2", "--queries", "3")
     with tiny_classes_world():
         code = cli.main(
-            ["fewshot", "train", *FLAGS, *select, "--evaluate-every", "2", "--out", str(folder)]
+            [
+                "train",
+                "fewshot-quickstart",
+                *FLAGS,
+                *select,
+                "--evaluate-every",
+                "2",
+                "--out",
+                str(folder),
+            ]
         )
     assert code == 0
     return folder
@@ -286,7 +296,7 @@ def finished(tmp_path_factory):
 
 def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys):
     tasks = tmp_path / "new" / "tasks.json"
-    command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-list", str(tasks)]
+    command = ["evaluate", str(finished), *SIZES, "--task-list", str(tasks)]
     for method in ("fine-tuning", "nearest-neighbour"):
         assert cli.main([*command, "--method", method]) == 0
         told = capsys.readouterr().out
@@ -305,7 +315,7 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
 
 def test_a_learned_classifier_has_tasks_of_its_own_ways(tmp_path, capsys):
     run = train(tmp_path, replace(TINY, method="anil", steps=1, drops=()))
-    assert cli.main(["fewshot", "evaluate", str(run.path), "--tasks", "3", "--device", "cpu"]) == 0
+    assert cli.main(["evaluate", str(run.path), "--tasks", "3", "--device", "cpu"]) == 0
     assert "anil: " in (told := capsys.readouterr().out)
     assert "2 ways, 2 shots" in told
 
@@ -315,7 +325,7 @@ def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypa
     kept = [i for i, label in enumerate(split.test.labels.tolist()) if i % 12 < 9 + label]
     small = replace(split, test=split.test.subset(kept))
     monkeypatch.setattr(few_shot, "load_split", lambda *_: small)
-    command = ["fewshot", "evaluate", str(finished), "--tasks", "5", "--device", "cpu"]
+    command = ["evaluate", str(finished), "--tasks", "5", "--device", "cpu"]
     for options, told in (
         ([], "2 shots, 7 queries a class"),
         (["--shots", "8"], "8 shots, 1 queries a class"),
@@ -332,7 +342,7 @@ def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypa
 def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):
     """A list whose numbers are those of another and whose tasks are not."""
     path = tmp_path / "tasks.json"
-    command = ["fewshot", "evaluate", str(finished), *SIZES, "--task-seed", "9"]
+    command = ["evaluate", str(finished), *SIZES, "--task-seed", "9"]
     assert cli.main([*command, "--task-list", str(path)]) == 0
     tasks = read_tasks(path)
     turned = Draw(*(getattr(tasks.draw, name).flip(0) for name in ("classes", "support", "query")))
@@ -347,7 +357,7 @@ def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):
 
 def test_an_interrupted_evaluation_goes_on(finished, monkeypatch):
     monkeypatch.setattr(partial, "SAVE_SECONDS", 0.0)
-    command = ["fewshot", "evaluate", str(finished), *SIZES, "--method", "static-nsn"]
+    command = ["evaluate", str(finished), *SIZES, "--method", "static-nsn"]
     adapt, deadly, calls = StaticTuning.adapt, 4, []
 
     def counted(method, *task):
@@ -377,17 +387,17 @@ def test_an_interrupted_evaluation_goes_on(finished, monkeypatch):
 
 def test_the_command_line_retrains(finished, tmp_path, capsys):
     out = tmp_path / "again"
-    assert cli.main(["fewshot", "train", "--retrain", str(finished), "--out", str(out)]) == 0
+    assert cli.main(["train", "--retrain", str(finished), "--out", str(out)]) == 0
     best = json.loads((finished / "summary.json").read_text())["best_checkpoint"]["step"]
     again = read_run(out, FewShotRun)
     assert again.recipe.train_on == "train+val"
     assert again.recipe.steps == round(best * 84 / 60)
-    assert cli.main(["fewshot", "train", "--retrain", str(out)]) == 1
+    assert cli.main(["train", "--retrain", str(out)]) == 1
     assert "must be finished and have chosen a step" in capsys.readouterr().err
-    assert cli.main(["fewshot", "train", "--resume", str(out)]) == 0
-    assert cli.main(["fewshot", "train", "--resume", str(out), "--lr", "1"]) == 2
+    assert cli.main(["train", "--resume", str(out)]) == 0
+    assert cli.main(["train", "--resume", str(out), "--lr", "1"]) == 2
     capsys.readouterr()
-    assert cli.main(["fewshot", "evaluate", str(out), *SIZES, "--part", "val"]) == 1
+    assert cli.main(["evaluate", str(out), *SIZES, "--part", "val"]) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "was trained on the validation classes; --part must be test" in told
 
@@ -395,7 +405,6 @@ def test_the_command_line_retrains(finished, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["trian"], 2, "no command of nsim fewshot is named 'trian'; did you mean 'train'?"),
         (["train", "mini-cnn"], 2, "no recipe is named 'mini-cnn'; did you mean"),
         (["evaluate", "RUN", "--method", "prot"], 2, "no method is named 'prot'"),
         (["evaluate", "RUN", "--tasks", "9" * 15], 1, "`count` must be at most 1,000,000 tasks"),
@@ -414,26 +423,16 @@ def test_the_command_line_retrains(finished, tmp_path, capsys):
 )
 def test_wrong_command_lines(finished, capsys, words, code, message):
     words = [str(finished) if word == "RUN" else word for word in words]
-    assert cli.main(["fewshot", *words]) == code
+    assert cli.main(words) == code
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_help(capsys):
-    assert cli.main(["fewshot"]) == 0
-    assert "nsim evaluate RUN" in capsys.readouterr().out
-    assert cli.main(["fewshot", "evaluate", "--help"]) == 0
-    capsys.readouterr()
-    assert cli.main(["fewshot", "recipes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert set(FEW_SHOT_RECIPES) <= {line.split()[0] for line in lines}
 
 
 @pytest.mark.slow
 def test_quickstart_learns(tmp_path, monkeypatch):
     """From the real images; above four in five of three classes that it never saw."""
     monkeypatch.setattr(data, "load_split", LOAD)
-    run = session.train(FEW_SHOT_RECIPES["fewshot-quickstart"], out=tmp_path / "run", device="cpu")
+    run = session.train(RECIPES["fewshot-quickstart"], out=tmp_path / "run", device="cpu")
     assert isinstance(run.recipe.similarity.predictor, SphereNet)
-    assert cli.main(["fewshot", "evaluate", str(run.path), "--tasks", "200"]) == 0
+    assert cli.main(["evaluate", str(run.path), "--tasks", "200"]) == 0
     found = json.loads(next((run.path / "evaluations").glob("*.json")).read_text())
     assert found["summary"]["accuracy"] > 0.8

@@ -10,7 +10,7 @@ from tiny_classes import tiny_classes as tiny_classes
 
 from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Images, Preprocess
-from neural_similarity.lab.recipes import NAMED, STARTS
+from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import load
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
 from neural_similarity.lab.train import RunError, choose_runtime, read_run
@@ -115,7 +115,7 @@ def test_a_start_of_as_many_classes_gives_its_classifier(tmp_path):
 
 def test_a_start_has_the_network_of_what_starts_from_it():
     for name, source in STARTS.items():
-        ours, theirs = NAMED[name], NAMED[source]
+        ours, theirs = RECIPES[name], RECIPES[source]
         assert (ours.model, ours.width) == (theirs.model, theirs.width), name
 
 

@@ -14,7 +14,7 @@ Command = Callable[[Sequence[str]], int]
 Commands = Mapping[str, tuple[Command, str]]
 """By name, with a line of help."""
 WIDTH = 140
-NUMBERS = ("steps", "classes", "parameters", "MACs")
+NUMBERS = ("recipes", "steps", "classes", "parameters", "MACs")
 """Columns that are aligned at the right."""
 
 

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from neural_similarity.lab.cli import COMMANDS, main
 from neural_similarity.lab.cli.commands import require, say
 from neural_similarity.lab.cli.paper import FEW_SHOT
-from neural_similarity.lab.cli.recipes import groups
+from neural_similarity.lab.cli.recipes import recipe_list
 from neural_similarity.lab.paper.tables import TABLES
 
 HELP = """usage: nsim completion bash|zsh
@@ -47,14 +47,15 @@ def completion(args: Sequence[str]) -> int:
 
 def words(command: str) -> list[str]:
     """The words that can follow a command: names, and the options in its help."""
-    recipes = [row[0] for group in groups().values() for row in group["rows"]]
+    families = recipe_list()[1].values()
+    recipes = [row[0] for family in families for row in family["rows"]]
     tables = [*TABLES, *FEW_SHOT]
     names = {"train": recipes, "table": tables, "reproduce": tables}
     told = io.StringIO()
     with redirect_stdout(told):
         for kind in KINDS.get(command, ()):
             main([command, kind, "--help"])
-        if command not in ("completion", *KINDS, "bench"):
+        if command not in ("completion", *KINDS):
             main([command, "--help"])
     options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", told.getvalue()))
     return [*names.get(command, ()), *options]

@@ -72,13 +72,15 @@ def export(args: Sequence[str]) -> int:
     run = opened(options.run)
     dataset = dataset_of(run, options)
     model = unfreeze_backbone(load_network(run, options.checkpoint))
+    whole = model
     if options.fold or options.int8:
         require_foldable(run, model)
         model = fold(merged(model)).eval()
     path = options.out or run.path / f"{options.stem}.{options.format}"
     with new_file(path) as temporary:
         if options.format == "safetensors":
-            lines = _weights(run, model, temporary, _head(run, dataset.test), options)
+            save_weights(temporary, model, run.metadata)
+            lines = [_read_weights(run, whole, temporary, _head(run, dataset.test), options.fold)]
         else:
             lines = _program(run, model, temporary, (dataset.train, dataset.test), options)
     say(f"{path}: {path.stat().st_size / 1000:,.1f} kB")
@@ -87,15 +89,13 @@ def export(args: Sequence[str]) -> int:
     return 0
 
 
-def _weights(
-    run: Run, model: nn.Module, path: Path, x: Tensor, options: ExportOptions
-) -> list[str]:
-    save_weights(path, model, run.metadata)
-    plain = "similarity=None" if options.fold else ""
-    again = fold(merged(run.build())) if options.fold else run.build()
+def _read_weights(run: Run, model: nn.Module, path: Path, x: Tensor, folded: bool) -> str:
+    """How far a network that reads the file is from the run's own."""
+    again = fold(merged(run.build())) if folded else run.build()
     load_weights(path, again)
     worst, _ = agreement(model, again.eval(), x, BATCHES)
-    return [f"read into a new network ({plain or 'as the run has it'}): max |Δlogit| {worst:.2e}"]
+    kind = "similarity=None" if folded else "as the run has it"
+    return f"read into a new network ({kind}): max |Δlogit| {worst:.2e}"
 
 
 def _program(

@@ -1,6 +1,5 @@
-"""`nsim evaluate` of few-shot runs, and the older `nsim fewshot` commands."""
+"""`nsim evaluate` of few-shot runs."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,11 +9,8 @@ import tyro
 
 from neural_similarity.choices import require_least
 from neural_similarity.lab import session
-from neural_similarity.lab.cli.commands import Commands, dispatch, require, say, say_json
-from neural_similarity.lab.cli.paper import record, reproduce
+from neural_similarity.lab.cli.commands import require, say, say_json
 from neural_similarity.lab.cli.parsing import parse
-from neural_similarity.lab.cli.recipes import recipes
-from neural_similarity.lab.cli.train import few_shot
 from neural_similarity.lab.data import ClassSplit
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, Evaluator
@@ -91,20 +87,6 @@ class EvaluateOptions:
                 require_least(name, value, least)
 
 
-def fewshot(args: Sequence[str]) -> int:
-    """Run one of the older commands, and print its new name."""
-    if args and args[0] in COMMANDS:
-        sys.stderr.write(f"nsim: `nsim fewshot {args[0]}` is `{COMMANDS[args[0]][1]}` now\n")
-    return dispatch(
-        args,
-        COMMANDS,
-        prog="nsim fewshot",
-        kind="command of nsim fewshot",
-        about="Older words for few-shot learning, and those that took their place.",
-        examples="  nsim train fewshot-quickstart && nsim evaluate runs/fewshot-quickstart-seed0",
-    )
-
-
 def evaluate(args: Sequence[str]) -> int:
     """Print the accuracy over tasks and where it is recorded; go on with what was interrupted."""
     keep_freed_memory()
@@ -126,16 +108,6 @@ def evaluate(args: Sequence[str]) -> int:
     say(_describe(evaluation, run))
     say(f"accuracies of all tasks in {path}")
     return 0
-
-
-COMMANDS: Commands = {
-    "train": (few_shot, "nsim train RECIPE"),
-    "evaluate": (evaluate, "nsim evaluate RUN"),
-    "record": (record, "nsim record RUN..."),
-    "reproduce": (lambda args: reproduce(["6", *args]), "nsim reproduce 6"),
-    "recipes": (recipes, "nsim recipes"),
-}
-"""The older commands, and those that replace them."""
 
 
 def load_split(run: FewShotRun, data_root: Path | None) -> ClassSplit:

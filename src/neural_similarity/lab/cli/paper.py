@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import tyro
 
@@ -24,8 +24,9 @@ from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.paper import TABLES, Job, Outcome, Plan, Scope, Table
 from neural_similarity.lab.paper.few_shot_table import SHOTS, TITLES
 from neural_similarity.lab.paper.plan import Wanted
-from neural_similarity.lab.recipes import FEW_SHOT_RECIPES, RECIPES
+from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import open_run
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask, check_tasks
 from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.progress import clock, counter
@@ -205,7 +206,7 @@ def _check_tasks(plan: Plan, options: ReproduceOptions) -> None:
     """Check, before training, that the data have enough images for the test tasks."""
     begins = {job.folder for job in plan.jobs if job.unit == "step"}
     needed = {
-        (FEW_SHOT_RECIPES[one.run.name], one.shots)
+        (cast(FewShotRecipe, RECIPES[one.run.name]), one.shots)
         for one in plan.lacking
         if one.method is not None and options.scope.folder(one.run) in begins
     }

@@ -8,45 +8,61 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.lab.cli.commands import print_table, say, say_json
+from neural_similarity.lab.cli.commands import print_table, require, say, say_json
 from neural_similarity.lab.errors import UsageError
 
 LIST = Path(__file__).parents[1] / "recipes" / "list.json"
-HELP = """usage: nsim recipes [--json]
+HELP = """usage: nsim recipes [--family NAME | --all | --json]
 
-List the named recipes.
+List the families of recipes, or the recipes of one (--family), of all (--all), or as JSON (--json).
 
 examples:
   nsim recipes
+  nsim recipes --family cifar10
   nsim recipes --json"""
 
 
 def recipes(args: Sequence[str]) -> int:
-    """Print the named recipes, a table for every group."""
-    if args and args[0] in ("-h", "--help"):
-        say(HELP)
-        return 0
-    if list(args) == ["--json"]:
-        say_json(
-            [
-                {"group": title} | dict(zip(group["columns"], row, strict=True))
-                for title, group in groups().items()
-                for row in group["rows"]
-            ]
-        )
-        return 0
-    if args:
-        raise UsageError(f"nsim recipes takes no options but --json, got {args[0]!r}")
-    for title, group in groups().items():
-        print_table(group["columns"], group["rows"], wraps="description", title=title)
+    """Print the families of recipes, or the recipes in them."""
+    columns, families = recipe_list()
+    match list(args):
+        case []:
+            _print_families(families)
+        case ["-h" | "--help", *_]:
+            say(HELP)
+        case ["--all"]:
+            _print_recipes(columns, families)
+        case ["--family", name]:
+            require("family", name, families)
+            _print_recipes(columns, {name: families[name]})
+        case ["--json"]:
+            say_json(
+                [
+                    {"family": name} | dict(zip(columns, row, strict=True))
+                    for name, family in families.items()
+                    for row in family["rows"]
+                ]
+            )
+        case words:
+            raise UsageError(
+                f"nsim recipes takes --family NAME, --all or --json, got {' '.join(words)!r}"
+            )
     return 0
 
 
-def groups() -> dict[str, Any]:
-    """Columns and rows of every group of recipes."""
-    return json.loads(LIST.read_text(encoding="utf-8"))
+def recipe_list() -> tuple[list[str], dict[str, Any]]:
+    """Columns, and title and rows of every family."""
+    content = json.loads(LIST.read_text(encoding="utf-8"))
+    return content["columns"], content["families"]
 
 
-def bench(args: Sequence[str]) -> int:
-    """Print where the benchmarks went."""
-    raise UsageError(f"benchmarks run in a clone: python -m benchmarks {' '.join(args)}".rstrip())
+def _print_families(families: dict[str, Any]) -> None:
+    rows = [[name, f"{len(each['rows'])}", each["title"]] for name, each in families.items()]
+    print_table(("family", "recipes", "description"), rows, wraps="description")
+    say("\nnsim recipes --family NAME lists the recipes of a family, --all those of all.")
+
+
+def _print_recipes(columns: Sequence[str], families: dict[str, Any]) -> None:
+    for name, family in families.items():
+        title = f"{name}: {family['title']}"
+        print_table(columns, family["rows"], wraps="description", title=title)

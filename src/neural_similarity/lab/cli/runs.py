@@ -1,4 +1,4 @@
-"""`nsim evaluate`, `predict`, `fold` and `inspect`: what one does with a finished run."""
+"""`nsim evaluate`, `predict` and `inspect`: what one does with a finished run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,6 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from neural_similarity.conversion import fold as fold_network
-from neural_similarity.files import new_file
 from neural_similarity.lab import session
 from neural_similarity.lab import train as training
 from neural_similarity.lab.cli.commands import say, say_json
@@ -29,7 +27,6 @@ from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run, RunError, Runtime, Scores, distributed, read_run
 from neural_similarity.lab.train.run import checkpoint_facts, command_of, load_network
 from neural_similarity.lab.train.runtime import Precision
-from neural_similarity.lab.train.weights import save_weights
 from neural_similarity.nn import is_dynamic
 
 TOP = 3
@@ -69,14 +66,6 @@ class PredictOptions(RunOptions):
 
     images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE...")]
     """Image files, in any format that Pillow reads."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoldOptions(DataOptions):
-    """Options of `nsim fold`."""
-
-    out: Path | None = None
-    """File to write; the default is folded.safetensors in the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,34 +125,6 @@ def predict(args: Sequence[str]) -> int:
             for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         )
         say(f"{path}: {', '.join(named)}")
-    return 0
-
-
-def fold(args: Sequence[str]) -> int:
-    """Write the weights of the plain network that computes the same, and show that it does."""
-    description = (
-        "Fold static similarities into the kernels. The weights load into the same network built "
-        "with similarity=None, unless M was unshared or selected taps: such layers fold into "
-        "others of their own sizes.\n\nexample:\n  nsim fold runs/cifar10-static-dns-seed0"
-    )
-    options = parse(FoldOptions, args, prog="nsim fold", description=description)
-    run = opened(options.run)
-    dataset = dataset_of(run, options)
-    runtime, model = _network(run, options)
-    require_foldable(run, model)
-    plain = fold_network(model).eval()
-    path = options.out or run.path / "folded.safetensors"
-    with new_file(path) as temporary:
-        save_weights(temporary, plain, run.metadata)
-    before, after = (
-        training.predict(runtime.place(network), dataset.test, run.preprocess, runtime)
-        for network in (model, plain)
-    )
-    labels = dataset.test.labels
-    say(f"max |Δlogit| {(before - after).abs().max().item():.2e} in float32")
-    say(f"before: {_describe(training.score(before, labels))}")
-    say(f"after:  {_describe(training.score(after, labels))}")
-    say(f"plain weights in {path}")
     return 0
 
 

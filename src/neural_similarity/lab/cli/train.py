@@ -13,7 +13,7 @@ from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
 from neural_similarity.lab.errors import RunError, UsageError
-from neural_similarity.lab.recipes import NAMED, STARTS, in_variant
+from neural_similarity.lab.recipes import RECIPES, STARTS, in_variant
 from neural_similarity.lab.tasks import TASKS
 from neural_similarity.lab.tasks.adaptation import ADAPTER, AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
@@ -105,7 +105,7 @@ class AdaptOptions(TrainOptions):
 def train(args: Sequence[str]) -> int:
     """Train, resume or retrain, then print the results and the run folder."""
     keep_freed_memory()
-    name, rest = named_recipe(args, NAMED, "recipe")
+    name, rest = named_recipe(args, RECIPES, "recipe")
     words = [word for arg in rest for word in arg.split("=", 1)]
     if "--retrain" in words:
         return _retrain(name, rest)
@@ -124,13 +124,6 @@ def train(args: Sequence[str]) -> int:
     return 0
 
 
-def few_shot(args: Sequence[str]) -> int:
-    """The older `nsim fewshot train`, whose default recipe differs."""
-    named = args and not args[0].startswith("-")
-    goes_on = any(arg.startswith(("--resume", "--retrain", "--config")) for arg in args)
-    return train(args if named or goes_on else [FEW_SHOT_DEFAULT, *args])
-
-
 class _Began(NamedTuple):
     """The settings that a command line starts from."""
 
@@ -146,7 +139,7 @@ def _began(name: str, words: Sequence[str]) -> _Began:
     """The named recipe, or the settings in a file."""
     if "--config" not in words[:-1]:
         chosen = _in_variant(name, words)
-        return _Began(chosen, NAMED[chosen])
+        return _Began(chosen, RECIPES[chosen])
     if "--budget" in words:
         raise UsageError("--budget cannot be given with --config, whose steps are at its budget")
     path = Path(words[words.index("--config") + 1])
@@ -155,7 +148,7 @@ def _began(name: str, words: Sequence[str]) -> _Began:
         config = read_json(path)
         kinds = {task.RUN.COMMAND: task.RUN.RECIPE for task in TASKS}
         kind = kinds[config.get("command", Run.COMMAND)]
-        named = NAMED.get(config["recipe"], kind())
+        named = RECIPES.get(config["recipe"], kind())
         fields = recipe_to_json(named if type(named) is kind else kind()) | config["fields"]
         recipe = recipe_from_json(fields, kind)
         root = config.get("data_root", DATA_ROOT)
@@ -190,7 +183,7 @@ def _parse(recipe: Recipe, args: Sequence[str], budget: float = 1.0) -> TrainOpt
 
 def _in_variant(name: str, words: Sequence[str]) -> str:
     """The recipe that a name and `--variant`, which stands for many fields, mean together."""
-    few_shot = isinstance(NAMED[name], FewShotRecipe)
+    few_shot = isinstance(RECIPES[name], FewShotRecipe)
     if few_shot or "--resume" in words or "--variant" not in words[:-1]:
         return name
     try:
@@ -219,7 +212,7 @@ def _start(began: _Began, options: TrainOptions) -> Run:
 
 
 def _retrain(name: str | None, args: Sequence[str]) -> int:
-    options = _parse(NAMED[FEW_SHOT_DEFAULT], args)
+    options = _parse(RECIPES[FEW_SHOT_DEFAULT], args)
     if not isinstance(options, FewShotOptions) or options.retrain is None:
         raise UsageError("--retrain needs a run folder")
     require_only(("--retrain", "--out", "--start", *BESIDE), name, args)

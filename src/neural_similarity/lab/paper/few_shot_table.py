@@ -12,7 +12,7 @@ import torch
 
 from neural_similarity.lab.paper.markdown import signed
 from neural_similarity.lab.paper.records import Record, budgets, read_records
-from neural_similarity.lab.recipes import FEW_SHOT_RECIPES
+from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation
 from neural_similarity.lab.tasks.few_shot.recipe import Classes, FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
@@ -56,7 +56,7 @@ class FewShotRow:
     def recipe_for(self, shots: int) -> str:
         """The recipe for this number of shots, where there is a special one."""
         own = f"{self.recipe}-{shots}shot"
-        return own if own in FEW_SHOT_RECIPES else self.recipe
+        return own if own in RECIPES else self.recipe
 
 
 PANELS: dict[str, tuple[FewShotRow, ...]] = {

@@ -12,7 +12,7 @@ import torch
 
 from neural_similarity import models
 from neural_similarity.lab.paper.records import Record, read_record, records_folder
-from neural_similarity.lab.recipes import NAMED
+from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.released import SUFFIX
 from neural_similarity.lab.train import Recipe, Runtime, choose_runtime
 from neural_similarity.lab.train.environment import cpu_name, device_name
@@ -50,7 +50,7 @@ def paces(names: Iterable[str], results: Path, precision: PrecisionChoice) -> di
     device = {"cpu": cpu_name(), "device": device_name(runtime.device)}
     here = device | {"threads": THREADS, "precision": runtime.precision}
     return {
-        name: _recorded(results, name, here) or _by_multiplications(NAMED[name], runtime)
+        name: _recorded(results, name, here) or _by_multiplications(RECIPES[name], runtime)
         for name in names
     }
 

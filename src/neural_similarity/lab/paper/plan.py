@@ -18,7 +18,7 @@ from neural_similarity.lab.paper.records import (
     records_folder,
 )
 from neural_similarity.lab.paper.tables import Table
-from neural_similarity.lab.recipes import NAMED, RECIPES, STARTS
+from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.tasks.few_shot.evaluation import EVALUATIONS, evaluation_name
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -302,7 +302,7 @@ def _needed(one: Wanted, scope: Scope) -> list[Key]:
 
 def _training(key: Key, record: Path | None, scope: Scope, pace: dict[str, Pace]) -> Job | None:
     """The job that trains a run; None where the run is finished and needs no record."""
-    folder, recipe = scope.folder(key), scaled(NAMED[key.name], scope.budget)
+    folder, recipe = scope.folder(key), scaled(RECIPES[key.name], scope.budget)
     speed = pace.get(key.name) or paces([key.name], scope.results, scope.precision)[key.name]
     state, done = "new", 0
     steps = recipe.steps

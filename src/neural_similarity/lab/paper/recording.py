@@ -16,7 +16,7 @@ from neural_similarity.lab.paper.records import (
     read_record,
     records_folder,
 )
-from neural_similarity.lab.recipes import NAMED, STARTS
+from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, read_evaluations
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -135,7 +135,7 @@ def _facts_of(run: Run) -> dict[str, Any]:
     config = recipe_to_json(run.recipe)
     if run.name in STARTS:  # By a path on this machine.
         field = start_option(run.name).removeprefix("--")
-        config[field] = getattr(NAMED[run.name], field)
+        config[field] = getattr(RECIPES[run.name], field)
     return {
         "recipe": run.name,
         "budget": run.budget,
@@ -166,7 +166,7 @@ def command(run: Run) -> str:
     words = ["nsim", "train", run.name]
     words += ["--budget", f"{run.budget!r}", "--seed", f"{recipe.seed}", *start]
     for field in MACHINE:
-        if getattr(recipe, field) != getattr(NAMED[run.name], field):
+        if getattr(recipe, field) != getattr(RECIPES[run.name], field):
             words += [f"--{field.replace('_', '-')}", f"{getattr(recipe, field)}"]
     return shlex.join(words)
 
@@ -179,7 +179,7 @@ def _start_words(run: Run, start: dict[str, Any] | None) -> list[str]:
 
 def start_option(name: str) -> str:
     """The option of `nsim train` by which a recipe takes the run that it starts from."""
-    return "--backbone" if isinstance(NAMED[name], AdaptationRecipe) else "--start"
+    return "--backbone" if isinstance(RECIPES[name], AdaptationRecipe) else "--start"
 
 
 def overridden(run: Run) -> list[str]:
@@ -188,7 +188,7 @@ def overridden(run: Run) -> list[str]:
     Raises:
         RunError: no recipe has that name.
     """
-    if run.name not in NAMED:
+    if run.name not in RECIPES:
         raise RunError(f"{run.path} is not a run of a named recipe, but of {run.name!r}")
     environment = read_json(run.path / ENVIRONMENT)
     start, retrained = environment.get("start"), environment.get("retrained")
@@ -204,9 +204,9 @@ def overridden(run: Run) -> list[str]:
 def _is_changed(start: dict[str, Any]) -> bool:
     """Whether training started from a run of another recipe, or that one did."""
     name, before = start["recipe"], start.get("start")
-    if name not in NAMED:
+    if name not in RECIPES:
         return True
-    config = recipe_from_json(start["config"], type(NAMED[name]))
+    config = recipe_from_json(start["config"], type(RECIPES[name]))
     changed = changed_fields(name, start["budget"], config, before, start["retrained"])
     return bool(changed) or (before is not None and _is_changed(before))
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from neural_similarity.files import read_json
-from neural_similarity.lab.recipes import NAMED, STARTS
+from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
@@ -77,7 +77,7 @@ def _stem(recipe: Recipe, evaluation: Evaluation | None) -> str:
 
 def records_folder(results: Path, name: str, budget: float) -> Path:
     """The folder of a recipe's records at a budget."""
-    few_shot = isinstance(NAMED.get(name), FewShotRecipe)
+    few_shot = isinstance(RECIPES.get(name), FewShotRecipe)
     return (results / FEW_SHOT_FOLDER if few_shot else results) / name / budget_name(budget)
 
 
@@ -106,7 +106,7 @@ def changed_fields(
     the same seed and classes, and of which budget that was, the record tells. On training and
     validation classes it has as many steps as were chosen, where `retrained` tells.
     """
-    original, free = scaled(NAMED[name], budget), FREE
+    original, free = scaled(RECIPES[name], budget), FREE
     own: dict[str, Any] = {"recipe": STARTS.get(name)} | ({"seed": recipe.seed} if start else {})
     if name in STARTS:
         free += ("backbone",)

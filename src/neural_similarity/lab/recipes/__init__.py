@@ -1,12 +1,10 @@
 """Named recipes: one name per configuration; `nsim train NAME --field value` changes any field."""
 
-from collections import ChainMap
-from collections.abc import Mapping
-
 from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR10, CIFAR100
-from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_RECIPES, FEW_SHOT_STARTS
+from neural_similarity.lab.recipes.families import Family
+from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_STARTS
 from neural_similarity.lab.recipes.imagenet import IMAGENET, MINI100
 from neural_similarity.lab.recipes.pretrained import PRETRAINED, PRETRAINED_STARTS
 from neural_similarity.lab.recipes.quickstart import QUICKSTART
@@ -14,24 +12,22 @@ from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, VARIANTS, r
 from neural_similarity.lab.recipes.studies import STUDIES
 from neural_similarity.lab.train.recipe import Recipe
 
-GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
-    "Quick start": QUICKSTART,
-    "CIFAR-10, tables 1 to 4 and 8": CIFAR10,
-    "CIFAR-100, tables 1 to 4 and 8": CIFAR100,
-    "ImageNet, table 5 and the authors' response": IMAGENET,
-    "Mini-ImageNet in the place of ImageNet": MINI100,
-    "Adaptation of a pretrained network": ADAPTATION,
+FAMILIES: dict[str, Family] = {
+    "quickstart": ("a few minutes on embedded images", QUICKSTART),
+    "cifar10": ("CIFAR-10, tables 1 to 4 and 8", CIFAR10),
+    "cifar100": ("CIFAR-100, tables 1 to 4 and 8", CIFAR100),
+    "imagenet": ("ImageNet, table 5 and the authors' response", IMAGENET),
+    "mini100": ("the same on Mini-ImageNet's 100 classes", MINI100),
+    **ADAPTATION,
     **STUDIES,
-    "Pretrained networks, §4": PRETRAINED,
-    "CIFAR as the released code trains (--variant released)": RELEASED,
+    "pretrained": ("similarities on a pretrained network, §4", PRETRAINED),
+    "released": ("CIFAR as the released code trains (--variant released)", RELEASED),
+    **FEW_SHOT,
 }
-"""Descriptions and recipes by name, by group."""
 RECIPES: dict[str, Recipe] = {
-    name: recipe for group in GROUPS.values() for name, (_, recipe) in group.items()
+    name: recipe for _, family in FAMILIES.values() for name, (_, recipe) in family.items()
 }
-
-NAMED: Mapping[str, Recipe] = ChainMap(FEW_SHOT_RECIPES, RECIPES)  # type: ignore[arg-type]
-"""All recipes, of recognition and of few-shot learning, by name."""
+"""All recipes by name."""
 STARTS: dict[str, str] = FEW_SHOT_STARTS | PRETRAINED_STARTS
 """For a recipe whose run starts from another run, the recipe of that one."""
 
@@ -54,14 +50,4 @@ def in_variant(name: str, variant: str) -> str:
     return base + SUFFIX
 
 
-__all__ = [
-    "FEW_SHOT",
-    "FEW_SHOT_RECIPES",
-    "GROUPS",
-    "NAMED",
-    "RECIPES",
-    "STARTS",
-    "Recipe",
-    "in_variant",
-    "released",
-]
+__all__ = ["FAMILIES", "RECIPES", "STARTS", "Recipe", "in_variant", "released"]

@@ -1,5 +1,5 @@
 """Write the list of recipes that `nsim recipes` shows."""
 
-from neural_similarity.lab.recipes.listing import LIST, listed
+from neural_similarity.lab.recipes.listing import LIST, recipe_list
 
-LIST.write_text(listed(), encoding="utf-8")
+LIST.write_text(recipe_list(), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from neural_similarity.lab.recipes.families import Family, Recipes
 from neural_similarity.lab.tasks.adaptation import STATIC_FULL, AdaptationRecipe
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.nn import Affine, Diagonal, Dynamic, Static
@@ -200,7 +201,27 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
 }
 """Descriptions and recipes by name, by images, network and how many of each class."""
 
-ADAPTATION: dict[str, tuple[str, Recipe]] = {
-    "adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe()),
-    **{name: entry for group in GROUPS.values() for name, entry in group.items()},
+ADAPT = {"adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe())}
+
+
+def _joined(*groups: str) -> Recipes:
+    return {name: entry for group in groups for name, entry in GROUPS[group].items()}
+
+
+ADAPTATION: dict[str, Family] = {
+    "adapt": ("adaptation of a pretrained network to images of yours", ADAPT),
+    "signs": (
+        "ResNet-20 of CIFAR-10 on hand signs, 20, 5 and 160 of each",
+        _joined("signs", "signs-5", "signs-160"),
+    ),
+    "signs-lite0": (
+        "EfficientNet-Lite0 of ImageNet on hand signs",
+        _joined("signs-lite0", "signs-lite0-5", "signs-lite0-160"),
+    ),
+    "flowers": (
+        "EfficientNet-Lite0 of ImageNet on twelve flowers, 20, 5 and 60 of each",
+        _joined("flowers", "flowers-5", "flowers-60"),
+    ),
+    "noise": ("ResNet-20 of CIFAR-10 under noise", _joined("noise-25", "noise-50")),
+    "rotation": ("ResNet-20 of CIFAR-10 under rotation", _joined("rotation-30", "rotation-90")),
 }

@@ -13,6 +13,7 @@ ProtoNet has 5 queries a class where its paper has 15, for twice the updates fro
 from dataclasses import replace
 
 from neural_similarity.lab.recipes.cifar import PREDICTOR
+from neural_similarity.lab.recipes.families import Family
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
 
@@ -144,14 +145,21 @@ QUICKSTART = {
         ),
     )
 }
-CIFAR = {
-    name.replace("mini-", f"{data}-"): (
-        text.replace("mini-", f"{data}-"),
-        replace(recipe, dataset=data, crop=4 if recipe.crop else 0),
-    )
-    for data in ("cifar-fs", "fc100")
-    for name, (text, recipe) in MINI.items()
-}
+COPIES = {"cifar-fs": "CIFAR-FS", "fc100": "FC100"}
+"""Data sets that every recipe is copied to, and their titles."""
+
+
+def copied_recipes(data: str) -> dict[str, tuple[str, FewShotRecipe]]:
+    """The recipes of Mini-ImageNet on other data, of 32 pixels."""
+    return {
+        name.replace("mini-", f"{data}-"): (
+            text.replace("mini-", f"{data}-"),
+            replace(recipe, dataset=data, crop=4 if recipe.crop else 0),
+        )
+        for name, (text, recipe) in MINI.items()
+    }
+
+
 _STARTS = {
     "tadam": "resnet12",
     "leo": "wrn28",
@@ -162,10 +170,13 @@ _STARTS = {
 }
 FEW_SHOT_STARTS = {
     f"{data}-{name}{shots}": f"{data}-{source}"
-    for data in ("mini", "cifar-fs", "fc100")
+    for data in ("mini", *COPIES)
     for name, source in _STARTS.items()
     for shots in ("", "-1shot")
 }
 """For a recipe whose run starts from another run, the recipe of that one."""
-FEW_SHOT: dict[str, tuple[str, FewShotRecipe]] = QUICKSTART | MINI | CIFAR
-FEW_SHOT_RECIPES = {name: recipe for name, (_, recipe) in FEW_SHOT.items()}
+FEW_SHOT: dict[str, Family] = {
+    "fewshot": ("few-shot learning on embedded images, a minute", QUICKSTART),
+    "mini": ("few-shot learning on Mini-ImageNet, table 6", MINI),
+    **{data: (f"the same on {title}", copied_recipes(data)) for data, title in COPIES.items()},
+}

@@ -1,9 +1,10 @@
-"""What the paper leaves open, on CIFAR-10: ablations, cheaper predictors, controls and rivals."""
+"""What the paper leaves open, on CIFAR-10: ablations, cheaper predictors, baselines."""
 
 from dataclasses import replace
 from functools import partial
 
 from neural_similarity.lab.recipes.cifar import BASE, PREDICTOR
+from neural_similarity.lab.recipes.families import Family
 from neural_similarity.lab.recipes.released import PATCHES
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.nn import (
@@ -120,7 +121,7 @@ CONTROLS = {
     "cifar10-cnn-time": ("plain, about as slow as dynamic DNS on a CPU", replace(BASE, width=SLOW)),
 }
 
-RIVALS = {
+BASELINES = {
     "cifar10-dynamic-dns-per-image": (
         "one diagonal matrix an image",
         _dns(replace(PREDICTOR, per_image=True)),
@@ -144,13 +145,12 @@ RIVALS = {
     ),
 }
 
-STUDIES = {
-    "Ablations": ABLATIONS,
-    "M for each filter": SHARING,
-    "Kernel shapes that learn faster": SHAPES,
-    "CNN predictors without batch normalisation": BOUNDS,
-    "Cheaper predictors": CHEAPER,
-    "Controls": CONTROLS,
-    "Rivals": RIVALS,
+STUDIES: dict[str, Family] = {
+    "ablations": ("where the paper and the released code differ", ABLATIONS),
+    "sharing": ("M for each filter", SHARING),
+    "shapes": ("kernel shapes that learn faster", SHAPES),
+    "bounds": ("CNN predictors without batch normalisation", BOUNDS),
+    "cheaper": ("cheaper predictors", CHEAPER),
+    "controls": ("plain networks as dear as dynamic similarity", CONTROLS),
+    "baselines": ("other kernels that depend on the image", BASELINES),
 }
-"""By title."""
