@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics, support_first
 from neural_similarity.models import convnet4
-from neural_similarity.models.conv_block import conv_block, pools, without_pool
+from neural_similarity.models.blocks import conv_block, pools, without_pool
 from neural_similarity.ops.batch_norm import pooled_relu
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from neural_similarity.choices import require_least, require_positive
-from neural_similarity.models.conv_block import conv_block, pools
+from neural_similarity.models.blocks import conv_block, pools
 from neural_similarity.models.rivals import Rival
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
 from neural_similarity.nn.layer import check_ready, resolve

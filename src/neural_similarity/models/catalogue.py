@@ -8,15 +8,12 @@ from typing import Any
 from torch import nn
 
 from neural_similarity.choices import require_known
-from neural_similarity.models.cnn9 import cnn9, cnn9_plus, cnn9_wide
-from neural_similarity.models.cnn10 import cnn10, cnn10_plus
-from neural_similarity.models.convnet4 import convnet4
+from neural_similarity.models.few_shot import resnet12, wrn28_10
+from neural_similarity.models.plain import cnn9, cnn9_plus, cnn9_wide, cnn10, cnn10_plus, convnet4
 from neural_similarity.models.resnet import resnet18, resnet34, resnet50
-from neural_similarity.models.resnet12 import resnet12
 from neural_similarity.models.resnet_cifar import resnet20, resnet56
 from neural_similarity.models.rivals import CondConv2d, DeformableConv2d, DynamicFilter2d
-from neural_similarity.models.spherenet9 import spherenet9
-from neural_similarity.models.wide_resnet import wrn28_10
+from neural_similarity.models.spherenet import spherenet9
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn9": cnn9,

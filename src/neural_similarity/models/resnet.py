@@ -27,19 +27,6 @@ def resnet18(
     predicted there with more than 625 numbers per position: a dynamic full one has 2401, so the
     stem is left plain, as in `ns.convert`. Starts at He's initialisation, the same for every
     similarity, as the other networks do (torchvision's counts outputs in place of inputs).
-
-    Args:
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        image_size: The usual size of the images; the network averages over maps of every size.
-        width: Factor on every number of channels.
-        similarity: Of the convolutions of more than one tap, as in `ns.Conv2d`.
-
-    Shape:
-        (n, in_channels, height, width) to (n, num_classes).
-
-    Raises:
-        ValueError: an argument is out of range.
     """
     check_sizes(num_classes, in_channels, image_size)
     layers = _stem(in_channels, width) | _stages(_Basic, (2, 2, 2, 2), width)

@@ -25,19 +25,6 @@ def resnet20(
     state_dict keys are those of the weights at github.com/akamaster/pytorch_resnet_cifar10, whose
     input is pixels / 255 over ImageNet's mean and deviation; similarities apart, they load. Starts
     at He's initialisation, the same for every similarity.
-
-    Args:
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        image_size: The usual size of the images; the network averages over maps of every size.
-        width: Factor on every number of channels.
-        similarity: Of the convolutions, as in `ns.Conv2d`.
-
-    Shape:
-        (n, in_channels, height, width) to (n, num_classes).
-
-    Raises:
-        ValueError: an argument is out of range.
     """
     check_sizes(num_classes, in_channels, image_size)
     return sequential(_layers(num_classes, in_channels, width, depth=3), similarity)

@@ -16,7 +16,7 @@ from neural_similarity.ops import (
     global_similarity,
     require_tensors,
 )
-from neural_similarity.ops.global_similarity import (
+from neural_similarity.ops.whole_map import (
     AttentionNormalize,
     check_global_blocks,
     check_normalize,

@@ -4,9 +4,6 @@ from neural_similarity.ops import flops as flops
 from neural_similarity.ops.backend import BACKENDS as BACKENDS
 from neural_similarity.ops.backend import Backend as Backend
 from neural_similarity.ops.backend import declines as declines
-from neural_similarity.ops.global_similarity import attention_matrix as attention_matrix
-from neural_similarity.ops.global_similarity import global_attention as global_attention
-from neural_similarity.ops.global_similarity import global_similarity as global_similarity
 from neural_similarity.ops.kernel import fold_kernel as fold_kernel
 from neural_similarity.ops.lengths import unit_vectors as unit_vectors
 from neural_similarity.ops.similarity import similarity_conv as similarity_conv
@@ -15,6 +12,9 @@ from neural_similarity.ops.similarity import similarity_conv2d as similarity_con
 from neural_similarity.ops.similarity import similarity_conv3d as similarity_conv3d
 from neural_similarity.ops.sphere import patch_norm as patch_norm
 from neural_similarity.ops.sphere import sphere_conv2d as sphere_conv2d
+from neural_similarity.ops.whole_map import attention_matrix as attention_matrix
+from neural_similarity.ops.whole_map import global_attention as global_attention
+from neural_similarity.ops.whole_map import global_similarity as global_similarity
 from neural_similarity.ops.window import promoted as promoted
 from neural_similarity.ops.window import require_tensors as require_tensors
 from neural_similarity.ops.window import without_autocast as without_autocast

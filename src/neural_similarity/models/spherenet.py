@@ -4,6 +4,7 @@ from functools import partial
 
 from torch import nn
 
+from neural_similarity.models.blocks import conv_block
 from neural_similarity.models.building import (
     Layers,
     check_no_similarity,
@@ -12,8 +13,7 @@ from neural_similarity.models.building import (
     sequential,
     stages,
 )
-from neural_similarity.models.cnn9 import ATTENTIVE, SHRINK, WIDE, Variant, check_variant
-from neural_similarity.models.conv_block import conv_block
+from neural_similarity.models.plain import ATTENTIVE, SHRINK, WIDE, Variant, check_variant
 from neural_similarity.nn import SphereConv2d
 from neural_similarity.nn.text import Similarity
 from neural_similarity.ops.sphere import Angle
@@ -44,22 +44,12 @@ def spherenet9(
     with Adam at 1e-3.
 
     Args:
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        image_size: Height and width of the images, in pixels.
-        width: Factor on every number of channels.
         similarity: None; hyperspherical convolutions have a similarity of their own.
         variant: "released" has no normalisation and no ReLU after the fully connected layer, and
             no bias in the classifier.
         self_attention: Put `ns.SelfAttention`, of hyperspherical 1×1 convolutions, after the first
             two pools.
         angle: Function of the angle, see `ns.SphereConv2d`.
-
-    Shape:
-        (n, in_channels, image_size, image_size) to (n, num_classes).
-
-    Raises:
-        ValueError: an argument is out of range, or `similarity` is not None.
     """
     check_sizes(num_classes, in_channels, image_size)
     check_variant(variant)
