@@ -21,7 +21,10 @@ def test_its_commands(tmp_path):
     for program, standalone, option, count, *words in commands:
         assert (program, standalone, option) == ("torchrun", "--standalone", "--nproc-per-node")
         fewer = [{"20": "4", "10": "2"}.get(word, word) for word in words]
-        assert "quickstart-seed" in torchrun(int(count), *fewer, cwd=tmp_path)
+        said = torchrun(int(count), *fewer, cwd=tmp_path)
+        assert "quickstart-seed" in said
+        assert said.count(" training, ") == ("--resume" not in words)
+        assert said.count("find_unused_parameters") <= 1  # a warning of torch's
     assert len(list(tmp_path.glob("runs/*/summary.json"))) == 2
 
 

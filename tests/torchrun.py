@@ -85,9 +85,19 @@ def interrupted(out):
 
 def torchrun(processes, *words, **options):
     """Run a program by so many processes and return what it says."""
+    result = launch(processes, *words, **options)
+    assert result.returncode == 0, result.stderr
+    return result.stdout + result.stderr
+
+
+def launch(processes, *words, **options):
+    """Run a program by so many processes, whatever comes of it."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    path = os.pathsep.join(["src", "tests", os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run(
+    folder = Path(__file__).parent
+    path = os.pathsep.join(
+        [str(folder.parent / "src"), str(folder), os.environ.get("PYTHONPATH", "")]
+    )
+    return subprocess.run(
         [sys.executable, *command, *map(str, words)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
@@ -95,8 +105,6 @@ def torchrun(processes, *words, **options):
         check=False,
         **options,
     )
-    assert result.returncode == 0, result.stderr
-    return result.stdout + result.stderr
 
 
 if __name__ == "__main__":

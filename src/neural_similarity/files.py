@@ -4,10 +4,10 @@ Importing it loads no torch.
 """
 
 import contextlib
-import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -86,21 +86,47 @@ def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
         sync_path(path.parent)
 
 
+def remove_folder(path: Path) -> None:
+    """Remove a folder of ours: cut short, it leaves a hidden one, see `remove_leftovers`."""
+    shutil.rmtree(path.rename(_hidden_path(path)))
+
+
+def remove_leftovers(folder: Path, names: str) -> None:
+    """Remove what killed processes left of files and folders that were written or removed.
+
+    Only names of `_hidden_path` are touched; anything else in the folder is not ours.
+
+    Args:
+        folder: where they are, or nothing.
+        names: a regular expression of the names that they would have, or had.
+    """
+    hidden = re.compile(rf"\.(?:{names})\.(?P<process>[1-9][0-9]*){re.escape(PARTIAL)}")
+    for old in folder.iterdir() if folder.is_dir() else ():
+        match = hidden.fullmatch(old.name)
+        if match is None:
+            continue
+        process = int(match["process"])
+        if process != os.getpid() and is_running(process):
+            continue
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
+
+
 def _hidden_path(path: Path) -> Path:
     """A name beside `path` of this process alone; leftovers of killed processes are removed."""
-    for old in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
-        process = old.name.split(".")[-2]
-        if process == str(os.getpid()) or not _lives(process):
-            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+    remove_leftovers(path.parent, re.escape(path.name))
     return path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
 
 
-def _lives(process: str) -> bool:
+def is_running(process: int) -> bool:
+    """Whether a process of this machine lives, or has not been collected yet by its parent."""
     if sys.platform == "win32":  # Where `os.kill` ends a process, whatever the signal.
         return True
     try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -12,6 +12,10 @@ class RunError(RuntimeError):
     """A run folder cannot be used as asked; the message says what to do."""
 
 
+class PeerDied(RunError):
+    """Another process of the same run died; the message is the same in all that are left."""
+
+
 class Interrupted(Exception):
     """Training stopped on a signal after saving a checkpoint."""
 

@@ -22,8 +22,15 @@ from neural_similarity.lab.train.environment import (
     fallback,
 )
 from neural_similarity.lab.train.files import locked
-from neural_similarity.lab.train.journal import Journal, cut_back, draw_learning_curves, read_lines
+from neural_similarity.lab.train.journal import (
+    Journal,
+    cut_back,
+    draw_learning_curves,
+    read_lines,
+    tidy_checkpoints,
+)
 from neural_similarity.lab.train.loop import Job, fit
+from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import Hidden, Progress, counter, show
 from neural_similarity.lab.train.recipe import Recipe, scaled
 from neural_similarity.lab.train.run import (
@@ -123,9 +130,10 @@ def resume(
     run = open_run(path)
     if run.summary.exists():
         return run
+    _require_equal_shares(run.recipe)
     runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
     distributed.join(runtime.device)
-    with threads(run.recipe.threads):
+    with deaths_named(run.path), threads(run.recipe.threads):
         _complete(run, load_task(run, data_root), runtime)
     return run
 
@@ -216,6 +224,7 @@ def _loaded(recipe: Recipe, root: str | Path) -> Task[Any, Any]:
 
 def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
     """`train` for a recipe at its budget; `origin` goes into the record of the environment."""
+    _require_equal_shares(recipe)
     kind = _kind_of(recipe).RUN
     runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path("runs") / recipe.folder(place.name) if place.out is None else Path(place.out)
@@ -223,11 +232,21 @@ def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) 
     if not goes_on:
         require_new(path, kind.COMMAND)  # before the data are read
     distributed.join(runtime.device)
-    with threads(recipe.threads):
+    with deaths_named(path), threads(recipe.threads):
         task = _loaded(recipe, place.data_root)
         if goes_on and open_run(path).recipe == task.recipe:
             return resume(path, data_root=place.data_root, device=place.device)
         return _begin_together(task, place, path, runtime, origin)
+
+
+def _require_equal_shares(recipe: Recipe) -> None:
+    """Check, before anything begins, that processes can share every update equally."""
+    processes, field = distributed.launched(), recipe.shared_field
+    if getattr(recipe, field) % processes:
+        raise ValueError(
+            f"`{field}` must be a multiple of {processes}, the number of processes, got "
+            f"{getattr(recipe, field)}"
+        )
 
 
 def _begin_together(
@@ -253,7 +272,8 @@ def _begin_together(
         preprocess=task.preprocess(),
     )
     distributed.by_first(lambda: create_run(run, describe_environment(runtime) | facts))
-    with removed_if_nothing_began(run) if distributed.first() else nullcontext():
+    removed = removed_if_nothing_began(run) if distributed.first() else nullcontext()
+    with removed, deaths_named(run.path):
         _complete(run, task, runtime)
     return run
 
@@ -299,6 +319,7 @@ def _written_by_one(run: Run) -> AbstractContextManager[object]:
 def _take_up(run: Run, state: State, runtime: Runtime) -> None:
     """Prepare the run folder for training from `state`."""
     cut_back(run.metrics, state.step)
+    tidy_checkpoints(run, state.step)
     if state.step:
         _note_resumption(run, state.step, runtime)
     if not any(map(is_dynamic, state.model.modules())):

@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_is_told_in_a_line_and_leaves_what_there_was(
 
 def test_only_the_newest_stay_and_nothing_half_written(tmp_path):
     state = make_state()
-    (tmp_path / ".step-00000007.partial").mkdir(parents=True)
+    (tmp_path / f".step-00000007.{2**22 + 1}.partial").mkdir(parents=True)
     (tmp_path / "best").mkdir()
     for _ in range(4):
         advance(state)

@@ -21,7 +21,7 @@ def alone(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def together(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("together")
     torchrun.torchrun(request.param, torchrun.__file__, folder)

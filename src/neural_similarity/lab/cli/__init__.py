@@ -3,10 +3,12 @@
 Exit codes: 0 done, 1 failed while running, 2 wrong command line, 141 nobody reads the output.
 """
 
+import logging
 import os
 import re
 import select
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -14,7 +16,7 @@ from importlib.metadata import version
 from neural_similarity import __version__
 from neural_similarity.choices import extra_needed
 from neural_similarity.lab.cli.commands import Command, Commands, dispatch, printable, say
-from neural_similarity.lab.errors import Interrupted, RunError, UsageError
+from neural_similarity.lab.errors import Interrupted, PeerDied, RunError, UsageError
 
 
 def _late(module: str, name: str) -> Command:
@@ -56,6 +58,7 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: words after `nsim`; None takes those of the process.
     """
+    _warn_once()
     return exit_code(lambda: _run(sys.argv[1:] if args is None else args))
 
 
@@ -116,5 +119,20 @@ def _unread() -> bool:
 
 
 def _fail(error: Exception, code: int) -> int:
+    """Write the error, of several processes with the same one once, and return `code`."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from neural_similarity.lab.train.distributed import says_first
+
+        # Of a death every process knows as much as it has seen when it looks.
+        if not says_first("death" if isinstance(error, PeerDied) else str(error)):
+            return code
     sys.stderr.write(f"nsim: {printable(str(error))}\n")
     return code
+
+
+def _warn_once() -> None:
+    """Of the processes of torchrun let the first alone warn: all have the same to say."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Torch reads it when imported.
+        logging.disable(logging.WARNING)
+        warnings.simplefilter("ignore")

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,11 +16,14 @@ from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.tasks.few_shot.evaluation import evaluation_files
 from neural_similarity.lab.train import Run
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import recipe_to_json
 from neural_similarity.lab.train.run import ENVIRONMENT
 
+PICTURE = re.compile(r"similarities|maps-.+|shapes")
+"""Names that `visualize.draw` makes."""
 CURVES = ("loss", "accuracy", "validation_loss", "validation_accuracy")
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -92,7 +96,7 @@ def _results(run: Run) -> dict[str, Any]:
         return {"steps": f"{max(steps, default=0)} of {run.recipe.steps}, not finished"}
     summary = read_json(run.summary)
     found = {name: value for name, value in summary.items() if not isinstance(value, dict | list)}
-    for file in sorted((run.path / "evaluations").glob("*.json")):
+    for file in evaluation_files(run.path):
         scores = read_json(file)["summary"]
         found[file.stem] = f"{100 * scores['accuracy']:.2f} ± {100 * scores['reach']:.2f} %"
     return found
@@ -146,8 +150,8 @@ def _curves(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _pictures(name: str, run: Run) -> str:
-    """The pictures of M in a run's folder."""
-    files = [f for f in sorted(run.plots.glob("*.png")) if f.stem != "learning-curves"]
+    """The pictures of M in a run's folder; others there are a user's."""
+    files = [f for f in sorted(run.plots.glob("*.png")) if PICTURE.fullmatch(f.stem)]
     images = "".join(_image(file.read_bytes(), file.stem) for file in files)
     return f"<h3>{escape(name)}</h3>\n{images or '<p>It has none.</p>'}\n"
 

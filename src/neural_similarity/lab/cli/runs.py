@@ -25,6 +25,7 @@ from neural_similarity.lab.tasks.classification import (
 )
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run, RunError, Runtime, Scores, distributed, read_run
+from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.run import checkpoint_facts, command_of, load_network
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.nn import is_dynamic
@@ -93,7 +94,8 @@ def evaluate(args: Sequence[str]) -> int:
     dataset = dataset_of(run, options)
     runtime, model = _network(run, options, run.precision)
     distributed.join(runtime.device)
-    scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
+    with deaths_named():
+        scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
     if not distributed.first():
         return 0
     if options.json:

@@ -1,6 +1,5 @@
 """`nsim train`: a recipe of any kind into a run folder."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -197,7 +196,7 @@ def _start(began: _Began, options: TrainOptions) -> Run:
     recipe = options.recipe
     if name in STARTS and isinstance(recipe, FewShotRecipe) and recipe.start is None:
         expected = f"expects --start RUN from {STARTS[name]}"
-        sys.stderr.write(f"nsim: {name} {expected}; training from scratch\n")
+        notice(f"nsim: {name} {expected}; training from scratch")
     if name in STARTS and isinstance(recipe, AdaptationRecipe) and not recipe.backbone:
         raise UsageError(f"{name} needs --backbone RUN, the folder of a run of {STARTS[name]}")
     return session.train(

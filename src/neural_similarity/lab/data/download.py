@@ -46,7 +46,8 @@ def download(name: str, root: str | Path, *, progress: Progress | None = None) -
     """Fetch a data set unless it is already there and whole.
 
     Files arrive under another name, are checked, and only then take their place, where they
-    replace damaged ones. The embedded data set is always there.
+    replace damaged ones; a copy that somebody unpacked stays, and is read first. The embedded
+    data set is always there.
 
     Args:
         name: "fashion-mnist", "cifar10", "cifar100" or "embedded".
@@ -101,15 +102,10 @@ def _unpack(archive: Path) -> Path:
 
 
 def _move(source: Path, folder: Path) -> None:
-    """Move a file, or the files of a folder, into `folder`, replacing earlier ones.
-
-    An unpacked copy of an earlier file is removed, too, since it would be read first.
-    """
+    """Move a file, or the files of a folder, into `folder`, replacing earlier ones."""
     folder.mkdir(exist_ok=True)
     for file in [source] if source.is_file() else sorted(source.iterdir()):
         file.replace(folder / file.name)
-        if file.suffix == ".gz":
-            (folder / file.stem).unlink(missing_ok=True)
 
 
 def _fetch(remote: Remote, path: Path, progress: Progress | None) -> None:

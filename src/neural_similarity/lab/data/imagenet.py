@@ -162,7 +162,7 @@ def _check_members(folder: Path, label: str, files: list[str]) -> None:
 
 def _read_lists(source: Path) -> dict[str, list[str]]:
     """The files of every class by all lists, sorted."""
-    lists = sorted(source.glob("*.csv"))
+    lists = sorted(path for path in source.glob("*.csv") if path.name[0] != ".")
     if not lists:
         raise FileNotFoundError(f"{source} must hold images/ and lists *.csv of filename,label")
     members: dict[str, set[str]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from neural_similarity import models
-from neural_similarity.lab.paper.records import Record, read_record, records_folder
+from neural_similarity.lab.paper.records import Record, budget_folders, read_record, record_files
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.released import SUFFIX
 from neural_similarity.lab.train import Recipe, Runtime, choose_runtime
@@ -82,8 +82,8 @@ def evaluation_pace(name: str, method: str, results: Path) -> Pace:
 
 def _records(name: str, results: Path) -> list[Record]:
     """The records of a recipe at any budget."""
-    folder = records_folder(results, name, 1.0).parent
-    return [read_record(path) for path in folder.glob("*/*.json")]
+    folders = budget_folders(results, name)
+    return [read_record(path) for folder in folders for path in record_files(folder)]
 
 
 def _by_multiplications(recipe: Recipe, runtime: Runtime) -> Pace:

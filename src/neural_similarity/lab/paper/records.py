@@ -4,8 +4,10 @@
 `results/fewshot/<recipe>/<budget>/<what was evaluated>.json` an evaluation of a few-shot run.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor
 from neural_similarity.files import read_json
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
-from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation
+from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, is_evaluation
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
 from neural_similarity.lab.train import Recipe, unpack_correct
 from neural_similarity.lab.train.recipe import MACHINE, differing, recipe_from_json, scaled
@@ -25,6 +27,7 @@ FREE: tuple[str, ...] = ("seed", "start", *MACHINE)
 RETRAINED = ("train_on", "select_on", "steps", "drops")
 """Fields that change when a run is trained on validation classes as well."""
 DIRTY = "-dirty"
+SEED = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,8 +133,8 @@ def read_records(results: Path, name: str, budget: float) -> list[Record]:
         ValueError: a file is damaged, lies in another record's place, or was made when the recipe
             had other settings.
     """
-    files = sorted(records_folder(results, name, budget).glob("*.json"))
-    return [read_placed(file, name, budget) for file in files]
+    folder = records_folder(results, name, budget)
+    return [read_placed(file, name, budget) for file in record_files(folder)]
 
 
 def read_placed(path: Path, name: str, budget: float) -> Record:
@@ -191,20 +194,24 @@ def read_record(path: Path) -> Record:
 
 
 def budgets(results: Path, names: Iterable[str]) -> list[str]:
-    """The budgets at which any of the recipes has records, as `budget_name` writes them.
-
-    Raises:
-        ValueError: a folder of records has another name.
-    """
-    parents = (records_folder(results, name, 1.0).parent for name in names)
-    folders = {path.parent for parent in parents for path in parent.glob("*/*.json")}
-    return sorted({_budget(folder) for folder in folders}, key=float, reverse=True)
+    """The budgets at which any of the recipes has records, as `budget_name` writes them."""
+    folders = {folder.name for name in names for folder in budget_folders(results, name)}
+    return sorted(folders, key=float, reverse=True)
 
 
-def _budget(folder: Path) -> str:
+def budget_folders(results: Path, name: str) -> list[Path]:
+    """The folders with records of a recipe, one a budget; other names are a user's."""
+    parent = records_folder(results, name, 1.0).parent
+    return [path for path in parent.glob("*") if _is_budget(path.name) and record_files(path)]
+
+
+def _is_budget(name: str) -> bool:
     try:
-        return budget_name(float(folder.name))
+        return budget_name(float(name)) == name and 0 < float(name) < inf
     except ValueError:
-        raise ValueError(
-            f"{folder} must be named by the budget of the records in it; move it out of results"
-        ) from None
+        return False
+
+
+def record_files(folder: Path) -> list[Path]:
+    """The records in a folder, in the order of their names; other names are a user's."""
+    return [p for p in sorted(folder.glob("*.json")) if SEED.fullmatch(p.stem) or is_evaluation(p)]

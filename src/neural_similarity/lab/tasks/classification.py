@@ -124,23 +124,15 @@ def fitted(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
     if recipe.dataset == data.FOLDER and recipe.image_size is None and dataset.resized:
         recipe = replace(recipe, image_size=size)
     if recipe.batch_size > count:
+        count = max(1, count // distributed.size()) * distributed.size()
         notice(f"batches have {count} images, all there are, not {recipe.batch_size}")
         recipe = replace(recipe, batch_size=count)
     return recipe
 
 
 def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBatches:
-    """The batches of a run, functions of the recipe and the images.
-
-    Raises:
-        ValueError: a batch has fewer images than there are processes to share it.
-    """
+    """The batches of a run, functions of the recipe and the images."""
     recipe = run.recipe
-    if recipe.batch_size < distributed.size():
-        raise ValueError(
-            f"`batch_size` must be at least {distributed.size()}, the number of processes, got "
-            f"{recipe.batch_size}"
-        )
     place = Place(
         device=runtime.device,
         channels_last=runtime.channels_last,

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import pickle
-import shutil
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from neural_similarity.files import file_digest, new_folder, read_json, write_json
+from neural_similarity.files import (
+    file_digest,
+    new_folder,
+    read_json,
+    remove_folder,
+    remove_leftovers,
+    write_json,
+)
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.weights import load_weights, save_weights
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
+NAME = r"step-([0-9]{8}|[1-9][0-9]{8,})"
+"""Names of checkpoints: eight digits, or as many as the step has."""
 MISFITS = (AttributeError, LookupError, TypeError, ValueError)
 """Errors of values that a file should not hold."""
 COUNTED = ("totals", "step", "seconds", "logged_seconds", "best")
@@ -75,6 +84,11 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
 
 
 def _write(path: Path, state: State, rest: dict[str, Any], metadata: dict[str, str]) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise RunError(
+            f"{path} must be a folder or not exist, got a {'link' if path.is_symlink() else 'file'}"
+            "; move it away, then the run can be resumed from the checkpoint before"
+        )
     try:
         with new_folder(path) as temporary:
             save_weights(temporary / WEIGHTS, state.model, metadata)
@@ -92,11 +106,22 @@ def _write(path: Path, state: State, rest: dict[str, Any], metadata: dict[str, s
 
 def _keep(path: Path, count: int) -> None:
     """Keep the newest checkpoints up to `path`, and remove all others beside it."""
-    current = [other for other in checkpoints(path.parent) if other.name <= path.name]
-    for other in path.parent.glob("*step-*"):
-        if other not in current[-count:]:
-            # Under another name first, which is no checkpoint's should the removal be cut short.
-            shutil.rmtree(other.replace(other.with_name(f".{other.name.lstrip('.')}")))
+    for other in checkpoints(path.parent):
+        if step_of(other) > step_of(path):
+            remove_folder(other)
+    tidy(path.parent, step_of(path), count)
+
+
+def tidy(folder: Path, step: int, keep: int) -> None:
+    """Remove what is no longer needed at a step, also where a kill came before the removal.
+
+    These are all but the `keep` newest checkpoints up to `step`, and checkpoints that were written
+    or removed in part. Nothing with another name than the project's own is touched.
+    """
+    remove_leftovers(folder, NAME)
+    upto = [path for path in checkpoints(folder) if step_of(path) <= step]
+    for old in upto[:-keep]:
+        remove_folder(old)
 
 
 def _require_finite(state: State) -> None:
@@ -131,8 +156,17 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, oldest first, damaged ones included."""
-    return sorted(folder.glob("step-*")) if folder.is_dir() else []
+    """The checkpoints in `folder`, oldest first, damaged ones included.
+
+    A file or a link is none, whatever its name, nor is a folder with another name.
+    """
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in found if _is_checkpoint(path)), key=step_of)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    own = re.fullmatch(NAME, path.name) is not None
+    return own and path.is_dir() and not path.is_symlink()
 
 
 def newest(folder: Path) -> Path:

@@ -4,7 +4,9 @@ Without torchrun there is one process, the first, and nothing here communicates.
 """
 
 import atexit
+import hashlib
 import os
+import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -14,6 +16,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 Input = TypeVar("Input")
@@ -22,12 +25,14 @@ LONGEST_WAIT = timedelta(hours=2)
 """Longest wait for the first process, which may decode a data set or draw pictures."""
 _host: "dist.ProcessGroup | None" = None
 """The process group for tensors on the CPU."""
+_peers: list[tuple[str, int]] = []
+"""Machine and process id of every process, by rank."""
 
 
 def join(device: torch.device) -> None:
     """Let the processes of torchrun work together from now on: by NCCL on GPUs, else by gloo."""
-    global _host
-    if "TORCHELASTIC_RUN_ID" not in os.environ or _host is not None:
+    global _host, _peers
+    if not under_torchrun() or _host is not None:
         return
     backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
     if not dist.is_initialized():
@@ -37,6 +42,39 @@ def join(device: torch.device) -> None:
         atexit.register(dist.destroy_process_group)  # When no network holds it any more.
     group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     _host = cast(dist.ProcessGroup, group)
+    _peers = [("", 0)] * size()
+    dist.all_gather_object(_peers, (socket.gethostname(), os.getpid()), _host)
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def launched() -> int:
+    """The number of processes that torchrun started, also before they `join`."""
+    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1
+
+
+def peers() -> list[tuple[str, int]]:
+    """Machine and process id of every process of this run, by rank."""
+    return _peers
+
+
+def says_first(text: str) -> bool:
+    """Whether no other process of torchrun has asked this about `text` yet.
+
+    What all processes would say is said once in this way, whichever of them comes first.
+    """
+    if launched() == 1:
+        return True
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+    try:
+        # A store of torchrun itself, which outlives the processes.
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=5))))
+        return store.add(f"said/{digest}", 1) == 1
+    except dist.DistError:
+        return True
 
 
 def size() -> int:
@@ -51,7 +89,7 @@ def rank() -> int:
 
 def first() -> bool:
     """Whether this process is the one that writes files and shows progress."""
-    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
+    return not under_torchrun() or os.environ["RANK"] == "0"
 
 
 def restarted() -> bool:

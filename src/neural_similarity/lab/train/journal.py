@@ -16,7 +16,7 @@ from neural_similarity.lab.train.progress import Progress
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.run import Run
 
-KEPT = 2
+KEPT, KEPT_BEST = 2, 1
 
 
 class Journal:
@@ -73,7 +73,13 @@ class Journal:
 
     def save_best(self, state: State) -> None:
         """Write the checkpoint that is best on the held-out images."""
-        checkpoint.save(self.run.best, state, self.run.metadata, keep=1)
+        checkpoint.save(self.run.best, state, self.run.metadata, keep=KEPT_BEST)
+
+
+def tidy_checkpoints(run: Run, step: int) -> None:
+    """Remove what a kill at `step`, or before it, left of checkpoints."""
+    checkpoint.tidy(run.checkpoints, step, KEPT)
+    checkpoint.tidy(run.best, step, KEPT_BEST)
 
 
 def _measured(state: State, seconds: float) -> dict[str, Any]:

@@ -66,8 +66,7 @@ class Classification:
         recipe = self.recipe
         loss = cross_entropy(logits, y, recipe.label_smoothing, recipe.probability_floor)
         penalties = self._penalties(network)
-        # Processes average their gradients, and their shares may differ by an image.
-        whole = loss * (distributed.size() * len(y) / recipe.batch_size) + penalties
+        whole = loss + penalties  # Processes average their gradients; their shares are equal.
         if whole.requires_grad:  # Not where only running statistics move.
             whole.backward()
         return tally(loss + penalties, (logits.detach().argmax(1) == y).sum(), len(y))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from neural_similarity.lab.data.files import Progress as Count
+from neural_similarity.lab.train import distributed
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -105,7 +106,7 @@ def make_bars() -> "RichProgress":
     return Progress(
         *(*text, TextColumn("{task.fields[text]}"), TimeLeft()),
         console=console,
-        disable=not console.is_terminal,
+        disable=not (console.is_terminal and distributed.first()),
         speed_estimate_period=600,
     )
 
@@ -140,8 +141,9 @@ def counter(what: str) -> Iterator[Count]:
 
 
 def notice(text: str) -> None:
-    """Print a notice on stderr."""
-    sys.stderr.write(f"{text}\n")
+    """Print a notice on stderr; of several processes the first does."""
+    if distributed.first():
+        sys.stderr.write(f"{text}\n")
 
 
 def describe(record: dict[str, Any]) -> str:

@@ -176,6 +176,11 @@ class Recipe:
         self._require_what_fits_the_data()
 
     @property
+    def shared_field(self) -> str:
+        """The field that says how much the processes of a run share in an update."""
+        return "batch_size"
+
+    @property
     def images_per_step(self) -> int:
         """The number of images of an update."""
         return self.batch_size

@@ -15,10 +15,9 @@ from torch import nn
 from neural_similarity import models
 from neural_similarity.files import new_folder, read_json, write_json
 from neural_similarity.lab.data import Preprocess
-from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.errors import PeerDied, RunError
 from neural_similarity.lab.train.checkpoint import (
     WEIGHTS,
-    checkpoints,
     newest,
     step_of,
     weights_digest,
@@ -30,6 +29,8 @@ from neural_similarity.lab.train.weights import load_weights
 
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 METRICS = "metrics.jsonl"
+BEGUN = (CONFIG, ENVIRONMENT, METRICS, "checkpoints", "tensorboard")
+"""All that a run writes before its first metrics and checkpoint."""
 AnyRun = TypeVar("AnyRun", bound="Run")
 Checkpoint = Literal["last", "best"]
 
@@ -194,13 +195,17 @@ def create_run(run: Run, environment: dict[str, Any]) -> None:
 def removed_if_nothing_began(run: Run) -> Iterator[None]:
     """Remove the run's folder again where an error comes before its first metrics or checkpoint.
 
-    A folder that could neither be continued nor made again would be in the way.
+    A folder that could neither be continued nor made again would be in the way. One where
+    somebody has put anything else stays.
     """
     try:
         yield
+    except PeerDied:  # The others have read that the run goes on here.
+        raise
     except Exception:
         written = run.metrics.exists() and run.metrics.stat().st_size > 0
-        if not written and not checkpoints(run.checkpoints):
+        only_ours = all(path.name in BEGUN for path in run.path.glob("*"))
+        if not written and only_ours and not any(run.checkpoints.glob("*")):
             with suppress(RunError), locked(run.path / CONFIG, "it goes on in another process"):
                 shutil.rmtree(run.path)
         raise

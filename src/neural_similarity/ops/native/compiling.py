@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -70,7 +71,8 @@ def _load(path: Path) -> ctypes.CDLL | str:
     Code that was cut short, as by a lost machine, would end the process that calls it.
     """
     problem = "it is missing"
-    for file in path.parent.glob(f"{path.name}-*{_SUFFIX}"):
+    own = re.compile(rf"{re.escape(path.name)}-[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
+    for file in filter(lambda file: own.fullmatch(file.name), path.parent.iterdir()):
         try:
             if _is_ours(file) and file == _sealed(path, file.read_bytes()):
                 return ctypes.CDLL(str(file))

@@ -5,6 +5,7 @@ Every file holds what each task came to, so that methods are compared task by ta
 
 import base64
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, choose_runtime, distributed
 from neural_similarity.lab.train.files import layout
+from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import counter
 from neural_similarity.lab.train.run import (
     checkpoint_facts,
@@ -36,6 +38,8 @@ from neural_similarity.lab.train.statistics import by_task
 from neural_similarity.models import parameters
 
 EVALUATIONS = "evaluations"
+NAME = re.compile(r"[\w+-]+\.train(\+val)?\.\d+w\d+s\d+q\.\w+-\d+--?\d+\.\w+\.-?\d+", re.ASCII)
+"""Names that `evaluation_name` makes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,7 +137,7 @@ class Evaluator:
         tasks.check(run.digest, tasks.part, images)
         runtime = choose_runtime(self.device, run.precision, run.recipe.channels_last)
         distributed.join(runtime.device)
-        with threads(run.recipe.threads):
+        with deaths_named(), threads(run.recipe.threads):
             return self._evaluated(run, images, tasks, runtime)
 
     def _evaluated(
@@ -173,7 +177,17 @@ def read_evaluations(run: FewShotRun) -> list[Evaluation]:
     Raises:
         ValueError: a file is damaged.
     """
-    return [read_evaluation(path) for path in sorted((run.path / EVALUATIONS).glob("*.json"))]
+    return [read_evaluation(path) for path in evaluation_files(run.path)]
+
+
+def evaluation_files(run: Path) -> list[Path]:
+    """The files of the evaluations in a run folder, in the order of their names."""
+    return [path for path in sorted((run / EVALUATIONS).glob("*.json")) if is_evaluation(path)]
+
+
+def is_evaluation(path: Path) -> bool:
+    """Whether `evaluation_name` makes the name of a file; other names are a user's."""
+    return NAME.fullmatch(path.stem) is not None
 
 
 def read_evaluation(path: Path) -> Evaluation:

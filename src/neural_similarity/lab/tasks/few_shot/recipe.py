@@ -108,6 +108,11 @@ class FewShotRecipe(Recipe):
                 )
 
     @property
+    def shared_field(self) -> str:
+        """Tasks are shared where training is by tasks, else images."""
+        return "meta_batch" if METHODS[self.method].episodic else "batch_size"
+
+    @property
     def images_per_step(self) -> int:
         """Images of an update: those of its tasks, or of a batch."""
         if METHODS[self.method].episodic:

@@ -1,0 +1,97 @@
+"""When a process of torchrun dies, the others end with one line that says which."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from torch import distributed as dist
+
+from neural_similarity.files import is_running
+from neural_similarity.lab.errors import PeerDied
+from neural_similarity.lab.train import distributed
+from neural_similarity.lab.train.run import CONFIG
+
+WAIT_SECONDS = 5.0
+"""Longest wait for torchrun to collect a process that died; until then it seems to run."""
+BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe")
+"""What errors of the communication between processes say."""
+
+
+@contextlib.contextmanager
+def deaths_named(run: Path | None = None) -> Iterator[None]:
+    """Turn what the death of another process causes in this one into an error that names it.
+
+    That is an error of the communication, or SIGTERM, by which torchrun ends the others.
+
+    Args:
+        run: folder of the run that they train, where it can be continued once it is there.
+
+    Raises:
+        PeerDied: another process died.
+    """
+    if distributed.size() == 1:
+        yield
+        return
+    with _sigterm_explained(run):
+        try:
+            yield
+        except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or BROKEN.search(str(error))):
+                raise
+            raise _death(_dead_ranks(WAIT_SECONDS), run) from error
+
+
+@contextlib.contextmanager
+def _sigterm_explained(run: Path | None) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python hands signals to the main thread only.
+        return
+    before = signal.getsignal(signal.SIGTERM)
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, before)
+        if dead := _dead_ranks():
+            raise _death(dead, run)
+        os.kill(os.getpid(), number)
+
+    def ignore_one(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, before)
+
+    after = before
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except PeerDied:
+        after = ignore_one  # That of torchrun must not come before the error has been told.
+        raise
+    finally:
+        if signal.getsignal(signal.SIGTERM) is end:  # None has come.
+            signal.signal(signal.SIGTERM, after)
+
+
+def _death(ranks: list[int], run: Path | None) -> PeerDied:
+    who = f"rank {', '.join(map(str, ranks))}" if ranks else "one rank, on another machine,"
+    goes_on = run is not None and (run / CONFIG).is_file()
+    advice = f"continue with nsim train --resume {run}" if goes_on else "run the command again"
+    return PeerDied(f"of {distributed.size()} processes, {who} died; {advice}")
+
+
+def _dead_ranks(seconds: float = 0.0) -> list[int]:
+    """The ranks of this machine's processes that died, as soon as there are any."""
+    until = time.monotonic() + seconds
+    while not (dead := _now_dead()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return dead
+
+
+def _now_dead() -> list[int]:
+    here = socket.gethostname()
+    places = enumerate(distributed.peers())
+    return [rank for rank, (host, number) in places if host == here and not is_running(number)]

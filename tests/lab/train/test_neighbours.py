@@ -1,0 +1,265 @@
+"""The project reads, renames and deletes only names that it makes itself.
+
+Whatever else lies in a folder that it writes to stays bit for bit and changes no result.
+"""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from kills import assert_same, killed_after, outcome
+from lab.train.test_checkpoint import advance, make_state
+from neighbours import GONE, KINDS, NAMES, Neighbours
+from neighbours import neighbours as neighbours
+from PIL import Image
+from tiny_classes import BY_TASKS
+from tiny_classes import tiny_classes as tiny_classes
+from tiny_folders import picture, write_folders
+from tiny_images import TINY, tiny_world
+from tiny_images import tiny as tiny
+from tiny_results import STATIC
+from tiny_results import tiny_table as tiny_table
+
+from neural_similarity.lab import cli, data, session
+from neural_similarity.lab.paper.records import budgets, read_records
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
+from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluations
+from neural_similarity.lab.train import RunError
+from neural_similarity.lab.train.checkpoint import checkpoints, newest, save, tidy
+from neural_similarity.ops.native import compiling
+
+SHORT = replace(TINY, steps=8, drops=(5,), validation=16, checkpoint_every=2, evaluate_every=3)
+MOST_KINDS = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])]
+most_kinds = pytest.mark.parametrize("neighbours", MOST_KINDS, indirect=True)
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_saving_touches_no_neighbour(neighbours, tmp_path):
+    state, folder = make_state(), tmp_path / "checkpoints"
+    for _ in range(3):
+        advance(state)
+        before = save(folder, state, {}, keep=2)
+    neighbours.add(folder, likeness=before)
+    for _ in range(3):
+        assert newest(folder) == before
+        advance(state)
+        before = save(folder, state, {}, keep=2)
+        neighbours.assert_untouched()
+    assert [path.name for path in checkpoints(folder)] == ["step-00000005", "step-00000006"]
+
+
+def test_a_step_of_more_than_eight_digits_is_the_newest(tmp_path):
+    state = make_state()
+    for state.step in (99_999_999, 100_000_000, 1_000_000_000):
+        path = save(tmp_path, state, {}, keep=2)
+        assert newest(tmp_path) == path
+    assert names_in(tmp_path) == ["step-100000000", "step-1000000000"]
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_what_lies_in_a_checkpoints_place_is_no_checkpoint_and_not_replaced(tmp_path, kind):
+    state, there = make_state(), Neighbours(kind, tmp_path / "elsewhere")
+    before = save(tmp_path / "checkpoints", state, {}, keep=2)
+    there.add(tmp_path / "checkpoints", likeness=before, names=["step-00000001"])
+    assert newest(before.parent) == before
+    advance(state)
+    what = "file" if kind == "file" else "link"
+    with pytest.raises(RunError, match=f"step-00000001 must be a folder .*, got a {what}; move it"):
+        save(before.parent, state, {}, keep=2)
+    there.assert_untouched()
+    assert checkpoints(before.parent) == [before]
+    advance(state)
+    save(before.parent, state, {}, keep=1)
+    there.assert_untouched()
+
+
+def test_leftovers_of_killed_processes_go_and_those_of_running_ones_stay(tmp_path):
+    state = make_state()
+    for state.step in (1, 2, 3, 4):
+        save(tmp_path, state, {}, keep=4)
+    running = f".step-00000009.{os.getppid()}.partial"
+    for name in (running, f".step-00000007.{GONE}.partial", f".step-100000000.{GONE}.partial"):
+        shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
+    (tmp_path / f".step-00000006.{os.getpid()}.partial").touch()
+    tidy(tmp_path, step=3, keep=2)
+    assert names_in(tmp_path) == [running, "step-00000002", "step-00000003", "step-00000004"]
+    tidy(tmp_path / "missing", step=3, keep=2)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    with tiny_world():
+        run = session.train(SHORT, out=tmp_path_factory.mktemp("reference") / "run", device="cpu")
+        return outcome(run, "last", "best")
+
+
+@most_kinds
+@pytest.mark.usefixtures("tiny")
+def test_a_run_and_every_command_on_it_touch_no_neighbour(
+    reference, neighbours, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "runs" / "run"
+    killed_after(7, lambda: session.train(SHORT, out=out, device="cpu"))
+    places = (out, out.parent, out / "checkpoints", out / "checkpoints" / "best", out / "plots")
+    likeness = out / "checkpoints" / "step-00000006"
+    neighbours.add(*places, tmp_path / "data", likeness=likeness)
+    assert_same(outcome(session.resume(out, device="cpu"), "last", "best"), reference)
+    neighbours.assert_untouched()
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    neighbours.add(*places, tmp_path)
+    commands = (
+        *("train --resume runs/run", "evaluate runs/run", "evaluate runs/run --checkpoint best"),
+        *("predict runs/run image.png", "inspect runs/run", "export runs/run --format safetensors"),
+        *("export runs/run --format safetensors --out new/network.safetensors",),
+        "report runs/run --out report.html",
+    )
+    for command in (*commands, *commands[3:]):
+        assert cli.main(command.split()) == 0, capsys.readouterr().err
+        neighbours.add(*places, tmp_path, tmp_path / "new")
+    neighbours.assert_untouched()
+    assert_same(outcome(session.open_run(out), "last", "best"), reference)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    "place", [None, "notes.txt", "checkpoints/config.json", "checkpoints/mine/"]
+)
+def test_a_run_that_fails_at_once_goes_unless_somebody_put_something_there(
+    tmp_path, monkeypatch, place
+):
+    def fail(_job, _state, journal, _stop):
+        if place is not None:
+            theirs = journal.run.path / place
+            theirs.parent.mkdir(exist_ok=True)
+            theirs.mkdir() if place.endswith("/") else theirs.write_text("mine")
+        raise RunError("at once")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "fit", fail)
+        with pytest.raises(RunError, match="at once"):
+            session.train(TINY, out=tmp_path / "run", device="cpu")
+    assert (tmp_path / "run").exists() == (place is not None)
+    if place is not None:
+        assert session.resume(tmp_path / "run", device="cpu").summary.exists()
+        assert (tmp_path / "run" / place).exists()
+
+
+@most_kinds
+@pytest.mark.usefixtures("tiny_table")
+def test_records_of_other_names_are_not_read(neighbours, tmp_path, capsys):
+    run, results = tmp_path / "run", tmp_path / "results"
+    session.train(RECIPES[STATIC], name=STATIC, out=run, device="cpu")
+    words = ["record", str(run), "--results", str(results)]
+    assert cli.main(words) == 0
+    folder = results / STATIC / "1"
+    likeness = folder.parent
+    others = {*NAMES, "1.0", "01", "one", "nan", "inf", "-1", "0x1"} - {"1.json"}
+    neighbours.add(results, folder.parent, folder, likeness=likeness, names=others)
+    expected = read_records(results, STATIC, 1.0)
+    assert [record.path.name for record in expected] == [f"{RECIPES[STATIC].seed}.json"]
+    assert budgets(results, [STATIC]) == ["1"]
+    (folder / f"{RECIPES[STATIC].seed}.json").unlink()
+    assert cli.main(words) == 0
+    assert cli.main(["table", "tiny", "--results", str(results)]) == 0, capsys.readouterr().err
+    neighbours.assert_untouched()
+
+
+@most_kinds
+@pytest.mark.usefixtures("tiny_classes")
+def test_a_few_shot_run_and_its_evaluations_touch_no_neighbour(neighbours, tmp_path, capsys):
+    out = tmp_path / "run"
+    killed_after(5, lambda: session.train(BY_TASKS, out=out, device="cpu"))
+    best = newest(out / "checkpoints" / "best")
+    places = (out, out / "checkpoints", best.parent, out / "evaluations")
+    neighbours.add(*places, likeness=best)
+    session.resume(out, device="cpu")
+    command = f"evaluate {out} --ways 2 --shots 2 --queries 3 --tasks 5 --device cpu".split()
+    for part in ("test", "val"):
+        assert cli.main([*command, "--part", part]) == 0, capsys.readouterr().err
+        neighbours.add(*places)
+    run = session.open_run(out)
+    assert [one.tasks["part"] for one in read_evaluations(run)] == ["test", "val"]
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(out), "--out", str(page)]) == 0, capsys.readouterr().err
+    assert page.read_text().count(" ± ") == 2
+    neighbours.assert_untouched()
+
+
+@most_kinds
+@pytest.mark.usefixtures("tiny")
+def test_an_adaptation_touches_no_neighbour(neighbours, tmp_path):
+    start = session.train(replace(TINY, similarity=None), out=tmp_path / "start", device="cpu")
+    out, settings = tmp_path / "run", {"steps": 4, "drops": (), "checkpoint_every": 1}
+    recipe = AdaptationRecipe(
+        backbone=str(start.path), dataset="embedded", train="M", precision="fp32", **settings
+    )
+    whole = session.train(recipe, out=tmp_path / "whole", device="cpu")
+    killed_after(4, lambda: session.train(recipe, out=out, device="cpu"))
+    places = (out, out / "checkpoints", start.path, start.checkpoints)
+    neighbours.add(*places, likeness=start.checkpoints)
+    run = session.resume(out, device="cpu")
+    neighbours.add(*places)
+    assert cli.main(["evaluate", str(out), "--device", "cpu"]) == 0
+    weights, expected = (session.load(each).state_dict() for each in (run, whole))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    neighbours.assert_untouched()
+
+
+@most_kinds
+def test_a_data_folder_keeps_its_neighbours(neighbours, tmp_path):
+    source, root = tmp_path / "source", tmp_path / "root"
+    (source / "images").mkdir(parents=True)
+    for number in range(6):
+        Image.new("RGB", (8, 8), (40 * number,) * 3).save(source / "images" / f"{number}.png")
+    rows = "".join(f"{number}.png,{'ab'[number % 2]}\n" for number in range(6))
+    (source / "list.csv").write_text(f"filename,label\n{rows}")
+    hidden = (".laying-out.bak", ".laid-out.bak", "laid-out", "train~", ".listing.json.bak")
+    (source / "._list.csv").write_bytes(b"of macOS")
+    root.mkdir()
+    neighbours.add(tmp_path, likeness=source / "images", names=[*NAMES, *hidden])
+    data.lay_out(source, root, held_out=1)
+    neighbours.add(root, names=[*NAMES, *hidden])
+    for folder in (root / "train", root / "val", *root.glob("train/*"), *root.glob("val/*")):
+        os.utime(folder, (0, 0))  # Listings of folders that are settled are kept.
+    found = data.load("imagenet", root)
+    assert (len(found.train), len(found.test)) == (4, 2)
+    assert (root / ".listing.json").is_file()
+    neighbours.assert_untouched()
+
+
+@most_kinds
+def test_a_cache_of_decoded_images_keeps_its_neighbours(neighbours, tmp_path):
+    write_folders(tmp_path / "set")
+    for seed in (98, 99):
+        first = data.load_split("classes", tmp_path / "set", image_size=6)
+        neighbours.add(tmp_path / "set", likeness=tmp_path / "set" / "train" / "ant")
+        assert data.load_split("classes", tmp_path / "set", image_size=6).digest == first.digest
+        picture(tmp_path / "set" / "test" / "dog" / "0.png", seed)
+    neighbours.assert_untouched()
+
+
+@most_kinds
+def test_the_cache_of_compiled_code_keeps_its_neighbours(neighbours, tmp_path, monkeypatch):
+    library = compiling.library()
+    assert not isinstance(library, str)
+    compiler = tmp_path / "compiler"
+    copying = f'test "$last" = -o && cp {library._name} "$word"; last=$word'
+    compiler.write_text(f"#!/bin/sh\nfor word; do {copying}; done\n")
+    compiler.chmod(0o700)
+    monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
+    for _ in range(2):
+        built = Path(compiling._built([str(compiler)])._name)
+        stem = built.stem.rpartition("-")[0]
+        names = [f"{stem}-old.so", f"{stem}-.so", f"{built.stem}-2.so", f"{built.stem}.bak.so"]
+        neighbours.add(built.parent, likeness=tmp_path, names=names)
+        built.write_bytes(b"damaged")
+    neighbours.assert_untouched()

@@ -1,0 +1,178 @@
+"""When one of several processes dies, the others say so in one line, and the run can go on."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import dying
+import pytest
+import tiny_classes
+from tiny_images import TINY
+from tiny_images import tiny as tiny
+from torchrun import launch
+
+from neural_similarity.lab import session
+from neural_similarity.lab.errors import PeerDied
+from neural_similarity.lab.train import distributed, peers
+from neural_similarity.lab.train.checkpoint import checkpoints
+
+FLAGS = (
+    *("quickstart", "--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))"),
+    *("--width", "0.1", "--batch-size", "8", "--crop", "1", "--padding", "zero", "--steps", "6"),
+    *("--drops", "4", "--precision", "fp32", "--log-every", "2", "--validation", "16"),
+    *("--evaluate-every", "2", "--checkpoint-every", "1", "--device", "cpu", "--out", "run"),
+)
+DEATHS = [
+    (2, "1:load:kill"),
+    (2, "0:step:kill"),
+    (2, "1:step:raise"),
+    (2, "0:save:kill"),
+    (2, "0:keep:kill"),
+    (2, "1:finish:exit"),
+    (4, "2:judge:kill"),
+    (4, "3:step:kill"),
+]
+
+
+def nsim_lines(text):
+    return [line for line in text.splitlines() if line.startswith("nsim: ")]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("processes", "death"), DEATHS)
+def test_the_others_say_in_one_line_which_process_died(tmp_path, processes, death):
+    rank, place, how = death.split(":")
+    result = launch(processes, dying.__file__, death, "train", *FLAGS, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "gloo" not in result.stderr
+    assert result.stderr.count("Traceback") == 1, result.stderr  # torchrun's own
+    run = Path("run")
+    goes_on = (
+        "run the command again" if place == "load" else f"continue with nsim train --resume {run}"
+    )
+    own = ["nsim: this process alone fails"] if how == "raise" else []
+    others = f"nsim: of {processes} processes, rank {rank} died; {goes_on}"
+    assert sorted(nsim_lines(result.stderr)) == sorted([*own, others]), result.stderr
+    if place == "load":
+        assert not (tmp_path / run).exists()
+        return
+    done = session.resume(tmp_path / run, device="cpu")
+    assert [path.name for path in checkpoints(done.checkpoints)] == [
+        "step-00000005",
+        "step-00000006",
+    ]
+    assert not list(done.path.rglob(".*"))
+
+
+@pytest.mark.long
+def test_what_all_processes_say_is_said_once(tmp_path):
+    result = launch(2, dying.__file__, "none::", "train", *FLAGS, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count(" training, ") == 1
+    again = launch(2, dying.__file__, "none::", "train", *FLAGS, cwd=tmp_path)
+    (line,) = nsim_lines(again.stderr)
+    assert "exists already" in line
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field", "count"),
+    [
+        (replace(TINY, batch_size=9), "batch_size", 9),
+        (replace(tiny_classes.BY_NAMES, batch_size=7), "batch_size", 7),
+        (replace(tiny_classes.BY_TASKS, meta_batch=3), "meta_batch", 3),
+    ],
+    ids=["classes", "names", "tasks"],
+)
+def test_a_batch_that_does_not_divide_is_refused_before_anything_starts(
+    tmp_path, monkeypatch, recipe, field, count
+):
+    def must_not(*_, **__):
+        raise AssertionError("something began")
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    for place in ("_loaded", "choose_runtime", "create_run"):
+        monkeypatch.setattr(session, place, must_not)
+    monkeypatch.setattr(distributed, "join", must_not)
+    message = f"`{field}` must be a multiple of 2, the number of processes, got {count}"
+    with pytest.raises(ValueError, match=message):
+        session.train(recipe, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_resumption_by_processes_that_cannot_share_a_batch_is_refused(tmp_path, monkeypatch):
+    run = session.train(TINY, out=tmp_path / "run", device="cpu")
+    run.summary.unlink()
+    monkeypatch.setattr(distributed, "launched", lambda: 3)
+    with pytest.raises(ValueError, match=r"`batch_size` must be a multiple of 3, .* got 8"):
+        session.resume(run.path, device="cpu")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_batch_of_all_images_is_cut_to_equal_shares(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "size", lambda: 3)
+    recipe = replace(TINY, batch_size=99)
+    assert session._loaded(recipe, tmp_path).recipe.batch_size == 63
+
+
+@pytest.fixture
+def two_processes(monkeypatch):
+    """Of which the other has died."""
+    dead = 2**22 + 1
+    here = peers.socket.gethostname()
+    monkeypatch.setattr(distributed, "size", lambda: 2)
+    monkeypatch.setattr(distributed, "peers", lambda: [(here, os.getpid()), (here, dead)])
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_sigterm_after_a_death_names_it_and_acts_as_before_else(monkeypatch):
+    heard, before = [], signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("as before"))
+    try:
+        with pytest.raises(PeerDied, match="of 2 processes, rank 1 died; run the command again"):
+            with peers.deaths_named():
+                os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(distributed, "peers", lambda: [])
+        with peers.deaths_named():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == ["as before"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_errors_of_this_process_stay_its_own():
+    with pytest.raises(RuntimeError, match=r"^my own$"), peers.deaths_named():
+        raise RuntimeError("my own")
+    with pytest.raises(PeerDied, match="rank 1 died"), peers.deaths_named():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection closed by peer")
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_torchruns_sigterm_does_not_cut_short_what_a_broken_connection_says(monkeypatch):
+    """It comes once, while the dead process is looked for or after."""
+    heard, before = [], signal.getsignal(signal.SIGTERM)
+    find = peers._dead_ranks
+
+    def find_and_be_ended(*seconds):
+        if seconds:  # The handler of the signal looks without waiting.
+            os.kill(os.getpid(), signal.SIGTERM)
+        return find(*seconds)
+
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("as before"))
+    try:
+        for during in (True, False):
+            monkeypatch.setattr(peers, "_dead_ranks", find_and_be_ended if during else find)
+            with pytest.raises(PeerDied, match="rank 1 died"), peers.deaths_named():
+                raise RuntimeError("gloo")
+            if not during:
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert not heard
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard.pop() == "as before"
+    finally:
+        signal.signal(signal.SIGTERM, before)
