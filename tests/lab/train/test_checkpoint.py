@@ -10,7 +10,7 @@ from torch import nn
 
 from neural_similarity.files import new_file, new_folder, read_json, write_json, write_text
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.train import checkpoint
+from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import (
     MANIFEST,
     STATE,
@@ -68,6 +68,22 @@ def test_restored_randomness_is_that_of_the_saved_process(tmp_path):
     torch.manual_seed(5)
     restore(path, state)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_every_process_goes_on_with_its_own_random_numbers(tmp_path, monkeypatch):
+    """Of three, which saved together; a fourth takes those of one of them."""
+    state, states, expected = make_state(), [], []
+    for seed in (3, 4, 5):
+        torch.manual_seed(seed)
+        states.append(torch.get_rng_state())
+        expected.append(torch.rand(3))
+    monkeypatch.setattr(distributed, "gathered", lambda _: torch.stack(states))
+    path = save(tmp_path, state, {}, keep=1)
+    assert len({tuple(numbers.tolist()) for numbers in expected}) == 3
+    for rank, numbers in enumerate([*expected, expected[0]]):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        restore(path, state)
+        assert torch.equal(torch.rand(3), numbers), rank
 
 
 @pytest.mark.gpu

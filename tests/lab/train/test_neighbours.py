@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kills import assert_same, killed_after, outcome
+from kills import Killed, assert_same, killed_after, outcome
 from lab.train.test_checkpoint import advance, make_state
 from neighbours import GONE, KINDS, NAMES, Neighbours
 from neighbours import neighbours as neighbours
@@ -23,12 +23,13 @@ from tiny_images import tiny as tiny
 from tiny_results import STATIC
 from tiny_results import tiny_table as tiny_table
 
+from neural_similarity.files import remove_folder
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.paper.records import budgets, read_records
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluations
-from neural_similarity.lab.train import RunError
+from neural_similarity.lab.train import RunError, checkpoint
 from neural_similarity.lab.train.checkpoint import checkpoints, newest, save, tidy
 from neural_similarity.ops.native import compiling
 
@@ -91,6 +92,26 @@ def test_leftovers_of_killed_processes_go_and_those_of_running_ones_stay(tmp_pat
     tidy(tmp_path, step=3, keep=2)
     assert names_in(tmp_path) == [running, "step-00000002", "step-00000003", "step-00000004"]
     tidy(tmp_path / "missing", step=3, keep=2)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_kill_after_the_last_save_leaves_no_old_checkpoint_for_ever(
+    tmp_path, monkeypatch, renamed
+):
+    def killed(path):
+        if path.name == "step-00000004":
+            path.rename(path.with_name(f".{path.name}.{GONE}.partial")) if renamed else None
+            raise Killed
+        remove_folder(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "remove_folder", killed)
+        with pytest.raises(Killed):
+            session.train(SHORT, out=tmp_path / "run", device="cpu")
+    assert len(names_in(tmp_path / "run" / "checkpoints")) == 4
+    run = session.resume(tmp_path / "run", device="cpu")
+    assert names_in(run.checkpoints) == ["best", "step-00000006", "step-00000008"]
 
 
 @pytest.fixture(scope="module")
