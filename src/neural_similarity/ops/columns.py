@@ -99,6 +99,9 @@ class Eager:
         x, weight, m, window, _ = given
         filters, taps = weight.shape[0], window.taps
         tiles = Tiles(given, filters, PRODUCT_BYTES)
+        # (o, c, K) to (K·o, c): one product gives what every tap of every filter makes of an input
+        # position. Row r of `products` holds input position r as K rows of o numbers, so tap t of
+        # it is row K·r + t; row 0 stays zero and stands for positions outside the input.
         kernel = weight.flatten(2).permute(2, 0, 1).flatten(0, 1)
         bags = self._bags(tiles.inputs(), m, x.dtype)[:, :, 0] * taps
         bags = (bags + numbered((taps, 1), x.device)).flatten(1)
@@ -111,6 +114,7 @@ class Eager:
                 weights = self._weights(tiles.part(m, images, rows), x.dtype)
                 span, first = tiles.span(images, rows), rows.start * tiles.row
                 some = bags[first : first + len(span)]
+                # Bags count from the image's first position, `products` from the tile's.
                 if start:
                     some = (some - start * taps).clamp_(min=0)
                 y[span.start : span.stop] = _bag(
@@ -140,6 +144,7 @@ class Eager:
                     outgoing = _maps(tiles.part(other, images, rows), groups)
                     grad_kernel += torch.bmm(outgoing.mT, _split(columns, groups))
         if joins:
+            # (g, N, o/g) to (n, *out, o): the groups' filters stand side by side again.
             y = y.unflatten(1, (x.shape[0], *tiles.output)).movedim(0, -2).flatten(-2)
             y = given.like_convolution(y)
         return y, _kernel_tensor(grad_kernel, weight)
@@ -156,6 +161,8 @@ class Eager:
         numbers, transposed = tiles.patches(), self.arithmetic.transpose(m)
         own = None
         if grad_x is not None:
+            # The gradient of a tap is a bag over the K columns of its own position, not over rows
+            # of the input: position p's are the numbers K·p to K·p + K - 1.
             own = self._bags(numbered(numbers.shape, x.device), m, x.dtype)
         for images in tiles.images():
             padded = tiles.padded(x[images])
@@ -167,6 +174,7 @@ class Eager:
                 if own is not None and sums is not None:
                     weights = self._weights(tiles.part(transposed, images, rows), x.dtype)
                     spread = _mixed(gradient.flatten(0, 1), own, weights)
+                    # Patches overlap: each tap's gradient is added onto the position it came from.
                     window.scatter(window.rows(sums, rows), spread)
                 if grad_m is not None:
                     table = tiles.table(padded, rows)
@@ -182,6 +190,7 @@ class Eager:
 
         Below m's precision the tap itself is there once more: see `_weights`.
         """
+        # A row of c channels is `blocks` rows of c/b, numbered row·b + block.
         blocks = m.shape[1]
         patches = patches * blocks
         bags = self.arithmetic.bags(patches)
@@ -221,6 +230,7 @@ def _has_mirror(given: Operands) -> bool:
 
 def _mirror_kernel(weight: Tensor, groups: int) -> Tensor:
     """The kernel transposed, its taps reversed; its own inverse."""
+    # (o, c/g, *kernel) to (c, o/g, *kernel): inputs and outputs change places within each group.
     spatial = tuple(range(2, weight.dim()))
     return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(spatial)
 
@@ -234,6 +244,8 @@ def _mirror(grad: Tensor, given: Operands) -> Operands:
     _, weight, m, window, groups = given
     reach = [d * (k - 1) for k, d in zip(window.kernel_size, window.dilation, strict=True)]
     padding = tuple(r - p for r, p in zip(reach, window.padding, strict=True))
+    # M of tap t is wanted where the mirrored window meets it: pad M as the gradient is padded, view
+    # it (n, K, *positions, *kernel) as windows, and take of tap t's windows their entry t.
     sides = [p for p in reversed(padding) for _ in range(2)]
     views = F.pad(m[:, 0].flip(1), sides)
     for dim, (k, d) in enumerate(zip(window.kernel_size, window.dilation, strict=True), start=2):
@@ -250,6 +262,8 @@ def _mixed(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
     A broadcast product of 32 channels of bfloat16 takes four times as long: its inner loop is one
     row, which falls short of the two vectors of AVX-512 that torch takes at a time.
     """
+    # Every (position, tap, block) is one bag of `size` rows; the last tile has fewer positions
+    # than `bags`, which were made for the largest.
     taps, blocks, size = bags.shape[1:]
     weights = weights.reshape(-1, size)
     bags = bags.view(-1, size)[: len(weights)]
@@ -269,6 +283,7 @@ def _maps(maps: Tensor, groups: int) -> Tensor:
 
 def _positions_last(m: Tensor, shape: Sequence[int]) -> Tensor:
     """(N, b, *taps) as (n, b, *taps, *out) of the given shape."""
+    # N is (n, *out): split it, then move the taps before the positions.
     taps = m.dim() - 1
     m = m.view(shape[0], *shape[1 + taps :], *m.shape[1:])
     return m.movedim(tuple(range(-taps, 0)), tuple(range(1, 1 + taps)))

@@ -42,12 +42,15 @@ class Tiles:
 
     def patches(self) -> Tensor:
         """The patches (N, K) of the largest tile, as numbers of rows of its `table`."""
+        # Number the padded positions and take patches of the numbers, as of an image: the same
+        # numbers serve every tile, because `table` begins where the tile does.
         numbers = numbered((*self._padded.shape[:-1], 1), self.x.device)
         first = self.window.rows(numbers, slice(0, self.step_rows))
         return self.window.patches(first).reshape(-1, self.window.taps)
 
     def inputs(self) -> Tensor:
         """The patches (N, K) of all rows, as numbers from 1 of input positions; 0 is outside."""
+        # As `patches`, but over inputs without a border, whose zeros share the number 0.
         shape = (self.step_images, *self.x.shape[2:], 1)
         numbers = self._border(1, torch.int32)
         self.window.interior(numbers).copy_(numbered(shape, self.x.device) + 1)
@@ -66,6 +69,7 @@ class Tiles:
 
     def _reach(self, rows: slice) -> tuple[int, int]:
         """First and one past the last row of the input that the output's rows see at stride 1."""
+        # Output row r sees input rows r - before to r - before + reach, clipped to the input.
         (size, *_), before = self.x.shape[2:], self.window.padding[0]
         reach = self.window.dilation[0] * (self.window.kernel_size[0] - 1)
         return max(0, rows.start - before), max(0, min(size, rows.stop + reach - before))
@@ -76,6 +80,7 @@ class Tiles:
 
     def part(self, tensor: Tensor, images: slice, rows: slice) -> Tensor:
         """View of the tile's part of a tensor (n, ..., *out)."""
+        # The first of the output's dimensions, whatever stands between it and the batch.
         dim = tensor.dim() - len(self.output)
         return tensor[images].narrow(dim, rows.start, rows.stop - rows.start)
 

@@ -57,6 +57,7 @@ def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator
             )
             y = operator(x, operands[1], similarity, *geometry)
             return y.unflatten(0, (info.batch_size, -1)), 0
+        # A kernel for each example cannot be one batch: the operator has one kernel.
         examples = _examples(operands, in_dims[:3], info.batch_size)
         return torch.stack([operator(*example, *geometry) for example in examples]), 0
 
@@ -121,6 +122,9 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
 
         @staticmethod
         def backward(ctx, *grad_outputs):
+            # b is linear in g and in each operand. With a tangent t_i for output i = g_i, the sum
+            # <t_i, b_i(g; x, W, M)> is <g, f(... t_i in place of operand i ...)>: that f is the
+            # gradient of g, and b with t_i in place of operand i gives those of the other operands.
             grad, *operands = ctx.saved_tensors
             totals: list[Tensor | None] = [None] * 4
             for i, tangent in enumerate(grad_outputs):

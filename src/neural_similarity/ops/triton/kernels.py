@@ -31,6 +31,8 @@ def forward(
     TAPS: tl.constexpr = FRAME.kh * FRAME.kw
     place = places_of(tl.program_id(0), sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
     tiles = tl.cdiv(channels.outputs, OUTPUTS)
+    # Programs of the second axis are (group, tile of its kernels); a group's pieces follow each
+    # other, so that the loop below runs over the group's own channels alone.
     group = tl.program_id(1) // tiles
     output, computed = _outputs(group, tl.program_id(1) % tiles, channels, OUTPUTS, FRAME)
     pieces = _pieces(channels.inputs, channels, INPUTS)
@@ -41,6 +43,7 @@ def forward(
         filters = tile_of(output * weight.o, own)
         wanted = mask_of(computed, inside)
         if FULL:
+            # Row s of M mixes all K taps, so that they stay in registers for the K columns.
             patches = _patches(x, place, channel, inside, sizes, FRAME)
             for s in range(TAPS):
                 columns = _mixed(m, place, block, s, patches, FRAME).to(DTYPE)
@@ -81,6 +84,8 @@ def diagonal_gradients(
     here = load(x, pixel, channel, inside)
     total = tl.zeros((ROWS, INPUTS), tl.float32)
     for t in range(TAPS):
+        # Tap t of position q sees pixel q·s - p + t·d. Pixels here are place·s + (top, left), so
+        # q = place + (top + p - t·d) / s, where that division leaves no remainder.
         down = top + FRAME.ph - t // FRAME.kw * FRAME.dh
         right = left + FRAME.pw - t % FRAME.kw * FRAME.dw
         if (down % FRAME.sh == 0) & (right % FRAME.sw == 0):
@@ -154,6 +159,8 @@ def full_similarity_gradient(
             grad, weight, place, own, inside, group, s, channels, PRECISION, OUTPUTS, TILES, ROWS,
             FRAME,
         )  # fmt: skip
+        # Row s of dM at every position, gathered column by column: Triton has no indexed write into
+        # registers, and one store of K numbers is better than K of one.
         products = tl.zeros((ROWS, WIDTH), tl.float32)
         for t in tl.static_range(TAPS):
             product = tl.sum(outgoing * patches[t].to(tl.float32), 1)
@@ -176,6 +183,8 @@ def weight_gradient(
     channel, inside, group, block = _piece(tl.program_id(0) // RUNS, channels, INPUTS, FRAME)
     own = (channel - offset_of(group, FRAME) * channels.inputs) * parts.c
     output, computed = _outputs(group, tl.program_id(1), channels, OUTPUTS, FRAME)
+    # Each program sums over `span` positions of its own; the parts are added up afterwards, in one
+    # order, so that the result does not depend on which program ends first.
     totals = ()
     for _ in tl.static_range(TOGETHER):
         totals = totals + (tl.zeros((OUTPUTS, INPUTS), tl.float32),)
@@ -219,6 +228,8 @@ def _pieces(count, channels, INPUTS: tl.constexpr):
 @triton.jit
 def _piece(piece, channels, INPUTS: tl.constexpr, FRAME: tl.constexpr):
     """The channels of a piece, which of them are in it, its group and its block."""
+    # A run is the longest row of channels of one group and one block; `parts` pieces cover it, of
+    # which the last may be narrower than INPUTS.
     parts = tl.cdiv(channels.run, INPUTS)
     start = piece // parts * channels.run
     offset = piece % parts * INPUTS + tl.arange(0, INPUTS)
@@ -246,6 +257,7 @@ def _patches(x, place, channel, inside, sizes, FRAME: tl.constexpr):
 @triton.jit
 def _patch(x, place, channel, inside, tap, sizes, FRAME: tl.constexpr):
     """The tile (ROWS, INPUTS) that `tap` sees."""
+    # The window's corner may lie in the padding, where `shifted` finds no pixel and `load` gives 0.
     image, row, column, exists, _, _ = place
     corner = image, row * FRAME.sh - FRAME.ph, column * FRAME.sw - FRAME.pw, exists, 0, 0
     down, right = tap // FRAME.kw * FRAME.dh, tap % FRAME.kw * FRAME.dw
