@@ -282,5 +282,6 @@ def test_the_cache_of_compiled_code_keeps_its_neighbours(neighbours, tmp_path, m
         stem = built.stem.rpartition("-")[0]
         names = [f"{stem}-old.so", f"{stem}-.so", f"{built.stem}-2.so", f"{built.stem}.bak.so"]
         neighbours.add(built.parent, likeness=tmp_path, names=names)
+        built.unlink()  # It is mapped: to write into it would end this process.
         built.write_bytes(b"damaged")
     neighbours.assert_untouched()
