@@ -199,8 +199,10 @@ class Adapters:
         for name in on:
             layer, kind = become(self.backbone.get_submodule(name)), self._kinds[name]
             layer.similarity = None
-            if not issubclass(kind, SimilarityLayer):
-                layer.without_similarity().__class__ = kind
+            plain: nn.Module = (
+                layer if issubclass(kind, SimilarityLayer) else layer.without_similarity()
+            )
+            plain.__class__ = kind
         for key, tensor in self._replaced.items():
             _replace(self.backbone, key, tensor)
         self.active, self.merged, self._replaced = None, False, {}

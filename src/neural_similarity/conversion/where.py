@@ -5,8 +5,9 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from neural_similarity.nn.layer import LAYERS, torchs_class
+from neural_similarity.nn.layer import LAYERS, SimilarityLayer, torchs_class
 
 Part = str | nn.Module
 Parts = Part | Collection[Part]
@@ -90,7 +91,7 @@ def named(where: Choice | None) -> set[str]:
 def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     """Whether `where` selects a module."""
     if where is None:
-        return type(module) in (nn.Conv2d, LAYERS[nn.Conv2d])
+        return type(module) is nn.Conv2d or isinstance(module, LAYERS[nn.Conv2d])
     if isinstance(where, list):
         found = any(is_glob(glob) and matches(name, glob) for glob in where)
         return name in where or (found and isinstance(module, tuple(LAYERS)))
@@ -108,5 +109,13 @@ def converts_class(where: Choice | None, layer: nn.Module) -> bool:
 
 
 def is_exact(layer: nn.Module) -> bool:
-    """Whether a layer's class is one of torch's that has one of ours, or is one of ours."""
-    return type(layer) in {*LAYERS, *LAYERS.values()}
+    """Whether a layer's class is one of torch's that has one of ours, or is ours or a user's on it.
+
+    Classes that torch puts on top, as for parametrizations and FSDP, are none of these.
+    """
+    above = type(layer).__mro__
+    ours = next((n for n, base in enumerate(above) if base in LAYERS.values()), None)
+    if ours is None:
+        return type(layer) in LAYERS
+    users = all(issubclass(base, SimilarityLayer) for base in above[:ours])
+    return users and not is_parametrized(layer)

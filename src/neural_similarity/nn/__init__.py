@@ -10,6 +10,7 @@ from neural_similarity.nn.global_similarity import GlobalSimilarity as GlobalSim
 from neural_similarity.nn.global_similarity import SelfAttention as SelfAttention
 from neural_similarity.nn.layer import SimilarityLayer as SimilarityLayer
 from neural_similarity.nn.layer import is_dynamic as is_dynamic
+from neural_similarity.nn.layer import register as register
 from neural_similarity.nn.linear import Linear as Linear
 from neural_similarity.nn.modes import evaluating as evaluating
 from neural_similarity.nn.predictor import CNN as CNN

@@ -9,6 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import has_hooks
+from neural_similarity.nn.predictor import CONV_LAYERS
 from neural_similarity.nn.sparse import ShiftModule
 from neural_similarity.nn.structure import StructureModule
 
@@ -21,9 +22,9 @@ def compacted(layer: _ConvNd, geometry: Geometry, structure: StructureModule) ->
     Selected taps: border taps that no kernel tap selects go, and the padding with them; where the
     two sides differ, a padding layer stands before the convolution. One tap for every channel: a
     depthwise convolution that shifts, then a 1×1 convolution. Other layers stay as they are, and
-    so do those with hooks, which are of this layer.
+    so do those with hooks, which are of this layer, and those of a user's class.
     """
-    if has_hooks(layer):
+    if has_hooks(layer) or type(layer) not in CONV_LAYERS.values():
         return layer
     compact = layer
     if layer.padding_mode == "zeros" and _shifts_channels(structure) and layer.groups == 1:

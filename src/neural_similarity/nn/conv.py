@@ -9,7 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from neural_similarity.nn.compact import compacted
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
-from neural_similarity.nn.layer import SimilarityLayer, leaf
+from neural_similarity.nn.layer import SimilarityLayer, leaf, register
 from neural_similarity.nn.linear import Kernel, check_type
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity
@@ -102,6 +102,7 @@ def _window(of: Any) -> tuple[Any, ...]:
     return of.stride, of.padding, of.dilation, of.padding_mode, of.groups
 
 
+@register
 class Conv2d(_Convolution, nn.Conv2d):
     r"""`torch.nn.Conv2d` with a learned bilinear similarity between kernel and patch.
 
@@ -141,6 +142,7 @@ class Conv2d(_Convolution, nn.Conv2d):
     plain = nn.Conv2d
 
 
+@register
 class Conv1d(_Convolution, nn.Conv1d):
     """`torch.nn.Conv1d` with a similarity, see `Conv2d`; K = k taps.
 
@@ -151,6 +153,7 @@ class Conv1d(_Convolution, nn.Conv1d):
     plain = nn.Conv1d
 
 
+@register
 class Conv3d(_Convolution, nn.Conv3d):
     """`torch.nn.Conv3d` with a similarity, see `Conv2d`; K = kd·kh·kw taps.
 
@@ -162,6 +165,7 @@ class Conv3d(_Convolution, nn.Conv3d):
     plain = nn.Conv3d
 
 
+@register
 class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d` with a static similarity, folded into its kernel: W' = W M.
 

@@ -24,7 +24,7 @@ LAYERS: dict[type[nn.Module], type["SimilarityLayer"]] = {}
 """Our layer classes by torch's."""
 _OF_EVERY_CLASS = {
     "__init__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
-    "__static_attributes__",
+    "__static_attributes__", "plain",
 }  # fmt: skip
 
 _AFTER_FOLDING = "has a similarity and can only be {} after ns.fold(model)"
@@ -61,14 +61,12 @@ class SimilarityLayer(nn.Module):
     """One of torch's layers, its class `plain`, with a `similarity`; None is the plain layer.
 
     Parameters keep torch's names, so that its checkpoints load with only `similarity.*` missing.
+    A subclass of one of our layers can be converted as it is, and folds into its `plain` where it
+    overrides only `__init__`; `register` makes a class the one that its `plain` is converted into.
     """
 
     plain: ClassVar[type[nn.Module]]
     similarity: nn.Module | None
-
-    def __init_subclass__(cls) -> None:
-        if "plain" in cls.__dict__:
-            LAYERS[cls.plain] = cls
 
     def geometry(self) -> Geometry:
         """The sizes of the layer that a similarity depends on."""
@@ -144,6 +142,27 @@ class SimilarityLayer(nn.Module):
         return deepcopy(self).fold() if self.foldable() else self
 
 
+Registered = TypeVar("Registered", bound=type[SimilarityLayer])
+
+
+def register(kind: Registered) -> Registered:
+    """Make `kind`, as a decorator, the class that its `plain` is converted into, and folds back to.
+
+    Raises:
+        ValueError: another class is that already, or `kind` names no `plain` of its own.
+    """
+    plain = vars(kind).get("plain")
+    if not (isinstance(plain, type) and issubclass(plain, nn.Module)):
+        raise ValueError(f"`plain` of {kind.__name__} must be a class of modules, got {plain!r}")
+    if plain in LAYERS:
+        raise ValueError(
+            f"`plain` of {kind.__name__} must be a class that no layer is registered for, got "
+            f"{plain.__name__}, which is converted into a {LAYERS[plain].__name__}"
+        )
+    LAYERS[plain] = kind
+    return kind
+
+
 def resolve(similarity: Any) -> Similarity | nn.Module | None:
     """The spec or module that a `similarity` argument means."""
     if isinstance(similarity, str):
@@ -183,9 +202,14 @@ def torchs_class(kind: type[nn.Module]) -> type[nn.Module] | None:
     plain = next((base for base in kind.__mro__ if base in LAYERS), None)
     if plain is None or issubclass(kind, SimilarityLayer):
         return None
-    above = kind.__mro__[: kind.__mro__.index(plain)]
-    overridden = {name for base in above for name in vars(base) if hasattr(plain, name)}
-    return None if overridden - _OF_EVERY_CLASS else plain
+    return plain if _adds_nothing(kind, plain) else None
+
+
+def _adds_nothing(kind: type[nn.Module], base: type[nn.Module]) -> bool:
+    """Whether a subclass overrides only `__init__` of `base`."""
+    above = kind.__mro__[: kind.__mro__.index(base)]
+    overridden = {name for each in above for name in vars(each) if hasattr(base, name)}
+    return not overridden - _OF_EVERY_CLASS
 
 
 def geometry_of(layer: nn.Module) -> Geometry:
@@ -196,12 +220,13 @@ def geometry_of(layer: nn.Module) -> Geometry:
 
 def check_exact(layer: SimilarityLayer) -> None:
     """Raise a `ValueError` where torch's class would drop what a subclass adds."""
-    exact = LAYERS[layer.plain]
-    if type(layer) is not exact:
+    kind = type(layer)
+    exact = next((base for base in kind.__mro__ if base in LAYERS.values()), kind)
+    if not _adds_nothing(kind, exact):
         mend = "; remove its parametrizations" if is_parametrized(layer) else ""
         raise ValueError(
             f"a layer must be exactly an ns.{exact.__name__} to become a torch.nn."
-            f"{layer.plain.__name__}, got a {type(layer).__name__}{mend}"
+            f"{layer.plain.__name__}, got a {kind.__name__}{mend}"
         )
 
 

@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.layer import SimilarityLayer, leaf
+from neural_similarity.nn.layer import SimilarityLayer, leaf, register
 from neural_similarity.nn.similarity import DynamicSimilarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.ops.window import autocast_dtype
 
 
+@register
 class Linear(SimilarityLayer, nn.Linear):
     r"""`torch.nn.Linear` with a learned bilinear similarity, $y = W M x + b$.
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.layer import SimilarityLayer, leaf
+from neural_similarity.nn.layer import SimilarityLayer, leaf, register
 from neural_similarity.nn.linear import Kernel, linear_geometry
 from neural_similarity.nn.similarity import Dynamic
 from neural_similarity.nn.text import Similarity
@@ -15,6 +15,7 @@ from neural_similarity.nn.text import Similarity
 State = tuple[Tensor, Tensor]
 
 
+@register
 class LSTM(SimilarityLayer, nn.LSTM):
     r"""`torch.nn.LSTM` with a learned bilinear similarity in both of its products.
 

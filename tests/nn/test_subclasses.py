@@ -1,0 +1,157 @@
+"""A user's subclasses of our layers: converted, folded and copied; our own go on as before."""
+
+import pickle
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import neural_similarity as ns
+from neural_similarity.nn import register
+from neural_similarity.nn.layer import LAYERS
+
+
+class Plain(nn.Conv2d):
+    """A user's own class of torch's layer."""
+
+
+class Bare(ns.Conv2d):
+    """A subclass that says nothing of `plain`."""
+
+
+class Named(ns.Conv2d):
+    plain = nn.Conv2d
+
+    def __init__(self, channels, **options):
+        super().__init__(channels, channels, 3, **options)
+
+
+class Back(ns.Conv2d):
+    """A subclass that folds into a user's class."""
+
+    plain = Plain
+
+
+class Louder(ns.Conv2d):
+    plain = nn.Conv2d
+
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+MAKE = {
+    Bare: lambda **options: Bare(4, 4, 3, **options),
+    Named: lambda **options: Named(4, **options),
+    Back: lambda **options: Back(4, 4, 3, **options),
+}
+FOLDED = {Bare: nn.Conv2d, Named: nn.Conv2d, Back: Plain}
+
+
+def moved(model):
+    """A network whose M is not the identity."""
+    for name, parameter in model.named_parameters():
+        if "similarity" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def test_defining_a_subclass_leaves_the_registry_and_our_layers_as_they_are():
+    assert LAYERS[nn.Conv2d] is ns.Conv2d
+    assert Plain not in LAYERS
+    x, layer = torch.randn(2, 4, 5, 5), moved(ns.Conv2d(4, 4, 3, similarity="static-full"))
+    y = layer(x)
+    torch.testing.assert_close(layer.fold()(x), y)
+    assert type(layer) is nn.Conv2d
+    assert type(ns.convert(nn.Sequential(layer), "static-full")[0]) is ns.Conv2d
+
+
+@pytest.mark.parametrize("kind", [ns.Conv2d, Named])
+def test_a_second_registration_is_refused(kind):
+    with pytest.raises(
+        ValueError, match="`plain` of .* must be a class that no layer is .* a Conv"
+    ):
+        register(type("Again", (kind,), {"plain": nn.Conv2d}))
+    assert LAYERS[nn.Conv2d] is ns.Conv2d
+
+
+@pytest.mark.parametrize("members", [{}, {"plain": None}, {"plain": int}])
+def test_a_registration_needs_a_plain_class_of_its_own(members):
+    with pytest.raises(ValueError, match="`plain` of Mine must be a class of modules, got"):
+        register(type("Mine", (ns.Conv2d,), members))
+
+
+def test_a_registered_class_is_what_its_plain_class_becomes_and_folds_back_to():
+    try:
+        register(Back)
+        model = ns.convert(nn.Sequential(Plain(4, 4, 3), nn.Conv2d(4, 4, 3)), "static-full", "*")
+        assert [type(layer) for layer in model] == [Back, ns.Conv2d]
+        x = torch.randn(2, 4, 7, 7)
+        folded = ns.fold(moved(model))
+        assert [type(layer) for layer in folded] == [Plain, nn.Conv2d]
+        torch.testing.assert_close(folded(x), model(x))
+    finally:
+        LAYERS.pop(Plain, None)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_subclasses_are_converted_and_copied_as_they_are(kind, similarity):
+    model, x = nn.Sequential(MAKE[kind]()), torch.randn(2, 4, 5, 5)
+    for where in (None, "0", "*", kind, ns.Conv2d, lambda *_: True):
+        converted = ns.convert(model, similarity, where)
+        assert type(converted[0]) is kind
+        torch.testing.assert_close(converted(x), model(x))
+    moved(converted)
+    for copy in (deepcopy(converted), pickle.loads(pickle.dumps(converted))):
+        assert type(copy[0]) is kind
+        assert torch.equal(copy(x), converted(x))
+    assert type(ns.unconvert(converted)[0]) is FOLDED[kind]
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_subclasses_fold_into_their_plain_class(kind):
+    model, x = nn.Sequential(MAKE[kind](similarity="static-full")), torch.randn(2, 4, 5, 5)
+    folded = ns.fold(moved(model))
+    assert type(folded[0]) is FOLDED[kind]
+    assert type(model[0]) is kind
+    torch.testing.assert_close(folded(x), model(x))
+
+
+def test_a_subclass_that_folds_into_a_users_class_is_not_made_smaller():
+    layer = Back(4, 4, 3, similarity=ns.Static(ns.Dilation(rate=2)))
+    layer.similarity.raw.data.fill_(-1)
+    assert type(layer.fold()) is Plain
+    selects = Back(4, 4, 3, padding=1, similarity=ns.Static(ns.Select()))
+    selects.similarity.raw.data[4::9] += 9
+    assert type(selects.fold()) is Plain
+
+
+def test_a_subclass_with_its_own_forward_is_converted_but_not_folded():
+    model = ns.convert(nn.Sequential(Louder(4, 4, 3)), "static-full")
+    for out in (ns.fold, ns.unconvert):
+        with pytest.raises(ValueError, match=r"exactly an ns\.Conv2d .*, got a Louder"):
+            out(model)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("merged", [False, True])
+def test_adapters_leave_a_subclass_the_class_that_it_is(kind, merged, tmp_path):
+    backbone, x = nn.Sequential(MAKE[kind]()), torch.randn(2, 4, 5, 5)
+    plain = backbone(x)
+    adapted = moved(ns.convert(backbone, "static-full"))
+    ns.save_adapter(adapted, tmp_path / "a.safetensors")
+    switch = ns.adapters(backbone, a=tmp_path / "a.safetensors").use("a", merged)
+    torch.testing.assert_close(backbone(x), adapted(x))
+    switch.use(None)
+    assert type(backbone[0]) is kind
+    assert torch.equal(backbone(x), plain)
+
+
+def test_parametrized_layers_of_ours_are_still_refused():
+    model = nn.Sequential(ns.Conv2d(4, 4, 3))
+    parametrizations.weight_norm(model[0])
+    assert parametrize.is_parametrized(model[0])
+    reason = ns.plan(model, "static-full")["0"]
+    assert reason.endswith("remove its parametrizations")
