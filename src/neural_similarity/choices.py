@@ -15,7 +15,7 @@ def require_known(argument: str, name: str, names: Collection[str]) -> None:
     Raises:
         ValueError: it names the argument, all choices, and what came.
     """
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise ValueError(
             f"`{argument}` must be one of {', '.join(names)}, got {name!r}; "
             f"nearest: {nearest(name, names)}"
@@ -28,7 +28,7 @@ def require_count(argument: str, value: object) -> None:
     Raises:
         ValueError: it names the argument and what came.
     """
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"`{argument}` must be an integer of at least 1, got {value!r}")
 
 

@@ -125,6 +125,8 @@ def penalty(model: nn.Module, measure: Measure | str = "l1") -> Tensor:
                 f"`measure` must be one of {', '.join(MEASURES)} or a function, got {measure!r}"
             )
         measure = MEASURES[measure]
+    if not callable(measure):
+        raise ValueError(f"`measure` must be a name or a function of M, got {measure!r}")
     check_module(model)
     static = [module for module in model.modules() if isinstance(module, StaticSimilarity)]
     if not static:

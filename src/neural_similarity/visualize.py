@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from neural_similarity.choices import extra_needed
+from neural_similarity.choices import extra_needed, require_count
 from neural_similarity.nn import (
     DynamicSimilarity,
     MaskedModule,
     SimilarityLayer,
     StaticSimilarity,
 )
-from neural_similarity.nn.modes import evaluating
+from neural_similarity.nn.modes import check_module, evaluating
+from neural_similarity.ops import require_tensors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +36,8 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     network's input `x`, (n, c, height, width). Unshared blocks are averaged. The network runs in
     evaluation mode; afterwards every module is in its mode again.
     """
+    check_module(model)
+    require_tensors(x=x)
     found: dict[str, Tensor] = {}
     handles = [
         layer.register_forward_pre_hook(_noting(found, name), with_kwargs=True)
@@ -69,6 +72,7 @@ def _noting(found: dict[str, Tensor], name: str) -> Any:
 @torch.no_grad()
 def kernel_shapes(model: nn.Module) -> dict[str, Tensor]:
     """D of every layer that learns its kernel's shape (`ns.Masked`), as large as the kernel."""
+    check_module(model)
     return {
         ".".join(word for word in name.split(".") if word != "similarity"): shape.float().cpu()
         for name, part in model.named_modules()
@@ -80,7 +84,13 @@ def kernel_shapes(model: nn.Module) -> dict[str, Tensor]:
 
 
 def plot_shapes(shapes: dict[str, Tensor], columns: int = 5) -> "Figure":
-    """A picture per layer of which taps its kernel has."""
+    """A picture per layer of which taps its kernel has.
+
+    Raises:
+        ValueError: `shapes` does not map names to tensors, or `columns` is below 1.
+    """
+    _check_named("shapes", shapes)
+    require_count("columns", columns)
     figure, grid = _grid(-(-len(shapes) // columns), columns, frames=True)
     for axis, (name, shape) in zip(grid.flat, shapes.items(), strict=False):
         axis.imshow(shape.reshape(-1, shape.shape[-1]).numpy(), cmap="gray", vmin=0, vmax=1)
@@ -90,10 +100,18 @@ def plot_shapes(shapes: dict[str, Tensor], columns: int = 5) -> "Figure":
 
 
 def mean_matrix(m: Tensor) -> Tensor:
-    """(K, K) of any M that `similarities` returns: the mean over images and positions."""
+    """(K, K) of any M that `similarities` returns: the mean over images and positions.
+
+    Raises:
+        ValueError: it is no tensor of real numbers on a device.
+    """
+    _check_numbers("m", m)
     if m.dim() > 2:
         m = m.movedim(0, -1).flatten(m.dim() - 3).mean(-1)
-    return torch.diag(m) if m.dim() == 1 else m
+    mean = torch.diag(m) if m.dim() == 1 else m
+    if mean.dim() != 2 or mean.shape[0] != mean.shape[1]:
+        raise ValueError(f"`m` must be (K,), (K, K), (n, K, h, w) or so, got {tuple(m.shape)}")
+    return mean
 
 
 def plot_matrices(
@@ -104,7 +122,14 @@ def plot_matrices(
     Where `kernels` has the layer's kernel size, taps stand in their places in the kernel: a
     diagonal M is one kernel, and of another M each kernel tap is a map over the patch's taps. An M
     over channels and taps stays a matrix.
+
+    Raises:
+        ValueError: `found` does not map names to matrices or `kernels` to sizes, or `columns` is
+            below 1.
     """
+    _check_named("found", found)
+    require_count("columns", columns)
+    _check_kernels(kernels)
     figure, grid = _grid(-(-len(found) // columns), min(columns, len(found)), 2 * CELL)
     figure.get_layout_engine().set(wspace=0.25)  # pyright: ignore  # wider than between taps
     panels = {name: _panel(m, (kernels or {}).get(name)) for name, m in found.items()}
@@ -154,7 +179,10 @@ def plot_maps(
     Raises:
         ValueError: the shapes are others.
     """
-    if x.dim() != 4 or m.dim() not in (4, 5) or len(x) != len(m):
+    require_tensors(x=x)
+    _check_numbers("m", m)
+    _check_kernels(None if kernel is None else {"": kernel}, "kernel")
+    if x.dim() != 4 or m.dim() not in (4, 5) or len(x) != len(m) or x.is_complex() or x.is_meta:
         raise ValueError(
             "`x` and `m` must be (n, c, height, width) and (n, K, h, w) or (n, K, K, h, w), got "
             f"{tuple(x.shape)} and {tuple(m.shape)}"
@@ -162,6 +190,8 @@ def plot_maps(
     diagonal = m if m.dim() == 4 else m.diagonal(dim1=1, dim2=2).movedim(-1, 1)
     taps, side = diagonal.shape[1], isqrt(diagonal.shape[1])
     places = kernel or ((side, side) if side * side == taps else (1, taps))
+    if len(places) != 2 or prod(places) != taps:
+        raise ValueError(f"`kernel` must be two numbers whose product is {taps}, got {kernel!r}")
     distance = _distance(m)
     figure, grid = _grid(len(x), 3, 2 * CELL)
     spread = max((diagonal - 1).abs().max().item(), 1e-6)
@@ -176,6 +206,35 @@ def plot_maps(
         figure.colorbar(grid[0, column].images[0], ax=grid[:, column], shrink=0.8)
     figure.suptitle(title, fontsize=9)
     return figure
+
+
+def _check_named(argument: str, tensors: object) -> None:
+    """Check a mapping from names to tensors that can be drawn, at least one."""
+    if not isinstance(tensors, Mapping) or not tensors:
+        raise ValueError(f"`{argument}` must map names of layers to tensors, got {tensors!r}")
+    for name, tensor in tensors.items():
+        _check_numbers(f"{argument}[{name!r}]", tensor)
+
+
+def _check_numbers(argument: str, tensor: object) -> None:
+    """Check that a tensor holds floating-point numbers that can be drawn."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"`{argument}` must be a tensor, got {tensor!r}")
+    none = tensor.is_meta or not tensor.dim() or not tensor.numel()
+    if none or not tensor.is_floating_point():
+        raise ValueError(
+            f"`{argument}` must hold floating-point numbers, got {tensor.dtype} "
+            f"{tuple(tensor.shape)} on {tensor.device}"
+        )
+
+
+def _check_kernels(kernels: object, argument: str = "kernels") -> None:
+    """Check sizes of kernels by name."""
+    sizes = kernels.values() if isinstance(kernels, Mapping) else [kernels]
+    for size in [] if kernels is None else sizes:
+        numbers = size if isinstance(size, tuple | list) else ()
+        if not numbers or any(not isinstance(n, int) or n < 1 for n in numbers):
+            raise ValueError(f"`{argument}` must give sizes of kernels, got {kernels!r}")
 
 
 def _grid(
@@ -225,6 +284,10 @@ def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
     Raises:
         ValueError: `x` is not a batch of images.
     """
+    check_module(model)
+    require_tensors(x=x)
+    if not isinstance(folder, str | Path):
+        raise ValueError(f"`folder` must be a path, got {folder!r}")
     if x.dim() != 4:
         raise ValueError(f"`x` must be images (n, c, height, width), got {tuple(x.shape)}")
     folder = Path(folder)

@@ -93,3 +93,24 @@ def test_exported_and_compiled_programs_take_batches_of_any_size():
     assert_close(compiled(x), layer(x))
     with torch.compiler.set_stance("fail_on_recompile"):
         assert_close(compiled(other), layer(other))
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_m_is_folded_in_float32(full, cast):
+    """One pixel at a time shows the kernel W M, which is rounded to bfloat16 once."""
+    taps = (9, 9) if full else (9,)
+    weight, m = torch.randn(2, 1, 3, 3).bfloat16(), torch.randn(3, *taps, 1, 1)
+    x = torch.zeros(3, 1, 7, 7)
+    x[:, :, 3, 3] = 1
+    exact = weight.double().flatten(1)[None]
+    exact = exact @ m.flatten(-3).double() if full else exact * m.double().view(3, 1, 9)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        y = (
+            similarity_conv2d(x, weight.float(), m)
+            if cast
+            else similarity_conv2d(x.bfloat16(), weight, m)
+        )
+    shown = y[:, :, 1:4, 1:4].flip(-2, -1).flatten(2)
+    assert y.dtype == torch.bfloat16
+    assert ((shown - exact).abs() <= 1.001 * 2**-8 * exact.abs() + 1e-6).all()

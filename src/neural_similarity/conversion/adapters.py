@@ -9,6 +9,7 @@ from typing import NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
+from neural_similarity.choices import require_flag
 from neural_similarity.conversion.adapter_file import AdapterFile, digests, read, write
 from neural_similarity.conversion.freezing import Network, similarities_of
 from neural_similarity.conversion.surgery import copied
@@ -109,6 +110,8 @@ def load_adapter(backbone: Network, path: File, inplace: bool = False) -> Networ
             file was not written by `save_adapter`. All but the first name the file.
         FileNotFoundError: there is no such file.
     """
+    check_module(backbone, "backbone")
+    require_flag("inplace", inplace)
     switch = adapters(backbone if inplace else copied(backbone), adapter=path)
     return cast(Network, switch.use("adapter").backbone)
 
@@ -199,10 +202,9 @@ class Adapters:
         for name in on:
             layer, kind = become(self.backbone.get_submodule(name)), self._kinds[name]
             layer.similarity = None
-            plain: nn.Module = (
-                layer if issubclass(kind, SimilarityLayer) else layer.without_similarity()
-            )
-            plain.__class__ = kind
+            if not issubclass(kind, SimilarityLayer):
+                layer.without_similarity()
+            cast(nn.Module, layer).__class__ = kind
         for key, tensor in self._replaced.items():
             _replace(self.backbone, key, tensor)
         self.active, self.merged, self._replaced = None, False, {}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.nn.modes import check_module, evaluating
+from neural_similarity.ops import require_tensors
 
 
 @torch.no_grad()
@@ -22,6 +23,7 @@ def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float
     """
     for name, network in (("model", model), ("other", other)):
         check_module(network, name)
+    require_tensors(example=example)
     with evaluating(model, other):
         outputs = [network(example) for network in (model, other)]
     _check_keys(*outputs)

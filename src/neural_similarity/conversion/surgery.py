@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import nn
 
+from neural_similarity.choices import require_flag
 from neural_similarity.conversion.freezing import Network, let_go, similarities_of
 from neural_similarity.conversion.planning import check_plan, identity_start, make_plan
 from neural_similarity.conversion.where import Where, choice_of
@@ -53,6 +54,7 @@ def convert(
             fits none or does not start at the identity in any of them, or a ready predictor would
             serve several. Errors of a single layer carry its name.
     """
+    require_flag("inplace", inplace)
     spec, where = identity_start(similarity), choice_of(where)
     reasons = make_plan(model, spec, where)
     check_plan(model, reasons, spec, where)
@@ -71,6 +73,7 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
         ValueError: a layer is of another class than ours, as with a parametrization.
     """
     check_module(model)
+    require_flag("inplace", inplace)
     model = model if inplace else copied(model)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, SimilarityLayer)}
     for name, layer in layers.items():

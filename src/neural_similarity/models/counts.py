@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neural_similarity.choices import require_count
 from neural_similarity.nn.modes import check_module
 
 
@@ -28,12 +29,17 @@ def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
     Args:
         model: Any network of one input.
         size: Of the input without its batch dimension, (channels, height, width) or the three.
+
+    Raises:
+        ValueError: `model` is no module, or a number is below 1.
     """
     # Here, because torch's counter imports triton, which takes longer than all of the library.
     from torch.utils.flop_counter import FlopCounterMode
 
     check_module(model)
     sizes = [n for part in size for n in (part if isinstance(part, Sequence) else [part])]
+    for number in sizes:
+        require_count("size", number)
     model = _without_norms(deepcopy(model).to("meta").eval().requires_grad_(False))
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     with FlopCounterMode(display=False) as counter:

@@ -56,8 +56,9 @@ class Affine(Structure):
 
     def __post_init__(self):
         require_flag("tied", self.tied)
-        parts: Any = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
-        if not parts or not set(parts) <= set(PARTS):
+        given: Any = (self.parts,) if isinstance(self.parts, str) else self.parts
+        parts = tuple(given) if isinstance(given, list | tuple) else ()
+        if not parts or any(part not in PARTS for part in parts):
             raise ValueError(f"`parts` must be some of {', '.join(PARTS)}, got {self.parts!r}")
         object.__setattr__(self, "parts", tuple(part for part in PARTS if part in parts))
 

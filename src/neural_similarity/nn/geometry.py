@@ -76,7 +76,9 @@ def convolution_geometry(layer: _ConvNd) -> Geometry:
     channels = inner * layer.groups, outer
     if layer.transposed:
         channels = outer, inner * layer.groups
-    padding, dims = layer.padding, len(taps)
+    padding, dims = layer.padding, len(layer.output_padding)
+    if len(taps) != dims:
+        raise ValueError(f"`kernel_size` must be {dims} numbers, got {tuple(taps)}")
     return Geometry(
         *channels,
         kernel_size=tuple(taps),

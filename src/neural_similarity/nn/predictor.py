@@ -36,7 +36,7 @@ BOUNDS: dict[Bound, Callable[[Tensor], Tensor]] = {
 
 def require_bound(bound: Any) -> None:
     """Check that a bound is a name of `BOUNDS` or None."""
-    if bound not in (None, *BOUNDS):
+    if bound is not None and (not isinstance(bound, str) or bound not in BOUNDS):
         raise ValueError(f'`bound` must be "tanh", "sigmoid", "normalize" or None, got {bound!r}')
 
 
@@ -78,8 +78,9 @@ class TwoLayers(Spec, ABC):
         require_count("resolution", self.resolution)
         require_flag("per_image", self.per_image)
         require_flag("batch_norm", self.batch_norm)
-        if self.last_kernel_size not in (1, 3):
-            raise ValueError(f"`last_kernel_size` must be 1 or 3, got {self.last_kernel_size}")
+        size = self.last_kernel_size
+        if not isinstance(size, int) or size not in (1, 3):
+            raise ValueError(f"`last_kernel_size` must be 1 or 3, got {size!r}")
         require_positive("batch_norm_eps", self.batch_norm_eps)
         if self.scales is not None and not _are_two_numbers(self.scales):
             raise ValueError(f"`scales` must be a tuple of two numbers, got {self.scales!r}")
@@ -160,6 +161,7 @@ class SphereNet(TwoLayers):
             raise ValueError(
                 f'`normalize` must be "both" for `angle` {self.angle!r}, got {self.normalize!r}'
             )
+        require_flag("bounded", self.bounded)
         if self.bounded and self.batch_norm:
             raise ValueError("`bounded` must be False with `batch_norm`, which undoes it, got True")
 

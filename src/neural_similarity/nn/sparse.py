@@ -49,9 +49,9 @@ class Masked(Wrapper):
     def __post_init__(self):
         self.require(*_MASKABLE)
         require_positive("rate", self.rate)
+        require_flag("continuous", self.continuous)
         if self.continuous and self.rate != 1:
             raise ValueError(f"`rate` must be 1 where D is continuous, got {self.rate!r}")
-        require_flag("continuous", self.continuous)
         if not (isinstance(self.threshold, int | float) and isfinite(self.threshold)):
             raise ValueError(f"`threshold` must be a finite number, got {self.threshold!r}")
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from neural_similarity.choices import require_flag
 from neural_similarity.nn.geometry import PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import leaf
 from neural_similarity.nn.modes import check_module
@@ -196,6 +197,9 @@ def orthogonality(
     Raises:
         ValueError: what is no module is in `layers`, or no `SphereConv2d`.
     """
+    require_flag("unit", unit)
+    if not isinstance(layers, Iterable) and not isinstance(layers, nn.Module):
+        raise ValueError(f"`layers` must be a module or some of them, got {layers!r}")
     roots = [layers] if isinstance(layers, nn.Module) else list(layers)
     for root in roots:
         check_module(root, "layers")

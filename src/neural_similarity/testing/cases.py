@@ -117,11 +117,19 @@ class Case:
 
 
 def cases(structure: Structure, predictor: Predictor | None = None) -> tuple[Case, ...]:
-    """A structure in every layer, static and predicted (by default by a small `SphereNet`)."""
+    """A structure in every layer, static and predicted (by default by a small `SphereNet`).
+
+    Raises:
+        ValueError: `structure` is no structure, or `predictor` no predictor.
+    """
+    if not isinstance(structure, Structure):
+        raise ValueError(f"`structure` must be a Structure such as ns.Full(), got {structure!r}")
     start = "identity" if structure.zero_is_identity else "released"
     kinds: dict[str, Similarity] = {"static": Static(structure)}
     if structure.dynamic:
-        kinds["dynamic"] = Dynamic(structure, predictor or SphereNet(hidden=3), start)
+        kinds["dynamic"] = Dynamic(
+            structure, SphereNet(hidden=3) if predictor is None else predictor, start
+        )
     return tuple(
         Case(f"{kind} {name}", partial(make, similarity), shape, similarity)
         for kind, similarity in kinds.items()

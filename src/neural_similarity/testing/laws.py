@@ -33,9 +33,11 @@ def check(law: str, case: Case) -> str | None:
 
     Raises:
         AssertionError: the law does not hold.
-        ValueError: there is no law of that name.
+        ValueError: there is no law of that name, or `case` is no case.
     """
     require_known("law", law, LAWS)
+    if not isinstance(case, Case):
+        raise ValueError(f"`case` must be a Case, as ns.testing.cases makes them, got {case!r}")
     try:
         LAWS[law](case)
     except NotApplicableError as reason:

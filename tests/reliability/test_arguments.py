@@ -1,0 +1,228 @@
+"""Every public name, every argument, every odd value: refused by name, never from the depths.
+
+A name without a case fails, so that what is added is tried too.
+"""
+
+import inspect
+import warnings
+from contextlib import suppress
+from dataclasses import MISSING, fields
+
+import pytest
+import torch
+from reliability import test_api
+from reliability.test_api import CALLED, SPECS, drawn, tensors, use
+from torch import nn
+
+import neural_similarity as ns
+from neural_similarity import functional, hub, models, regularize, testing, visualize
+
+MAPS, MATRICES = torch.rand(2, 3, 5, 6), torch.rand(2, 9, 4, 4)
+SMALL = {"num_classes": 3, "width": 0.1}
+
+
+def network():
+    return nn.Sequential(ns.Conv2d(4, 3, 3, similarity="static-full"))
+
+
+def plain():
+    return nn.Sequential(nn.Conv2d(4, 3, 3))
+
+
+def input_of():
+    return torch.randn(2, 4, 5, 6)
+
+
+def constant(value):
+    return lambda: value
+
+
+CASES = {
+    visualize.similarities: {"model": network, "x": input_of},
+    visualize.kernel_shapes: {"model": network},
+    visualize.plot_shapes: {"shapes": lambda: {"a": torch.ones(3, 3)}, "columns": constant(5)},
+    visualize.mean_matrix: {"m": lambda: torch.eye(9)},
+    visualize.plot_matrices: {
+        "found": lambda: {"a": torch.eye(9)},
+        "columns": constant(5),
+        "kernels": constant(None),
+    },
+    visualize.plot_maps: {"x": constant(MAPS), "m": constant(MATRICES), "kernel": constant(None)},
+    visualize.draw: {"model": network, "x": input_of, "folder": None},
+    ns.convert: {
+        "model": plain,
+        "similarity": constant("static-full"),
+        "where": constant(None),
+        "inplace": constant(False),
+    },
+    ns.plan: {"model": plain, "similarity": constant("static-full"), "where": constant(None)},
+    ns.fold: {"model": network, "dynamic": constant("error")},
+    ns.unconvert: {"model": network, "inplace": constant(False)},
+    ns.freeze_backbone: {"model": network, "norm": constant("eval"), "train": constant(None)},
+    ns.unfreeze_backbone: {"model": network},
+    ns.max_difference: {"model": network, "other": network, "example": input_of},
+    ns.parameter_groups: {
+        "model": network,
+        "weight_decay": constant(0.1),
+        "similarity_decay": constant(0.1),
+        "predictor_decay": constant(None),
+        "sphere_decay": constant(None),
+    },
+    ns.penalty: {"model": network, "measure": constant("l1")},
+    ns.orthogonality: {"layers": lambda: ns.SphereConv2d(4, 3, 3), "unit": constant(True)},
+    testing.cases: {"structure": ns.Full, "predictor": constant(None)},
+    testing.check: {"law": constant("seed"), "case": lambda: testing.cases(ns.Full())[0]},
+    models.parameters: {"model": plain},
+}
+"""Our own functions, whose errors name the argument, and what makes their arguments."""
+
+SPEC_CASES = {
+    spec: {}
+    for spec in (
+        ns.Static, ns.Dynamic, ns.Affine, ns.Dilation, ns.Masked, ns.Sparse, ns.Unshared, ns.Full,
+        ns.Diagonal, ns.Symmetric, ns.PositiveSemidefinite, ns.SphereNet, ns.CNN, ns.Shared,
+        ns.Pooled,
+    )
+}  # fmt: skip
+REQUIRED = {"structure": ns.Full(), "channels": 2}
+
+ELSEWHERE = {
+    "functional": "a module, whose functions test_api calls",
+    "hub": "a module, see tests/test_hub.py",
+    "models": "a module, whose builders test_api calls by `build`",
+    "nn": "a module, whose names are those of ns and what they are made of",
+    "testing": "a module, see CASES",
+    "visualize": "a module, see CASES",
+    "SIMILARITIES": "a dict",
+    "Select": "a spec without arguments",
+    "Shift": "a spec without arguments",
+    "Unstructured": "a spec without arguments",
+    "sharing": "takes no argument",
+    "adapters": "see tests/conversion/test_adapters.py",
+    "load_adapter": "see tests/conversion/test_adapters.py",
+    "save_adapter": "see tests/conversion/test_adapters.py",
+    "load": "a function of the laboratory, see tests/lab",
+}
+ODD = [
+    None, True, "", "x", (), 0, -1, float("nan"), 1.5, 1j, (0,), [1, "x"], {}, {"x": 1}, object(),
+    nn.ReLU(), nn.Conv2d(4, 3, 3, dtype=torch.complex64), torch.ones(2, 4, 5, 6, dtype=torch.int64),
+    torch.ones(2, 4, 5, 6, dtype=torch.complex64), torch.ones(2, 4, 5, 6, device="meta"),
+    torch.zeros(0), {"a": torch.zeros(0)}, {1: torch.ones(3, 3)}, {"a": torch.ones(9) * 1j},
+]  # fmt: skip
+
+
+def public(module):
+    """The functions and classes that a module itself defines and names without an underscore."""
+    return [
+        value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__.startswith(module.__name__)
+    ]
+
+
+def test_every_public_name_has_a_case():
+    tried = {*CASES, *SPEC_CASES, *CALLED}
+    missing = [
+        name for name in ns.__all__ if name not in ELSEWHERE and getattr(ns, name) not in tried
+    ]
+    assert not missing
+    assert not [f.__name__ for f in public(visualize) if f not in tried]
+    assert not [f.__name__ for f in public(regularize) if f not in tried]
+    assert not [f for f in vars(functional).values() if inspect.isfunction(f) and f not in tried]
+    builders = {"build", *models.MODELS}
+    helpers = {f.__name__ for f in public(models) if inspect.isfunction(f) and f not in tried}
+    parts = {"conv_block", "options", "pools", "set_norms", "usual_sizes", "without_pool"}
+    assert helpers <= builders | parts
+    assert {f.__name__ for f in public(hub)} == {"Network", "Adapted"}
+
+
+def test_what_is_elsewhere_is_public():
+    assert set(ELSEWHERE) <= set(ns.__all__)
+
+
+def arguments_of(function, tmp_path):
+    """Arguments that are as they should be."""
+    if function in SPEC_CASES:
+        return {
+            field.name: REQUIRED.get(field.name, field.default)
+            for field in fields(function)
+            if field.name in REQUIRED or field.default is not MISSING
+        } | ({"structure": ns.Full()} if function in (ns.Static, ns.Dynamic) else {})
+    return {name: make() if make else tmp_path / "out" for name, make in CASES[function].items()}
+
+
+OUR_OWN = [*CASES, *SPEC_CASES]
+
+
+@pytest.mark.parametrize("function", OUR_OWN, ids=lambda f: f.__name__)
+def test_arguments_as_they_should_be_work(function, tmp_path):
+    function(**arguments_of(function, tmp_path))
+
+
+@pytest.mark.parametrize("function", OUR_OWN, ids=lambda f: f.__name__)
+def test_odd_arguments_are_refused_by_name(function, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wrong = []
+    for name in arguments_of(function, tmp_path):
+        for odd in ODD:
+            arguments = arguments_of(function, tmp_path) | {name: odd}
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    function(**arguments)
+            except (ValueError, TypeError) as error:
+                if name not in str(error) and not torchs(odd, name):
+                    wrong.append(f"{name}={odd!r:.60}: {error!r:.120}")
+            except RuntimeError as error:  # of torch, for an input of another type than the weights
+                if not torchs(odd, name):
+                    wrong.append(f"{name}={odd!r:.60}: {error!r:.120}")
+            except Exception as error:
+                wrong.append(f"{name}={odd!r:.60}: {error!r:.120}")
+    assert not wrong, "\n".join(wrong)
+
+
+def torchs(odd, name):
+    """Whether torch's own layers refuse a network's input, or a user's own module its own."""
+    inputs = name in ("x", "example") and isinstance(odd, torch.Tensor)
+    return inputs or (isinstance(odd, nn.Module) and name in ("model", "other", "measure"))
+
+
+LAYERS = [f for f in CALLED if f not in SPECS and f not in CASES]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("function", LAYERS, ids=lambda f: f.__name__)
+def test_odd_arguments_of_layers_and_operators_raise_errors_of_callers(function):
+    """Of torch's constructors and operators as well: ValueError, TypeError, RuntimeError."""
+    for name in CALLED[function]:
+        for odd in ODD:
+            known = tensors()
+            arguments = {k: drawn(None, v, known) for k, v in CALLED[function].items()}
+            with suppress(*test_api.REFUSED):
+                use(function, arguments | {name: odd}, known.__getitem__)
+
+
+@pytest.mark.parametrize("layer", [ns.Conv1d, ns.Conv2d, ns.Conv3d])
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_a_kernel_has_a_size_along_every_dimension(layer, similarity):
+    with pytest.raises(ValueError, match=r"`kernel_size` must be \d numbers, got \(\)"):
+        layer(4, 3, (), similarity=similarity)
+
+
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_complex_weights_are_skipped_with_a_reason_and_refused_where_named(similarity):
+    model = nn.Sequential(nn.Conv2d(4, 3, 3, dtype=torch.complex64), nn.Conv2d(3, 3, 3))
+    reason = "has complex weights, and similarities are real"
+    assert ns.plan(model, similarity) == {"0": reason, "1": None}
+    with pytest.raises(ValueError, match=rf"`where` names modules that cannot .*{reason}"):
+        ns.convert(model, similarity, "0")
+    with pytest.raises(ValueError, match=rf"`model` must have a layer to convert .*{reason}"):
+        ns.convert(model[:1], similarity)
+
+
+def test_macs_are_those_of_a_size_of_counts():
+    for odd in (None, 0, -1, 1.5, float("nan"), 1j):
+        with pytest.raises(ValueError, match="`size` must be an integer of at least 1"):
+            ns.macs(plain(), 4, odd, 5)
