@@ -15,7 +15,7 @@ from reliability.test_api import bounded as bounded
 from neural_similarity.files import read_json
 from neural_similarity.lab.data.decoding import read_header, read_pixels
 from neural_similarity.lab.data.fashion_mnist import _read_idx
-from neural_similarity.lab.data.listing import listed_images
+from neural_similarity.lab.data.listing import read_image_list
 
 FILES = int(os.environ.get("RELIABILITY_CALLS", "400"))
 PIECES = [
@@ -51,7 +51,7 @@ def test_damaged_files(tmp_path):
     images = list((tmp_path / "images").iterdir())
     goods = {
         **{path: (path.read_bytes(), image) for path in images},
-        tmp_path / "train.csv": (lists, listed_images),
+        tmp_path / "train.csv": (lists, read_image_list),
         tmp_path / "list.json": (b'{"a": [1, {"b": null}]}', read_json),
         tmp_path / "pixels.gz": (gzip.compress(pixels), lambda p: _read_idx(p, (3, 28, 28))),
     }

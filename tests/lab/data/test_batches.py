@@ -43,7 +43,7 @@ def test_every_window_is_a_slice(crop, padding, flip, channels):
     windows = Windows(whole.pixels, augment, "cpu")
     shifts = range(2 * crop + 1)
     every = list(itertools.product(range(COUNT), shifts, shifts, range(1 + flip)))
-    actual = windows.take(windows.corner(*torch.tensor(every).unbind(1)))
+    actual = windows.take_windows(windows.corner_of(*torch.tensor(every).unbind(1)))
     expected = [sliced(whole.pixels[i], augment, *place) for i, *place in every]
     assert torch.equal(actual, torch.stack(expected))
 
@@ -157,8 +157,8 @@ def test_sets_that_are_padded_part_by_part_are_whole(monkeypatch):
     windows = Windows(pixels, Augment(2), "cpu")
     middle = torch.full((COUNT,), 2)
     for flip in (0, 1):
-        corners = windows.corner(torch.arange(COUNT), middle, middle, torch.full((COUNT,), flip))
-        assert torch.equal(windows.take(corners), pixels.flip(3) if flip else pixels)
+        corners = windows.corner_of(torch.arange(COUNT), middle, middle, torch.full((COUNT,), flip))
+        assert torch.equal(windows.take_windows(corners), pixels.flip(3) if flip else pixels)
 
 
 def test_images_of_a_batch_and_batches_of_an_epoch_have_windows_of_their_own():

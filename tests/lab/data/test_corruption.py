@@ -7,10 +7,10 @@ from neural_similarity.lab.data import Dataset, Images
 from neural_similarity.lab.data.corruption import (
     AT_ONCE,
     CORRUPTIONS,
-    blurred,
-    corrupted,
-    noisy,
-    rotated,
+    add_noise,
+    blur_images,
+    corrupt_dataset,
+    rotate_images,
 )
 
 RANDOM = torch.Generator().manual_seed(0)
@@ -23,7 +23,7 @@ def images(count, side=32):
 
 def test_noise_has_its_deviation():
     x = torch.full((50, 3, 32, 32), 128.0)
-    change = noisy(x, RANDOM, 25) - x
+    change = add_noise(x, RANDOM, 25) - x
     assert abs(change.mean()) < 0.5
     assert abs(change.std() - 25) < 0.5
 
@@ -31,7 +31,7 @@ def test_noise_has_its_deviation():
 def test_blur_widens_a_point_by_its_variance():
     x = torch.zeros(1, 2, 33, 35)
     x[0, 1, 16, 20] = 1
-    y = blurred(x, RANDOM, 2)[0]
+    y = blur_images(x, RANDOM, 2)[0]
     assert not y[0].any()
     torch.testing.assert_close(y[1].sum(), torch.tensor(1.0))
     for axis, centre in ((0, 16), (1, 20)):
@@ -39,25 +39,29 @@ def test_blur_widens_a_point_by_its_variance():
         mass = y[1].sum(1 - axis)
         assert abs((mass * places).sum()) < 1e-5
         assert (mass * places**2).sum() == pytest.approx(4, rel=0.03)  # 1 % lies outside
-    torch.testing.assert_close(blurred(torch.ones(1, 1, 9, 9), RANDOM, 1), torch.ones(1, 1, 9, 9))
+    torch.testing.assert_close(
+        blur_images(torch.ones(1, 1, 9, 9), RANDOM, 1), torch.ones(1, 1, 9, 9)
+    )
 
 
 def test_rotation_is_continuous_at_right_angles_and_leaves_the_centre():
     x = images(2, 9).pixels.float()
-    assert torch.equal(rotated(x, RANDOM, 90), x.rot90(1, (2, 3)))
-    torch.testing.assert_close(rotated(x, RANDOM, 90 + 1e-4), x.rot90(1, (2, 3)), rtol=0, atol=0.02)
-    torch.testing.assert_close(rotated(x, RANDOM, 30)[..., 4, 4], x[..., 4, 4])
-    assert not rotated(x, RANDOM, 45)[..., 0, 0].any()
+    assert torch.equal(rotate_images(x, RANDOM, 90), x.rot90(1, (2, 3)))
+    torch.testing.assert_close(
+        rotate_images(x, RANDOM, 90 + 1e-4), x.rot90(1, (2, 3)), rtol=0, atol=0.02
+    )
+    torch.testing.assert_close(rotate_images(x, RANDOM, 30)[..., 4, 4], x[..., 4, 4])
+    assert not rotate_images(x, RANDOM, 45)[..., 0, 0].any()
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_a_changed_data_set_is_the_same_every_time(name):
     dataset = Dataset("cifar10", images(AT_ONCE + 3), images(4))
-    once, again = corrupted(dataset, name), corrupted(dataset, name)
+    once, again = corrupt_dataset(dataset, name), corrupt_dataset(dataset, name)
     assert once.name == f"cifar10-{name}"
     assert once.digest == again.digest != dataset.digest
     assert torch.equal(once.train.labels, dataset.train.labels)
     assert once.train.pixels.shape == dataset.train.pixels.shape
     few = Dataset("cifar10", dataset.train, dataset.train.subset(range(4)))
-    same = torch.equal(corrupted(few, name).test.pixels, once.train.pixels[:4])
+    same = torch.equal(corrupt_dataset(few, name).test.pixels, once.train.pixels[:4])
     assert same is ("noise" not in name)  # the parts have their own noise

@@ -12,7 +12,12 @@ import pytest
 import torch
 
 from neural_similarity.lab.data import Images, load
-from neural_similarity.lab.data.fashion_mnist import CLASSES, FILE, load_fashion_mnist, unpack
+from neural_similarity.lab.data.fashion_mnist import (
+    CLASSES,
+    FILE,
+    load_fashion_mnist,
+    unpack_embedded,
+)
 
 FOLDER = files("neural_similarity.lab.data").joinpath("embedded")
 COUNTS = (30, 20)
@@ -156,7 +161,7 @@ def test_damage_is_noticed(damage):
     with pytest.raises(
         ValueError, match=r"fashion-mnist-10k\.xz must hold 10,000 images .*install"
     ):
-        unpack(bytes(packed))
+        unpack_embedded(bytes(packed))
 
 
 def test_script_packs_what_the_package_unpacks(monkeypatch):
@@ -170,7 +175,7 @@ def test_script_packs_what_the_package_unpacks(monkeypatch):
         pixels = values.repeat(1, 1, 28, 28)
         parts.append(Images(pixels, torch.randperm(count, generator=random) % 10, CLASSES))
     packed = make_embedded.pack(*parts)
-    for part, unpacked, each in zip(parts, unpack(packed), (800, 200), strict=True):
+    for part, unpacked, each in zip(parts, unpack_embedded(packed), (800, 200), strict=True):
         for c in range(10):
             expected = part.pixels[part.labels == c][:each, 0].numpy()
             assert np.array_equal(unpacked[c], expected)

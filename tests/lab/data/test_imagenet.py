@@ -121,7 +121,7 @@ def test_chunks_are_the_centres_in_order(root, workers):
 
 
 def test_held_out_images_are_files_too(root):
-    kept, out = data.held_out(load(root).train, 12, seed=0)
+    kept, out = data.hold_out(load(root).train, 12, seed=0)
     assert (len(kept), len(out)) == (36, 12)
     assert sorted(out.labels.tolist()) == list(range(12))
     assert not {kept.path(i) for i in range(36)} & {out.path(i) for i in range(12)}

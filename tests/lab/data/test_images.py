@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from neural_similarity.lab.data import Dataset, Images, held_out, load
+from neural_similarity.lab.data import Dataset, Images, hold_out, load
 
 
 def images(count=40, classes=4, seed=0):
@@ -79,7 +79,7 @@ def test_digest_changes_with_everything(part, change):
     ("count", "shares"), [(0, [0, 0, 0, 0]), (8, [2, 2, 2, 2]), (10, [3, 3, 2, 2])]
 )
 def test_every_class_gives_the_same_share(count, shares):
-    train, validation = held_out(images(), count, seed=3)
+    train, validation = hold_out(images(), count, seed=3)
     assert validation.labels.bincount(minlength=4).tolist() == shares
     assert len(train) == 40 - count
 
@@ -87,7 +87,7 @@ def test_every_class_gives_the_same_share(count, shares):
 def test_held_out_images_are_missing_from_the_rest_and_both_keep_the_order():
     pixels = torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1)
     whole = Images(pixels, torch.arange(40) % 4, tuple("abcd"))
-    train, validation = (part.pixels.flatten().tolist() for part in held_out(whole, 12, seed=0))
+    train, validation = (part.pixels.flatten().tolist() for part in hold_out(whole, 12, seed=0))
     assert sorted(train + validation) == list(range(40))
     assert train == sorted(train)
     assert validation == sorted(validation)
@@ -95,10 +95,10 @@ def test_held_out_images_are_missing_from_the_rest_and_both_keep_the_order():
 
 def test_held_out_depends_on_the_seed_alone():
     torch.manual_seed(1)
-    first = held_out(images(), 12, seed=5)[1]
+    first = hold_out(images(), 12, seed=5)[1]
     torch.manual_seed(2)
-    assert torch.equal(held_out(images(), 12, seed=5)[1].pixels, first.pixels)
-    assert not torch.equal(held_out(images(), 12, seed=6)[1].pixels, first.pixels)
+    assert torch.equal(hold_out(images(), 12, seed=5)[1].pixels, first.pixels)
+    assert not torch.equal(hold_out(images(), 12, seed=6)[1].pixels, first.pixels)
 
 
 def test_every_class_keeps_an_image_and_validation_is_named():
@@ -110,7 +110,7 @@ def test_every_class_keeps_an_image_and_validation_is_named():
         (lacking, 4, r"more than 1 images of the class 'd' .* got 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            held_out(whole, count, seed=0)
+            hold_out(whole, count, seed=0)
 
 
 def test_a_subset_is_named_by_a_mask_too():

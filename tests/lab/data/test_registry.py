@@ -142,7 +142,7 @@ def test_empty_class(tmp_path):
 def test_a_name_that_is_no_text(tmp_path, monkeypatch):
     """As Linux has it, where names are bytes; other systems' disks refuse to make one."""
     classes(tmp_path)
-    monkeypatch.setattr(listing, "_images_in", lambda *_: {os.fsdecode(b"\xff.png"): 1})
+    monkeypatch.setattr(listing, "_list_folder", lambda *_: {os.fsdecode(b"\xff.png"): 1})
     with pytest.raises(ValueError, match=r"names in .* must be valid UTF-8, got '\\udcff.png'"):
         load("folder", tmp_path)
 

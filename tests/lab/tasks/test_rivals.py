@@ -13,7 +13,7 @@ from torch import nn
 import neural_similarity as ns
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, session
-from neural_similarity.lab.data.corruption import rotated
+from neural_similarity.lab.data.corruption import rotate_images
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapted
 from neural_similarity.lab.tasks.rivals import BLOCK, merged, with_rival
 from neural_similarity.lab.train import Recipe
@@ -174,7 +174,7 @@ def test_turned_images_are_those_of_the_data_set_turned_back():
     plain(x).sum().backward()
     network(x).square().sum().backward()
     assert angle.grad.abs() > 0
-    for turns, seen in ((1 / 3, rotated(x, None, 30)), (1, x.rot90(1, (2, 3)))):
+    for turns, seen in ((1 / 3, rotate_images(x, None, 30)), (1, x.rot90(1, (2, 3)))):
         torch.nn.init.constant_(angle, turns)
         assert (network(x) - plain(seen)).abs().max() < 1e-3 * scale
     assert set(merged(network).state_dict()) == {*plain.state_dict(), "conv1.angle"}

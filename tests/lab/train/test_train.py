@@ -203,7 +203,7 @@ def test_validation_keeps_the_best_and_is_held_out(tmp_path):
     assert [path.name for path in checkpoints(run.best)] == [f"step-{first_best:08d}"]
     summary = json.loads(run.summary.read_text())
     assert summary["best_checkpoint"]["validation_accuracy"] == max(accuracies)
-    training, held = data.held_out(make_dataset().train, 16, 0)
+    training, held = data.hold_out(make_dataset().train, 16, 0)
     assert run.preprocess == Preprocess.fit(training)
     runtime = choose_runtime("cpu", "fp32")
     best = load(run, "best")
@@ -276,7 +276,7 @@ def test_prediction_does_not_depend_on_the_batch_and_leaves_every_mode(tmp_path,
 def test_the_seed_says_which_images_are_held_out():
     dataset = make_dataset()
     parts = ClassificationTask(replace(TINY, validation=16, seed=3), dataset).split()
-    expected = data.held_out(dataset.train, 16, 3)
+    expected = data.hold_out(dataset.train, 16, 3)
     assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(parts, expected, strict=True))
 
 

@@ -10,7 +10,7 @@ from neural_similarity.lab.data.images import Dataset as Dataset
 from neural_similarity.lab.data.images import ImageFiles as ImageFiles
 from neural_similarity.lab.data.images import Images as Images
 from neural_similarity.lab.data.images import ImageSet as ImageSet
-from neural_similarity.lab.data.images import held_out as held_out
+from neural_similarity.lab.data.images import hold_out as hold_out
 from neural_similarity.lab.data.registry import FOLDER as FOLDER
 from neural_similarity.lab.data.registry import IN_PLACE as IN_PLACE
 from neural_similarity.lab.data.registry import NAMES as NAMES

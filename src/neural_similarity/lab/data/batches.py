@@ -128,7 +128,7 @@ class Batches:
             ValueError: `step` is negative.
         """
         _, chosen = self._order.at(step)
-        corners = self._windows.draw(chosen, generator("crops", self._seed, step))
+        corners = self._windows.draw_corners(chosen, generator("crops", self._seed, step))
         # One transfer for both: each costs more than its few hundred bytes, and the host would wait
         # for the last step. From memory that is not pinned, CUDA returns when it has read it.
         drawn = torch.stack([chosen, corners])[:, self._place.share]
@@ -137,7 +137,7 @@ class Batches:
     def loaded(self) -> tuple[Tensor, Tensor]:
         """The batch that was loaded last, as `at` gives it; all of it happens on the device."""
         chosen, corners = self._drawn
-        pixels = self._windows.take(corners)
+        pixels = self._windows.take_windows(corners)
         pixels = pixels.contiguous(memory_format=self._place.memory_format)
         return standardise(pixels, self._scale, self._shift), self._labels[chosen]
 
@@ -164,16 +164,8 @@ class FileBatches:
     """Shuffled, augmented, standardised batches, decoded ahead by other processes.
 
     As `Batches`, for images in files: every image is a random window, resized, and half of them
-    are mirrored. Steps that follow each other are decoded ahead; any other step starts over, so a
-    run that resumes in the middle of an epoch sees the batches it would have seen.
-
-    Args:
-        images: what to train on.
-        batch_size: images in a batch.
-        preprocess: what turns pixels into the network's input.
-        flip: mirror half of the images.
-        seed: of the order, the windows and the flips.
-        place: where the batches go.
+    are mirrored if `flip`. Steps that follow each other are decoded ahead; any other step starts
+    over, so a run that resumes in the middle of an epoch sees the batches it would have seen.
 
     Raises:
         ValueError: `images` has fewer images than a batch, or other channels than `preprocess`.

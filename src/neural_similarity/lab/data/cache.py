@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 
 from neural_similarity.files import lock_file, new_file
-from neural_similarity.lab.data.class_files import ClassFiles
-from neural_similarity.lab.data.class_split import PARTS, ClassSplit
+from neural_similarity.lab.data.class_split import PARTS, ClassFiles, ClassSplit
 from neural_similarity.lab.data.decoding import read_all_pixels, read_header
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import Images, class_labels

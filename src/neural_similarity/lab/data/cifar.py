@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from neural_similarity.files import read_bytes, read_text
-from neural_similarity.lab.data.files import first_folder, remedy
+from neural_similarity.lab.data.files import first_folder, suggest_download
 from neural_similarity.lab.data.images import Dataset, Images
 from neural_similarity.lab.data.unpickling import unpickle
 
@@ -87,9 +87,9 @@ def load_cifar(cifar: Cifar, root: Path, counts: tuple[int, int] = (50_000, 10_0
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged or holds something else.
     """
-    with remedy(cifar.name, root):
-        folder, layout = _find(cifar, root)
-        classes = _classes(cifar, layout, folder)
+    with suggest_download(cifar.name, root):
+        folder, layout = _find_layout(cifar, root)
+        classes = _class_names(cifar, layout, folder)
         train, test = (
             _read_part([folder / file for file in files], count, layout, classes)
             for files, count in zip((layout.train, layout.test), counts, strict=True)
@@ -99,17 +99,17 @@ def load_cifar(cifar: Cifar, root: Path, counts: tuple[int, int] = (50_000, 10_0
 
 def find_cifar(cifar: Cifar, root: Path) -> Path:
     """The folder below `root` that holds the files, or where they belong if there are none."""
-    return _find(cifar, root)[0]
+    return _find_layout(cifar, root)[0]
 
 
-def _find(cifar: Cifar, root: Path) -> tuple[Path, Layout]:
+def _find_layout(cifar: Cifar, root: Path) -> tuple[Path, Layout]:
     for layout in cifar.layouts:
         if folder := first_folder((root / layout.folder, root), layout.train + layout.test):
             return folder, layout
     return root / cifar.layouts[0].folder, cifar.layouts[0]
 
 
-def _classes(cifar: Cifar, layout: Layout, folder: Path) -> tuple[str, ...]:
+def _class_names(cifar: Cifar, layout: Layout, folder: Path) -> tuple[str, ...]:
     path = folder / layout.names
     if cifar.classes and not path.exists():
         return cifar.classes
@@ -122,7 +122,7 @@ def _classes(cifar: Cifar, layout: Layout, folder: Path) -> tuple[str, ...]:
 
 
 def _read_part(paths: list[Path], count: int, layout: Layout, classes: tuple[str, ...]) -> Images:
-    records = [_read(path, count // len(paths), layout) for path in paths]
+    records = [_read_file(path, count // len(paths), layout) for path in paths]
     for path, (_, labels) in zip(paths, records, strict=True):
         if max(labels) >= len(classes):
             raise ValueError(f"{path} must hold labels below {len(classes)}, got {max(labels)}")
@@ -131,7 +131,7 @@ def _read_part(paths: list[Path], count: int, layout: Layout, classes: tuple[str
     return Images(torch.from_numpy(pixels), torch.tensor(labels), classes)
 
 
-def _read(path: Path, count: int, layout: Layout) -> tuple[np.ndarray, list[int]]:
+def _read_file(path: Path, count: int, layout: Layout) -> tuple[np.ndarray, list[int]]:
     """Pixels, uint8 (count, 3072), and labels of the images of one file."""
     if isinstance(layout.labels, int):
         size = layout.labels + PIXELS

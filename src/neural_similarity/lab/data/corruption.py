@@ -20,12 +20,12 @@ AT_ONCE = 1_000
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def noisy(x: Tensor, random: torch.Generator, deviation: float) -> Tensor:
+def add_noise(x: Tensor, random: torch.Generator, deviation: float) -> Tensor:
     """x (n, c, h, w), 0 to 255, with normal noise of this deviation at every number."""
     return x + deviation * torch.randn(x.shape, generator=random)
 
 
-def blurred(x: Tensor, _: torch.Generator, deviation: float) -> Tensor:
+def blur_images(x: Tensor, _: torch.Generator, deviation: float) -> Tensor:
     """x (n, c, h, w) under a Gaussian of this deviation in pixels, cut off at three of them.
 
     Images are mirrored at their border.
@@ -38,7 +38,7 @@ def blurred(x: Tensor, _: torch.Generator, deviation: float) -> Tensor:
     return F.conv2d(F.pad(x, (0, 0, radius, radius), mode="reflect"), kernel.mT, groups=channels)
 
 
-def rotated(x: Tensor, _: torch.Generator, degrees: float) -> Tensor:
+def rotate_images(x: Tensor, _: torch.Generator, degrees: float) -> Tensor:
     """x (n, c, h, w), square, turned to the left; between pixels bilinear, black outside.
 
     Whole right angles are `torch.rot90`.
@@ -52,26 +52,26 @@ def rotated(x: Tensor, _: torch.Generator, degrees: float) -> Tensor:
 
 
 CORRUPTIONS: dict[str, Change] = {
-    "noise-25": partial(noisy, deviation=25),
-    "noise-50": partial(noisy, deviation=50),
-    "blur-1": partial(blurred, deviation=1),
-    "blur-2": partial(blurred, deviation=2),
-    "rotation-30": partial(rotated, degrees=30),
-    "rotation-90": partial(rotated, degrees=90),
+    "noise-25": partial(add_noise, deviation=25),
+    "noise-50": partial(add_noise, deviation=50),
+    "blur-1": partial(blur_images, deviation=1),
+    "blur-2": partial(blur_images, deviation=2),
+    "rotation-30": partial(rotate_images, degrees=30),
+    "rotation-90": partial(rotate_images, degrees=90),
 }
 """By name: deviation in grey levels, in pixels, degrees."""
 
 
-def corrupted(dataset: Dataset, name: str) -> Dataset:
+def corrupt_dataset(dataset: Dataset, name: str) -> Dataset:
     """A data set in memory with all its images changed; the noise depends on the part alone."""
     train, test = (
-        _changed(cast(Images, part), CORRUPTIONS[name], generator(name, seed))
+        _change_images(cast(Images, part), CORRUPTIONS[name], generator(name, seed))
         for seed, part in enumerate((dataset.train, dataset.test))
     )
     return replace(dataset, name=f"{dataset.name}-{name}", train=train, test=test)
 
 
-def _changed(images: Images, change: Change, random: torch.Generator) -> Images:
+def _change_images(images: Images, change: Change, random: torch.Generator) -> Images:
     pixels = [
         change(chunk.float(), random).round().clamp(0, 255).to(torch.uint8)
         for chunk in images.chunks(AT_ONCE)

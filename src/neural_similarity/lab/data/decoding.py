@@ -67,7 +67,9 @@ def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
     Raises:
         ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
-    pixels = _open_image(path, lambda image: np.asarray(_cover(_upright(image, mode), size)))
+    pixels = _open_image(
+        path, lambda image: np.asarray(_cover_size(_show_upright(image, mode), size))
+    )
     return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
 
 
@@ -100,7 +102,7 @@ def read_random_window(
     transform = Compose([RandomResizedCrop(size), RandomHorizontalFlip(0.5 if flip else 0.0)])
 
     def window_of(image: Image.Image) -> np.ndarray:
-        image = _upright(image, "RGB")
+        image = _show_upright(image, "RGB")
         # torchvision draws from torch's own generator, which has our state for that long.
         with torch.random.fork_rng(devices=()):
             torch.default_generator.set_state(random.get_state())
@@ -124,12 +126,12 @@ def read_centre(path: Path, size: int) -> np.ndarray:
 
     def centre_of(image: Image.Image) -> np.ndarray:
         _check_resized(image, max(image.size) / min(image.size) * shorter**2)
-        return np.asarray(transform(_upright(image, "RGB")))
+        return np.asarray(transform(_show_upright(image, "RGB")))
 
     return _open_image(path, centre_of)
 
 
-def _cover(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+def _cover_size(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     """The centre of an image that is as small as covers (width, height) `size`.
 
     torchvision rounds the longer side down; records are of images whose sides are rounded.
@@ -150,7 +152,7 @@ def _check_resized(image: Image.Image, pixels: float) -> None:
         raise ValueError(f"its {image.width}x{image.height} pixels would become {int(pixels):,}")
 
 
-def _upright(image: Image.Image, mode: str) -> Image.Image:
+def _show_upright(image: Image.Image, mode: str) -> Image.Image:
     """An image as it is displayed, in a mode without transparency."""
     ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:

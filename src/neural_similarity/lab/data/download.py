@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neural_similarity.lab.data.files import Progress
-from neural_similarity.lab.data.registry import find, load
+from neural_similarity.lab.data.registry import find_folder, load
 
 CHUNK = 1 << 18
 TIMEOUT_SECONDS = 30
@@ -63,15 +63,15 @@ def download(name: str, root: str | Path, *, progress: Progress | None = None) -
     """
     root = Path(root)
     if name == "embedded":
-        return find(name, root)
+        return find_folder(name, root)
     if name not in REMOTES:
         known = ", ".join([*REMOTES, "embedded"])
         raise ValueError(f"`name` must be a data set to download, one of {known}, got {name!r}")
     if not _is_whole(name, root):
         root.mkdir(parents=True, exist_ok=True)
         for remote in REMOTES[name]:
-            _install(remote, root, name, progress)
-    return find(name, root)
+            _install_file(remote, root, name, progress)
+    return find_folder(name, root)
 
 
 def _is_whole(name: str, root: Path) -> bool:
@@ -82,17 +82,17 @@ def _is_whole(name: str, root: Path) -> bool:
     return True
 
 
-def _install(remote: Remote, root: Path, name: str, progress: Progress | None) -> None:
+def _install_file(remote: Remote, root: Path, name: str, progress: Progress | None) -> None:
     """Fetch one file, unpack it if it is an archive, and move the content into place."""
     with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch:
         fetched = Path(scratch, remote.name)
-        _fetch(remote, fetched, progress)
+        _fetch_file(remote, fetched, progress)
         if remote.name.endswith(".tar.gz"):
-            fetched = _unpack(fetched)
-        _move(fetched, root / name if fetched.is_file() else root / fetched.name)
+            fetched = _unpack_archive(fetched)
+        _move_files(fetched, root / name if fetched.is_file() else root / fetched.name)
 
 
-def _unpack(archive: Path) -> Path:
+def _unpack_archive(archive: Path) -> Path:
     """The one folder at the top of an archive."""
     target = archive.parent / "unpacked"
     with tarfile.open(archive) as tar:
@@ -101,17 +101,17 @@ def _unpack(archive: Path) -> Path:
     return folder
 
 
-def _move(source: Path, folder: Path) -> None:
+def _move_files(source: Path, folder: Path) -> None:
     """Move a file, or the files of a folder, into `folder`, replacing earlier ones."""
     folder.mkdir(exist_ok=True)
     for file in [source] if source.is_file() else sorted(source.iterdir()):
         file.replace(folder / file.name)
 
 
-def _fetch(remote: Remote, path: Path, progress: Progress | None) -> None:
+def _fetch_file(remote: Remote, path: Path, progress: Progress | None) -> None:
     """Write a remote file to `path`."""
     try:
-        md5 = _stream(remote.url, path, progress)
+        md5 = _copy_url(remote.url, path, progress)
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionError(f"{remote.url} cannot be downloaded: {error}; try again") from error
     if md5 != remote.md5:
@@ -121,7 +121,7 @@ def _fetch(remote: Remote, path: Path, progress: Progress | None) -> None:
         )
 
 
-def _stream(url: str, path: Path, progress: Progress | None) -> str:
+def _copy_url(url: str, path: Path, progress: Progress | None) -> str:
     """Copy `url` to `path` and return the MD5 of what came."""
     md5, done = hashlib.md5(usedforsecurity=False), 0
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as reply, path.open("wb") as file:

@@ -10,20 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from neural_similarity.lab.data.files import first_folder, remedy
+from neural_similarity.lab.data.files import first_folder, suggest_download
 from neural_similarity.lab.data.images import Dataset, Images
 
 NAME, FOLDER = "fashion-mnist", "fashion-mnist"
 CLASSES = (
     "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
+    *"Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split(),
     "Ankle boot",
 )
 PREFIXES = ("train", "t10k")
@@ -44,7 +37,7 @@ def load_fashion_mnist(root: Path, counts: tuple[int, int] = (60_000, 10_000)) -
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged or holds something else.
     """
-    with remedy(NAME, root):
+    with suggest_download(NAME, root):
         folder = find_fashion_mnist(root)
         train, test = (read_part(folder, *part) for part in zip(PREFIXES, counts, strict=True))
     return Dataset(NAME, train, test)
@@ -52,7 +45,9 @@ def load_fashion_mnist(root: Path, counts: tuple[int, int] = (60_000, 10_000)) -
 
 def find_fashion_mnist(root: Path) -> Path:
     """The folder below `root` that holds the files, or where they belong if there are none."""
-    names = [name for part in PREFIXES for stem in _stems(part) for name in (stem, f"{stem}.gz")]
+    names = [
+        name for part in PREFIXES for stem in _file_stems(part) for name in (stem, f"{stem}.gz")
+    ]
     belongs = root / FOLDER
     folders = (belongs, root / "FashionMNIST" / "raw", root / "raw", root)
     return first_folder(folders, names) or belongs
@@ -60,7 +55,7 @@ def find_fashion_mnist(root: Path) -> Path:
 
 def read_part(folder: Path, prefix: str, count: int) -> Images:
     """The images and labels of the part "train" or "t10k", of which there must be `count`."""
-    pixels, labels = _stems(prefix)
+    pixels, labels = _file_stems(prefix)
     return Images(
         torch.from_numpy(_read_idx(folder / pixels, (count, 28, 28)))[:, None],
         torch.from_numpy(_read_labels(folder / labels, count)),
@@ -68,7 +63,7 @@ def read_part(folder: Path, prefix: str, count: int) -> Images:
     )
 
 
-def _stems(prefix: str) -> tuple[str, str]:
+def _file_stems(prefix: str) -> tuple[str, str]:
     return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
@@ -117,13 +112,13 @@ def load_embedded() -> Dataset:
     Raises:
         ValueError: the file is damaged.
     """
-    train, test = unpack(
+    train, test = unpack_embedded(
         files("neural_similarity.lab.data").joinpath("embedded", FILE).read_bytes()
     )
-    return Dataset("embedded", _images(train), _images(test))
+    return Dataset("embedded", _interleave_classes(train), _interleave_classes(test))
 
 
-def unpack(packed: bytes) -> list[np.ndarray]:
+def unpack_embedded(packed: bytes) -> list[np.ndarray]:
     """Two uint8 arrays (10, images of a class, 28, 28) from the bytes of the file.
 
     Raises:
@@ -142,7 +137,7 @@ def unpack(packed: bytes) -> list[np.ndarray]:
         ) from error
 
 
-def _images(by_class: np.ndarray) -> Images:
+def _interleave_classes(by_class: np.ndarray) -> Images:
     alternating = np.ascontiguousarray(by_class.swapaxes(0, 1)).reshape(-1, 1, 28, 28)
     labels = torch.arange(len(alternating)) % len(CLASSES)
     return Images(torch.from_numpy(alternating), labels, CLASSES)

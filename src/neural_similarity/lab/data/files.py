@@ -14,7 +14,7 @@ def first_folder(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
 
 
 @contextlib.contextmanager
-def remedy(name: str, root: Path) -> Iterator[None]:
+def suggest_download(name: str, root: Path) -> Iterator[None]:
     """Add to errors about the files of the data set `name` how to get good ones."""
     command = f"run `nsim data {name} --data {root}`"
     try:

@@ -20,8 +20,8 @@ from neural_similarity.lab.data.listing import (
     Listing,
     check_classes,
     list_images,
-    listed_images,
     part_folders,
+    read_image_list,
 )
 
 NAME = "imagenet"
@@ -167,8 +167,8 @@ def _read_lists(source: Path) -> dict[str, list[str]]:
         raise FileNotFoundError(f"{source} must hold images/ and lists *.csv of filename,label")
     members: dict[str, set[str]] = {}
     for path in lists:
-        for name, label in listed_images(path):
-            members.setdefault(label, set()).add(name)
+        for label, names in read_image_list(path).items():
+            members.setdefault(label, set()).update(names)
     return {label: sorted(files) for label, files in members.items()}
 
 

@@ -47,15 +47,29 @@ class Images:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check_pixels(self.pixels)
-        _check_labels(self.labels, len(self.pixels), len(self.classes))
+        pixels, labels, count = self.pixels, self.labels, len(self.classes)
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or not pixels.is_contiguous():
+            raise ValueError(
+                "`pixels` must be a contiguous uint8 tensor (n, c, h, w), got "
+                f"{pixels.dtype} of shape {tuple(pixels.shape)} and strides {pixels.stride()}"
+            )
+        if labels.dtype != torch.int64 or labels.shape != (len(pixels),):
+            raise ValueError(
+                f"`labels` must be an int64 tensor ({len(pixels)},), one per image, got "
+                f"{labels.dtype} of shape {tuple(labels.shape)}"
+            )
+        if len(labels) and not 0 <= labels.min() <= labels.max() < count:
+            raise ValueError(
+                f"`labels` must lie in 0..{count - 1}, one of {count} classes, got "
+                f"{labels.min()}..{labels.max()}"
+            )
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def subset(self, indices: Tensor | Sequence[int]) -> "Images":
         """The images at `indices` (m,), in that order, or where a mask is True."""
-        chosen = positions(indices, len(self))
+        chosen = image_positions(indices, len(self))
         return Images(self.pixels[chosen], self.labels[chosen], self.classes)
 
     @property
@@ -78,7 +92,7 @@ class Images:
         """Pixels of all images, uint8 (size, c, h, w); the last chunk may be smaller."""
         return iter(self.pixels.split(size))
 
-    def feed(self, digest: "hashlib._Hash") -> None:
+    def update_digest(self, digest: "hashlib._Hash") -> None:
         """Add pixels, labels and classes to a digest."""
         digest.update(json.dumps([list(self.pixels.shape), list(self.classes)]).encode())
         digest.update(self.pixels.cpu().numpy().data)
@@ -114,7 +128,7 @@ class ImageFiles:
             listing.folder,
             np.array([os.fsencode(name) for name in listing.files]),
             np.array([size for files in listing.members.values() for size in files.values()]),
-            torch.tensor(listing.labels),
+            class_labels(listing.class_sizes),
             listing.classes,
             image_size,
             workers,
@@ -130,7 +144,7 @@ class ImageFiles:
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageFiles":
         """The images at `indices` (m,), in that order, or where a mask is True."""
-        chosen = positions(indices, len(self))
+        chosen = image_positions(indices, len(self))
         names, sizes = self.names[chosen.numpy()], self.sizes[chosen.numpy()]
         return replace(self, names=names, sizes=sizes, labels=self.labels[chosen])
 
@@ -170,7 +184,7 @@ class ImageFiles:
     def path(self, index: int) -> Path:
         return self.folder / os.fsdecode(self.names[index])
 
-    def feed(self, digest: "hashlib._Hash") -> None:
+    def update_digest(self, digest: "hashlib._Hash") -> None:
         """Add names, sizes, labels and classes to a digest; not the content, of many GB."""
         digest.update(json.dumps([len(self), self.image_size, list(self.classes)]).encode())
         for part in (self.names, self.sizes, self.labels.numpy()):
@@ -216,11 +230,11 @@ def digest_of(parts: Iterable[ImageSet]) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
-        part.feed(digest)
+        part.update_digest(digest)
     return digest.hexdigest()
 
 
-def held_out(images: ImageSet, validation: int, seed: int) -> tuple[ImageSet, ImageSet]:
+def hold_out(images: ImageSet, validation: int, seed: int) -> tuple[ImageSet, ImageSet]:
     """Split `validation` images off, the same number of every class.
 
     Where the classes do not divide it, the first classes give one image more. Both parts keep the
@@ -250,7 +264,7 @@ def held_out(images: ImageSet, validation: int, seed: int) -> tuple[ImageSet, Im
 
 
 def split_off(images: ImageSet, counts: Sequence[int], seed: int) -> tuple[ImageSet, ImageSet]:
-    """Split `counts[c]` images of every class c off; see :func:`held_out`."""
+    """Split `counts[c]` images of every class c off; see :func:`hold_out`."""
     random = generator("held out", seed)
     chosen = torch.zeros(len(images), dtype=torch.bool)
     for c, count in enumerate(counts):
@@ -264,33 +278,12 @@ def split_off(images: ImageSet, counts: Sequence[int], seed: int) -> tuple[Image
     return images.subset((~chosen).nonzero().flatten()), images.subset(chosen.nonzero().flatten())
 
 
-def _check_pixels(pixels: Tensor) -> None:
-    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or not pixels.is_contiguous():
-        raise ValueError(
-            "`pixels` must be a contiguous uint8 tensor (n, c, h, w), got "
-            f"{pixels.dtype} of shape {tuple(pixels.shape)} and strides {pixels.stride()}"
-        )
-
-
-def _check_labels(labels: Tensor, count: int, classes: int) -> None:
-    if labels.dtype != torch.int64 or labels.shape != (count,):
-        raise ValueError(
-            f"`labels` must be an int64 tensor ({count},), one per image, got "
-            f"{labels.dtype} of shape {tuple(labels.shape)}"
-        )
-    if count and not 0 <= labels.min() <= labels.max() < classes:
-        raise ValueError(
-            f"`labels` must lie in 0..{classes - 1}, one of {classes} classes, got "
-            f"{labels.min()}..{labels.max()}"
-        )
-
-
 def _stack_pixels(pixels: Iterable[np.ndarray]) -> Tensor:
     """Images (h, w, c) as one tensor (n, c, h, w), channels last in memory."""
     return torch.from_numpy(np.stack(list(pixels))).permute(0, 3, 1, 2)
 
 
-def positions(indices: Tensor | Sequence[int], count: int) -> Tensor:
+def image_positions(indices: Tensor | Sequence[int], count: int) -> Tensor:
     """The `indices` of some of `count` images as int64 (m,); a mask is of all images.
 
     Raises:

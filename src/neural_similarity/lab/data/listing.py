@@ -45,9 +45,9 @@ class Listing:
         return tuple(self.members)
 
     @property
-    def labels(self) -> list[int]:
-        """The class of every file."""
-        return [label for label, files in enumerate(self.members.values()) for _ in files]
+    def class_sizes(self) -> list[int]:
+        """The number of files of every class."""
+        return [len(files) for files in self.members.values()]
 
     @property
     def files(self) -> list[str]:
@@ -78,7 +78,7 @@ def list_images(folder: Path, *, part: bool = True) -> Listing:
         names = ", ".join(path.name for path in classes)
         raise ValueError(f"{folder} must hold class folders inside of its parts {names}, got none")
     inner = list[str]()
-    members = {path.name: _images_in(path, inner) for path in classes}
+    members = {path.name: _list_folder(path, inner) for path in classes}
     for name in (*members, *(file for files in members.values() for file in files)):
         try:
             name.encode()
@@ -87,15 +87,15 @@ def list_images(folder: Path, *, part: bool = True) -> Listing:
     return Listing(folder, members, tuple(os.path.relpath(path, folder) for path in inner))
 
 
-def listed_images(path: Path) -> list[tuple[str, str]]:
-    """The files below images/ in a list, a CSV file of `filename,label`, each with its label.
+def read_image_list(path: Path) -> dict[str, list[str]]:
+    """The files below images/ of every label in a list, a CSV file of `filename,label`.
 
     Raises:
         ValueError: it is no text in UTF-8, has other columns, or a line lacks one; a label is no
             plain name, or a file is not an image or not below the folder images/ beside the list.
     """
     lines = read_text(path).splitlines()
-    rows, found = csv.DictReader(lines), list[tuple[str, str]]()
+    rows, found = csv.DictReader(lines), dict[str, list[str]]()
     try:
         if not set(COLUMNS) <= set(rows.fieldnames or ()):
             wanted = " and ".join(COLUMNS)
@@ -106,21 +106,21 @@ def listed_images(path: Path) -> list[tuple[str, str]]:
                     f"{path} must have a filename and a label in every line, got "
                     f"{lines[rows.line_num - 1]!r} in line {rows.line_num}"
                 )
-            found.append((row["filename"], row["label"]))
+            found.setdefault(row["label"], []).append(row["filename"])
     except csv.Error as error:
         raise ValueError(f"{path} must be a list of {','.join(COLUMNS)}, got {error}") from error
     _check_listed(path, found)
     return found
 
 
-def _check_listed(path: Path, found: list[tuple[str, str]]) -> None:
+def _check_listed(path: Path, found: dict[str, list[str]]) -> None:
     """Check that labels and file names stay inside the folder."""
-    for label in {label for _, label in found}:
+    for label in found:
         if label[0] == "." or not label.isprintable() or {"/", "\\"} & set(label):
             raise ValueError(f"{path} must have plain names as labels, got {label!r}")
     folder = (path.parent / "images").resolve()
     plain = _plain_files(folder)
-    for name, _ in found:
+    for name in (name for names in found.values() for name in names):
         inside = name in plain or ("\0" not in name and folder in (folder / name).resolve().parents)
         if not inside or not _is_image(name):
             raise ValueError(f"{path} must name images in {folder}, got {name!r}")
@@ -172,36 +172,40 @@ def check_classes(train: Listing, test: Listing) -> None:
                 )
 
 
-def _images_in(folder: Path, inner: list[str]) -> dict[str, int]:
+def _list_folder(folder: Path, inner: list[str]) -> dict[str, int]:
     """Bytes of every image below `folder`, sorted by name; adds the folders on the way."""
     try:
-        found = sorted(_walk(str(folder), "", inner, set()), key=lambda file: file[0].split("/"))
+        found = dict(_walk_images(folder, inner))
     except OSError as error:
         raise ValueError(f"{folder} must hold readable images, got {error}") from error
     if not found:
         raise ValueError(f"{folder} must hold images ({' '.join(sorted(SUFFIXES))}), got none")
-    return dict(found)
+    # Folder by folder, as file managers show them: of the text alone, "x-1" comes before "x/0".
+    return dict(sorted(found.items(), key=lambda file: file[0].split("/")))
 
 
-def _walk(
-    folder: str, prefix: str, inner: list[str], seen: set[tuple[int, int]]
-) -> Iterator[tuple[str, int]]:
-    state = Path(folder).stat()
-    if (state.st_dev, state.st_ino) in seen:
-        raise ValueError(f"{folder} must not link to a folder that is listed already")
-    seen.add((state.st_dev, state.st_ino))
-    inner.append(folder)
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
+def _walk_images(folder: Path, inner: list[str]) -> Iterator[tuple[str, int]]:
+    """Names and bytes of images; torchvision's `make_dataset` would follow links without end."""
+    seen = set[tuple[int, int]]()
+    for place, folders, names in os.walk(folder, onerror=_raise_error, followlinks=True):
+        state = Path(place).stat()
+        if (state.st_dev, state.st_ino) in seen:
+            raise ValueError(f"{place} must not link to a folder that is listed already")
+        seen.add((state.st_dev, state.st_ino))
+        inner.append(place)
+        folders[:] = [name for name in folders if name[0] != "."]
+        prefix = "" if Path(place) == folder else f"{Path(place).relative_to(folder).as_posix()}/"
+        for name in names:
+            if name[0] == "." or not _is_image(name):
                 continue
-            if _is_folder(entry):
-                yield from _walk(entry.path, f"{prefix}{entry.name}/", inner, seen)
-            elif _is_image(entry.name):
-                state = entry.stat()
-                if not stat.S_ISREG(state.st_mode):
-                    raise ValueError(f"{entry.path} must be an image, but is not a regular file")
-                yield prefix + entry.name, state.st_size
+            state = Path(place, name).stat()
+            if not stat.S_ISREG(state.st_mode):
+                raise ValueError(f"{place}/{name} must be an image, but is not a regular file")
+            yield prefix + name, state.st_size
+
+
+def _raise_error(error: OSError) -> None:
+    raise error
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -14,26 +14,26 @@ from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import Images, class_labels, digest_of
 from neural_similarity.lab.data.unpickling import unpickle
 
-PICKLES = ("mini-imagenet-cache-{}.pkl", "miniImageNet_category_split_{}.pickle")
-"""The names of the public files; of the second kind, "train" is "train_phase_train"."""
+OLD = "miniImageNet_category_split_{}.pickle"
+KINDS = (
+    ("mini-imagenet-cache-{}.pkl", PARTS),
+    (OLD, PARTS),
+    (OLD, ("train_phase_train", *PARTS[1:])),
+)
+"""The names of the public files: pattern and parts."""
 CACHE = "cache-pickles.pt"
 
 
-def find_pickles(folder: Path) -> dict[str, Path] | None:
-    """The three files in `folder`, or None where one is missing."""
-    for pattern in PICKLES:
-        names = {part: [pattern.format(part)] for part in PARTS}
-        names["train"].append(pattern.format("train_phase_train"))
-        found = {
-            part: next((folder / n for n in names[part] if (folder / n).is_file()), None)
-            for part in PARTS
-        }
-        if all(found.values()):
-            return {part: path for part, path in found.items() if path}
+def find_pickles(folder: Path) -> list[Path] | None:
+    """The files of the three parts in `folder`, or None where one is missing."""
+    for pattern, names in KINDS:
+        paths = [folder / pattern.format(name) for name in names]
+        if all(path.is_file() for path in paths):
+            return paths
     return None
 
 
-def load_pickles(name: str, paths: dict[str, Path], progress: Progress | None = None) -> ClassSplit:
+def load_pickles(name: str, paths: list[Path], progress: Progress | None = None) -> ClassSplit:
     """The images of three pickles, of which nothing but arrays and plain values is accepted.
 
     They are read once, into a cache beside them, `cache-pickles.pt`, which tells them by names,
@@ -50,20 +50,19 @@ def load_pickles(name: str, paths: dict[str, Path], progress: Progress | None = 
 
     def read_parts() -> list[Images]:
         parts: list[Images] = []
-        for part in PARTS:
-            parts.append(_read_part(paths[part]))
+        for path in paths:
+            parts.append(_read_part(path))
             if progress:
                 progress(sum(map(len, parts)), None)
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
-            raise ValueError(
-                f"{paths['train'].parent} must hold images of one shape, got {sorted(shapes)}"
-            )
+            folder = paths[0].parent
+            raise ValueError(f"{folder} must hold images of one shape, got {sorted(shapes)}")
         return parts
 
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths.values()]
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     signature = hashlib.sha256(json.dumps(files).encode()).hexdigest()
-    return PixelCache(paths["train"].with_name(CACHE), signature, read_parts, digest_of).load(name)
+    return PixelCache(paths[0].with_name(CACHE), signature, read_parts, digest_of).load(name)
 
 
 def _read_part(path: Path) -> Images:

@@ -6,21 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data import cifar, fashion_mnist, imagenet
-from neural_similarity.lab.data.corruption import CORRUPTIONS, corrupted
+from neural_similarity.lab.data.corruption import CORRUPTIONS, corrupt_dataset
 from neural_similarity.lab.data.decoding import Header, read_all_pixels, read_header
-from neural_similarity.lab.data.images import Dataset, Images, ImageSet, split_off
+from neural_similarity.lab.data.images import Dataset, Images, ImageSet, class_labels, split_off
 from neural_similarity.lab.data.listing import Listing, check_classes, list_images, part_folders
 
 FOLDER = "folder"
 EMBEDDED = Path(__file__).with_name("embedded")
 
 
-def _corrupted_cifar10(change: str, root: Path) -> Dataset:
-    return corrupted(cifar.load_cifar(cifar.CIFAR10, root), change)
+def _load_corrupted_cifar10(change: str, root: Path) -> Dataset:
+    return corrupt_dataset(cifar.load_cifar(cifar.CIFAR10, root), change)
 
 
 _SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
@@ -32,7 +30,7 @@ _SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
     },
     **{
         f"cifar10-{change}": (
-            partial(_corrupted_cifar10, change),
+            partial(_load_corrupted_cifar10, change),
             partial(cifar.find_cifar, cifar.CIFAR10),
         )
         for change in CORRUPTIONS
@@ -84,7 +82,7 @@ def load(
     return _SETS[name][0](Path(root))
 
 
-def find(name: str, root: Path) -> Path:
+def find_folder(name: str, root: Path) -> Path:
     """The folder of the files of a public data set."""
     return _SETS[name][1](root)
 
@@ -161,9 +159,9 @@ def _common_size(headers: list[Header]) -> tuple[int, int]:
 
 def _read_part(part: Listing, mode: str, size: tuple[int, int]) -> Images:
     pixels = read_all_pixels(part.paths, mode, size)
-    return Images(pixels, torch.tensor(part.labels), part.classes)
+    return Images(pixels, class_labels(part.class_sizes), part.classes)
 
 
 def _split_fifth(images: Images) -> tuple[ImageSet, ImageSet]:
-    sizes = torch.bincount(images.labels).tolist()
-    return split_off(images, [max(1, size // SHARE) for size in sizes], seed=0)
+    shares = [max(1, size // SHARE) for size in images.class_sizes.values()]
+    return split_off(images, shares, seed=0)

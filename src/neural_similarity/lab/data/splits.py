@@ -11,13 +11,15 @@ from pathlib import Path
 from neural_similarity.choices import require_known, require_least
 from neural_similarity.lab.data.cache import load_class_images
 from neural_similarity.lab.data.cifar import CIFAR100, load_cifar
-from neural_similarity.lab.data.class_files import (
+from neural_similarity.lab.data.class_split import (
     ClassFiles,
+    ClassSplit,
+    all_images,
     find_class_files,
     find_omniglot,
     find_parts,
+    select_classes,
 )
-from neural_similarity.lab.data.class_split import ClassSplit, all_images, select_classes
 from neural_similarity.lab.data.fashion_mnist import load_embedded
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import digest_of

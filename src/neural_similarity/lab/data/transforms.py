@@ -76,7 +76,7 @@ class Windows:
         shape = (1 + augment.flip, self._count, self._rows, self._columns, self._channels)
         memory = torch.empty(shape, dtype=pixels.dtype, device=device)
         for part, place in zip(pixels.split(AT_ONCE), memory.split(AT_ONCE, 1), strict=True):
-            place[0] = _pad(part.to(device).permute(0, 2, 3, 1), augment)
+            place[0] = _pad_images(part.to(device).permute(0, 2, 3, 1), augment)
             if augment.flip:
                 place[1] = place[0].flip(2)
         self._view = self._windows_of(memory)
@@ -88,24 +88,24 @@ class Windows:
         size = (memory.numel() // channels - last, self._height, self._width * channels)
         return memory.as_strided(size, (channels, self._columns * channels, 1))
 
-    def draw(self, indices: Tensor, random: torch.Generator) -> Tensor:
+    def draw_corners(self, indices: Tensor, random: torch.Generator) -> Tensor:
         """Corners (b,) of a random window of each of the images `indices` (b,), both on the CPU."""
         count, choices = len(indices), 2 * self._augment.crop + 1
         top, left = torch.randint(choices, (2, count), generator=random)
         flip = torch.randint(1 + self._augment.flip, (count,), generator=random)
-        return self.corner(indices, top, left, flip)
+        return self.corner_of(indices, top, left, flip)
 
-    def corner(self, index: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
+    def corner_of(self, index: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
         """Where the window of image `index` begins; `top` and `left` count padded pixels."""
         return ((flip * self._count + index) * self._rows + top) * self._columns + left
 
-    def take(self, corners: Tensor) -> Tensor:
+    def take_windows(self, corners: Tensor) -> Tensor:
         """The windows (b, c, h, w) at `corners` (b,): uint8, channels last in memory."""
         batch = self._view[corners].view(-1, self._height, self._width, self._channels)
         return batch.permute(0, 3, 1, 2)
 
 
-def _pad(images: Tensor, augment: Augment) -> Tensor:
+def _pad_images(images: Tensor, augment: Augment) -> Tensor:
     """Images (n, h, w, c) with `crop` more pixels on each of the four sides."""
     crop = augment.crop
     if augment.padding == "zero":
@@ -166,7 +166,7 @@ class Preprocess:
         """
         if isinstance(images, ImageFiles):
             return cls(*IMAGENET)
-        moments = [_moments(images.pixels[:, c]) for c in range(images.pixels.shape[1])]
+        moments = [_mean_and_deviation(images.pixels[:, c]) for c in range(images.pixels.shape[1])]
         for channel, (_, std) in enumerate(moments):
             if not std > 0:
                 raise ValueError(
@@ -184,7 +184,7 @@ class Preprocess:
         """Scale and shift (c, 1, 1), float32, that standardise the values 0 to 255."""
         scale = [1 / (255 * std) for std in self.std]
         shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
-        return _column(scale, device), _column(shift, device)
+        return _as_column(scale, device), _as_column(shift, device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Float32 (n, c, h, w) from uint8 (n, c, h, w), in the same memory format.
@@ -211,7 +211,7 @@ def standardise(pixels: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return pixels.to(torch.float32).mul_(scale).add_(shift)
 
 
-def _moments(values: Tensor) -> tuple[float, float]:
+def _mean_and_deviation(values: Tensor) -> tuple[float, float]:
     """Mean and deviation of uint8 `values`, as multiples of 255: exact, from their histogram."""
     counts = torch.bincount(values.flatten(), minlength=256).double()
     levels = torch.arange(256, dtype=torch.float64) / 255
@@ -220,5 +220,5 @@ def _moments(values: Tensor) -> tuple[float, float]:
     return mean.item(), variance.sqrt().item()
 
 
-def _column(values: Sequence[float], device: torch.device | str) -> Tensor:
+def _as_column(values: Sequence[float], device: torch.device | str) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]

@@ -94,14 +94,14 @@ class _Machine:
             elif code.name in CONSTANTS:
                 self._stack.append(CONSTANTS[code.name])
             elif code.name not in ("PROTO", "FRAME"):
-                self._step(code.name, argument)
+                self._run_instruction(code.name, argument)
         return self._stack.pop()
 
-    def _step(self, name: str, argument: Any) -> None:
+    def _run_instruction(self, name: str, argument: Any) -> None:
         stack = self._stack
         match name:
             case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                self._keep(len(self._memo) if argument is None else argument)
+                self._memoize(len(self._memo) if argument is None else argument)
             case "GET" | "BINGET" | "LONG_BINGET":
                 stack.append(self._memo[argument])
             case "MARK":
@@ -111,25 +111,25 @@ class _Machine:
                 stack.append([] if name == "EMPTY_LIST" else {})
             case "LIST" | "TUPLE" | "DICT":
                 items = self._to_mark()
-                made = {"LIST": list, "TUPLE": tuple, "DICT": lambda i: _extended({}, i)}[name]
+                made = {"LIST": list, "TUPLE": tuple, "DICT": lambda i: _add_items({}, i)}[name]
                 self._stack.append(made(items))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 stack[-int(name[-1]) :] = [tuple(stack[-int(name[-1]) :])]
             case "APPENDS" | "SETITEMS":
                 items = self._to_mark()
-                _extended(self._stack[-1], items)
+                _add_items(self._stack[-1], items)
             case "APPEND" | "SETITEM":
                 items = [stack.pop() for _ in range(1 + (name == "SETITEM"))][::-1]
-                _extended(stack[-1], items)
+                _add_items(stack[-1], items)
             case "GLOBAL" | "STACK_GLOBAL":
                 words = [stack.pop(), stack.pop()][::-1] if argument is None else argument.split()
-                stack.append(_allowed(".".join(words)))
+                stack.append(_find_global(".".join(words)))
             case "REDUCE":
                 arguments = stack.pop()
-                stack.append(self._called(stack.pop(), arguments))
+                stack.append(self._call_global(stack.pop(), arguments))
             case "BUILD":
                 state = stack.pop()
-                self._build(stack.pop(), state)
+                self._build_state(stack.pop(), state)
             case _:
                 raise ValueError(f"the instruction {name} is refused")
 
@@ -137,28 +137,28 @@ class _Machine:
         items, self._stack = self._stack, self._below.pop()
         return items
 
-    def _keep(self, place: int) -> None:
+    def _memoize(self, place: int) -> None:
         self._memo[place] = self._stack[-1]
         if isinstance(self._stack[-1], _Unbuilt):
             self._stack[-1].places.append(place)
 
-    def _build(self, target: Any, state: Any) -> None:
+    def _build_state(self, target: Any, state: Any) -> None:
         match target, state:
             case _DType(), (int(), str(order), None, None, None, *_):
                 target.order = order
             case _Unbuilt(), (int(), tuple(shape), _DType() as kind, int(by_column), data):
                 places, order = target.places, "F" if by_column else "C"
-                target = _array(self._bytes(data), kind, shape, order)
+                target = _make_array(self._encode_text(data), kind, shape, order)
                 self._memo |= dict.fromkeys(places, target)
             case _:
                 raise ValueError(f"a state of {type(target).__name__} is refused")
         self._stack.append(target)
 
-    def _called(self, function: Any, arguments: Any) -> Any:
+    def _call_global(self, function: Any, arguments: Any) -> Any:
         """The value of a call of one of `GLOBALS`."""
         match function.name if isinstance(function, _Global) else None, arguments:
             case "_codecs.encode", (str(text), "latin1"):
-                return self._bytes(text)
+                return self._encode_text(text)
             case "_codecs.encode", (_, encoding):  # other codecs could inflate or import
                 raise ValueError(f"the encoding {encoding!r} is refused")
             case "numpy.dtype", (str(name), *_):
@@ -166,10 +166,10 @@ class _Machine:
             case "numpy._core.multiarray._reconstruct", (_Global(), *_):
                 return _Unbuilt()
             case "numpy._core.numeric._frombuffer", (data, _DType() as kind, tuple(shape), order):
-                return _array(data, kind, shape, order)
+                return _make_array(data, kind, shape, order)
         raise ValueError(f"a call of {type(function).__name__} with such arguments is refused")
 
-    def _bytes(self, data: Any) -> Any:
+    def _encode_text(self, data: Any) -> Any:
         """Python 2 wrote bytes as text; once each, so they are no more than the file holds."""
         if not isinstance(data, str):
             return data
@@ -179,7 +179,7 @@ class _Machine:
         return data.encode("latin1")
 
 
-def _extended(target: Any, items: list[Any]) -> Any:
+def _add_items(target: Any, items: list[Any]) -> Any:
     """A list with more items, or a dictionary with more pairs; keys are text alone."""
     if isinstance(target, list):
         target.extend(items)
@@ -192,14 +192,14 @@ def _extended(target: Any, items: list[Any]) -> Any:
     return target
 
 
-def _allowed(name: str) -> _Global:
+def _find_global(name: str) -> _Global:
     name = name.replace("numpy.core.", "numpy._core.", 1)
     if name not in GLOBALS:
         raise ValueError(f"the global {name} is refused")
     return _Global(name)
 
 
-def _array(data: Any, kind: _DType, shape: tuple[Any, ...], order: Any) -> np.ndarray:
+def _make_array(data: Any, kind: _DType, shape: tuple[Any, ...], order: Any) -> np.ndarray:
     """An array of plain numbers."""
     if kind.name not in NUMBERS or kind.order not in ("<", ">", "|", "="):
         raise ValueError(f"arrays of {kind.order}{kind.name} are refused")

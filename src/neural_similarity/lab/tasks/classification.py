@@ -85,7 +85,7 @@ class ClassificationTask:
         """The images to train on and those held out for choosing, both of the training set."""
         if not self.recipe.validation:
             return self.images, None
-        return data.held_out(self.images, self.recipe.validation, self.recipe.seed)
+        return data.hold_out(self.images, self.recipe.validation, self.recipe.seed)
 
     def objective(self, run: Run, runtime: Runtime) -> Objective:
         """Cross-entropy and penalties on the recipe's batches."""

@@ -54,8 +54,8 @@ class Episodes:
         recipe, device = self._recipe, self._runtime.device
         draw = self._sampler.draw("episode", recipe.seed, number, 1)
         both = torch.cat([draw.support[0], draw.query[0]])
-        corners = self._windows.draw(both, generator("crops", recipe.seed, number))
-        pixels = self._windows.take(corners.to(device))
+        corners = self._windows.draw_corners(both, generator("crops", recipe.seed, number))
+        pixels = self._windows.take_windows(corners.to(device))
         images = self._runtime.place_images(self._preprocess(pixels))
         shown = draw.support.shape[1]
         labels = (recipe.sizes.support_labels.to(device), recipe.sizes.query_labels.to(device))
