@@ -1,14 +1,13 @@
 """ImageNet's layout: listing, decoding, batches from files."""
 
 import pickle
-import shutil
 import signal
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_imagenet import CLASSES, make_imagenet, settled, write_jpeg
+from tiny_imagenet import CLASSES, make_imagenet, write_jpeg
 from torchvision.transforms.v2 import functional as F
 
 from neural_similarity.lab import data
@@ -183,40 +182,6 @@ def test_digest_names_files_and_sizes(tmp_path):
     assert len({before, renamed, load(tmp_path).digest}) == 3
 
 
-def test_listing_is_kept_until_a_class_folder_changes(tmp_path, monkeypatch):
-    make_imagenet(tmp_path, CLASSES[:2])
-    listed = []
-
-    def listing(folder):
-        listed.append(folder.name)
-        return real(folder)
-
-    real = imagenet.list_images
-    monkeypatch.setattr(imagenet, "list_images", listing)
-    first = load(tmp_path)
-    assert load(tmp_path).digest == first.digest
-    assert listed == ["train", "val"]
-    write_jpeg(tmp_path / "train" / CLASSES[0] / "new.JPEG", 1)
-    assert len(load(tmp_path).train) == len(first.train) + 1
-    assert len(listed) == 4
-    strange = '{"stamps": {}, "files": []}', '{"stamps": 1}', "null"
-    for times, damaged in enumerate(("{damaged", "[1]", "[]", "{}", *strange), start=3):
-        (tmp_path / imagenet.CACHE).write_text(damaged)
-        assert len(load(tmp_path).train) == len(first.train) + 1
-        assert len(listed) == 2 * times
-
-
-def test_a_folder_that_cannot_be_written_is_listed_every_time(tmp_path, monkeypatch):
-    make_imagenet(tmp_path, CLASSES[:2])
-
-    def refuse(*_):
-        raise PermissionError
-
-    monkeypatch.setattr(imagenet, "write_text", refuse)
-    assert load(tmp_path).digest == load(tmp_path).digest
-    assert not (tmp_path / imagenet.CACHE).exists()
-
-
 def test_what_goes_to_other_processes_can_be_pickled(root, monkeypatch):
     """Python 3.14 starts them anew, and so do other systems."""
     sent = []
@@ -301,34 +266,3 @@ def test_lay_out_takes_a_file_of_two_lists_once(tmp_path):
     assert names == ["n10.jpg", "n11.jpg", "n12.jpg"]
     assert sorted(path.name for path in root.iterdir()) == ["train", "val"]
     assert {path.name: path.read_bytes() for path in (source / "images").iterdir()} == before
-
-
-def test_a_listing_made_while_files_arrive_is_not_kept(tmp_path, monkeypatch):
-    make_imagenet(tmp_path, CLASSES[:2])
-    real, late = imagenet.list_images, tmp_path / "train" / CLASSES[0] / "late.JPEG"
-
-    def unpacking(folder):
-        found = real(folder)
-        write_jpeg(late, 1)
-        return found
-
-    monkeypatch.setattr(imagenet, "list_images", unpacking)
-    before = len(load(tmp_path).train)
-    monkeypatch.setattr(imagenet, "list_images", real)
-    assert len(load(tmp_path).train) == before + 1
-
-
-def test_the_listing_notices_files_in_inner_folders(tmp_path):
-    make_imagenet(tmp_path, CLASSES[:2])
-    inner = tmp_path / "train" / CLASSES[0] / "inner"
-    inner.mkdir()
-    write_jpeg(inner / "1.JPEG", 1)
-    before = len(load(settled(tmp_path)).train)
-    write_jpeg(inner / "2.JPEG", 2)
-    assert len(load(tmp_path).train) == before + 1
-    (inner / "empty" / "deeper").mkdir(parents=True)
-    assert len(load(tmp_path).train) == before + 1
-    write_jpeg(inner / "empty" / "deeper" / "3.JPEG", 3)
-    assert len(load(tmp_path).train) == before + 2
-    shutil.rmtree(inner)
-    assert len(load(tmp_path).train) == before - 1

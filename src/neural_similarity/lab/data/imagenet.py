@@ -4,20 +4,15 @@
 https://arxiv.org/abs/1409.0575), whose classes are folders such as n01440764.
 """
 
-import contextlib
-import json
 import os
 import shutil
-import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from neural_similarity.choices import require_count, require_least
-from neural_similarity.files import new_folder, read_json, write_text
+from neural_similarity.files import new_folder
 from neural_similarity.lab.data.decoding import read_header
 from neural_similarity.lab.data.images import Dataset, ImageFiles
 from neural_similarity.lab.data.listing import (
-    Listing,
     check_classes,
     list_images,
     part_folders,
@@ -27,20 +22,13 @@ from neural_similarity.lab.data.listing import (
 NAME = "imagenet"
 PARTS = ("train", "val")
 IMAGE_SIZE = 224
-CACHE = ".listing.json"
-"""Kept beside the parts: listing 1.3 million files takes minutes on a network disk."""
-SETTLED_NS = 2_000_000_000
-"""Listings of folders that changed more recently are not kept, as disks round times."""
-MOST_LISTED = 512 << 20
-"""Bytes of the largest listing to cache; that of ImageNet-21k has some 400 MiB."""
 
 
 def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -> Dataset:
     """List `root`/train and `root`/val, whose class folders must have the same names.
 
     The data set's digest covers the names and sizes of the files, not their content: reading
-    150 GB would take hours. The listing itself is kept in `root`/.listing.json, where that can be
-    written, and used again until files are added to a folder, removed from it or renamed.
+    150 GB would take hours.
 
     Args:
         root: the folder that holds both parts.
@@ -60,43 +48,10 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
             raise FileNotFoundError(
                 f"{part} is missing; ImageNet's layout is train/CLASS/*.JPEG and val/CLASS/*.JPEG"
             )
-    train, val = _list_parts(root, parts)
+    train, val = map(list_images, parts)
     check_classes(train, val)
     options = {"image_size": size, "workers": workers}
     return Dataset(NAME, ImageFiles.of(train, **options), ImageFiles.of(val, **options))
-
-
-def _list_parts(root: Path, parts: list[Path]) -> list[Listing]:
-    """The parts' listings, from the cache where no folder of images has changed since."""
-    if cached := _cached_parts(root, parts):
-        return cached
-    began = time.time_ns()
-    listings = [list_images(part) for part in parts]
-    files = {listing.folder.name: listing.members for listing in listings}
-    folders = [f"{one.folder.name}/{folder}" for one in listings for folder in (".", *one.folders)]
-    stamps = _change_times(root, folders)
-    quiet = began - SETTLED_NS  # Else files may still arrive, unseen in folders that are listed.
-    if all(stamp is not None and stamp < quiet for stamp in stamps.values()):
-        with contextlib.suppress(OSError):  # A folder that cannot be written is listed every time.
-            write_text(root / CACHE, json.dumps({"stamps": stamps, "files": files}))
-    return listings
-
-
-def _cached_parts(root: Path, parts: list[Path]) -> list[Listing] | None:
-    try:
-        kept = read_json(root / CACHE, most=MOST_LISTED)
-        if kept["stamps"] == _change_times(root, kept["stamps"]):
-            files = [kept["files"][part.name] for part in parts]
-            return [Listing(*both) for both in zip(parts, files, strict=True) if both[1].values()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # none there, or a damaged one
-    return None
-
-
-def _change_times(root: Path, folders: Iterable[str]) -> dict[str, int | None]:
-    """When each of the folders below `root` last changed; None where it is gone."""
-    found = {folder: root / folder for folder in folders}
-    return {n: path.stat().st_mtime_ns if path.is_dir() else None for n, path in found.items()}
 
 
 def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:

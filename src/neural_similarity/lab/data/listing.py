@@ -32,12 +32,10 @@ class Listing:
         folder: the folder of the class folders.
         members: of every class, the bytes of the files below its folder by their names; both are
             sorted, with / between folders.
-        folders: every folder below `folder` that was looked into.
     """
 
     folder: Path
     members: dict[str, dict[str, int]]
-    folders: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -77,14 +75,13 @@ def list_images(folder: Path, *, part: bool = True) -> Listing:
     if not part and all(path.name.lower() in PART_OF for path in classes):
         names = ", ".join(path.name for path in classes)
         raise ValueError(f"{folder} must hold class folders inside of its parts {names}, got none")
-    inner = list[str]()
-    members = {path.name: _list_folder(path, inner) for path in classes}
+    members = {path.name: _list_folder(path) for path in classes}
     for name in (*members, *(file for files in members.values() for file in files)):
         try:
             name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"names in {folder} must be valid UTF-8, got {name!r}") from error
-    return Listing(folder, members, tuple(os.path.relpath(path, folder) for path in inner))
+    return Listing(folder, members)
 
 
 def read_image_list(path: Path) -> dict[str, list[str]]:
@@ -172,10 +169,10 @@ def check_classes(train: Listing, test: Listing) -> None:
                 )
 
 
-def _list_folder(folder: Path, inner: list[str]) -> dict[str, int]:
-    """Bytes of every image below `folder`, sorted by name; adds the folders on the way."""
+def _list_folder(folder: Path) -> dict[str, int]:
+    """Bytes of every image below `folder`, sorted by name."""
     try:
-        found = dict(_walk_images(folder, inner))
+        found = dict(_walk_images(folder))
     except OSError as error:
         raise ValueError(f"{folder} must hold readable images, got {error}") from error
     if not found:
@@ -184,7 +181,7 @@ def _list_folder(folder: Path, inner: list[str]) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda file: file[0].split("/")))
 
 
-def _walk_images(folder: Path, inner: list[str]) -> Iterator[tuple[str, int]]:
+def _walk_images(folder: Path) -> Iterator[tuple[str, int]]:
     """Names and bytes of images; torchvision's `make_dataset` would follow links without end."""
     seen = set[tuple[int, int]]()
     for place, folders, names in os.walk(folder, onerror=_raise_error, followlinks=True):
@@ -192,7 +189,6 @@ def _walk_images(folder: Path, inner: list[str]) -> Iterator[tuple[str, int]]:
         if (state.st_dev, state.st_ino) in seen:
             raise ValueError(f"{place} must not link to a folder that is listed already")
         seen.add((state.st_dev, state.st_ino))
-        inner.append(place)
         folders[:] = [name for name in folders if name[0] != "."]
         prefix = "" if Path(place) == folder else f"{Path(place).relative_to(folder).as_posix()}/"
         for name in names:

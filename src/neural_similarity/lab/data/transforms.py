@@ -84,7 +84,10 @@ class Windows:
     def _windows_of(self, memory: Tensor) -> Tensor:
         """View (corners, h, w * c) of `memory` (flips, n, rows, columns, c)."""
         channels = self._channels
-        last = (self._height - 1) * self._columns + self._width - 1  # from first to last pixel
+        # A window's last pixel lies this many after its corner; later corners would read past the end.
+        last = (self._height - 1) * self._columns + self._width - 1
+        # Strides in bytes: the next corner is the next pixel, the next row of a window a padded row
+        # further, and the pixels of a row with their channels lie side by side.
         size = (memory.numel() // channels - last, self._height, self._width * channels)
         return memory.as_strided(size, (channels, self._columns * channels, 1))
 
@@ -97,6 +100,7 @@ class Windows:
 
     def corner_of(self, index: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
         """Where the window of image `index` begins; `top` and `left` count padded pixels."""
+        # Mirrored images follow the plain ones, so a flip skips a whole set.
         return ((flip * self._count + index) * self._rows + top) * self._columns + left
 
     def take_windows(self, corners: Tensor) -> Tensor:
