@@ -84,7 +84,7 @@ class Windows:
     def _windows_of(self, memory: Tensor) -> Tensor:
         """View (corners, h, w * c) of `memory` (flips, n, rows, columns, c)."""
         channels = self._channels
-        # A window's last pixel lies this many after its corner; later corners would read past the end.
+        # From a window's first pixel to its last: a later corner would read past the end.
         last = (self._height - 1) * self._columns + self._width - 1
         # Strides in bytes: the next corner is the next pixel, the next row of a window a padded row
         # further, and the pixels of a row with their channels lie side by side.
