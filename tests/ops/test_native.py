@@ -50,6 +50,15 @@ ACROSS = [
     for c, o in ((5, 150), (32, 160))
 ]
 """Positions of four images at a time, then of one, and pieces that begin within an image."""
+GROUPED = [
+    Case(Problem(f"groups-{each}-{groups}", kernel, stride=stride, channels=(each * groups,) * 2,
+                 groups=groups, size=(9, 6), batch=2))
+    for each, groups, kernel, stride in (
+        (1, 70, (3, 3), (1, 1)), (1, 5, (5, 4), (2, 1)), (2, 9, (3, 3), (1, 2)),
+        (4, 6, (1, 3), (1, 1)), (8, 3, (3, 3), (1, 1)), (16, 3, (2, 3), (2, 2)),
+    )
+]  # fmt: skip
+"""Groups that are taken together: several vectors of channels, and parts of one."""
 LINE = Case(Problem("line", (1, 4), size=(1, 9), padding=(0, 0), groups=2), line=True)
 
 
@@ -59,7 +68,7 @@ LINE = Case(Problem("line", (1, 4), size=(1, 9), padding=(0, 0), groups=2), line
         *((Case(problem, layout="contiguous"), torch.float32) for problem in PROBLEMS),
         *((case, dtype) for case in WIDTHS for dtype in FLOATS),
         *((case, torch.float32) for case in (*LAYOUTS, LINE)),
-        *((case, dtype) for case in ACROSS for dtype in FLOATS),
+        *((case, dtype) for case in (*ACROSS, *GROUPED) for dtype in FLOATS),
         *BLOCKS,
     ],
     ids=str,
@@ -82,8 +91,10 @@ def test_three_dimensions(kind):
         assert error(ours, right) < 1e-5
 
 
-def test_threads_share_the_work(monkeypatch):
-    case = Case(Problem("threads", channels=(16, 8), batch=5))
+@pytest.mark.parametrize(("batch", "groups"), [(5, 1), (1, 1), (1, 16)])
+def test_threads_share_the_work(batch, groups, monkeypatch):
+    """Images, or the positions of one."""
+    case = Case(Problem("threads", channels=(16, 16), batch=batch, groups=groups))
     operands = case.operands("full")
     outgoing = torch.randn_like(case(*operands, backend="reference"))
 
@@ -138,9 +149,34 @@ def test_lesser_processors(without, monkeypatch, tmp_path):
         (NARROW - 1, 1, "compiled"),
         (2 * NARROW, 2, "compiled"),
         (2 * (NARROW - 1), 2, "eager"),
-        (8, 8, "eager"),
     ],
 )
-def test_narrow_groups_run_eagerly(channels, groups, backend):
-    """Depthwise kernels are faster in the eager form; one group of few channels is not."""
-    assert chosen("auto", torch.zeros(1, channels, 4, 4), 9, groups) == backend
+def test_narrow_groups_run_eagerly_unless_taken_together(channels, groups, backend):
+    """One group of few channels is no slower in C."""
+    x = torch.zeros(1, channels, 4, 4)
+    assert chosen("auto", x, 9, groups) == backend
+    assert chosen("auto", x, 9, groups, together=True) == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "groups", "blocks", "together"),
+    [
+        (6, 6, 6, None, True),
+        (12, 12, 3, None, True),
+        (12, 12, 4, None, False),
+        (6, 12, 6, None, False),
+        (64, 64, 2, None, False),
+        (6, 6, 1, None, False),
+        (6, 6, 6, ("channels", 2), False),
+    ],
+)
+def test_groups_of_as_many_filters_are_one_call(
+    channels, filters, groups, blocks, together, monkeypatch
+):
+    """Groups of 1, 2, 4, 8 or 16 channels; calls of C are counted."""
+    calls = []
+    monkeypatch.setattr(native._Group, "call", lambda _, name, *__: calls.append(name))
+    problem = Problem("calls", channels=(channels, filters), groups=groups)
+    case = Case(problem, blocks)
+    case(*(t.float() for t in case.operands("diagonal")), backend="compiled")
+    assert len(calls) == (1 if together else groups)

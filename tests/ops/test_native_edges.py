@@ -53,7 +53,7 @@ def test_without_memory_it_raises_whichever_piece_is_missing(monkeypatch, tmp_pa
             there = left.value = 0
             while (found := convolved_or_none(kind)) is None:
                 there = left.value = there + 1
-        assert there == 2 + 2 * threads + 3 + 9 * threads
+        assert there == 2 + 2 * threads + 4 + 8 * threads
         for ours, theirs in zip(found, right, strict=True):
             assert error(ours, theirs.double()) < 1e-6
 

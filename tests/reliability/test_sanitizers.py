@@ -33,14 +33,15 @@ def laid(tensor):
 
 
 def convolution():
-    dims, groups = chance.choice([1, 2, 2, 3]), chance.choice([1, 1, 2])
+    dims, groups = chance.choice([1, 2, 2, 3]), chance.choice([1, 1, 2, 7])
     kernel = [chance.randint(1, 3) for _ in range(dims)]
     stride, dilation = ([chance.randint(1, 3) for _ in range(dims)] for _ in range(2))
     padding = [chance.randint(0, 3) for _ in range(dims)]
     size = [chance.randint(1 + (k - 1) * d, 9) for k, d in zip(kernel, dilation)]
     out = [(n + 2 * p - d * (k - 1) - 1) // s + 1
            for n, p, d, k, s in zip(size, padding, dilation, kernel, stride)]
-    each, filters = chance.choice([1, 3, 16, 32, 33]), groups * chance.choice([1, 5, 16, 33])
+    each = chance.choice([1, 3, 4, 8, 16, 32, 33])
+    filters = groups * chance.choice([each, 1, 5, 16, 33])
     dtype, taps = chance.choice([torch.float32, torch.bfloat16]), torch.Size(kernel).numel()
     images = chance.choice([1, 1, 2, 3])
     x = laid(torch.randn(images, groups * each, *size, dtype=dtype))

@@ -11,7 +11,7 @@ Backend = Literal["auto", "triton", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 _REASONS = {"triton": triton.declines, "compiled": native.declines}
 NARROW = 4
-"""On a CPU, groups of fewer channels, depthwise kernels above all, are faster in the eager form."""
+"""On a CPU, groups of fewer channels that C takes one by one are faster in the eager form."""
 
 
 def declines(backend: str, x: Tensor, taps: int) -> str | None:
@@ -30,11 +30,11 @@ def declines(backend: str, x: Tensor, taps: int) -> str | None:
     return _REASONS[backend](x, taps) if backend in _REASONS else None
 
 
-def chosen(backend: str, x: Tensor, taps: int, groups: int) -> str:
-    """The backend that "auto" means; others as they are."""
+def chosen(backend: str, x: Tensor, taps: int, groups: int, *, together: bool = False) -> str:
+    """The backend that "auto" means; others as they are. `together`: as `native.takes_together`."""
     if backend != "auto":
         return backend
     if x.is_cuda:
         return "eager" if triton.declines(x, taps) else "triton"
-    narrow = groups > 1 and x.shape[1] // groups < NARROW
+    narrow = groups > 1 and x.shape[1] // groups < NARROW and not together
     return "eager" if narrow or native.declines(x, taps) else "compiled"

@@ -156,7 +156,8 @@ def _given(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Operands:
 
 
 def _way(ways: Mapping[str, Implementation], backend: str, given: Operands) -> Implementation:
-    return ways[chosen(backend, given.x, given.window.taps, given.groups)]
+    together = native.takes_together(given)
+    return ways[chosen(backend, given.x, given.window.taps, given.groups, together=together)]
 
 
 def _examples(

@@ -24,6 +24,8 @@ from neural_similarity.ops.window import Window
 MOST_TAPS = 64
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _TILE = 32
+_TOGETHER = (1, 2, 4, 8, 16)
+"""Channels of a group that are fewer than a tile has, and lie in a vector or fill some."""
 _Count = ctypes.c_int64
 _Triple = _Count * 3
 
@@ -70,12 +72,18 @@ class Compiled:
     def _groups(self, given: Operands, *laid_out: Tensor) -> "list[_Group]":
         """Every group, for operands that are laid out as `_Group` has them."""
         shapes, threads = tuple([tensor.shape for tensor in laid_out]), torch.get_num_threads()
+        places = [(number, given.groups) for number in range(given.groups)]
         return [
-            _cached_group(
-                self.full, given.window, (number, given.groups), shapes, given.x.dtype, threads
-            )
-            for number in range(given.groups)
+            _cached_group(self.full, given.window, place, shapes, given.x.dtype, threads)
+            for place in ([(0, 1)] if takes_together(given) else places)
         ]
+
+
+def takes_together(given: Operands) -> bool:
+    """Whether C takes the groups in one call: narrow ones of as many filters, with one M."""
+    filters, each = given.weight.shape[:2]
+    one_m = given.groups > 1 and given.m.shape[1] == 1
+    return one_m and filters == given.groups * each and each in _TOGETHER
 
 
 class _Frame(ctypes.Structure):
@@ -85,12 +93,14 @@ class _Frame(ctypes.Structure):
         ("tap", _Triple * MOST_TAPS),
         *((name, _Count) for name in ("taps", "channels", "filters", "blocks", "full")),
         *((name, _Count) for name in ("depth", "width", "image", "x_pixel", "y_pixel", "m")),
-        *((name, _Count) for name in ("more", "threads")),
+        *((name, _Count) for name in ("more", "threads", "each")),
     )
 
 
 class _Group:
     """One group of a grouped operator: its frame, and where its share of every operand begins.
+
+    In one group of a kernel for fewer channels all of its groups are taken together.
 
     The shapes are those of maps (n, *size, c), M (n, *out, b, *taps), kernel (o, K, c/groups) and
     y (n, *out, o).
@@ -107,7 +117,7 @@ class _Group:
     ):
         maps, matrices, kernel, y = shapes
         number, groups = place
-        filters, channels = kernel[0] // groups, kernel[2]
+        filters, channels = kernel[0] // groups, maps[-1] // groups
         blocks = matrices[len(maps) - 1]
         block = number * blocks // groups
         entries = window.taps ** (2 if full else 1)
@@ -132,6 +142,7 @@ class _Group:
             m=blocks * entries,
             more=block == (number - 1) * blocks // groups,
             threads=threads,
+            each=0 if channels == kernel[2] else kernel[2],
         )
         steps = product(*map(range, window.kernel_size))
         for tap, step in zip(self.frame.tap, steps, strict=False):

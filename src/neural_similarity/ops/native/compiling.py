@@ -31,7 +31,9 @@ _COMPILERS = ("cc", "gcc")
 """Tried in this order, after what CC names; `cc` may be another one, which lacks what GCC has."""
 _SECONDS = 600
 """A compiler that takes longer hangs; it takes seconds, or minutes where many wait for a core."""
-_SOURCES = ("operators.c", "batch_norm.h", "element.h", "product.h", "vector.h")
+_SOURCES = (
+    "operators.c", "batch_norm.h", "element.h", "grouped.h", "passes.h", "product.h", "vector.h",
+)  # fmt: skip
 
 
 @cache

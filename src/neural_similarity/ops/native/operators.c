@@ -8,6 +8,8 @@
 #define MOST_TAPS 64
 #define POSITIONS 96 /* taken at a time */
 #define FEW 512      /* positions of images that are taken together */
+#define NEARBY 32768 /* numbers of patches of grouped kernels that are taken together */
+#define ROWS 4       /* of which some sums stay in registers, in grouped.h */
 
 struct frame {
     int64_t images, in[3], out[3], stride[3];
@@ -16,6 +18,7 @@ struct frame {
     int64_t depth, width; /* taps x channels and filters, rounded up to a tile */
     int64_t image, x_pixel, y_pixel, m; /* elements from image to image, position to position */
     int64_t more, threads;  /* more: add to the gradient of M */
+    int64_t each;           /* channels and filters of a group where all are taken at once, or 0 */
 };
 
 static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
@@ -24,6 +27,39 @@ static int64_t whole(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
 
 /* How many pieces of at most so many positions. */
 static int64_t pieces(int64_t positions, int64_t most) { return (positions + most - 1) / most; }
+
+/* Whether forward adds every tap as it is read. */
+static int needs_no_columns(const struct frame *f) { return f->each == 1 && !f->full; }
+
+/* Positions whose columns are taken at a time. */
+static int64_t positions_for(const struct frame *f) {
+    const int64_t near = NEARBY / f->depth / ROWS * ROWS;
+    return f->each ? (near < ROWS ? ROWS : least(near, POSITIONS)) : POSITIONS;
+}
+
+/* Rows that the products of so many positions fill. */
+static int64_t rows_of(const struct frame *f, int paired, int64_t count) {
+    return f->each ? pieces(count, ROWS) * ROWS : rows_for(paired, count);
+}
+
+/* Words of the kernel as products read it. */
+static int64_t kernel_size(const struct frame *f) {
+    return f->width * (f->each ? f->taps * f->each : f->depth);
+}
+
+/* Threads that share an image in backward. */
+static int64_t parts_of(const struct frame *f, int64_t threads) {
+    return f->images && threads > f->images ? threads / f->images : 1;
+}
+
+/* Images that a thread of backward takes, and which part of the positions of each. */
+struct share { int64_t first, last, part; };
+
+static struct share share_of(const struct frame *f, int64_t thread, int64_t threads) {
+    const int64_t parts = parts_of(f, threads), image = thread / parts;
+    if (parts > 1) return (struct share){image, least(image + 1, f->images), thread % parts};
+    return (struct share){f->images * thread / threads, f->images * (thread + 1) / threads, 0};
+}
 
 /* Images that backward takes together, so that the positions of small ones fill chunks. */
 static int64_t together(const struct frame *f) {
@@ -80,6 +116,16 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
         else FUNCTION(f, __VA_ARGS__, f->taps, f->channels, f->blocks);                      \
     } while (0)
 
+/* The functions' form for every `each` there is: the compiler then knows the spread. */
+#define BY_EACH(FUNCTION, f, ...)                              \
+    do {                                                       \
+        if (f->each == 1) FUNCTION(f, __VA_ARGS__, 1);         \
+        else if (f->each == 2) FUNCTION(f, __VA_ARGS__, 2);    \
+        else if (f->each == 4) FUNCTION(f, __VA_ARGS__, 4);    \
+        else if (f->each == 8) FUNCTION(f, __VA_ARGS__, 8);    \
+        else FUNCTION(f, __VA_ARGS__, 16);                     \
+    } while (0)
+
 INLINE vector load_some_float32(const float *from, int64_t lanes);
 INLINE void store_some_float32(float *to, vector v, int64_t lanes);
 
@@ -111,6 +157,8 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #define PAIRED 0
 #define NAME(name) name##_float32
 #include "element.h"
+#include "grouped.h"
+#include "passes.h"
 #include "batch_norm.h"
 #undef T
 #undef PAIRED
@@ -119,4 +167,6 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #define PAIRED 1
 #define NAME(name) name##_bfloat16
 #include "element.h"
+#include "grouped.h"
+#include "passes.h"
 #include "batch_norm.h"

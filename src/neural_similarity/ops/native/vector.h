@@ -136,6 +136,15 @@ static const words EVEN[BITS] = {{0, 4, 2, 6}, {0, 1, 4, 5}};
 static const words ODD[BITS] = {{1, 5, 3, 7}, {2, 3, 6, 7}};
 #endif
 
+/* The number of every lane. */
+#if LANES == 16
+static const words LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif LANES == 8
+static const words LANE = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+static const words LANE = {0, 1, 2, 3};
+#endif
+
 /* Lane j of the result is the sum of the lanes of v[j]. */
 INLINE vector sums(const vector v[LANES]) {
     vector level[LANES];
