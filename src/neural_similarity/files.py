@@ -201,9 +201,10 @@ def read_json(path: Path, most: int = MOST_TEXT) -> Any:
     Raises:
         ValueError: it is no JSON, or nested too deeply to be read.
     """
+    text = read_text(path, most)
     try:
-        return json.loads(read_text(path, most))
-    except json.JSONDecodeError as error:
+        return json.loads(text)
+    except ValueError as error:  # also of a number of too many digits
         raise ValueError(f"{path} must be JSON, got {error}") from error
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None

@@ -4,6 +4,7 @@ import ctypes
 import os
 import shlex
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(("chosen", "told"), [("gcc '", True), ("  ", False), ("\n", False)])
+def test_a_compiler_that_is_no_command_is_told(monkeypatch, chosen, told):
+    monkeypatch.setenv("CC", chosen)
+    monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
+    with pytest.warns(UserWarning, match="CC must be the command") if told else nullcontext():
+        assert compiling.library.__wrapped__() == "there is no C compiler (GCC, as cc, gcc or CC)"
+
+
 def test_compilers_are_tried_in_turn(monkeypatch, tmp_path):
     """On many machines cc is clang."""
     tried = []

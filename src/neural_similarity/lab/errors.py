@@ -1,6 +1,8 @@
 """Errors that end a command with one line. Importing them loads no torch."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -14,6 +16,21 @@ class RunError(RuntimeError):
 
 class PeerDied(RunError):
     """Another process of the same run died; the message is the same in all that are left."""
+
+
+@contextmanager
+def content_errors(path: Path) -> Iterator[None]:
+    """Name the file in errors about what it holds.
+
+    Raises:
+        RunError: the content is not what the code within expects.
+    """
+    try:
+        yield
+    except (
+        ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError
+    ) as error:  # fmt: skip
+        raise RunError(f"{path} cannot be read: {error!r}") from error
 
 
 class Interrupted(Exception):

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from neural_similarity.files import read_json, write_json
+from neural_similarity.files import write_json
+from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks import TASKS
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.task import retrained
@@ -40,6 +41,7 @@ from neural_similarity.lab.train.run import (
     command_of,
     create_run,
     load_network,
+    read_facts,
     read_run,
     removed_if_nothing_began,
     require_new,
@@ -233,6 +235,8 @@ def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) 
         require_new(path, kind.COMMAND)  # before the data are read
     distributed.join(runtime.device)
     with deaths_named(path), threads(recipe.threads):
+        if not goes_on:
+            _kind_of(recipe).check_recipe(recipe)
         task = _loaded(recipe, place.data_root)
         if goes_on and open_run(path).recipe == task.recipe:
             return resume(path, data_root=place.data_root, device=place.device)
@@ -286,8 +290,9 @@ def _complete(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
     if run.best.is_dir():
         summary["best_checkpoint"] = task.best(run, state, runtime)
     if distributed.first():
-        curves = run.plots / "learning-curves.png"
-        draw_learning_curves(read_lines(run.metrics), curves, summary)
+        with content_errors(run.metrics):
+            curves = run.plots / "learning-curves.png"
+            draw_learning_curves(read_lines(run.metrics), curves, summary)
         write_json(run.summary, summary)
     distributed.wait()
 
@@ -325,7 +330,7 @@ def _take_up(run: Run, state: State, runtime: Runtime) -> None:
     if not any(map(is_dynamic, state.model.modules())):
         return
     reason = fallback(runtime.device)
-    write_json(run.path / ENVIRONMENT, read_json(run.path / ENVIRONMENT) | {"fallback": reason})
+    write_json(run.path / ENVIRONMENT, read_facts(run.path / ENVIRONMENT) | {"fallback": reason})
     if reason:
         log.warning(
             "Warning: dynamic similarities run as torch's own operations, up to 2.2 times slower "
@@ -374,7 +379,7 @@ def _title(run: Run, runtime: Runtime) -> str:
 
 def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
     """Add this process to the record; with other code, threads or devices sums may differ."""
-    record = read_json(run.path / ENVIRONMENT)
+    record = read_facts(run.path / ENVIRONMENT)
     now = describe_environment(runtime)
     changed = [key for key in KEPT if record.get(key) != now.get(key)]
     for key in changed:
@@ -383,7 +388,8 @@ def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
             "uninterrupted run.",
             *(key, now.get(key), record.get(key)),
         )
-    record.setdefault("resumed", []).append({"step": step} | now)
+    with content_errors(run.path / ENVIRONMENT):
+        record.setdefault("resumed", []).append({"step": step} | now)
     write_json(run.path / ENVIRONMENT, record)
 
 

@@ -19,7 +19,7 @@ import neural_similarity as ns
 from neural_similarity import models, visualize
 from neural_similarity.lab import cli, data
 from neural_similarity.lab import train as training
-from neural_similarity.lab.cli import commands
+from neural_similarity.lab.cli import commands, runs
 from neural_similarity.lab.recipes import FAMILIES, RECIPES
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.train import read_run
@@ -119,7 +119,7 @@ def test_failures_exit_with_1_and_one_line(args, message, capsys):
 
 
 def test_control_characters_are_written_out(capsys):
-    commands.say("a\x1b[2J\x9b\tä\nb\r")
+    assert cli.exit_code(lambda: commands.say("a\x1b[2J\x9b\tä\nb\r") or 0) == 0
     assert cli.main(["\x1b[31m"]) == 2
     told = capsys.readouterr()
     assert told.out == "a\\x1b[2J\\x9b\tä\nb\\r\n"
@@ -419,3 +419,36 @@ def test_a_recipe_cannot_be_named_beside_a_run_to_retrain(name, tmp_path, monkey
     assert cli.main(["train", name, "--retrain", "runs/mini-cnn4-seed1"]) == 2
     assert f"{name} cannot be given with --retrain" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_predict_takes_folders_and_names_what_it_cannot_read(dynamic, tmp_path, capsys):
+    images = make_dataset().test
+    paths = [tmp_path / "in" / name for name in ("a/0.png", "a/1.png", "b.png", "c.png")]
+    for path, pixels in zip(paths, images.pixels[:, 0], strict=False):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.numpy()).save(path)
+    (tmp_path / "in" / "notes.txt").write_text("no image")
+    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "in"), str(paths[2])]) == 0
+    whole = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in whole] == [str(path) for path in paths]
+    paths[1].write_bytes(paths[1].read_bytes()[:60])
+    missing = str(tmp_path / "missing.png")
+    assert cli.main(["predict", str(dynamic.path), missing, str(tmp_path / "in")]) == 1
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [whole[0], *whole[2:]]
+    assert [line.split()[1] for line in told.err.splitlines()] == [missing, str(paths[1])]
+    (tmp_path / "none").mkdir()
+    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "none")]) == 1
+    assert f"{tmp_path / 'none'} must hold images" in capsys.readouterr().err
+
+
+def test_predict_holds_a_few_images_at_a_time(dynamic, tmp_path, capsys, monkeypatch):
+    for index, pixels in enumerate(make_dataset().test.pixels[:5, 0]):
+        Image.fromarray(pixels.numpy()).save(tmp_path / f"{index}.png")
+    assert cli.main(["predict", str(dynamic.path), str(tmp_path)]) == 0
+    whole, counts, predict = capsys.readouterr().out, [], training.predict
+    monkeypatch.setattr(runs, "AT_ONCE", 2)
+    monkeypatch.setattr(training, "predict", lambda *a: counts.append(len(a[1])) or predict(*a))
+    assert cli.main(["predict", str(dynamic.path), str(tmp_path)]) == 0
+    assert capsys.readouterr().out == whole
+    assert counts == [2, 2, 1]

@@ -4,7 +4,7 @@ import os
 import re
 
 import pytest
-from tiny_folders import picture
+from tiny_folders import WANTED, picture, write_folders
 
 from neural_similarity.files import read_json
 from neural_similarity.lab import data
@@ -196,3 +196,33 @@ def test_links_to_images_elsewhere_are_images(tmp_path):
     (tmp_path / "whole" / "ant" / "far.png").symlink_to(tmp_path / "store" / "far.png")
     dataset = load("folder", tmp_path / "whole")
     assert len(dataset.train) + len(dataset.test) == 7
+
+
+@pytest.mark.parametrize(
+    ("parts", "ignored"),
+    [
+        (("train", "eval"), "eval/"),
+        (("train", "val", "test"), "val/"),
+        (("train", "test", "extra", "notes"), "extra/, notes/"),
+        (("train", "test"), None),
+        (("train", "val"), None),
+        (("ant", "bee"), None),
+    ],
+)
+def test_folders_beside_the_parts_are_named(tmp_path, caplog, parts, ignored):
+    for part in parts:
+        write_folders(tmp_path, {part: ["ant", "bee"]})
+    (tmp_path / ".hidden").mkdir()
+    load("folder", tmp_path)
+    told = [text for text in caplog.messages if text.startswith("Warning")]
+    assert len(told) == (ignored is not None)
+    if ignored:
+        assert f"in {tmp_path}, {ignored} is ignored; used are train/" in told[0]
+
+
+@pytest.mark.parametrize("name", ["imagenet", "classes"])
+def test_folders_beside_the_parts_are_named_in_every_layout(tmp_path, caplog, name):
+    same = {part: ["ant", "bee"] for part in ("train", "val", "more")}
+    write_folders(tmp_path, same if name == "imagenet" else WANTED | {"more": ["elk"]})
+    load("imagenet", tmp_path) if name == "imagenet" else load_split(name, tmp_path)
+    assert [text for text in caplog.messages if f"in {tmp_path}, more/ is ignored" in text]

@@ -12,13 +12,15 @@ import torch
 import torchvision
 from PIL import Image
 from safetensors.torch import save_file
+from tiny_images import CLASSES, make_dataset
 from tiny_images import tiny as tiny
 from torch import nn
 
 import neural_similarity as ns
 from neural_similarity import visualize
 from neural_similarity.files import read_json
-from neural_similarity.lab import cli, session
+from neural_similarity.lab import cli, data, session
+from neural_similarity.lab.data import Dataset
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapted
 from neural_similarity.lab.tasks.backbone import Backbone, head_name
 from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed
@@ -276,7 +278,7 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
         ),
         (
             ("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"),
-            "`backbone` must take images of 3 channels, got timm:resnet18 of 1",
+            "`channels` must be 3, as timm:resnet18 takes, got 1",
         ),
         (
             ("--backbone", "timm:levit_128s", *RANDOM),
@@ -413,6 +415,51 @@ def test_whose_classifier(world, tmp_path, classifier, train, head):
             task.check()
     else:
         assert task.check()["backbone"]["head"] == "new"
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("names", "head"), [(CLASSES, "kept"), (("a", "b", "c", "d"), "new")])
+def test_auto_keeps_the_classifier_of_the_same_names_alone(tmp_path, monkeypatch, names, head):
+    """As many classes are not enough where a run tells their names."""
+    run = session.train(RECIPE, out=tmp_path / "run", device="cpu")
+    images = make_dataset()
+    parts = [replace(part, classes=names) for part in (images.train, images.test)]
+    monkeypatch.setattr(data, "load", lambda *_, **__: Dataset("tiny", *parts))
+    for train in ("M", "M+head"):
+        recipe = AdaptationRecipe(backbone=str(run.path), dataset="embedded", train=train)
+        assert AdaptationTask.load(recipe, tmp_path).check()["backbone"]["head"] == head
+
+
+class NoTensor:
+    """What `torch.load` would have to execute."""
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--backbone", "FILE", "--model", "resnet56"), "FILE do not fit: "),
+        (("--backbone", "timm:resnet18", *RANDOM, "--weights", "FILE"), "FILE do not fit: "),
+        (("--backbone", "OBJECT"), "OBJECT must hold weights, but cannot be read: it must hold"),
+        (("--backbone", "FILE", "--channels", "1"), "`channels` must be 3, as FILE takes, got 1"),
+        (("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"), "`channels` must be 3, as"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_images_are_decoded(
+    world, tmp_path, monkeypatch, capsys, args, message
+):
+    def decoded(*_, **__):
+        raise AssertionError("images were decoded")
+
+    monkeypatch.setattr(data, "load", decoded)
+    file, other = tmp_path / "resnet20.safetensors", tmp_path / "object.pt"
+    save_file(ns.models.resnet20(num_classes=3, width=0.25).state_dict(), file)
+    torch.save(NoTensor(), other)
+    words = [word.replace("FILE", str(file)).replace("OBJECT", str(other)) for word in args]
+    assert adapt(world, tmp_path / "run", *words, "--width", "0.25") == 1
+    told = capsys.readouterr().err
+    assert message.replace("FILE", str(file)).replace("OBJECT", str(other)) in told
+    assert "weights_only" not in told
+    assert told.count("\n") == 1
 
 
 def test_batches_are_no_larger_than_the_few_images(world, tmp_path, capsys):

@@ -15,8 +15,9 @@ from importlib.metadata import version
 
 from neural_similarity import __version__
 from neural_similarity.choices import extra_needed
-from neural_similarity.lab.cli.commands import Command, Commands, dispatch, printable, say
+from neural_similarity.lab.cli.commands import Command, Commands, dispatch, say
 from neural_similarity.lab.errors import Interrupted, PeerDied, RunError, UsageError
+from neural_similarity.lab.terminal import one_line, plain_output
 
 
 def _late(module: str, name: str) -> Command:
@@ -78,6 +79,11 @@ def _run(args: Sequence[str]) -> int:
 
 def exit_code(run: Callable[[], int]) -> int:
     """What `run` returns, or the code of the error that it raises, which goes to stderr."""
+    with plain_output():
+        return _code_of(run)
+
+
+def _code_of(run: Callable[[], int]) -> int:
     try:
         code = run()
         sys.stdout.flush()
@@ -126,7 +132,7 @@ def _fail(error: Exception, code: int) -> int:
         # Of a death every process knows as much as it has seen when it looks.
         if not says_first("death" if isinstance(error, PeerDied) else str(error)):
             return code
-    sys.stderr.write(f"nsim: {printable(str(error))}\n")
+    sys.stderr.write(f"nsim: {one_line(str(error))}\n")
     return code
 
 

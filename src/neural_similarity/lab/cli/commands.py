@@ -8,6 +8,7 @@ from io import StringIO
 from typing import Any
 
 from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.terminal import printable, styled
 
 Command = Callable[[Sequence[str]], int]
 """Takes the words after the command's name and returns the exit code."""
@@ -62,19 +63,12 @@ def require(kind: str, name: str, names: Collection[str]) -> None:
 
 def say_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    say(json.dumps(value, indent=2, ensure_ascii=False))
+    say(json.dumps(value, indent=2))
 
 
 def say(line: str) -> None:
     """Print a line, or several."""
-    sys.stdout.write(printable(line) + "\n")
-
-
-def printable(text: str) -> str:
-    """The text with control characters written out: names from files must not steer a terminal."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
-    )
+    sys.stdout.write(f"{line}\n")
 
 
 def print_table(
@@ -93,8 +87,10 @@ def print_table(
         justify = "right" if column in NUMBERS else "left"
         table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     text = StringIO()  # rich would end the process itself when nobody reads on
-    width = max(Console().width, WIDTH)
-    Console(file=text, force_terminal=sys.stdout.isatty(), width=width).print(table)
-    sys.stdout.write(text.getvalue())
+    output, width = styled(sys.stdout), max(Console().width, WIDTH)
+    Console(
+        file=text, force_terminal=output.isatty(), width=width, markup=False, emoji=False
+    ).print(table)
+    output.write(text.getvalue())

@@ -3,6 +3,7 @@
 import sys
 import typing
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -10,6 +11,7 @@ import tyro
 
 from neural_similarity.lab.cli.commands import require, say
 from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.terminal import styled_output
 from neural_similarity.lab.train import Recipe
 from neural_similarity.nn import format_similarity, parse_similarity
 
@@ -68,16 +70,20 @@ def parse(
         flags: whether `--yes` alone is enough; else it takes a value, as a recipe's fields do.
     """
     form = tyro.conf.FlagCreatePairsOff if flags else tyro.conf.FlagConversionOff
+    # tyro colours its text, in which words and values appear; `repr` writes a control character
+    # out by a backslash.
+    plain = "\\" in repr((list(args), default))
     try:
-        parsed = tyro.cli(
-            options,
-            prog=prog,
-            args=args,
-            default=default,
-            description=description,
-            registry=REGISTRY,
-            config=(form,),
-        )
+        with nullcontext() if plain else styled_output():
+            parsed = tyro.cli(
+                options,
+                prog=prog,
+                args=args,
+                default=default,
+                description=description,
+                registry=REGISTRY,
+                config=(form,),
+            )
         return cast(Options, parsed)
     except ValueError as error:
         raise UsageError(str(error)) from error

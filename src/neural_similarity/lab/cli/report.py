@@ -11,16 +11,17 @@ from typing import Annotated, Any
 
 import tyro
 
-from neural_similarity.files import read_json, write_text
+from neural_similarity.files import write_text
 from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import parse
-from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.errors import UsageError, content_errors
 from neural_similarity.lab.tasks.few_shot.evaluation import evaluation_files
+from neural_similarity.lab.terminal import plot_label, printable
 from neural_similarity.lab.train import Run
-from neural_similarity.lab.train.journal import read_lines
+from neural_similarity.lab.train.journal import curve, read_lines
 from neural_similarity.lab.train.recipe import recipe_to_json
-from neural_similarity.lab.train.run import ENVIRONMENT
+from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
 
 PICTURE = re.compile(r"similarities|maps-.+|shapes")
 """Names that `visualize.draw` makes."""
@@ -76,17 +77,17 @@ def page(runs: Sequence[Run]) -> str:
     if len(named) < len(runs):
         named = {str(run.path): run for run in runs}
     settings = {name: recipe_to_json(run.recipe) for name, run in named.items()}
-    environments = {name: read_json(run.path / ENVIRONMENT) for name, run in named.items()}
+    environments = {name: _texts(run.path / ENVIRONMENT) for name, run in named.items()}
     title = "Settings that differ" if len(named) > 1 else "Settings"
     sections = {
         "Results": _table({name: _results(run) for name, run in named.items()}),
-        "Learning curves": _curves({name: read_lines(run.metrics) for name, run in named.items()}),
+        "Learning curves": _curves({name: _points(run) for name, run in named.items()}),
         "Similarities": "".join(_pictures(name, run) for name, run in named.items()),
         title: _table(_differing(settings) if len(named) > 1 else settings),
         "Environment": _table(environments),
     }
     parts = (f"<section><h2>{name}</h2>\n{text}</section>" for name, text in sections.items())
-    return PAGE.format(title=escape(", ".join(named)), sections="\n".join(parts))
+    return PAGE.format(title=_html(", ".join(named)), sections="\n".join(parts))
 
 
 def _results(run: Run) -> dict[str, Any]:
@@ -94,12 +95,26 @@ def _results(run: Run) -> dict[str, Any]:
     if not run.summary.exists():
         steps = [line["step"] for line in read_lines(run.metrics)]
         return {"steps": f"{max(steps, default=0)} of {run.recipe.steps}, not finished"}
-    summary = read_json(run.summary)
+    summary = read_facts(run.summary)
     found = {name: value for name, value in summary.items() if not isinstance(value, dict | list)}
     for file in evaluation_files(run.path):
-        scores = read_json(file)["summary"]
-        found[file.stem] = f"{100 * scores['accuracy']:.2f} ± {100 * scores['reach']:.2f} %"
+        with content_errors(file):
+            scores = read_facts(file)["summary"]
+            found[file.stem] = f"{100 * scores['accuracy']:.2f} ± {100 * scores['reach']:.2f} %"
     return found
+
+
+def _texts(path: Path) -> dict[str, str]:
+    """The values in a JSON file, as a table shows them."""
+    with content_errors(path):  # Deeply nested ones cannot be written.
+        return {name: str(value) for name, value in read_facts(path).items()}
+
+
+def _points(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """Of every quantity that a run logged, the steps and the values."""
+    with content_errors(run.metrics):
+        records = read_lines(run.metrics)
+        return {key: points for key in CURVES if (points := curve(records, key))}
 
 
 def _differing(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -125,22 +140,27 @@ def _table(columns: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _row(tag: str, cells: Iterable[Any]) -> str:
     texts = (f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells)
-    return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}>{_html(text)}</{tag}>" for text in texts) + "</tr>"
 
 
-def _curves(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _html(text: str) -> str:
+    return escape(printable(text))
+
+
+def _curves(logs: Mapping[str, Mapping[str, list[tuple[float, float]]]]) -> str:
     """A picture for every quantity that a run logged, a line a run."""
     from matplotlib.figure import Figure
 
-    shown = [key for key in CURVES if any(key in line for log in logs.values() for line in log)]
+    shown = [key for key in CURVES if any(key in log for log in logs.values())]
     if not shown:
         return "<p>No run has logged anything yet.</p>\n"
     figure = Figure(figsize=(5 * len(shown), 3.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         for name, log in logs.items():
-            points = [(line["step"], line[key]) for line in log if key in line]
+            points = log.get(key, [])
             steps, values = zip(*points, strict=True) if points else ((), ())
-            axes.plot(steps, values, marker="." if len(points) < 30 else None, label=name)
+            marker = "." if len(points) < 30 else None
+            axes.plot(steps, values, marker=marker, label=plot_label(name))
         axes.set(xlabel="step", title=key.replace("_", " "))
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize=7)
@@ -153,11 +173,11 @@ def _pictures(name: str, run: Run) -> str:
     """The pictures of M in a run's folder; others there are a user's."""
     files = [f for f in sorted(run.plots.glob("*.png")) if PICTURE.fullmatch(f.stem)]
     images = "".join(_image(file.read_bytes(), file.stem) for file in files)
-    return f"<h3>{escape(name)}</h3>\n{images or '<p>It has none.</p>'}\n"
+    return f"<h3>{_html(name)}</h3>\n{images or '<p>It has none.</p>'}\n"
 
 
 def _image(png: bytes, text: str) -> str:
     """A picture at no less than half of its size, at which its text is legible."""
     data, width = base64.b64encode(png).decode(), int.from_bytes(png[16:20])  # of its header
     style = f"min-width: {width // 2}px"
-    return f'<img alt="{escape(text)}" style="{style}" src="data:image/png;base64,{data}">\n'
+    return f'<img alt="{_html(text)}" style="{style}" src="data:image/png;base64,{data}">\n'

@@ -1,6 +1,7 @@
 """`nsim evaluate`, `predict` and `inspect`: what one does with a finished run."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -16,6 +17,7 @@ from neural_similarity.lab.cli.few_shot import evaluate as evaluate_few_shot
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.data import Dataset
 from neural_similarity.lab.data.decoding import read_centre, read_header, read_pixels
+from neural_similarity.lab.data.listing import image_files
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.tasks.classification import (
     PICTURED,
@@ -24,6 +26,7 @@ from neural_similarity.lab.tasks.classification import (
     told,
 )
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
+from neural_similarity.lab.terminal import one_line
 from neural_similarity.lab.train import Run, RunError, Runtime, Scores, distributed, read_run
 from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.run import checkpoint_facts, command_of, load_network
@@ -31,6 +34,8 @@ from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.nn import is_dynamic
 
 TOP = 3
+AT_ONCE = 256
+"""Images that are held in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,7 @@ class PredictOptions(RunOptions):
     """Options of `nsim predict`."""
 
     images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE...")]
-    """Image files, in any format that Pillow reads."""
+    """Image files, in any format that Pillow reads, or folders of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,24 +115,45 @@ def predict(args: Sequence[str]) -> int:
     """Print the likeliest classes of images."""
     description = (
         "Name the classes of images, which are resized and cropped to what the network was trained "
-        "on."
-        "\n\nexample:\n  nsim predict runs/quickstart-seed0 shoe.png bag.png"
+        "on. The exit code is 1 where one cannot be read; the others are named all the same."
+        "\n\nexamples:\n  nsim predict runs/quickstart-seed0 shoe.png bag.png\n"
+        "  nsim predict runs/quickstart-seed0 photos"
     )
     options = parse(PredictOptions, args, prog="nsim predict", description=description)
     if not options.images:
         raise UsageError("nsim predict needs at least one image")
     run = opened(options.run)
-    pixels = torch.stack([_read_image(path, run) for path in options.images])
     runtime, model = _network(run, options)
-    logits = training.predict(runtime.place(model), pixels, run.preprocess, runtime)
-    for path, row in zip(options.images, logits.softmax(1), strict=True):
-        best = row.topk(min(TOP, len(run.classes)))
-        named = (
-            f"{run.classes[index]} {100 * chance:.1f} %"
-            for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        )
-        say(f"{path}: {', '.join(named)}")
-    return 0
+    model, failed = runtime.place(model), 0
+    files = image_files(options.images)
+    for start in range(0, len(files), AT_ONCE):
+        paths = files[start : start + AT_ONCE]
+        images = _readable(paths, run)
+        failed += len(paths) - len(images)
+        if images:
+            pixels = torch.stack(list(images.values()))
+            logits = training.predict(model, pixels, run.preprocess, runtime)
+            for path, row in zip(images, logits.softmax(1), strict=True):
+                say(f"{one_line(str(path))}: {_likeliest(row, run.classes)}")
+    return int(failed > 0)
+
+
+def _readable(paths: Iterable[Path], run: Run) -> dict[Path, Tensor]:
+    """The pixels of the images that can be read; the others are named on stderr."""
+    found = {}
+    for path in paths:
+        try:
+            found[path] = _read_image(path, run)
+        except (OSError, ValueError) as error:
+            sys.stderr.write(f"nsim: {one_line(str(error))}\n")
+    return found
+
+
+def _likeliest(chances: Tensor, classes: Sequence[str]) -> str:
+    best = chances.topk(min(TOP, len(classes)))
+    names = [one_line(classes[index]) for index in map(int, best.indices)]
+    pairs = zip(names, best.values.tolist(), strict=True)
+    return ", ".join(f"{name} {100 * chance:.1f} %" for name, chance in pairs)
 
 
 def inspect(args: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from neural_similarity.files import read_json
 from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
-from neural_similarity.lab.errors import RunError, UsageError
+from neural_similarity.lab.errors import UsageError, content_errors
 from neural_similarity.lab.recipes import RECIPES, STARTS, in_variant
 from neural_similarity.lab.tasks import TASKS
 from neural_similarity.lab.tasks.adaptation import ADAPTER, AdaptationRecipe
@@ -21,7 +21,7 @@ from neural_similarity.lab.train import Recipe, Run, distributed, read_run
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import clock, notice
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scaled
-from neural_similarity.lab.train.run import CONFIG
+from neural_similarity.lab.train.run import CONFIG, read_facts
 from neural_similarity.lab.train.schedule import scaled_steps
 
 DEFAULT, FEW_SHOT_DEFAULT, DATA_ROOT = "quickstart", "fewshot-quickstart", "data"
@@ -229,10 +229,8 @@ def _retrain(name: str | None, args: Sequence[str]) -> int:
 def _report(run: Run) -> None:
     if not distributed.first():
         return
-    try:
-        say(_told(run, read_json(run.summary)))
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{run.summary} must be a summary of a run, got {error!r}") from error
+    with content_errors(run.summary):
+        say(_told(run, read_facts(run.summary)))
 
 
 def _told(run: Run, summary: dict[str, Any]) -> str:

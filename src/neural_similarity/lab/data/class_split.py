@@ -12,7 +12,12 @@ import torch
 from neural_similarity.choices import require_known
 from neural_similarity.files import read_json
 from neural_similarity.lab.data.images import Dataset, Images, generator
-from neural_similarity.lab.data.listing import list_images, part_folders, read_image_list
+from neural_similarity.lab.data.listing import (
+    list_images,
+    part_folders,
+    read_image_list,
+    warn_of_others,
+)
 
 PARTS = ("train", "val", "test")
 SHARES = (64, 16, 20)
@@ -197,6 +202,7 @@ def find_parts(folder: Path) -> ClassFiles | None:
     found = part_folders(folder)
     if "train" in found:
         places = {part: found.get(part, folder / part) for part in PARTS}
+        warn_of_others(folder, list(places.values()))
         return ClassFiles(folder, {part: _class_folders(path) for part, path in places.items()})
     return None
 

@@ -17,6 +17,7 @@ from neural_similarity.lab.data.listing import (
     list_images,
     part_folders,
     read_image_list,
+    warn_of_others,
 )
 
 NAME = "imagenet"
@@ -48,6 +49,7 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
             raise FileNotFoundError(
                 f"{part} is missing; ImageNet's layout is train/CLASS/*.JPEG and val/CLASS/*.JPEG"
             )
+    warn_of_others(root, parts)
     train, val = map(list_images, parts)
     check_classes(train, val)
     options = {"image_size": size, "workers": workers}

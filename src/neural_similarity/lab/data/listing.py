@@ -2,9 +2,10 @@
 
 import contextlib
 import csv
+import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from neural_similarity.files import read_text
 from neural_similarity.lab.data.decoding import SUFFIXES
 
 COLUMNS = ("filename", "label")
+log = logging.getLogger(__name__)
 PART_OF = {
     name: part
     for part, names in (
@@ -129,6 +131,26 @@ def _plain_files(folder: Path) -> set[str]:
         return set()
     with os.scandir(folder) as entries:
         return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """The files among `paths`, each once, and the images below the folders among them.
+
+    Raises:
+        ValueError: a folder holds no image, or cannot be read.
+    """
+    found = [
+        [path / name for name in _list_folder(path)] if path.is_dir() else [path] for path in paths
+    ]
+    return list(dict.fromkeys(path for files in found for path in files))
+
+
+def warn_of_others(root: Path, used: Collection[Path]) -> None:
+    """Name the folders beside the parts that are used: their images would be missed in silence."""
+    here = (path for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != ".")
+    if others := [path for path in here if path not in used]:
+        ignored, kept = (", ".join(f"{path.name}/" for path in paths) for paths in (others, used))
+        log.warning("Warning: in %s, %s is ignored; used are %s.", root, ignored, kept)
 
 
 def part_folders(root: Path) -> dict[str, Path]:

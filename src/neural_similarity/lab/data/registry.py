@@ -11,7 +11,13 @@ from neural_similarity.lab.data import cifar, fashion_mnist, imagenet
 from neural_similarity.lab.data.corruption import CORRUPTIONS, corrupt_dataset
 from neural_similarity.lab.data.decoding import Header, read_all_pixels, read_header
 from neural_similarity.lab.data.images import Dataset, Images, ImageSet, class_labels, split_off
-from neural_similarity.lab.data.listing import Listing, check_classes, list_images, part_folders
+from neural_similarity.lab.data.listing import (
+    Listing,
+    check_classes,
+    list_images,
+    part_folders,
+    warn_of_others,
+)
 
 FOLDER = "folder"
 EMBEDDED = Path(__file__).with_name("embedded")
@@ -136,7 +142,9 @@ def _list_parts(root: Path) -> list[Listing]:
         raise ValueError(f"`root` must hold train/ beside {test.name}/, got {root} without it")
     if not train:
         return [list_images(root, part=False)]
-    return [list_images(folder) for folder in (train, test) if folder]
+    used = [folder for folder in (train, test) if folder]
+    warn_of_others(root, used)
+    return [list_images(folder) for folder in used]
 
 
 def _square_and_alike(headers: list[Header]) -> bool:

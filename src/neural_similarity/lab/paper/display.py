@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from neural_similarity.lab.paper.plan import Job
+from neural_similarity.lab.terminal import printable
 from neural_similarity.lab.train.progress import Bar, Lines, Progress, make_bars
 
 
@@ -45,7 +46,7 @@ class Display:
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
         else:
-            self.bars.console.print(line, highlight=False, markup=False)
+            self.bars.console.print(printable(line), highlight=False, markup=False)
 
 
 @contextmanager

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
-from neural_similarity.files import read_json
 from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import split_off
+from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
 from neural_similarity.lab.tasks.classification import ClassificationTask, fitted
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
@@ -21,7 +21,7 @@ from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.checkpoint import State, state_digest
 from neural_similarity.lab.train.progress import notice
 from neural_similarity.lab.train.recipe import Recipe
-from neural_similarity.lab.train.run import ENVIRONMENT, start_facts
+from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, start_facts
 from neural_similarity.models import parameters
 from neural_similarity.nn import Full, Similarity, Static, evaluating
 
@@ -199,6 +199,11 @@ class AdaptationTask(ClassificationTask):
             dataset = replace(whole, train=_few(train, recipe.per_class, recipe.seed))
         return cls(fitted(task.recipe, dataset), dataset, whole)
 
+    @classmethod
+    def check_recipe(cls, recipe: Any) -> None:
+        """Check that the backbone exists, takes such channels, and that its weights fit."""
+        recipe.source.check(recipe)
+
     def check(self) -> dict[str, Any]:
         """Check the images, and return facts about the backbone."""
         super().check()
@@ -235,18 +240,20 @@ class AdaptationTask(ClassificationTask):
     def finish(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Score the test set, draw the similarities, write the adapter."""
         told = super().finish(run, state, runtime)
-        backbone = read_json(run.path / ENVIRONMENT)["backbone"]
+        with content_errors(run.path / ENVIRONMENT):
+            backbone = read_facts(run.path / ENVIRONMENT)["backbone"]
+            kept, trained = backbone["head"] == "kept", backbone["trained"]
         model = state.model
         inside = {id(p) for m in similarities_of(model) for p in m.parameters()}
         names = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
-        if backbone["head"] == "new":
+        if not kept:
             names.append(head_name(run.build(similarity=None)))
         if self.recipe.norm_mode == "train" and any("running" in k for k in model.state_dict()):
             names.append("*running*")
         file, size = run.path / ADAPTER, 0
         if inside or names:
             size = distributed.by_first(lambda: save_adapter(model, file, names).stat().st_size)
-        return told | {"trained": backbone["trained"], "bytes": size}
+        return told | {"trained": trained, "bytes": size}
 
 
 def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:

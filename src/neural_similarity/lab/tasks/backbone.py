@@ -1,7 +1,7 @@
 """Pretrained networks by name: timm:NAME, torchvision:NAME, a file of weights, a run folder."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from neural_similarity import models
 from neural_similarity.choices import nearest, optional
 from neural_similarity.conversion import convert, fold
-from neural_similarity.lab.data import Preprocess
+from neural_similarity.lab.data import IN_PLACE, Preprocess
 from neural_similarity.lab.data.transforms import IMAGENET
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
@@ -26,6 +26,7 @@ from neural_similarity.lab.train.run import (
     require_finished,
     usual_checkpoint,
 )
+from neural_similarity.lab.train.weights import tensors_alone
 
 TIMM, TORCHVISION = "timm:", "torchvision:"
 WORDS = "timm:NAME, torchvision:NAME, a file of weights (with `model`), or a run folder"
@@ -113,6 +114,26 @@ class Backbone:
         first = next(kernels, torch.empty(1, 3, 1, 1))
         return Usual(first.shape[1], models.usual_sizes(recipe.model)[2])
 
+    def check(self, recipe: Any) -> None:
+        """Check, without images, that it exists, takes the recipe's channels, and fits its weights.
+
+        Raises:
+            RunError: the weights cannot be read, or are another network's.
+            ValueError: there is no such network, file or run, or it takes other channels.
+        """
+        usual = self.usual(recipe)
+        if recipe.channels not in (None, usual.channels):
+            raise ValueError(
+                f"`channels` must be {usual.channels}, as {self.word} takes, got {recipe.channels}"
+            )
+        sized = recipe.image_size is not None or recipe.dataset in IN_PLACE
+        if not sized or (self.weights is None and self._named):
+            return  # The data tell the size; weights that are downloaded for a name fit it.
+        recipe = replace(recipe, **usual.fields)
+        sizes = {"in_channels": usual.channels, "image_size": recipe.image_size or usual.image_size}
+        with torch.random.fork_rng(devices=[]):
+            replace(self, classifier="new").load(recipe, ("one", "another"), **sizes)
+
     def plain(self, recipe: Recipe, classes: int, **sizes: int) -> nn.Module:
         """The network without its weights, for this number of classes, channels and image size."""
         if self.word.startswith(TIMM):
@@ -157,14 +178,17 @@ class Backbone:
         try:
             wrong = model.load_state_dict(taken, strict=False)
         except RuntimeError as error:
-            raise RunError(f"the weights of {self.word} do not fit: {_line(error)}") from error
+            raise self._misfit(_line(error)) from error
         lacking = [key for key in wrong.missing_keys if same or key not in classifier]
         for key in (*lacking, *wrong.unexpected_keys):
-            raise RunError(
-                f"the weights of {self.word} do not fit: {key} is in "
-                f"{'the network' if key in lacking else 'them'} only"
-            )
+            raise self._misfit(f"{key} is in {'the network' if key in lacking else 'them'} only")
         return Pretrained(model, same, converted)
+
+    def _misfit(self, reason: str) -> RunError:
+        """The error of weights of another network, and what names theirs."""
+        theirs = "--backbone" if self.weights else "--model and --width"
+        hint = "" if self.is_run else f"; name the network that they are of by {theirs}"
+        return RunError(f"the weights of {self.weights or self.word} do not fit: {reason}{hint}")
 
     def _similar(self, model: nn.Module, recipe: Recipe) -> nn.Module | None:
         """A copy of the network with the recipe's similarity, where it is a run's too."""
@@ -293,7 +317,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with tensors_alone():
+            content = torch.load(path, map_location="cpu", weights_only=True)
         content = content.get("state_dict", content.get("model", content))
         return {str(key): tensor for key, tensor in content.items() if isinstance(tensor, Tensor)}
     except Exception as error:  # readers raise whatever a damaged file makes them stumble on

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import neural_similarity as ns
+from neural_similarity.lab.terminal import plot_label
 from neural_similarity.lab.theory.measures import effective_rank, nuclear_norm
 from neural_similarity.lab.train.statistics import mean_and_deviation
 from neural_similarity.lab.train.weights import folded_kernels
@@ -157,9 +158,10 @@ def draw(spectra: Spectra, figure: Any) -> None:
             if name in average:
                 values = average[name]
                 deviations = [deviation or 0 for deviation in values["deviation"]]
+                label = plot_label(f"{group} (n={average['runs']})")
                 axes.errorbar(
                     range(1, 1 + len(values["mean"])), values["mean"], yerr=deviations,
-                    fmt="o-", c=f"C{index}", capsize=2, label=f"{group} (n={average['runs']})",
+                    fmt="o-", c=f"C{index}", capsize=2, label=label,
                 )  # fmt: skip
         axes.set(xlabel="convolution", title=title)
         axes.grid(alpha=0.3)

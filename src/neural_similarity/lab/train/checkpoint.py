@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from neural_similarity.files import (
 )
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import distributed
-from neural_similarity.lab.train.weights import load_weights, save_weights
+from neural_similarity.lab.train.weights import load_weights, save_weights, tensors_alone
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 NAME = r"step-([0-9]{8}|[1-9][0-9]{8,})"
@@ -207,13 +206,14 @@ def restore(path: Path, state: State) -> None:
     load_weights(path / WEIGHTS, state.model)
     try:
         _restore_rest(path / STATE, state)
-    except (pickle.UnpicklingError, EOFError, RuntimeError, *MISFITS) as error:
+    except (EOFError, RuntimeError, *MISFITS) as error:
         raise RunError(f"{path / STATE} cannot be restored: {error!r}") from error
 
 
 def _restore_rest(path: Path, state: State) -> None:
     device = state.totals.device
-    rest: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    with tensors_alone():
+        rest: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     state.optimizer.load_state_dict(rest["optimizer"])
     torch.set_rng_state(_own(rest["random"]))
     if "random_cuda" in rest:

@@ -9,7 +9,7 @@ from typing import Any
 
 from neural_similarity.choices import optional
 from neural_similarity.files import disk_errors, sync_path, write_text
-from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.progress import Progress
@@ -121,19 +121,29 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [dict(json.loads(line)) for line in lines if line.endswith("\n")]
-    except (ValueError, TypeError, RecursionError) as error:
-        raise RunError(f"{path} has a line that cannot be read: {error}") from error
+    with content_errors(path):
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        return [_record(json.loads(line)) for line in lines]
+
+
+def _record(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or type(value.get("step")) is not int:
+        raise TypeError(f"every line must be an object with a step, got {value!r:.80}")
+    return value
+
+
+def curve(records: Sequence[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+    """The steps and values of the records that have a quantity.
+
+    Raises:
+        TypeError, ValueError, OverflowError: a value is no number.
+    """
+    return [(float(record["step"]), float(record[key])) for record in records if key in record]
 
 
 def cut_back(path: Path, step: int) -> None:
     """Drop the records after `step`, so that a resumed run writes no line twice."""
-    try:
-        kept = [record for record in read_lines(path) if record["step"] <= step]
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{path} has a line without a step: {error!r}") from error
+    kept = [record for record in read_lines(path) if record["step"] <= step]
     write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
@@ -155,7 +165,7 @@ def draw_learning_curves(
             ("training batches", name, "-"),
             ("held-out images", f"validation_{name}", "o--"),
         ):
-            points = [(record["step"], record[key]) for record in records if key in record]
+            points = curve(records, key)
             mark = mark if len(points) > 1 else "o"  # a line needs two
             if points:
                 axes.plot(*zip(*points, strict=True), mark, label=label, markersize=4)

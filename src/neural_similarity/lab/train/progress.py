@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from neural_similarity.lab.data.files import Progress as Count
+from neural_similarity.lab.terminal import make_plain, styled
 from neural_similarity.lab.train import distributed
 
 if TYPE_CHECKING:
@@ -101,9 +102,16 @@ def make_bars() -> "RichProgress":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
 
+    class Bars(Progress):
+        def start(self) -> None:
+            """Show the bars; what else is printed goes above them."""
+            super().start()
+            if not self.disable:
+                make_plain()  # rich has put streams of its own in place of ours.
+
     text = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
-    console = Console(stderr=True)
-    return Progress(
+    console = Console(file=styled(sys.stderr))
+    return Bars(
         *(*text, TextColumn("{task.fields[text]}"), TimeLeft()),
         console=console,
         disable=not (console.is_terminal and distributed.first()),
@@ -115,7 +123,7 @@ def make_bars() -> "RichProgress":
 def show(title: str, steps: int, start: int) -> Iterator[Progress]:
     """Progress on stderr over `steps` steps, of which `start` are done already."""
     sys.stderr.write(f"{title}, from step {start:,}\n" if start else f"{title}\n")
-    if sys.stderr.isatty():
+    if styled(sys.stderr).isatty():
         with make_bars() as bars:
             yield Bar(bars, "", steps, start)
     else:

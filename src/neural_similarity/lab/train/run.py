@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from torch import nn
 
 from neural_similarity import models
+from neural_similarity.choices import require_count, require_known, require_positive
 from neural_similarity.files import new_folder, read_json, write_json
 from neural_similarity.lab.data import Preprocess
-from neural_similarity.lab.errors import PeerDied, RunError
+from neural_similarity.lab.errors import PeerDied, RunError, content_errors
 from neural_similarity.lab.train.checkpoint import (
     WEIGHTS,
     newest,
@@ -60,6 +61,19 @@ class Run:
     preprocess: Preprocess
     """What turns pixels into the network's input."""
 
+    def __post_init__(self) -> None:
+        for field in ("name", "data_root", "digest"):
+            _require_text(field, getattr(self, field))
+        if not self.classes:
+            raise ValueError("`classes` must name one class at least")
+        for name in self.classes:
+            _require_text("classes", name)
+        for field in ("channels", "image_size"):
+            require_count(field, getattr(self, field))
+        require_positive("budget", self.budget)
+        if len(self.preprocess.mean) != self.channels:
+            raise ValueError(f"`preprocess` must have {self.channels} channels")
+
     @property
     def checkpoints(self) -> Path:
         """Folder of the newest checkpoints."""
@@ -88,10 +102,10 @@ class Run:
     def precision(self) -> Precision:
         """The precision that the run began with; "auto" may mean another one elsewhere."""
         path = self.path / ENVIRONMENT
-        try:
-            return read_json(path)["precision"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} cannot be read: {error!r}") from error
+        with content_errors(path):
+            precision = read_facts(path)["precision"]
+            require_known("precision", precision, get_args(Precision))
+        return precision
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -111,6 +125,11 @@ class Run:
     def begin(self) -> nn.Module:
         """The network that training starts from."""
         return self.build()
+
+
+def _require_text(field: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"`{field}` must be text, got {value!r}")
 
 
 def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
@@ -155,12 +174,27 @@ def require_same_data(run: Run, digest: str, root: str | Path) -> None:
         )
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        RunError: it holds none.
+        FileNotFoundError: it is missing.
+    """
+    with content_errors(path):
+        facts = read_json(path)
+        if not isinstance(facts, dict):
+            raise TypeError(f"it must hold an object, got {type(facts).__name__}")
+    return facts
+
+
 def command_of(path: Path) -> str | None:
     """The command that trained the run in a folder, or None where that holds no run."""
     try:
-        return read_json(path / CONFIG).get("command", Run.COMMAND)
-    except (OSError, ValueError, AttributeError):
+        command = read_facts(path / CONFIG).get("command", Run.COMMAND)
+    except (OSError, RunError):
         return None
+    return command if isinstance(command, str) else None
 
 
 def create_run(run: Run, environment: dict[str, Any]) -> None:
@@ -220,9 +254,11 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
     path = Path(path)
     if not (path / CONFIG).is_file():
         raise RunError(f"{path} is not a run folder: it has no {CONFIG}")
-    try:
-        config = read_json(path / CONFIG)
-        _require_kind(path, config.get("command", Run.COMMAND), kind)
+    with content_errors(path / CONFIG):
+        config = read_facts(path / CONFIG)
+        command = config.get("command", Run.COMMAND)
+        _require_text("command", command)
+        _require_kind(path, command, kind)
         return kind(
             path=path,
             name=config["recipe"],
@@ -235,8 +271,6 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
             image_size=config["image_size"],
             preprocess=Preprocess(**config["preprocess"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path / CONFIG} cannot be read: {error!r}") from error
 
 
 def _require_kind(path: Path, command: str, kind: type[Run]) -> None:
@@ -282,7 +316,7 @@ def usual_checkpoint(run: Run) -> Checkpoint:
 
 def start_facts(run: Run) -> dict[str, Any]:
     """Facts that identify a run to start from, and its own start."""
-    environment = read_json(run.path / ENVIRONMENT)
+    environment = read_facts(run.path / ENVIRONMENT)
     return {
         "recipe": run.name,
         "seed": run.recipe.seed,

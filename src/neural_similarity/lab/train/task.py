@@ -43,6 +43,16 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         """
         ...
 
+    @classmethod
+    def check_recipe(cls, recipe: AnyRecipe) -> None:
+        """Check what a new run starts from, before images are decoded.
+
+        Raises:
+            ValueError: the recipe names what does not exist, or does not fit.
+            RunError: what it starts from cannot be read, or is another network.
+        """
+        ...
+
     def check(self) -> dict[str, Any]:
         """Facts of what training starts from, for the record of the environment.
 

@@ -1,6 +1,9 @@
 """The weights of a network: as one file of safetensors, and with static similarities folded."""
 
-from collections.abc import Mapping
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -49,6 +52,24 @@ def load_weights(path: Path, model: nn.Module) -> None:
         _, *lines = str(error).splitlines()
         first = lines[0].strip() if lines else error
         raise RunError(f"{path} holds the weights of another network: {first}") from error
+
+
+@contextmanager
+def tensors_alone() -> Iterator[None]:
+    """Say how to save weights where `torch.load` would advise to execute what a file holds.
+
+    Raises:
+        ValueError: a file holds other objects than tensors.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"an object of {found[1]}" if found else "something else"
+        raise ValueError(
+            f"it must hold tensors alone, got {what}; save its state_dict(), with safetensors or "
+            "torch.save"
+        ) from error
 
 
 def _kept_names(model: nn.Module) -> dict[str, str]:

@@ -41,9 +41,9 @@ def library() -> ctypes.CDLL | str:
     """The compiled library, or why there is none; compilers that fail cause one warning."""
     if os.name != "posix":
         return "the C code needs Linux or macOS"
-    names = (os.environ.get("CC", ""), *_COMPILERS)
-    commands = [shlex.split(name) for name in names if name]
-    compilers = [(path, *words) for name, *words in commands if (path := shutil.which(name))]
+    commands = [_chosen_command(), *([name] for name in _COMPILERS)]
+    found = [(shutil.which(name), *words) for name, *words in filter(None, commands)]
+    compilers = [(path, *words) for path, *words in found if path]
     if not compilers:
         return "there is no C compiler (GCC, as cc, gcc or CC)"
     problems: list[str] = []
@@ -55,6 +55,20 @@ def library() -> ctypes.CDLL | str:
     reason = "; ".join(problems)
     warnings.warn(f"the dynamic operators run in their slower eager form: {reason}", stacklevel=2)
     return reason
+
+
+def _chosen_command() -> list[str]:
+    """The words of CC, none where it is unset or blank; one that a shell cannot read is told."""
+    chosen = os.environ.get("CC", "")
+    try:
+        return shlex.split(chosen)
+    except ValueError as error:
+        warnings.warn(
+            f"CC must be the command of a C compiler, got {chosen!r}: {error}; trying "
+            f"{' and '.join(_COMPILERS)}",
+            stacklevel=3,
+        )
+        return []
 
 
 def _built(compiler: Sequence[str]) -> ctypes.CDLL | str:

@@ -40,6 +40,10 @@ class FewShotTask:
     split: ClassSplit
 
     @classmethod
+    def check_recipe(cls, recipe: FewShotRecipe) -> None:
+        """Check nothing: its fields have been checked."""
+
+    @classmethod
     def load(
         cls, recipe: FewShotRecipe, root: str | Path, progress: Progress | None = None
     ) -> Self:

@@ -1,0 +1,116 @@
+"""Run folders forged in every file and every field: a page, or one line that names the file."""
+
+import copy
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from tiny_classes import BY_NAMES, tiny_classes_world
+from tiny_images import TINY, tiny_world
+
+from neural_similarity.lab import cli, session
+from neural_similarity.lab.cli import report
+
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+GONE = object()
+DEEP = json.loads("[" * 900 + "]" * 900)
+VALUES = [
+    GONE, None, True, 0, -1, 2**70, 10**400, 1e308, float("nan"), float("inf"), "", "x", "\ud800",
+    "\x00\x1b[2J\x07\u202e<b>$\\frac$", [], [[]], [1, 2], ["x", "x"], {}, {"x": 1}, DEEP,
+]  # fmt: skip
+BYTES = [
+    b"", b"\n", b"null", b"[]\n", b"{}\n", b"[" * 100_000 + b"\n", b"\x00" * 100, b"\xff\xfe\n",
+    b'"x"\n', b'{"steps": ' + b"9" * 5000 + b"}\n", b"{\n",
+]  # fmt: skip
+
+
+def places_in(value, depth=3):
+    """The path of every part of a value; of lists, to the first item."""
+    yield ()
+    if depth and isinstance(value, dict | list) and value:
+        for key in value if isinstance(value, dict) else [0]:
+            yield from ((key, *rest) for rest in places_in(value[key], depth - 1))
+
+
+def forged(value, place, other):
+    """The value with another one at a place."""
+    if not place:
+        return other
+    value = copy.copy(value)
+    key, *rest = place
+    if not rest and other is GONE:
+        del value[key]
+    else:
+        value[key] = forged(value[key], rest, other)
+    return value
+
+
+def forgeries(file):
+    """What can be in a file in place of its content."""
+    yield from BYTES
+    text = file.read_text()
+    lines = text.splitlines() if file.suffix == ".jsonl" else [text]
+    first, *others = (json.loads(line) for line in lines)
+    for place in places_in(first):
+        for other in VALUES:
+            if place or other is not GONE:
+                found = [forged(first, place, other), *others]
+                yield "".join(json.dumps(value) + "\n" for value in found).encode()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forged")
+    with tiny_world():
+        named = session.train(
+            replace(TINY, validation=16, evaluate_every=3), out=folder / "named", device="cpu"
+        ).path
+    with tiny_classes_world():
+        shots = session.train(BY_NAMES, out=folder / "shots", device="cpu").path
+        words = ["evaluate", str(shots), "--tasks", "3", "--ways", "2", "--queries", "2"]
+        assert cli.main(words) == 0
+    return {"named": named, "shots": shots}
+
+
+def files_of(run):
+    found = [run / name for name in ("config.json", "environment.json", "summary.json")]
+    return [*found, run / "metrics.jsonl", *sorted((run / "evaluations").glob("*.json"))]
+
+
+def check(call, file, capsys):
+    """Nothing steers a terminal; an error takes one line, which names the file."""
+    code = cli.exit_code(call)
+    told = capsys.readouterr()
+    assert code in (0, 1)
+    assert not STEERING.search(told.out + told.err)
+    if code:
+        assert told.err.count("\n") == 1, told.err
+        assert file.name in told.err or "is a run of" in told.err
+    return code
+
+
+@pytest.mark.parametrize("kind", ["named", "shots"])
+def test_a_report_of_forged_runs(runs, kind, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr(report, "_curves", lambda logs: drawn.append(logs) or "")
+
+    def call():
+        assert not STEERING.search(report.page([session.open_run(runs[kind])]))
+        return 0
+
+    for file in files_of(runs[kind]):
+        whole, codes = file.read_bytes(), set()
+        for content in list(forgeries(file)):
+            file.write_bytes(content)
+            codes.add(check(call, file, capsys))
+        file.write_bytes(whole)
+        assert codes == {0, 1}, file
+    steps = [step for logs in drawn for log in logs.values() for step, _ in log.get("loss", [])]
+    assert all(isinstance(step, float) for step in steps)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e308, 1e-308])
+def test_any_number_can_be_drawn(value):
+    assert "data:image/png" in report._curves({"$\\frac$": {"loss": [(0.0, value), (1e30, 1.0)]}})
