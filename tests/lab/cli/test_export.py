@@ -15,6 +15,8 @@ from tiny_images import tiny as tiny
 
 import neural_similarity as ns
 from neural_similarity.lab import cli, session
+from neural_similarity.lab.cli import export as command
+from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.session import load
 
 pytestmark = [
@@ -117,3 +119,20 @@ def test_what_cannot_be_exported(run, tmp_path, capsys, monkeypatch):
     assert export(run, "--out", str(tmp_path / "none.onnx")) == 1
     assert "needs onnxruntime: pip install 'neural-similarity[export]'" in capsys.readouterr().err
     assert not (tmp_path / "none.onnx").exists()
+
+
+def test_int8_is_calibrated_on_training_images(run, tmp_path, monkeypatch, capsys):
+    """Test images would make the accuracy that the command prints too good."""
+    seen = []
+
+    def calibrate(_model, _x, batches):
+        seen.extend(batches)
+        raise RunError("enough")
+
+    monkeypatch.setattr(command, "quantised", calibrate)
+    monkeypatch.setattr(command, "BATCH", 20)
+    monkeypatch.setattr(command, "CALIBRATION", 2)
+    assert export(run, "--int8", "--out", str(tmp_path / "network.onnx")) == 1
+    assert "enough" in capsys.readouterr().err
+    images = make_dataset().train.pixels[:40]
+    assert torch.equal(torch.cat(seen), run.preprocess(images))

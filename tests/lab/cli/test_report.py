@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 import shutil
 
@@ -86,3 +87,32 @@ def test_runs_in_folders_of_one_name_stay_apart(folder, tmp_path):
     text = page([open_run(folder / "plain"), open_run(other)])
     assert cells(text, "steps") == ["2", "2"]
     assert cells(text, "similarity")[0] == "none"
+
+
+def test_what_runs_are_called_and_hold_is_text(folder, tmp_path):
+    """No HTML of a folder, a key, a value or a picture's name gets into the page."""
+    runs = [tmp_path / f"<b>&{index}" for index in range(2)]
+    for run in runs:
+        shutil.copytree(folder / "a&b", run)
+        (run / "plots" / '"><i>.png').write_bytes(next((run / "plots").glob("*.png")).read_bytes())
+        facts = json.loads((run / "environment.json").read_text())
+        content = json.dumps(facts | {"<u>": "<s>&amp;", "device": ["<em>"]})
+        (run / "environment.json").write_text(content)
+    text = page([open_run(run) for run in runs])
+    assert not re.search("<(b|i|u|s|em)>", text)
+    assert "<title>&lt;b&gt;&amp;0, &lt;b&gt;&amp;1</title>" in text
+    assert text.count("<h3>&lt;b&gt;&amp;") == 2
+    assert 'alt="&quot;&gt;&lt;i&gt;"' in text
+    assert cells(text, "&lt;u&gt;") == ["&lt;s&gt;&amp;amp;"] * 2
+
+
+def test_settings_in_which_any_run_differs(folder, tmp_path):
+    runs = [tmp_path / name for name in "abc"]
+    for run in runs:
+        shutil.copytree(folder / "plain", run)
+    config = json.loads((runs[2] / "config.json").read_text())
+    config["fields"]["momentum"] = 0.5
+    (runs[2] / "config.json").write_text(json.dumps(config))
+    text = page([open_run(run) for run in runs])
+    assert cells(text, "momentum") == ["0.9", "0.9", "0.5"]
+    assert not re.search("<td>lr</td>", text)

@@ -177,3 +177,21 @@ def test_the_command_writes_numbers_and_a_picture(tmp_path, capsys):
     assert len(record["result"]["step_errors"]) == 3
     assert (tmp_path / "euler.png").stat().st_size > 5_000
     assert str(tmp_path / "euler.png") in capsys.readouterr().out
+
+
+def test_how_far_m_moved_is_over_the_length_where_it_started(monkeypatch):
+    monkeypatch.setattr(bias, "SNAPSHOTS", (0, 1))
+    descend = bias.descend
+
+    def stretched(data, starts, rate, snapshots):
+        """The factors of start i end (i + 1) times as long as they were."""
+        products, losses, _ = descend(data, starts, rate, snapshots)
+        times = 1.0 + torch.arange(starts[0].shape[1])
+        return products, losses, [factor * times[:, None, None] for factor in starts]
+
+    monkeypatch.setattr(bias, "descend", stretched)
+    outcomes = iter(bias.compute(seeds=3).problems["sensing"].outcomes)
+    for starts in bias.STARTS:
+        for index, start in enumerate(starts):
+            wanted = [0.0 if start.depth == 1 else float(index)] * 3
+            assert next(outcomes).moved == pytest.approx(wanted)

@@ -43,3 +43,19 @@ def test_few_images_are_taken_again_where_batches_need_more():
     seen = []
     agreement(NETWORK, lambda x: (seen.append(len(x)), NETWORK(x))[1], X[:2], [1, 7])
     assert seen[:2] == [1, 7]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_agree_with_none(number):
+    with pytest.raises(RunError, match="logits differ from the run's by"):
+        agreement(NETWORK, lambda x: NETWORK(x) * number, X, [1, 3])
+
+
+@pytest.mark.parametrize("wrong", [8, 10])
+def test_the_largest_difference_of_both_sizes_is_told(wrong):
+    def other(x):
+        return NETWORK(x) + (1e-4 if x.shape[2] == wrong else 0)
+
+    worst, sizes = agreement(NETWORK, other, X, [1, 3])
+    assert sizes == [8, 10]
+    assert worst == pytest.approx(1e-4, rel=1e-2)
