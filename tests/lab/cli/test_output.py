@@ -156,8 +156,8 @@ def test_an_error_takes_one_line(capsys):
 @pytest.mark.parametrize(
     ("words", "code", "wanted"),
     [
-        ("PYTHONIOENCODING=cp1252 nsim recipes", 0, "cifar10-cnn"),
-        ("PYTHONIOENCODING=ascii TERM=dumb COLUMNS=10 nsim recipes", 0, "cifar10-cnn"),
+        ("PYTHONIOENCODING=cp1252 nsim recipes --all", 0, "cifar10-cnn"),
+        ("PYTHONIOENCODING=ascii TERM=dumb COLUMNS=10 nsim recipes --all", 0, "cifar10-cnn"),
         ("nsim recipes >&-", 0, ""),
         ("nsim sing 2>&-", 2, ""),
         ("nsim recipes <&- >&- 2>&-", 0, ""),
