@@ -128,7 +128,7 @@ def test_a_place_in_the_memo_costs_nothing(tmp_path):
 CHILD = """
 import resource, sys
 from pathlib import Path
-from neural_similarity.lab.data.mapped import _read
+from neural_similarity.lab.data.pickles import _read_part
 from neural_similarity.lab.data.unpickling import unpickle
 
 pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -136,7 +136,7 @@ limit = pages * resource.getpagesize() + 2**30
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 for path in sorted(Path(sys.argv[1]).iterdir()):
     print(path.name, flush=True)
-    for read in (unpickle, _read):
+    for read in (unpickle, _read_part):
         try:
             repr(read(path))
         except ValueError as error:
