@@ -29,7 +29,7 @@ def _compiled(request):
 FLOATS = torch.float32, torch.bfloat16
 WIDTHS = [
     Case(Problem(f"wide-{channels}", channels=channels, size=(5, 6)), layout="contiguous")
-    for channels in ((32, 16), (64, 8), (50, 3), (16, 1))
+    for channels in ((32, 16), (64, 8), (50, 3), (16, 1), (8, 8), (16, 16))
 ]
 BLOCKS = [
     (Case(Problem("blocks", channels=channels, groups=2), ("channels", count)), dtype)
@@ -168,6 +168,7 @@ def test_narrow_groups_run_eagerly_unless_taken_together(channels, groups, backe
         (64, 64, 2, None, False),
         (6, 6, 1, None, False),
         (6, 6, 6, ("channels", 2), False),
+        (24, 24, 6, ("channels", 1), True),
     ],
 )
 def test_groups_of_as_many_filters_are_one_call(

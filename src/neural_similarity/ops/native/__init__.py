@@ -72,18 +72,24 @@ class Compiled:
     def _groups(self, given: Operands, *laid_out: Tensor) -> "list[_Group]":
         """Every group, for operands that are laid out as `_Group` has them."""
         shapes, threads = tuple([tensor.shape for tensor in laid_out]), torch.get_num_threads()
-        places = [(number, given.groups) for number in range(given.groups)]
+        together = takes_together(given)
+        groups = 1 if together else given.groups
+        arguments = shapes, given.x.dtype, threads, together
         return [
-            _cached_group(self.full, given.window, place, shapes, given.x.dtype, threads)
-            for place in ([(0, 1)] if takes_together(given) else places)
+            _cached_group(self.full, given.window, (number, groups), *arguments)
+            for number in range(groups)
         ]
 
 
 def takes_together(given: Operands) -> bool:
-    """Whether C takes the groups in one call: narrow ones of as many filters, with one M."""
+    """Whether C takes the groups in one call: narrow ones of as many filters, with one M.
+
+    A single group of few channels as well, unless bfloat16's own products are faster.
+    """
     filters, each = given.weight.shape[:2]
-    one_m = given.groups > 1 and given.m.shape[1] == 1
-    return one_m and filters == given.groups * each and each in _TOGETHER
+    several = given.groups > 1 or given.x.dtype == torch.float32
+    square = filters == given.groups * each and each in _TOGETHER
+    return several and square and given.m.shape[1] == 1
 
 
 class _Frame(ctypes.Structure):
@@ -100,7 +106,7 @@ class _Frame(ctypes.Structure):
 class _Group:
     """One group of a grouped operator: its frame, and where its share of every operand begins.
 
-    In one group of a kernel for fewer channels all of its groups are taken together.
+    `together`: it stands for all groups, see `takes_together`.
 
     The shapes are those of maps (n, *size, c), M (n, *out, b, *taps), kernel (o, K, c/groups) and
     y (n, *out, o).
@@ -114,6 +120,7 @@ class _Group:
         shapes: Sequence[torch.Size],
         dtype: torch.dtype,
         threads: int,
+        together: bool,
     ):
         maps, matrices, kernel, y = shapes
         number, groups = place
@@ -142,7 +149,7 @@ class _Group:
             m=blocks * entries,
             more=block == (number - 1) * blocks // groups,
             threads=threads,
-            each=0 if channels == kernel[2] else kernel[2],
+            each=kernel[2] if together else 0,
         )
         steps = product(*map(range, window.kernel_size))
         for tap, step in zip(self.frame.tap, steps, strict=False):

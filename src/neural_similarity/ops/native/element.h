@@ -124,6 +124,26 @@ INLINE void NAME(outer)(float *grad_m, const float *g, const T *x, int64_t taps,
     }
 }
 
+/* The same without it, for n <= LANES: x is turned, so that lanes are its taps and a row of grad_m
+   is Σ_c g[s][c] x[.][c]. Sums over lanes would take longer than the products of few channels. */
+INLINE void NAME(outer_few)(float *grad_m, const float *g, const T *x, int64_t taps, int64_t n,
+                            int64_t step, int more) {
+    float rows[LANES * LANES], turned[LANES * LANES];
+    for (int64_t base = 0; base < taps; base += LANES) {
+        const int64_t some = least(taps - base, LANES);
+        for (int64_t t = 0; t < some; t++)
+            store_float32(rows + t * LANES, NAME(load_some)(x + (base + t) * step, n));
+        transpose((uint32_t *)turned, LANES, (uint32_t *)rows, LANES, some);
+        for (int64_t s = 0; s < taps; s++) {
+            float *to = grad_m + s * taps + base;
+            vector sum = more ? load_some_float32(to, some) : (vector){0};
+            for (int64_t c = 0; c < n; c++)
+                sum += g[s * step + c] * load_float32(turned + c * LANES);
+            store_some_float32(to, sum, some);
+        }
+    }
+}
+
 /* Full M at one position: grad_m = g xᵀ, where it is wanted, and then g = Mᵀ g. */
 INLINE void NAME(unmix)(float *grad_m, float *g, const T *x, const float *m, vector *products,
                         int64_t taps, int64_t n, int64_t step, int more) {
@@ -178,8 +198,9 @@ INLINE void NAME(derive)(const struct frame *f, float *g, const T *patches, cons
             const int64_t of_m = (at + j) * f->m + block * (f->full ? taps * taps : taps);
             float *gradient = grad_m ? grad_m + of_m : 0, *outgoing = g + j * f->depth + block * b;
             const T *patch = patches + j * f->depth + block * b;
-            if (NAME(squares)(f, taps, b) && gradient) {
-                NAME(outer)(gradient, outgoing, patch, taps, b, n, f->more);
+            if (f->full && gradient && (NAME(squares)(f, taps, b) || b <= LANES)) {
+                if (b <= LANES) NAME(outer_few)(gradient, outgoing, patch, taps, b, n, f->more);
+                else NAME(outer)(gradient, outgoing, patch, taps, b, n, f->more);
                 gradient = 0;
             }
             if (f->full)

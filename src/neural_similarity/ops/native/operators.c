@@ -111,6 +111,10 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
             FUNCTION(f, __VA_ARGS__, 9, 32, 1);                                      \
         else if (f->taps == 9 && f->channels == 3 && f->blocks == 1)               \
             FUNCTION(f, __VA_ARGS__, 9, 3, 1);                                     \
+        else if (f->taps == 9 && f->channels == 8 && f->blocks == 1)               \
+            FUNCTION(f, __VA_ARGS__, 9, 8, 1);                                     \
+        else if (f->taps == 9 && f->channels == 16 && f->blocks == 1)              \
+            FUNCTION(f, __VA_ARGS__, 9, 16, 1);                                    \
         else if (f->taps == 9 && f->channels % 32 == 0 && f->blocks == 1)          \
             FUNCTION(f, __VA_ARGS__, 9, f->channels & ~31L, 1);                       \
         else FUNCTION(f, __VA_ARGS__, f->taps, f->channels, f->blocks);                      \

@@ -17,6 +17,8 @@
 #define LANES 4
 #define BITS 2
 #endif
+/* Arrays of vectors are in registers only where every loop over them is unrolled. */
+#define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -149,8 +151,8 @@ static const words LANE = {0, 1, 2, 3};
 INLINE vector sums(const vector v[LANES]) {
     vector level[LANES];
     memcpy(level, v, sizeof level);
-    for (int bit = 0; bit < BITS; bit++)
-        for (int i = 0; i < LANES >> bit; i += 2) {
+    UNROLL for (int bit = 0; bit < BITS; bit++)
+        UNROLL for (int i = 0; i < LANES >> bit; i += 2) {
             const vector a = level[i], b = level[i + 1];
             level[i / 2] = __builtin_shuffle(a, b, EVEN[bit]) + __builtin_shuffle(a, b, ODD[bit]);
         }
@@ -161,10 +163,10 @@ INLINE vector sums(const vector v[LANES]) {
 INLINE void transpose(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row,
                       int64_t rows) {
     words v[LANES];
-    for (int i = 0; i < LANES; i++)
+    UNROLL for (int i = 0; i < LANES; i++)
         v[i] = i < rows ? *(const words *)(from + i * from_row) : (words){0};
-    for (int bit = 0; bit < BITS; bit++)
-        for (int i = 0; i < LANES; i++) {
+    UNROLL for (int bit = 0; bit < BITS; bit++)
+        UNROLL for (int i = 0; i < LANES; i++) {
             if (i >> bit & 1) continue;
             const words a = v[i], b = v[i | 1 << bit];
             v[i] = __builtin_shuffle(a, b, EVEN[bit]);
