@@ -6,6 +6,7 @@ from typing import Any, Self
 from torch import nn
 
 from neural_similarity.conversion import load_adapter, save_adapter
+from neural_similarity.conversion.pretrained import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
 from neural_similarity.models import build
 from neural_similarity.nn import Similarity, format_similarity
@@ -18,7 +19,6 @@ except ModuleNotFoundError as error:
         "ns.hub needs huggingface_hub: pip install 'neural-similarity[hub]'", name=error.name
     ) from None
 
-ADAPTER = "adapter.safetensors"
 _PAPER = "https://arxiv.org/abs/1910.13003"
 
 

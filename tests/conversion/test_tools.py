@@ -34,6 +34,8 @@ def x():
 class LowRank(nn.Module):
     """As PEFT's LoRA for convolutions: y = W x + B A x, merged into W."""
 
+    __module__ = "peft.tuners.lora.layer"
+
     def __init__(self, layer):
         super().__init__()
         self.base_layer = layer
@@ -72,6 +74,16 @@ def test_wrapped_layers_and_what_wraps_them_are_not_converted(network):
     assert [type(m) for m in converted[2].children()] == [nn.Conv2d] * 3
     with pytest.raises(ValueError, match="cannot be converted"):
         ns.convert(plain, "static-full", "2.lora_A")
+
+
+def test_a_child_called_base_layer_is_none_of_pefts():
+    class Network(nn.Module):  # As timm's DLA.
+        def __init__(self):
+            super().__init__()
+            self.base_layer = ns.Conv2d(3, 4, 3, similarity="static-full")
+            self.level = nn.Conv2d(4, 4, 3)
+
+    assert ns.plan(Network(), "static-full") == {"base_layer": "has a similarity", "level": None}
 
 
 @pytest.mark.parametrize("targets", [["0", "2"], ["5"]])

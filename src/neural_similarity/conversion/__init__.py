@@ -1,9 +1,9 @@
 """Surgery on any network: put similarities in, take them out, fold them."""
 
+from neural_similarity.conversion.adapter_saving import save_adapter as save_adapter
 from neural_similarity.conversion.adapters import Adapters as Adapters
 from neural_similarity.conversion.adapters import adapters as adapters
 from neural_similarity.conversion.adapters import load_adapter as load_adapter
-from neural_similarity.conversion.adapters import save_adapter as save_adapter
 from neural_similarity.conversion.comparison import max_difference as max_difference
 from neural_similarity.conversion.freezing import freeze_backbone as freeze_backbone
 from neural_similarity.conversion.freezing import similarities_of as similarities_of

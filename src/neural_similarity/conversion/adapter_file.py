@@ -31,6 +31,12 @@ class AdapterFile:
     tensors: dict[str, Tensor]
     backbone: dict[str, str]
 
+    def without_prefix(self, prefix: str) -> "AdapterFile":
+        """The same with names that lack their common prefix."""
+        texts = {name.removeprefix(prefix): text for name, text in self.texts.items()}
+        tensors = {name.removeprefix(prefix): t for name, t in self.tensors.items()}
+        return AdapterFile(texts, tensors, self.backbone)
+
 
 def write(path: Path, content: AdapterFile) -> int:
     """Write a file, all of it or nothing, and return its size in bytes."""
@@ -105,6 +111,22 @@ def _digest(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         if tensor.is_meta:
             raise ValueError("the network must hold its weights, got some on the meta device")
-        whole = tensor.detach().cpu().contiguous()
-        digest.update(ctypes.string_at(whole.data_ptr(), whole.nbytes))
+        _hash(digest, tensor)
     return digest.hexdigest()
+
+
+def tensor_digest(tensor: Tensor) -> bytes | None:
+    """SHA-256 of the bytes of a tensor, None where this process does not hold them."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.is_meta or tensor.is_quantized:
+        return None
+    digest = hashlib.sha256()
+    _hash(digest, tensor)
+    return digest.digest()
+
+
+def _hash(digest: "hashlib._Hash", tensor: Tensor) -> None:
+    """Add the bytes of a tensor, where they lie, to a digest."""
+    whole = tensor.detach().cpu().contiguous()
+    if whole.nbytes:
+        digest.update((ctypes.c_char * whole.nbytes).from_address(whole.data_ptr()))

@@ -1,11 +1,18 @@
 """Freezing all of a network but its similarities."""
 
 import logging
-from collections.abc import Container
+from collections.abc import Collection, Container, Iterable
 from typing import Any, Literal, TypeVar, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
+from neural_similarity.conversion.backbone_state import (
+    mark_trained,
+    mark_unfrozen,
+    may_have_moved,
+    modules_outside,
+    own_tensors,
+)
 from neural_similarity.conversion.where import Parts, chosen
 from neural_similarity.nn import GlobalSimilarity, SelfAttention
 from neural_similarity.nn.layer import has_similarity
@@ -19,46 +26,82 @@ log = logging.getLogger(__name__)
 def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None = None) -> Network:
     """Let only the similarities of `model` train, and what `train` names, in place. Paper, §4.
 
-    Logs how many of all parameters that is (INFO); with `train=None` a warning names the last layer
-    that is frozen with the backbone, in case it is a new head. Freeze last: what puts new
-    normalisation in place of the old, as `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, drops the
-    hold.
+    All else is the backbone: `save_adapter` writes what trains, and expects `load_adapter` to find
+    the rest. Logs how many of all parameters train (INFO). A warning names the last layer that is
+    frozen with the backbone where `train=None`, in case it is a new head, and another one tells
+    where the backbone is no longer what `convert` saw. Freeze last: what puts new normalisation in
+    place of the old, as `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, drops the hold.
 
     Args:
         model: A converted network.
         norm: "eval" holds normalisation at its running statistics in training mode too, so that
-            the backbone stays the function that it was; "train" leaves it to the mode.
+            the backbone stays the function that it was; "train" leaves it to the mode, and
+            `save_adapter` writes the statistics.
         train: What else trains: names or globs of modules and parameters ("fc", "*.bn?"), or
             modules. () is nothing else.
 
     Raises:
-        ValueError: the network has no similarity and `train` names nothing else, or what has no
+        ValueError: the network has no similarity and `train` is None, or `train` names what has no
             parameter there, or `norm` is unknown.
     """
     if norm not in get_args(NormMode):
         raise ValueError(f'`norm` must be "eval" or "train", got {norm!r}')
     check_module(model)
     similarities = similarities_of(model)
-    if not similarities and not train:
+    if not similarities and train is None:
         raise ValueError(
             "`model` must have similarities to train, got a network without any; convert it first"
         )
     trained = chosen(model, () if train is None else train, "train", nn.Parameter)
-    unfreeze_backbone(model).requires_grad_(False)
+    let_go(model)
+    model.requires_grad_(False)
     for part in (*similarities, *trained.values()):
         part.requires_grad_(True)
     inside = {part for similarity in similarities for part in similarity.modules()}
-    for module in model.modules():
-        if norm == "eval" and module not in inside and hasattr(module, "running_mean"):
-            held = _Held(module)
-            module.register_forward_pre_hook(held.before)
-            module.register_forward_hook(held.after, always_call=True)
+    norms = [m for m in model.modules() if m not in inside and hasattr(m, "running_mean")]
+    if norm == "eval":
+        _hold(norms)
+    statistics = [] if norm == "eval" else _statistics(norms)
+    _warn_of_moved(model, similarities, trained.values())
+    mark_trained(model, similarities, [*trained.values(), *statistics], frozen=True)
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in model.parameters())
     log.info("%s of %s parameters train", f"{count:,}", f"{whole:,}")
     if train is None and (last := _last_layer(model, inside)):
         log.warning("%r is frozen, too; train=%r trains it", last, last)
     return model
+
+
+def _hold(norms: Iterable[nn.Module]) -> None:
+    for module in norms:
+        held = _Held(module)
+        module.register_forward_pre_hook(held.before)
+        module.register_forward_hook(held.after, always_call=True)
+
+
+def _warn_of_moved(
+    model: nn.Module, similarities: Collection[nn.Module], trained: Iterable[Tensor]
+) -> None:
+    """Warn where what counts as the backbone from now on is no longer what `convert` saw."""
+    learned = {id(tensor) for tensor in trained}
+    moved = [
+        name
+        for module in modules_outside(model, similarities)
+        for name, tensor in own_tensors(module).items()
+        if id(tensor) not in learned and may_have_moved(module, name, unknown=False)
+    ]
+    if moved:
+        log.warning(
+            "%d tensors have changed since ns.convert saw them, and are the backbone from now on: "
+            "save its weights too, as ns.load_adapter needs them",
+            len(moved),
+        )
+
+
+def _statistics(norms: Iterable[nn.Module]) -> list[Tensor]:
+    """The running statistics of normalisation, as far as it has any."""
+    named = ("running_mean", "running_var")
+    return [t for m in norms for name in named if (t := getattr(m, name)) is not None]
 
 
 def _last_layer(model: nn.Module, similarities: Container[nn.Module]) -> str:
@@ -69,9 +112,13 @@ def _last_layer(model: nn.Module, similarities: Container[nn.Module]) -> str:
 
 
 def unfreeze_backbone(model: Network) -> Network:
-    """Let all of `model` train again, in place: `freeze_backbone` undone."""
+    """Let all of `model` train again, in place: `freeze_backbone` undone.
+
+    `save_adapter` goes on to write what was left to train until then.
+    """
     check_module(model)
     let_go(model)
+    mark_unfrozen(model)
     return model.requires_grad_(True)
 
 

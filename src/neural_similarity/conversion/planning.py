@@ -24,6 +24,8 @@ from neural_similarity.nn.layer import (
     check_ready,
     geometry_of,
     has_similarity,
+    is_made_by,
+    replaced_forward,
     torchs_class,
 )
 from neural_similarity.nn.modes import check_module
@@ -36,6 +38,8 @@ _PARALLEL = "is in DistributedDataParallel, which knows its parameters already; 
 _READ = "is in a TransformerEncoderLayer, which in evaluation reads its weight alone"
 _READ_BY_ATTENTION = "is in a MultiheadAttention, which reads its weight alone"
 _WRAPPED = "is in a layer of PEFT's, which knows its kernel without M; merge_and_unload() before"
+
+_LYCORIS = "is given to LyCORIS, which reads its kernel without M; merge_to() and restore() before"
 
 
 class _Unfit(str):
@@ -132,7 +136,7 @@ def _places(model: nn.Module) -> dict[nn.Module, str]:
     encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoderLayer)]
     parallel = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
     attentions = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
-    wrapped = [m for m in model.modules() if isinstance(m._modules.get("base_layer"), nn.Module)]
+    wrapped = [m for m in model.modules() if "base_layer" in m._modules and is_made_by("peft", m)]
     return (
         {part: _READ for outer in encoders for name, part in outer.named_children() if name in read}
         | {outer.out_proj: _READ_BY_ATTENTION for outer in attentions}
@@ -146,7 +150,9 @@ def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None)
     """Why a layer is not converted."""
     if any(parameter.is_complex() for parameter in layer.parameters(recurse=False)):
         return "has complex weights, and similarities are real"
-    if "forward" in vars(layer):
+    if (forward := replaced_forward(layer)) is not None:
+        if is_made_by("lycoris", getattr(forward, "__self__", None)):
+            return _LYCORIS
         return "has a replaced `forward` (accelerate's hooks do that); convert it first"
     chosen = is_chosen(where, name, layer)
     if where is not None and not chosen:

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 from neural_similarity.choices import require_flag
+from neural_similarity.conversion.backbone_state import forget, remember
 from neural_similarity.conversion.freezing import Network, let_go, similarities_of
 from neural_similarity.conversion.planning import check_plan, identity_start, make_plan
+from neural_similarity.conversion.pretrained import restore_saving, save_both
+from neural_similarity.conversion.rollback import whole_or_nothing
 from neural_similarity.conversion.where import Where, choice_of
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
-from neural_similarity.nn.layer import check_exact, equip, is_dynamic
+from neural_similarity.nn.layer import equip, is_dynamic
 from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.text import Similarity
 
@@ -60,7 +63,12 @@ def convert(
     check_plan(model, reasons, spec, where)
     model = model if inplace else copied(model)
     layers = dict(model.named_modules(remove_duplicate=False))
-    _equip_all({layers[name]: name for name, why in reasons.items() if why is None}, spec)
+    with whole_or_nothing(model):
+        if not similarities_of(model):
+            forget(model)
+        _equip_all({layers[name]: name for name, why in reasons.items() if why is None}, spec)
+        remember(model, similarities_of(model))
+        save_both(model)
     return model
 
 
@@ -76,12 +84,11 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
     require_flag("inplace", inplace)
     model = model if inplace else copied(model)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, SimilarityLayer)}
-    for name, layer in layers.items():
-        with _naming(name):
-            check_exact(layer)
-    for layer in layers.values():
-        layer.without_similarity()
-    let_go(model)
+    with whole_or_nothing(model):
+        for name, layer in layers.items():
+            with _naming(name):
+                layer.without_similarity()
+        _clean(model)
     return model
 
 
@@ -122,11 +129,19 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
                 plain = folded[layer] = layer.fold()
         if plain is not None and plain is not layer:
             if not name:
+                _clean(plain)
                 return cast(Network, plain)
             model.set_submodule(name, plain)
     if not similarities_of(model):
-        let_go(model)
+        _clean(model)
     return model
+
+
+def _clean(model: nn.Module) -> None:
+    """Remove all that conversion and freezing left on a network besides similarities."""
+    let_go(model)
+    forget(model)
+    restore_saving(model)
 
 
 def copied(model: Network) -> Network:
@@ -146,24 +161,15 @@ def copied(model: Network) -> Network:
 
 
 def _equip_all(names: Mapping[nn.Module, str], spec: Similarity) -> None:
-    """All layers equipped, or none where one fails."""
-    kinds = {layer: type(layer) for layer in names}
+    """Equip all layers, those of a device and type inside one `sharing`."""
     places: dict[tuple[torch.device, torch.dtype], list[nn.Module]] = {}
     for layer in names:
         parameter = next(layer.parameters())
         places.setdefault((parameter.device, parameter.dtype), []).append(layer)
-    try:
-        for layers in places.values():
-            with sharing():
-                for layer in layers:
-                    _equip(layer, spec, names[layer])
-    except Exception:
-        for layer, kind in kinds.items():
-            if isinstance(layer, SimilarityLayer):
-                layer.similarity = None
-                if not issubclass(kind, SimilarityLayer):
-                    layer.without_similarity().__class__ = kind
-        raise
+    for layers in places.values():
+        with sharing():
+            for layer in layers:
+                _equip(layer, spec, names[layer])
 
 
 def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:

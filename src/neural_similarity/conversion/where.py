@@ -7,6 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from neural_similarity.conversion.wrappers import plain_modules, plain_state, unwrapped
 from neural_similarity.nn.layer import LAYERS, SimilarityLayer, torchs_class
 
 Part = str | nn.Module
@@ -38,7 +39,7 @@ def chosen(
     Raises:
         ValueError: a part is another thing, or there is nothing of it in the network.
     """
-    state = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, kind)}
+    state = {k: v for k, v in plain_state(model).items() if isinstance(v, kind)}
     found: dict[str, Tensor] = {}
     for part in parts if isinstance(parts, Collection) and not isinstance(parts, Part) else [parts]:
         new = {key: state[key] for key in _keys(model, part, state, argument)}
@@ -53,7 +54,7 @@ def chosen(
 
 def _keys(model: nn.Module, part: Part, state: Iterable[str], argument: str) -> list[str]:
     if isinstance(part, nn.Module):
-        names = [name for name, module in model.named_modules() if module is part]
+        names = [name for name, module in plain_modules(model).items() if module is unwrapped(part)]
         return [key for key in state if any(key.startswith(f"{name}.") for name in names)]
     if not isinstance(part, str):
         raise ValueError(f"`{argument}` must be names, globs or modules, got {part!r}")

@@ -68,6 +68,17 @@ class SimilarityLayer(nn.Module):
     plain: ClassVar[type[nn.Module]]
     similarity: nn.Module | None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute.
+
+        Raises:
+            ValueError: LyCORIS puts its own `forward` in place, which reads the kernel without M.
+        """
+        given = name == "forward" and is_made_by("lycoris", getattr(value, "__self__", None))
+        if (given or name.startswith("_lycoris")) and has_similarity(self):
+            raise ValueError(f"a {type(self).__name__} {_AFTER_FOLDING.format('given to LyCORIS')}")
+        super().__setattr__(name, value)
+
     def geometry(self) -> Geometry:
         """The sizes of the layer that a similarity depends on."""
         raise NotImplementedError
@@ -92,9 +103,10 @@ class SimilarityLayer(nn.Module):
         """Turn the layer back into torch's in place and drop its similarity: `equip` undone.
 
         Raises:
-            ValueError: the layer is of another class.
+            ValueError: the layer is of another class, or has a replaced `forward`.
         """
         check_exact(self)
+        _release_forward(self)
         del self.similarity
         self.__class__ = self.plain  # pyright: ignore[reportAttributeAccessIssue]
         return self
@@ -184,14 +196,36 @@ def become(layer: nn.Module) -> SimilarityLayer:
     """Turn a torch layer into one of our class in place, still without its `similarity`.
 
     Raises:
-        ValueError: no layer with a similarity exists for its class.
+        ValueError: no layer with a similarity exists for its class, or its `forward` is replaced.
     """
     if not isinstance(layer, SimilarityLayer):
         plain = torchs_class(type(layer))
         if plain is None:
             raise ValueError(f"a {type(layer).__name__} cannot have a similarity")
+        _release_forward(layer)
         layer.__class__ = LAYERS[plain]
     return cast(SimilarityLayer, layer)
+
+
+def replaced_forward(layer: nn.Module) -> Any:
+    """The `forward` in a layer itself, None where that is its class's, as tools put it back."""
+    forward = vars(layer).get("forward")
+    own = getattr(forward, "__self__", None) is layer
+    return None if own and getattr(forward, "__func__", None) is type(layer).forward else forward
+
+
+def _release_forward(layer: nn.Module) -> None:
+    """Let a layer's class alone have its `forward`, so that another class may be put in place.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if replaced_forward(layer) is not None:
+        raise ValueError(
+            f"a {type(layer).__name__} must have its class's own `forward`, got another one "
+            "(accelerate's hooks and LyCORIS put it there); remove them first"
+        )
+    vars(layer).pop("forward", None)
 
 
 def torchs_class(kind: type[nn.Module]) -> type[nn.Module] | None:
@@ -273,12 +307,18 @@ def has_hooks(module: nn.Module) -> bool:
     return any((*hooks, module._backward_pre_hooks)) or bool(_has_any_global_hook())
 
 
-def _refuse_wrappers(_: nn.Module, name: str, layer: nn.Module | None) -> None:
+def is_made_by(tool: str, thing: object) -> bool:
+    """Whether a class that a thing is of comes from a package."""
+    return any(kind.__module__.split(".")[0] == tool for kind in type(thing).__mro__)
+
+
+def _refuse_wrappers(outer: nn.Module, name: str, layer: nn.Module | None) -> None:
     """Raise a `ValueError` where PEFT wraps a layer with a similarity.
 
     Its branch would run without M, and merge into the kernel, which M multiplies.
     """
-    if name == "base_layer" and layer is not None and has_similarity(layer):
+    named = name == "base_layer" and layer is not None and has_similarity(layer)
+    if named and is_made_by("peft", outer):
         raise ValueError(f"a {type(layer).__name__} {_AFTER_FOLDING.format('wrapped')}")
 
 

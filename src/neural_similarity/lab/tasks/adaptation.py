@@ -162,7 +162,7 @@ def adapted(network: nn.Module, recipe: AdaptationRecipe, converted: bool = Fals
     named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"]}
     named |= {"rival": rival, "all": ["*"]}
     if recipe.train == "nothing":
-        return freeze_backbone(network, norm=recipe.norm_mode, train=["*"]).requires_grad_(False)
+        return freeze_backbone(network, norm=recipe.norm_mode, train=()).requires_grad_(False)
     parts = recipe.train.split("+")
     if "norm" in parts and not norms:
         raise ValueError(f"`train` must leave norm out of a network without, got {recipe.train!r}")

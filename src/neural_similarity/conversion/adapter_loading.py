@@ -1,0 +1,157 @@
+"""Reading an adapter for a backbone."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.conversion.adapter_file import AdapterFile, digests, read
+from neural_similarity.conversion.adapter_saving import built, without
+from neural_similarity.conversion.adapter_values import check_finite, exact_cast
+from neural_similarity.conversion.wrappers import plain_modules, plain_state
+
+_WRAPPED = re.compile(r"\A(?:(?:_orig_mod|module)\.)+")
+
+
+class Adapter(NamedTuple):
+    """Similarities by the names of their layers, and what else stands in the backbone's place."""
+
+    similarities: dict[str, nn.Module]
+    values: dict[str, Tensor]
+
+    def modules(self) -> Iterator[nn.Module]:
+        for similarity in self.similarities.values():
+            yield from similarity.modules()
+
+
+def adapter_of(backbone: nn.Module, path: Path) -> Adapter:
+    """An adapter as it is in a file, for this backbone."""
+    with _naming(path):
+        state, layers = plain_state(backbone), plain_modules(backbone, remove_duplicate=False)
+        content = _of_backbone(read(path), state)
+        for key, tensor in content.tensors.items():
+            check_finite(key, tensor)
+        left, loaded = dict(content.tensors), _Loaded()
+        similarities: dict[str, nn.Module] = {}
+        for name, text in content.texts.items():
+            similarities[name] = _similarity(name, _layer(layers, name), text, left, loaded)
+        return Adapter(similarities, _values(state, left, loaded))
+
+
+def _of_backbone(content: AdapterFile, state: Mapping[str, Tensor]) -> AdapterFile:
+    """The content of a file, once its digests are those of the backbone's state.
+
+    Version 0.2 wrote the names of what `torch.compile` or DDP had wrapped with their prefix.
+    """
+    have = digests(without(state, content.tensors))
+    prefixes = {"".join(_WRAPPED.findall(key)) for key in content.tensors}
+    prefix = min(prefixes, key=len, default="")
+    if prefix and have["names"] != content.backbone["names"]:
+        content = content.without_prefix(prefix)
+        rest = without(state, content.tensors)
+        have = digests({f"{prefix}{key}": tensor for key, tensor in rest.items()})
+    _check_backbone(have, content.backbone)
+    return content
+
+
+def _layer(layers: Mapping[str, nn.Module], name: str) -> nn.Module:
+    if name not in layers:
+        raise ValueError(f"the network has no layer {name!r}")
+    return layers[name]
+
+
+def _similarity(
+    name: str, layer: nn.Module, text: str, left: dict[str, Tensor], loaded: "_Loaded"
+) -> nn.Module:
+    """The similarity of one layer, whose tensors are taken out of `left`."""
+    similarity, prefix = built(layer, text), f"{name}.similarity."
+    dtype = next(layer.parameters(recurse=False), next(layer.parameters())).dtype
+    expected = similarity.state_dict()
+    learned = {key for key, _ in similarity.named_parameters(remove_duplicate=False)}
+    own: dict[str, Tensor] = {}
+    for key in [key for key in left if key.startswith(prefix)]:
+        inner, tensor = key.removeprefix(prefix), left.pop(key)
+        if inner in expected:
+            kind = expected[inner].dtype
+            tensor = loaded.cast(key, tensor, dtype if kind.is_floating_point else kind)
+        own[inner] = loaded.parameter(tensor) if inner in learned else tensor
+    _check_shapes(prefix, own, expected)
+    similarity.load_state_dict(own, assign=True)
+    return similarity
+
+
+def _check_shapes(prefix: str, have: Mapping[str, Tensor], need: Mapping[str, Tensor]) -> None:
+    """Check that the tensors of a similarity are all there, and no others."""
+    for key in sorted(have.keys() | need.keys()):
+        shapes = [tuple(part[key].shape) if key in part else None for part in (need, have)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"{prefix}{key} must have the shape {shapes[0]}, got {shapes[1]}")
+
+
+class _Loaded:
+    """One tensor and one parameter for each tensor of a file, even where several layers have it."""
+
+    def __init__(self) -> None:
+        self._casts: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._parameters: dict[int, nn.Parameter] = {}
+
+    def cast(self, key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        at = id(tensor), dtype
+        if at not in self._casts:
+            self._casts[at] = exact_cast(key, tensor, dtype)
+        return self._casts[at]
+
+    def parameter(self, tensor: Tensor) -> nn.Parameter:
+        return self._parameters.setdefault(id(tensor), nn.Parameter(tensor))
+
+
+def _values(
+    state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], loaded: _Loaded
+) -> dict[str, Tensor]:
+    """What replaces parameters and buffers of the backbone."""
+    values: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        present = state.get(key)
+        if present is None or present.shape != tensor.shape:
+            raise ValueError(
+                f"{key} must be {tuple(tensor.shape)} in the backbone, got "
+                f"{None if present is None else tuple(present.shape)}; give it the same head"
+            )
+        value = loaded.cast(key, tensor, present.dtype)
+        values[key] = loaded.parameter(value) if isinstance(present, nn.Parameter) else value
+    return values
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn every error that a file causes into one that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        told = f"{path} is not an adapter of this network: {kind}{_shortened(str(error))}"
+        raise ValueError("".join(c if c.isprintable() else "?" for c in told)) from error
+
+
+def _shortened(text: str, most: int = 500) -> str:
+    """Text that may come from a file, as long as anybody reads."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _check_backbone(have: Mapping[str, str], need: Mapping[str, str]) -> None:
+    """Raise a `ValueError` where digests differ."""
+    reasons = {
+        "names": "its parameters and buffers have other names, shapes or types",
+        "parameters": "its weights differ",
+        "buffers": "its weights are the same, but its buffers differ; running statistics that "
+        'training changed are saved by extra="*running*"',
+    }
+    for name, reason in reasons.items():
+        if have[name] != need[name]:
+            raise ValueError(f"it belongs to another backbone: {reason}")

@@ -1,0 +1,159 @@
+"""Saving what a network learned."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.conversion.adapter_file import AdapterFile, digests, write
+from neural_similarity.conversion.adapter_values import check_finite, exact_cast
+from neural_similarity.conversion.backbone_state import is_trained, may_have_moved
+from neural_similarity.conversion.freezing import similarities_of
+from neural_similarity.conversion.where import Parts, chosen
+from neural_similarity.conversion.wrappers import plain_modules, plain_state, unwrapped
+from neural_similarity.nn import Similarity, SimilarityLayer, format_similarity
+from neural_similarity.nn.layer import become, has_similarity
+from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.text import required_similarity
+
+File = str | Path
+log = logging.getLogger(__name__)
+
+
+def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
+    """Write what a converted network learned into one file.
+
+    A safetensors file: the state of the similarities, with predictors and their statistics, the
+    complete text of each, what `freeze_backbone` left to train, with `norm="train"` the running
+    statistics, what `extra` names, and digests of all else, the backbone, which is not written.
+    Logs how large the file is (INFO): kilobytes, where M is static. What `torch.compile`,
+    DistributedDataParallel and the like wrap is written as if they did not.
+
+    Args:
+        model: A converted network, see `convert`.
+        path: Of the file; its folder is made.
+        extra: What else was trained or estimated: names or globs of modules, parameters and
+            buffers, or modules ("fc", "*.bn?", "*running*").
+
+    Raises:
+        ValueError: the network has no similarity and `extra` is empty, or it has one that is not
+            made of the library's own parts alone (the message has the layer's name), or `extra`
+            names what is not there; something besides similarities and `extra` has changed since
+            `convert`, and `freeze_backbone` has not said what is the backbone; a number to be
+            written is NaN or infinite.
+    """
+    check_module(model)
+    model = unwrapped(model)
+    if not similarities_of(model) and not extra:
+        raise ValueError("`model` must have similarities to save, got a network without any")
+    extras = chosen(model, extra, "extra")
+    kept = {**learned_state(model), **_trained_state(model), **extras}
+    _check_rest(model, kept)
+    return write_adapter(model, path, kept)
+
+
+def write_adapter(model: nn.Module, path: File, kept: Mapping[str, Tensor]) -> Path:
+    """Write these tensors of a network, the texts of its similarities, and digests of all else."""
+    layers = {n: m for n, m in plain_modules(model).items() if has_similarity(m)}
+    texts = {name: _text(name, cast(SimilarityLayer, layer)) for name, layer in layers.items()}
+    for key, tensor in kept.items():
+        check_finite(key, tensor)
+    for name, layer in layers.items():
+        _check_types(name, cast(SimilarityLayer, layer))
+    state = plain_state(model)
+    kept = {key: tensor for key, tensor in state.items() if key in kept}
+    size = write(Path(path), AdapterFile(texts, kept, digests(without(state, kept))))
+    count = sum(tensor.numel() for tensor in {id(t): t for t in kept.values()}.values())
+    log.info("%s: %.1f kB, %s numbers", path, size / 1000, f"{count:,}")
+    return Path(path)
+
+
+def learned_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a network's similarities, in the network's names."""
+    similarities = similarities_of(model)
+    own = tuple(f"{name}." for name, part in plain_modules(model).items() if part in similarities)
+    return {key: tensor for key, tensor in plain_state(model).items() if key.startswith(own)}
+
+
+def without(state: Mapping[str, Tensor], keys: Iterable[str]) -> dict[str, Tensor]:
+    """A state without some of its tensors, whatever they are called."""
+    gone = {id(state[key]) for key in keys if key in state}
+    return {key: tensor for key, tensor in state.items() if id(tensor) not in gone}
+
+
+def _trained_state(model: nn.Module) -> dict[str, Tensor]:
+    """What `freeze_backbone` left to train outside of similarities, or an adapter has brought."""
+    owners = _owners(model)
+    state = plain_state(model)
+    return {key: t for key, t in state.items() if key in owners and is_trained(*owners[key])}
+
+
+def _check_rest(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    """Raise a `ValueError` where something that is not kept has changed since `convert`."""
+    owners, rest = _owners(model), without(plain_state(model), kept)
+    moved = [
+        key
+        for key in rest
+        if not key.endswith("num_batches_tracked")
+        and (key not in owners or may_have_moved(*owners[key]))
+    ]
+    if moved:
+        more = f" and {len(moved) - 3} more" if moved[3:] else ""
+        raise ValueError(
+            "`extra` must name what was trained or estimated besides M; it leaves out tensors "
+            f"that are not as ns.convert saw them: {', '.join(moved[:3])}{more}. "
+            "ns.freeze_backbone before training says what trains, and all else is the backbone"
+        )
+
+
+def _owners(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """The module that every tensor of a state dict is in, with its name there."""
+    return {
+        f"{prefix}.{name}" if prefix else name: (module, name)
+        for prefix, module in plain_modules(model, remove_duplicate=False).items()
+        for name in (*module._parameters, *module._buffers)
+    }
+
+
+def _check_types(name: str, layer: SimilarityLayer) -> None:
+    """Check that the layer's type, which a loaded similarity gets, holds the numbers of this."""
+    dtype = next(layer.parameters(recurse=False), next(layer.parameters())).dtype
+    for key, tensor in layer.get_submodule("similarity").state_dict().items():
+        if tensor.is_floating_point():
+            exact_cast(f"{name}.similarity.{key}", tensor, dtype)
+
+
+def _text(name: str, layer: SimilarityLayer) -> str:
+    """The complete text of a layer's similarity; one built from it has the same state."""
+    try:
+        text = format_similarity(_spec(layer), complete=True)
+        keys = [list(part.state_dict()) for part in (built(layer, text), layer.similarity) if part]
+        if keys[0] != keys[1]:
+            raise ValueError(
+                f"`similarity` must have {keys[0]} to be stored, got {keys[1]}; remove "
+                "parametrizations and pruning first"
+            )
+    except ValueError as error:
+        raise ValueError(f"layer {name!r}: {error}") from error
+    return text
+
+
+def _spec(layer: SimilarityLayer) -> Similarity:
+    part = next(iter(layer.similarities().values()))
+    spec = getattr(part, "spec", None)
+    if spec is None:
+        raise ValueError(f"`similarity` must come from a spec to be stored, got {part}")
+    return spec
+
+
+def built(layer: nn.Module, text: str) -> nn.Module:
+    """A layer's similarity on the meta device, so that no file can ask for much memory."""
+    kind = type(layer)
+    try:
+        with torch.device("meta"):
+            return cast(nn.Module, become(layer).build_similarity(required_similarity(text)))
+    finally:
+        layer.__class__ = kind

@@ -1,0 +1,124 @@
+"""What a network was before it was trained: a digest of every tensor, kept on its module.
+
+It is a plain attribute, so that copies and pickles have it and state dicts do not. As every module
+has that of its own tensors alone, wrappers around the network and parts of it do not matter.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from neural_similarity.conversion.adapter_file import tensor_digest
+
+_ATTRIBUTE = "_backbone_state"
+
+
+class BackboneState(NamedTuple):
+    """Of the tensors of one module.
+
+    Attributes:
+        digests: Type and SHA-256 of each when `convert` or `load_adapter` saw it.
+        trained: Names of those that were left to train, or that an adapter brought.
+        frozen: Whether `freeze_backbone` froze the others.
+    """
+
+    digests: dict[str, tuple[torch.dtype, bytes]]
+    trained: frozenset[str] = frozenset()
+    frozen: bool = False
+
+
+States = dict[nn.Module, BackboneState]
+
+
+def remember(model: nn.Module, similarities: Collection[nn.Module]) -> None:
+    """Keep the digest of every tensor outside of similarities that has none yet."""
+    for module, state in take_states(model, similarities).items():
+        known = _state(module)
+        set_state(module, known._replace(digests=state.digests | known.digests))
+
+
+def take_states(model: nn.Module, similarities: Collection[nn.Module]) -> States:
+    """The states of all modules outside of similarities, as they are now."""
+    digests: dict[int, bytes | None] = {}
+    states: States = {}
+    for module in modules_outside(model, similarities):
+        own = own_tensors(module)
+        for tensor in own.values():
+            if id(tensor) not in digests:
+                digests[id(tensor)] = tensor_digest(tensor)
+        known = {name: (t.dtype, d) for name, t in own.items() if (d := digests[id(t)])}
+        states[module] = BackboneState(known)
+    return states
+
+
+def set_state(module: nn.Module, state: BackboneState) -> None:
+    """Keep a state on its module."""
+    setattr(module, _ATTRIBUTE, state)
+
+
+def forget(model: nn.Module) -> None:
+    """Remove what `remember` and `mark_trained` keep."""
+    for module in model.modules():
+        vars(module).pop(_ATTRIBUTE, None)
+
+
+def mark_trained(
+    model: nn.Module, similarities: Collection[nn.Module], tensors: Collection[Tensor], frozen: bool
+) -> None:
+    """Note that these tensors train, beside those noted before, and whether all others do not."""
+    ids = {id(tensor) for tensor in tensors}
+    for module in modules_outside(model, similarities):
+        known = _state(module)
+        trained = {name for name, tensor in own_tensors(module).items() if id(tensor) in ids}
+        set_state(module, known._replace(trained=known.trained | trained, frozen=frozen))
+
+
+def mark_unfrozen(model: nn.Module) -> None:
+    """Note that everything trains."""
+    for module in model.modules():
+        if _ATTRIBUTE in vars(module):
+            set_state(module, _state(module)._replace(frozen=False))
+
+
+def is_trained(module: nn.Module, name: str) -> bool:
+    """Whether a tensor of a module was left to train, or trains although the rest is frozen."""
+    state = _state(module)
+    return name in state.trained or (state.frozen and getattr(module, name).requires_grad)
+
+
+def may_have_moved(module: nn.Module, name: str, unknown: bool = True) -> bool:
+    """Whether nothing froze a tensor, and it is not as `convert` saw it.
+
+    `unknown` is the answer for a tensor that `convert` did not see.
+    """
+    state, tensor = _state(module), own_tensors(module).get(name)
+    if state.frozen or name in state.trained:
+        return False
+    known = state.digests.get(name)
+    if known is None or tensor is None:
+        return unknown
+    return known != (tensor.dtype, tensor_digest(tensor))
+
+
+def modules_outside(model: nn.Module, similarities: Collection[nn.Module]) -> Iterator[nn.Module]:
+    """The modules of a network that are no part of a similarity and have tensors of their own."""
+    inside = {part for similarity in similarities for part in similarity.modules()}
+    for module in model.modules():
+        if module not in inside and own_tensors(module):
+            yield module
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a module that are in its state dict, without its children's.
+
+    How many batches normalisation has seen is not among them, as nothing depends on it.
+    """
+    passing = {*module._non_persistent_buffers_set, "num_batches_tracked"}
+    named = {**module._parameters, **module._buffers}
+    return {n: t for n, t in named.items() if t is not None and n not in passing}
+
+
+def _state(module: nn.Module) -> BackboneState:
+    return vars(module).get(_ATTRIBUTE) or BackboneState({})

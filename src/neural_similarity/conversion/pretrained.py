@@ -1,0 +1,53 @@
+"""Converted networks with a `save_pretrained`, as those of transformers and diffusers.
+
+Their `from_pretrained` builds the plain network and drops what it does not know, M's tensors. A
+refusal to save would end a Trainer's run at its first checkpoint, or lose the network at its end,
+so that `save_pretrained` writes all it did and an adapter beside it, which `load_adapter` puts on
+what `from_pretrained` returns. A Trainer goes on from its checkpoints as before, as it reads them
+into the network that it has.
+"""
+
+import logging
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from neural_similarity.conversion.adapter_saving import learned_state, write_adapter
+
+ADAPTER = "adapter.safetensors"
+_METHOD = "save_pretrained"
+log = logging.getLogger(__name__)
+
+
+def save_both(model: nn.Module) -> None:
+    """Let `save_pretrained` of a network and of its parts write an adapter, too."""
+    for module in model.modules():
+        if callable(getattr(type(module), _METHOD, None)):
+            setattr(module, _METHOD, partial(_save_pretrained, module))
+
+
+def restore_saving(model: nn.Module) -> None:
+    """Undo `save_both`."""
+    for module in model.modules():
+        vars(module).pop(_METHOD, None)
+
+
+def _save_pretrained(
+    model: Any, save_directory: str | PathLike[str], *args: Any, **options: Any
+) -> Any:
+    result = type(model).save_pretrained(model, save_directory, *args, **options)
+    if (kept := learned_state(model)) and options.get("is_main_process", True):
+        file = Path(save_directory, ADAPTER)
+        try:
+            write_adapter(model, file, kept)
+        except ValueError as error:  # The weights are written: better no adapter than no run.
+            log.warning("%s has M in its weights alone: %s", save_directory, error)
+        else:
+            log.warning(
+                "from_pretrained(%r) drops M; ns.load_adapter(of that, %r) puts it back",
+                str(save_directory), str(file),
+            )  # fmt: skip
+    return result

@@ -1,0 +1,36 @@
+"""Changes of a network that are made as a whole or not at all."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+@contextmanager
+def whole_or_nothing(model: nn.Module) -> Iterator[None]:
+    """Give every module its class and attributes back where the block fails or is interrupted.
+
+    Tensors are put back as the objects that they were; the block may not write into them.
+    """
+    before = [(module, type(module), _attributes(module)) for module in model.modules()]
+    try:
+        yield
+    except BaseException:
+        for module, kind, attributes in before:
+            module.__class__ = kind
+            vars(module).clear()
+            for name, (value, items) in attributes.items():
+                if items is not None:  # The dict stays the same: handles of hooks refer to it.
+                    value.clear()
+                    value.update(items)
+                vars(module)[name] = value
+        raise
+
+
+def _attributes(module: nn.Module) -> dict[str, tuple[Any, dict[Any, Any] | None]]:
+    """The attributes of a module, and the items of those that are dicts (parameters, hooks)."""
+    return {
+        name: (value, dict(value) if isinstance(value, dict) else None)
+        for name, value in vars(module).items()
+    }

@@ -1,0 +1,338 @@
+"""One adapter file forged in every field: one error that names it, and the backbone as it was."""
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import neural_similarity as ns
+
+LAYERS = ["0", "2"]
+TENSORS = [
+    "0.similarity.raw",
+    "2.similarity.raw",
+    "3.similarity.gain",
+    "3.similarity.predictor.patch.weight",
+    "3.similarity.predictor.last.weight",
+    "3.similarity.predictor.last.bias",
+    "5.weight",
+    "5.bias",
+    "1.running_mean",
+]
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.manual_seed(0)
+    parts = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)]
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(4 * 3 * 3, 5)).eval()
+
+
+@pytest.fixture(scope="module")
+def genuine(backbone, tmp_path_factory):
+    static = ns.convert(backbone, "static-full", ["0", "2"])
+    model = ns.convert(static, ns.Dynamic(ns.Diagonal(), ns.SphereNet(hidden=4)), "3")
+    extra = ["5", "1.running_mean"]
+    return ns.save_adapter(model, tmp_path_factory.mktemp("genuine") / "a", extra=extra)
+
+
+def parts(file):
+    with safe_open(file, "pt") as content:
+        facts = json.loads(content.metadata()["adapter"])
+    return load_file(file), facts
+
+
+def everything(model):
+    """Of every module its class and attributes; of every tensor the object and its bytes."""
+    attributes = {
+        name: (type(module), {key: id(value) for key, value in vars(module).items()})
+        for name, module in model.named_modules()
+    }
+    state = model.state_dict(keep_vars=True)
+    return attributes, {k: (id(t), t.detach().numpy().tobytes()) for k, t in state.items()}
+
+
+def refused(backbone, file):
+    """The error that a file is refused with, which names it, in one printable line."""
+    before = everything(backbone)
+    with pytest.raises(ValueError, match="forged is not an adapter of this network: ") as error:
+        ns.load_adapter(backbone, file, inplace=True)
+    assert everything(backbone) == before
+    told = str(error.value)
+    assert told.isprintable()
+    assert len(told) < 1000
+    return told
+
+
+def test_the_genuine_file_loads(backbone, genuine):
+    tensors, facts = parts(genuine)
+    assert set(TENSORS) == set(tensors)
+    assert set(FACTS) == set(facts)
+    ns.load_adapter(backbone, genuine)
+
+
+WRONG = {
+    "null": None, "true": True, "number": 7, "fraction": 0.5, "text": "x", "empty": "",
+    "list": [1], "empty list": [], "object": {"x": 1}, "empty object": {}, "deep": [[[[[[]]]]]],
+    "object of lists": {"x": ["0"]}, "object of objects": {"0": {"x": 1}}, "huge number": 10**400,
+    "huge text": "x" * 10**6, "huge list": ["0"] * 10**5, "not finite": float("nan"),
+    "escapes": "\x1b[2J\x07\0",
+}  # fmt: skip
+FACTS = ("format", "neural_similarity", "torch", "similarities", "same", "backbone")
+READ = ("format", "similarities", "same", "backbone")
+"""The others are for people, and of no consequence."""
+FITTING = {("same", "empty object")}
+"""What stands there in the genuine file, too."""
+
+
+def forged(tmp_path, tensors, facts):
+    file = tmp_path / "forged"
+    save_file(tensors, file, {"adapter": facts if isinstance(facts, str) else json.dumps(facts)})
+    return file
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("field", FACTS)
+def test_every_fact_of_every_wrong_kind(backbone, genuine, tmp_path, field, wrong):
+    tensors, facts = parts(genuine)
+    facts[field] = WRONG[wrong]
+    file = forged(tmp_path, tensors, facts)
+    if field in READ and (field, wrong) not in FITTING:
+        refused(backbone, file)
+    else:
+        ns.load_adapter(backbone, file)
+
+
+@pytest.mark.parametrize("field", READ)
+def test_every_fact_missing(backbone, genuine, tmp_path, field):
+    tensors, facts = parts(genuine)
+    del facts[field]
+    refused(backbone, forged(tmp_path, tensors, facts))
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("digest", ["names", "parameters", "buffers"])
+def test_every_digest_of_every_wrong_kind(backbone, genuine, tmp_path, digest, wrong):
+    tensors, facts = parts(genuine)
+    facts["backbone"][digest] = WRONG[wrong]
+    assert "another backbone" in refused(backbone, forged(tmp_path, tensors, facts))
+    del facts["backbone"][digest]
+    refused(backbone, forged(tmp_path, tensors, facts))
+
+
+@pytest.mark.parametrize("digest", ["names", "parameters", "buffers"])
+@pytest.mark.parametrize("at", [0, 31, 32, 63])
+def test_every_digest_by_one_digit(backbone, genuine, tmp_path, digest, at):
+    tensors, facts = parts(genuine)
+    right = facts["backbone"][digest]
+    digit = "1" if right[at] == "0" else "0"
+    facts["backbone"][digest] = f"{right[:at]}{digit}{right[at + 1 :]}"
+    refused(backbone, forged(tmp_path, tensors, facts))
+
+
+TEXTS = [
+    "", "none", "static-fully", "Static(Full(), Full())", "Static(Full(), init='released')",
+    "Dynamic(Full(), predictor=SphereNet(hidden=-1))", "__import__('os').system('touch owned')",
+    "Static(" * 10**5, "Static(\0)", "Static(Full())\n\x1b[2J", "lambda: 0", "1", "[]", "None",
+    "Dynamic(Diagonal(), predictor=SphereNet(hidden=99999999999))", "static-diagonal",
+    "dynamic-full", "Static(Unshared(Full(), channels=7))", "Static(Full()", "x" * 10**6,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: ascii(text[:40]))
+def test_every_text_of_a_similarity(backbone, genuine, tmp_path, text):
+    tensors, facts = parts(genuine)
+    for right in facts["similarities"]:
+        changed = {text if t == right else t: n for t, n in facts["similarities"].items()}
+        file = forged(tmp_path, tensors, facts | {"similarities": changed})
+        refused(backbone, file)
+    assert not (tmp_path / "owned").exists()
+
+
+LAYER_NAMES = [
+    "",
+    "9",
+    "1",
+    "4",
+    "0.weight",
+    "0.similarity",
+    ".",
+    "0.",
+    "\0",
+    "\x1b[2J",
+    "x" * 10**5,
+]
+
+
+@pytest.mark.parametrize("name", LAYER_NAMES, ids=lambda name: ascii(name[:20]))
+def test_every_name_of_a_layer(backbone, genuine, tmp_path, name):
+    tensors, facts = parts(genuine)
+    for text, names in facts["similarities"].items():
+        for i in range(len(names)):
+            changed = {**facts["similarities"], text: [*names[:i], name, *names[i + 1 :]]}
+            file = forged(tmp_path, tensors, facts | {"similarities": changed})
+            refused(backbone, file)
+
+
+def first_dimension(tensor):
+    return torch.cat([tensor, tensor[:1]]) if tensor.dim() else torch.zeros(2)
+
+
+RESHAPED = {
+    "longer": first_dimension,
+    "one more dimension": lambda tensor: tensor[None],
+    "flat": lambda tensor: tensor.reshape(-1)[None, :, None, None, None],
+    "empty": lambda tensor: tensor.reshape(-1)[:0],
+    "a number": lambda tensor: tensor.sum(),
+}
+
+
+@pytest.mark.parametrize("change", RESHAPED)
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_reshaped(backbone, genuine, tmp_path, name, change):
+    tensors, facts = parts(genuine)
+    changed = RESHAPED[change](tensors[name]).contiguous().clone()
+    if changed.shape == tensors[name].shape:
+        pytest.skip("it has that shape")
+    refused(backbone, forged(tmp_path, tensors | {name: changed}, facts))
+
+
+UNFIT = [
+    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64,
+    torch.uint16, torch.uint32, torch.uint64,
+]  # fmt: skip
+EXACT = [torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", UNFIT, ids=str)
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_of_types_that_are_no_numbers_of_its(backbone, genuine, tmp_path, name, dtype):
+    tensors, facts = parts(genuine)
+    forgery = tensors | {name: tensors[name].to(dtype)}
+    told = refused(backbone, forged(tmp_path, forgery, facts))
+    assert f"{name} must be torch.float32" in told
+    assert str(dtype) in told
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_of_another_exact_type_is_converted(backbone, genuine, tmp_path, name, dtype):
+    tensors, facts = parts(genuine)
+    tensors[name] = tensors[name].to(dtype)
+    loaded = ns.load_adapter(backbone, forged(tmp_path, tensors, facts))
+    state = loaded.state_dict()
+    assert state[name].dtype == torch.float32
+    assert torch.equal(state[name], tensors[name].float())
+    assert loaded(torch.randn(2, 3, 9, 9)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_of_more_digits_than_its_place_has(backbone, genuine, tmp_path, name):
+    tensors, facts = parts(genuine)
+    tensors[name] = tensors[name].double() + 1e-12
+    told = refused(backbone, forged(tmp_path, tensors, facts))
+    assert f"{name} must be torch.float32" in told
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float8_e5m2])
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_with_a_number_that_is_none(backbone, genuine, tmp_path, name, dtype, value):
+    tensors, facts = parts(genuine)
+    tensors[name].view(-1)[-1] = value
+    tensors[name] = tensors[name].to(dtype)
+    told = refused(backbone, forged(tmp_path, tensors, facts))
+    assert f"{name} must hold finite numbers" in told
+
+
+NEW_NAMES = ["{}x", "x.{}", "{}.", ".{}", "\x1b[2J{}", "stranger", "0.similarity.more", ""]
+
+
+@pytest.mark.parametrize("new", NEW_NAMES, ids=ascii)
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_missing_renamed_or_twice(backbone, genuine, tmp_path, name, new):
+    tensors, facts = parts(genuine)
+    tensor = tensors.pop(name)
+    refused(backbone, forged(tmp_path, tensors, facts))
+    renamed = {**tensors, new.format(name): tensor}
+    refused(backbone, forged(tmp_path, renamed, facts))
+    more = {**renamed, name: tensor.clone()}
+    refused(backbone, forged(tmp_path, more, facts))
+
+
+SAME = [
+    {"5.weight": "nothing"}, {"0.similarity.raw": "5.bias"}, {"x": "5.bias"},
+    {"5.bias": "5.weight"}, {"0.weight": "5.weight"}, {"0.similarity.x": "5.bias"},
+    {"1.running_mean": "x" * 10**6},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("same", SAME, ids=lambda same: str(same)[:40])
+def test_every_tensor_said_to_be_another(backbone, genuine, tmp_path, same):
+    tensors, facts = parts(genuine)
+    refused(backbone, forged(tmp_path, tensors, facts | {"same": same}))
+
+
+def with_header(content, change):
+    """The bytes of a safetensors file with another header."""
+    (size,) = struct.unpack("<Q", content[:8])
+    header = change(json.loads(content[8 : 8 + size]))
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(raw)) + raw + content[8 + size :]
+
+
+def entry(name, **fields):
+    return lambda header: header | {name: header[name] | fields}
+
+
+LIES = {
+    "offsets beyond the file": entry(TENSORS[0], data_offsets=[0, 10**12]),
+    "offsets that overlap": entry(TENSORS[0], data_offsets=[0, 8]),
+    "offsets backwards": entry(TENSORS[0], data_offsets=[324, 0]),
+    "offsets below zero": entry(TENSORS[0], data_offsets=[-324, 0]),
+    "no offsets": entry(TENSORS[0], data_offsets=[]),
+    "a huge shape": entry(TENSORS[0], shape=[2**40, 2**40]),
+    "a shape below zero": entry(TENSORS[0], shape=[-81]),
+    "a shape of text": entry(TENSORS[0], shape="81"),
+    "no such type": entry(TENSORS[0], dtype="F31"),
+    "four bits": entry(TENSORS[0], dtype="F4"),
+    "eight bits of exponent": entry(TENSORS[0], dtype="F8_E8M0", shape=[324]),
+    "twice as many of half the size": entry(TENSORS[0], dtype="F16", shape=[162]),
+    "no metadata": lambda header: {k: v for k, v in header.items() if k != "__metadata__"},
+    "metadata of lists": lambda header: header | {"__metadata__": [1]},
+    "metadata of numbers": lambda header: header | {"__metadata__": {"adapter": 1}},
+    "facts that are no json": lambda header: header | {"__metadata__": {"adapter": "{"}},
+    "facts that are deep": lambda header: header | {"__metadata__": {"adapter": "[" * 10**5}},
+    "a list": lambda _: b"[]",
+    "no json": lambda _: b"{",
+    "no utf-8": lambda _: b"\xff" * 16,
+    "nothing": lambda _: b"",
+}
+CUTS = {
+    "nothing at all": lambda _: b"",
+    "seven bytes": lambda content: content[:7],
+    "half a header": lambda content: content[:100],
+    "no last byte": lambda content: content[:-1],
+    "one more byte": lambda content: content + b"\0",
+    "a huge header": lambda content: struct.pack("<Q", 2**63) + content[8:],
+    "a longer header": lambda content: struct.pack("<Q", len(content)) + content[8:],
+    "another format": lambda _: b"\x80\x04K\x01.",
+    "an archive": lambda _: b"PK\x03\x04" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_every_lie_of_the_header(backbone, genuine, tmp_path, lie):
+    file = tmp_path / "forged"
+    file.write_bytes(with_header(genuine.read_bytes(), LIES[lie]))
+    refused(backbone, file)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_every_other_length(backbone, genuine, tmp_path, cut):
+    (tmp_path / "forged").write_bytes(CUTS[cut](genuine.read_bytes()))
+    refused(backbone, tmp_path / "forged")

@@ -1,0 +1,198 @@
+"""A switch of adapters happens as a whole or not at all, wherever it fails."""
+
+import inspect
+import linecache
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import neural_similarity as ns
+from neural_similarity.conversion import Adapters
+
+
+@pytest.fixture
+def backbone():
+    parts = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)]
+    backbone = nn.Sequential(*parts, nn.Flatten(), nn.Linear(4 * 3 * 3, 5)).eval()
+    backbone[0].register_forward_hook(lambda *_: None)
+    return backbone
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 3, 9, 9)
+
+
+def learned(backbone, similarity, where=None):
+    model = ns.convert(backbone, similarity, where)
+    for name, tensor in model.state_dict().items():
+        if ".similarity." in name and tensor.is_floating_point():
+            tensor.add_(torch.rand_like(tensor) * 0.3)
+    nn.init.normal_(model[5].weight)
+    return model
+
+
+NORMED = ns.Dynamic(ns.Diagonal(), ns.SphereNet(hidden=6, batch_norm=True))
+ADAPTERS = {
+    "full": ("static-full", None),
+    "head": ("static-diagonal", ["2", "3", "5"]),
+    "predicted": (NORMED, ["0", "3"]),
+}
+
+
+@pytest.fixture
+def switch(backbone, tmp_path):
+    switch = ns.adapters(backbone)
+    for name, (similarity, where) in ADAPTERS.items():
+        model = learned(backbone, similarity, where)
+        switch.add(name, ns.save_adapter(model, tmp_path / name, extra="5"))
+    return switch
+
+
+def everything(model):
+    """Of every module: class, attributes, the items of dicts, and the bytes of tensors."""
+    return {
+        name: (type(module), {key: items(value) for key, value in vars(module).items()})
+        for name, module in model.named_modules()
+    }
+
+
+def items(value):
+    if isinstance(value, dict):
+        return id(value), {key: items(inner) for key, inner in value.items()}
+    if isinstance(value, torch.Tensor):
+        return id(value), value.detach().numpy().tobytes()
+    return id(value)
+
+
+STATES = [(None, False), ("full", False), ("head", True), ("predicted", False)]
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3])
+@pytest.mark.parametrize("active", [None, "full", "head", "predicted"])
+def test_a_kernel_that_cannot_be_merged_leaves_all_as_it_was(switch, x, layer, active):
+    backbone = switch.backbone
+    prune.l1_unstructured(backbone[layer], "weight", 3)
+    y = switch.use(active).backbone(x)
+    before = everything(backbone)  # A pruned kernel is a new tensor after every call.
+    with pytest.raises(ValueError, match="remove the hook first"):
+        switch.use("full", merged=True)
+    assert everything(backbone) == before
+    assert (switch.active, switch.merged) == (active, False)
+    assert torch.equal(backbone(x), y)
+    assert not any(isinstance(part, ns.Conv2d) for part in switch.use(None).backbone)
+
+
+class Interrupted(BaseException):
+    """No error that code would handle."""
+
+
+class Interruption:
+    """Raises at the n-th line that runs in the functions that switch."""
+
+    FILES = inspect.getfile(Adapters), inspect.getfile(ns.nn.SimilarityLayer)
+
+    def __init__(self, at):
+        self.left = at
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_filename not in self.FILES:
+            return None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        # At its own line `with` ends its block: what comes then is no part of the switch.
+        outside = frame.f_code.co_name == "use" and not line.startswith(" " * 16)
+        if event == "line" and not outside:
+            self.left -= 1
+            if self.left == 0:
+                raise Interrupted(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        return self
+
+
+def is_interrupted(call, at):
+    """Whether a call is interrupted at its n-th line, or has fewer."""
+    before = sys.gettrace()
+    sys.settrace(Interruption(at))
+    try:
+        call()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize(("active", "merged"), STATES)
+@pytest.mark.parametrize(("name", "fold"), [("full", True), ("head", False), (None, False)])
+def test_an_interruption_at_any_line_leaves_all_as_it_was(switch, active, merged, name, fold):
+    switch.use(name, fold).use(active, merged)
+    before = everything(switch.backbone), switch.active, switch.merged, switch._replaced
+    at, failed = 0, True
+    while failed:
+        at += 1
+        failed = is_interrupted(lambda: switch.use(name, fold), at)
+        now = everything(switch.backbone), switch.active, switch.merged, switch._replaced
+        assert not failed or now == before
+    assert at > 10
+    assert (switch.active, switch.merged) == (name, fold)
+
+
+@pytest.mark.parametrize(("name", "merged"), STATES)
+@pytest.mark.parametrize("training", [(), (0,), (3,), (0, 3), (0, 1, 2, 3, 4, 5)])
+def test_a_similarity_is_in_the_mode_of_its_layer(switch, name, merged, training):
+    backbone = switch.backbone.eval()
+    for index in training:
+        backbone[index].train()
+    modes = {part: part.training for part in backbone.modules()}
+    switch.use(name, merged)
+    assert all(part.training == mode for part, mode in modes.items())
+    for layer in backbone:
+        if getattr(layer, "similarity", None) is not None:
+            assert {part.training for part in layer.similarity.modules()} == {layer.training}
+    switch.use(None)
+    assert {part: part.training for part in backbone.modules()} == modes
+
+
+def test_a_kernel_that_trained_with_its_similarity_is_merged(switch, x):
+    """The layer that "head" has both a kernel and an M for."""
+    y = switch.use("head").backbone(x)
+    assert (switch.use("head", merged=True).backbone(x) - y).abs().max() < 1e-5
+    assert (switch.use(None).backbone(x) - y).abs().max() > 1e-2
+
+
+def test_without_an_adapter_nothing_of_it_is_left(switch):
+    plain = everything(switch.use(None).backbone)
+    for name, merged in STATES:
+        switch.use(name, merged).use(None)
+        assert everything(switch.backbone) == plain
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_a_conversion_that_fails_changes_nothing(backbone, monkeypatch, inplace):
+    """In the third of three layers, after two were equipped."""
+    before, calls = everything(backbone), []
+    build = ns.Static.build
+
+    def failing(spec, geometry):
+        calls.append(geometry)
+        if len(calls) == 3:
+            raise RuntimeError("no memory")
+        return build(spec, geometry)
+
+    monkeypatch.setattr(ns.Static, "build", failing)
+    with pytest.raises(ValueError, match="layer '3': no memory"):
+        ns.convert(backbone, "static-full", inplace=inplace)
+    assert everything(backbone) == before
+
+
+def test_what_is_unconverted_in_place_is_so_whole_or_not(backbone):
+    model = ns.convert(deepcopy(backbone), "static-full")
+    model[2].forward = lambda x: x
+    before = everything(model)
+    with pytest.raises(ValueError, match=r"layer '2': .* its class's own `forward`"):
+        ns.unconvert(model, inplace=True)
+    assert everything(model) == before
