@@ -54,7 +54,7 @@ print("adapted, blurred: ", accuracy(model, unseen, test.labels))
 ns.visualize.draw(model, few[:2], "pictures")  # M - I of every layer, similarities.png
 
 # What it learned is one small file; what it computes is a plain network.
-file = ns.save_adapter(model, "blurred.safetensors", extra="*running*")
+file = ns.save_adapter(model, "blurred.safetensors")
 print("adapter:          ", f"{file.stat().st_size / 1000:.1f} kB")
 again = ns.load_adapter(backbone, file)
 plain = ns.fold(again)

@@ -1,0 +1,190 @@
+"""Trainers of others: convert, train, save, go on, reload, fold. Each skips where it is missing."""
+
+import pytest
+import torch
+from torch import nn
+
+import neural_similarity as ns
+
+
+def network():
+    torch.manual_seed(0)
+    parts = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, stride=2)]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)).eval()
+
+
+@pytest.fixture
+def backbone():
+    return network()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(4, 3, 16, 16)
+
+
+def images():
+    torch.manual_seed(1)
+    return [(torch.randn(3, 16, 16), index % 3) for index in range(16)]
+
+
+def converted(backbone):
+    return ns.freeze_backbone(ns.convert(backbone, "static-full"), train="6")
+
+
+def check_shipping(model, backbone, x, tmp_path):
+    """M has moved; adapter and fold compute what the network does."""
+    model.eval()
+    assert ns.max_difference(model, backbone, x) > 1e-3
+    raw = [p for name, p in model.named_parameters() if name.endswith("similarity.raw")]
+    assert len(raw) == 2
+    assert all(p.any() for p in raw)
+    file = ns.save_adapter(model, tmp_path / "adapter")
+    assert ns.max_difference(ns.load_adapter(backbone, file), model, x) == 0
+    folded = ns.fold(model)
+    assert not any(isinstance(part, ns.nn.SimilarityLayer) for part in folded.modules())
+    assert ns.max_difference(folded, model, x) < 1e-5
+
+
+def test_accelerate(backbone, x, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = torch.utils.data.DataLoader(images(), batch_size=4)
+    model = converted(backbone)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(learned, lr=0.5), loader)
+    for batch, labels in loader:
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.cross_entropy(model.train()(batch), labels))
+        optimizer.step()
+    accelerator.save_state(str(tmp_path / "state"))
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    nn.init.zeros_(next(p for n, p in model.named_parameters() if n.endswith("similarity.raw")))
+    accelerator.load_state(str(tmp_path / "state"))
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+    check_shipping(accelerator.unwrap_model(model), backbone, x, tmp_path)
+
+
+def test_hooks_of_accelerate_are_seen(backbone, x):
+    """They replace `forward` before or after a conversion; what would skip M is refused."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = ns.convert(backbone, "static-full")
+    nn.init.normal_(model[0].similarity.raw)
+    y = model(x)
+    hooks.add_hook_to_module(model[0], hooks.ModelHook())
+    assert torch.equal(model(x), y)
+    for surgery in (ns.fold, ns.unconvert):
+        with pytest.raises(ValueError, match=r"layer '0': .* its class's own `forward`"):
+            surgery(model)
+    hooks.remove_hook_from_module(model[0])
+    assert (ns.fold(model)(x) - y).abs().max() < 1e-5
+    assert torch.equal(ns.unconvert(model)(x), backbone(x))
+    hooks.add_hook_to_module(backbone[0], hooks.ModelHook())
+    with pytest.raises(ValueError, match="a replaced `forward`"):
+        ns.convert(backbone, "static-full", "0")
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_lightning(backbone, x, tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    class Adapted(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = converted(network())
+
+        def training_step(self, batch, _):
+            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.5)
+
+    def fit(module, epochs, checkpoint=None):
+        trainer = lightning.Trainer(
+            max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(
+            module, torch.utils.data.DataLoader(images(), batch_size=4), ckpt_path=checkpoint
+        )
+        return trainer
+
+    module, resumed = Adapted(), Adapted()
+    fit(module, 1).save_checkpoint(tmp_path / "half")
+    fit(resumed, 2, tmp_path / "half")
+    assert resumed.model.state_dict().keys() == module.model.state_dict().keys()
+    assert ns.max_difference(resumed.model, module.model, x) > 1e-5
+    check_shipping(resumed.model, backbone, x, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_transformers(x, tmp_path, caplog):
+    """`save_pretrained` and Trainer; a Trainer goes on, and what it saved has M."""
+    transformers = pytest.importorskip("transformers")
+    torch.use_deterministic_algorithms(False)
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+    config = transformers.ResNetConfig(num_labels=3, layer_type="basic", **sizes)
+    backbone = transformers.ResNetForImageClassification(config).eval()
+    data = [{"pixel_values": image, "labels": label} for image, label in images()]
+
+    def train(model, steps, resume=None):
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / "run"), max_steps=steps, save_steps=2, per_device_train_batch_size=4,
+            learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, seed=0,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model, arguments, train_dataset=data)
+        trainer.train(resume_from_checkpoint=resume)
+        model.eval()
+        return trainer
+
+    def fresh():
+        return ns.freeze_backbone(ns.convert(backbone, "static-full"), train="classifier")
+
+    model, again = fresh(), fresh()
+    train(model, 4)
+    assert "from_pretrained" in caplog.text
+    whole = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    train(again, 4, str(tmp_path / "run" / "checkpoint-2"))
+    assert all(torch.equal(whole[key], tensor) for key, tensor in again.state_dict().items())
+    train(model, 6, True).save_model(str(tmp_path / "end"))
+    kind = transformers.AutoModelForImageClassification
+    for folder in ("end", "run/checkpoint-6"):
+        plain = kind.from_pretrained(str(tmp_path / folder)).eval()
+        assert ns.max_difference(plain, model, x) > 1e-3  # It has no M, as the page says.
+        loaded = ns.load_adapter(plain, tmp_path / folder / "adapter.safetensors")
+        assert ns.max_difference(loaded, model, x) == 0
+    file = ns.save_adapter(model, tmp_path / "adapter")
+    assert ns.max_difference(ns.load_adapter(backbone, file), model, x) == 0
+    folded = ns.fold(model)
+    folded.save_pretrained(str(tmp_path / "folded"))
+    assert not (tmp_path / "folded" / "adapter.safetensors").exists()
+    reloaded = kind.from_pretrained(str(tmp_path / "folded")).eval()
+    assert ns.max_difference(reloaded, model, x) < 1e-4
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_ultralytics(tmp_path):
+    """A network from YAML trains in one's own loop and folds; its trainer would rebuild it."""
+    nets = pytest.importorskip("ultralytics.nn.tasks", reason="AGPL, in no dependency group")
+    torch.use_deterministic_algorithms(False)
+    backbone = nets.ClassificationModel("yolov8n-cls.yaml", nc=3, verbose=False).eval()
+    model = ns.freeze_backbone(ns.convert(backbone, "static-full"), train="model.9.linear")
+    x = torch.randn(2, 3, 64, 64)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.train()(x).square().mean().backward()
+        optimizer.step()
+    y = model.eval()(x)[0]
+    file = ns.save_adapter(model, tmp_path / "a")
+    assert (ns.load_adapter(backbone, file)(x)[0] - y).abs().max() == 0
+    folded = ns.fold(model)
+    assert (folded(x)[0] - y).abs().max() < 1e-4
+    assert (folded.fuse(verbose=False)(x)[0] - y).abs().max() < 1e-3
+    # What its trainer does: a network of the YAML file alone, with the weights whose names it has.
+    rebuilt = nets.ClassificationModel("yolov8n-cls.yaml", nc=3, verbose=False)
+    rebuilt.load(model)
+    assert not any(isinstance(part, ns.nn.SimilarityLayer) for part in rebuilt.modules())
