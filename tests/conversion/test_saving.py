@@ -134,6 +134,15 @@ def test_what_moved_since_the_conversion_is_named(backbone, tmp_path, move, inpl
     ns.save_adapter(model, tmp_path / "a", extra=names.split(", "))
 
 
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("name", [n for n in network().state_dict() if "num_batches" not in n])
+def test_a_backbone_with_another_number_is_refused(backbone, tmp_path, name, at):
+    file = ns.save_adapter(ns.convert(backbone, "static-full"), tmp_path / "a")
+    nudge(backbone.state_dict()[name], at)
+    with pytest.raises(ValueError, match="another backbone: its weights"):
+        ns.load_adapter(backbone, file)
+
+
 def test_what_does_not_matter_has_not_moved(backbone, x, tmp_path):
     model = ns.convert(backbone, "static-full")
     state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
