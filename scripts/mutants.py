@@ -1,6 +1,6 @@
 """Plant bugs in the sources, run the related tests for each, and print the survivors.
 
-    uv run python scripts/mutants.py                      # 12 bugs a module, 72 in all
+    uv run python scripts/mutants.py                      # 12 bugs a module, 144 in all
     uv run python scripts/mutants.py --each 40 ops nn     # others of two modules
     uv run python scripts/mutants.py --show               # what was found so far
 
@@ -29,17 +29,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "neural_similarity"
+PACKAGE = "src/neural_similarity"
 RESULTS = ROOT / "build" / "mutants.jsonl"
-MODULES = {
-    "ops": "tests/ops",
-    "nn": "tests/nn",
-    "conversion": "tests/conversion",
-    "lab/tasks": "tests/lab/tasks",
-    "lab/train": "tests/lab/train",
-    "lab/paper": "tests/lab/paper",
+Paths = tuple[str, ...]
+ROOMS = "ops nn conversion lab/tasks lab/train lab/paper lab/cli lab/theory lab/data lab/recipes"
+MODULES: dict[str, tuple[Paths, Paths]] = {
+    **{name: ((f"{PACKAGE}/{name}",), (f"tests/{name}",)) for name in ROOMS.split()},
+    "hub": (
+        tuple(f"{PACKAGE}/{name}.py" for name in ("hub", "visualize", "regularize", "files")),
+        ("tests/test_hub.py", "tests/test_visualize.py", "tests/nn/test_penalty.py"),
+    ),
+    "benchmarks": (("benchmarks",), ("tests/benchmarks",)),
 }
-"""Rooms of the package by the folder of their tests."""
+"""Sources and tests of every module, files or folders."""
 ELSEWHERE = ("triton", "native")
 """What runs on a GPU, or is C behind these lines."""
 COMPARISONS = {
@@ -60,6 +62,8 @@ SECONDS = 600
 times that: a busy machine takes longer."""
 MEMORY = 12 << 30
 """A bug that lets the tests ask for more counts as found."""
+SHARED = ("torch", "torchvision", "matplotlib.figure", "scipy.stats", "huggingface_hub", "tyro")
+"""What all forks need, imported once."""
 FILES = 3
 """Test files that run for a bug first: those that name most of what its source defines."""
 
@@ -69,7 +73,7 @@ class Bug:
     """One changed place."""
 
     source: str
-    """Path from the package."""
+    """Path from the root."""
     place: int
     """Position of the node in `ast.walk`."""
     line: int
@@ -108,12 +112,21 @@ def changed(node: ast.AST) -> tuple[str, ast.AST] | None:
 
 def bugs(module: str) -> list[Bug]:
     """All bugs of a module, in the order in which they are tried: the same on every machine."""
-    found = []
-    for path in sorted((PACKAGE / module).rglob("*.py")):
-        if not set(path.relative_to(PACKAGE / module).parts) & set(ELSEWHERE):
-            found += _bugs_of(path)
+    sources, _ = MODULES[module]
+    found = [
+        bug
+        for path in _files_of(sources, "*.py")
+        if not set(path.parts) & set(ELSEWHERE)
+        for bug in _bugs_of(path)
+    ]
     random.Random(module).shuffle(found)
     return found
+
+
+def _files_of(paths: Paths, pattern: str) -> Iterator[Path]:
+    """The files among `paths`, and those of the pattern below the folders."""
+    for path in map(ROOT.joinpath, paths):
+        yield from sorted(path.rglob(pattern)) if path.is_dir() else [path]
 
 
 def _bugs_of(path: Path) -> Iterator[Bug]:
@@ -124,7 +137,7 @@ def _bugs_of(path: Path) -> Iterator[Bug]:
     for place, node in enumerate(ast.walk(tree)):
         if id(node) not in quiet and (change := changed(node)):
             line = getattr(node, "lineno", 0)
-            yield Bug(path.relative_to(PACKAGE).as_posix(), place, line, change[0], digest)
+            yield Bug(path.relative_to(ROOT).as_posix(), place, line, change[0], digest)
 
 
 def _without_effect(tree: ast.AST) -> Iterator[int]:
@@ -151,31 +164,40 @@ class _Planting(ast.NodeTransformer):
 
 def planted(bug: Bug) -> ast.Module:
     """The source's tree with the bug in it."""
-    tree = ast.parse((PACKAGE / bug.source).read_text("utf-8"))
+    tree = ast.parse((ROOT / bug.source).read_text("utf-8"))
     target = list(ast.walk(tree))[bug.place]
     return ast.fix_missing_locations(_Planting(target).visit(tree))
 
 
-def related(bug: Bug, folder: Path) -> list[str]:
+def related(bug: Bug, tests: Paths) -> list[str]:
     """The test files of a module that name most of what the bug's source defines.
 
     One that is named after the source comes first, in whatever module it is.
     """
-    body = ast.parse((PACKAGE / bug.source).read_text("utf-8")).body
+    body = ast.parse((ROOT / bug.source).read_text("utf-8")).body
     names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     stem = Path(bug.source).stem
     pattern = re.compile(rf"\b({'|'.join(map(re.escape, [*names, stem]))})\b")
     own = sorted((ROOT / "tests").rglob(f"test_{stem}.py"))
-    files = [*own, *(file for file in sorted(folder.glob("test_*.py")) if file not in own)]
+    files = [*own, *(file for file in _files_of(tests, "test_*.py") if file not in own)]
     counts = {file: len(set(pattern.findall(file.read_text("utf-8")))) for file in files}
     ranked = sorted(files, key=lambda file: (file not in own, -counts[file]))
     return [str(file) for file in ranked[:FILES] if counts[file] or file == ranked[0]]
 
 
-def survives(bug: Bug, folder: Path) -> bool:
+def survives(bug: Bug, tests: Paths) -> bool:
     """Whether the nearest tests pass with a bug, and then all quick ones of its module."""
-    near = _passes(bug, related(bug, folder), "not slow")
-    return near and _passes(bug, [str(folder)], "not slow and not long")
+    near = related(bug, tests)
+    rest = [str(path) for path in _files_of(tests, "test_*.py") if str(path) not in near]
+    return all(
+        _passes(bug, files, marks)
+        for files, marks in [
+            (near, "not slow and not long"),
+            (near, "long and not slow"),
+            (rest, "not slow and not long"),
+        ]
+        if files
+    )
 
 
 def _passes(bug: Bug, tests: list[str], marks: str) -> bool:
@@ -196,7 +218,7 @@ def _run(bug: Bug, tests: list[str], marks: str) -> None:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         signal.alarm(10 * SECONDS)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        source = str(PACKAGE / bug.source)
+        source = str(ROOT / bug.source)
         compiled = compile(planted(bug), source, "exec")
         original = importlib.machinery.SourceFileLoader.get_code
 
@@ -228,14 +250,14 @@ def main() -> None:
     options = parser.parse_args()
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    for module in ("torch", "torchvision", "matplotlib.figure", "scipy.stats"):
-        importlib.import_module(module)  # once, for all forks
+    for module in SHARED:
+        importlib.import_module(module)
     results, chosen = known(), []
     for module in options.modules:
         for bug in bugs(module)[: options.each]:
             key = json.dumps(asdict(bug))
             if key not in results and not options.show:
-                results[key] = survives(bug, ROOT / MODULES[module])
+                results[key] = survives(bug, MODULES[module][1])
                 RESULTS.parent.mkdir(exist_ok=True)
                 with RESULTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"bug": asdict(bug), "survives": results[key]}) + "\n")
@@ -243,7 +265,7 @@ def main() -> None:
                 chosen.append((bug, results[key]))
     alive = [bug for bug, lives in chosen if lives]
     for bug in alive:
-        text = (PACKAGE / bug.source).read_text("utf-8").splitlines()[bug.line - 1].strip()
+        text = (ROOT / bug.source).read_text("utf-8").splitlines()[bug.line - 1].strip()
         sys.stdout.write(f"{bug.source}:{bug.line}: {bug.what}: {text}\n")
     sys.stdout.write(f"{len(chosen)} bugs, {len(alive)} survivors\n")
 
