@@ -33,11 +33,14 @@ PACKAGE = "src/neural_similarity"
 RESULTS = ROOT / "build" / "mutants.jsonl"
 Paths = tuple[str, ...]
 ROOMS = "ops nn conversion lab/tasks lab/train lab/paper lab/cli lab/theory lab/data lab/recipes"
+HUB_TESTS = (
+    "test_hub test_visualize nn/test_penalty lab/train/test_checkpoint lab/train/test_neighbours"
+)
 MODULES: dict[str, tuple[Paths, Paths]] = {
     **{name: ((f"{PACKAGE}/{name}",), (f"tests/{name}",)) for name in ROOMS.split()},
     "hub": (
         tuple(f"{PACKAGE}/{name}.py" for name in ("hub", "visualize", "regularize", "files")),
-        ("tests/test_hub.py", "tests/test_visualize.py", "tests/nn/test_penalty.py"),
+        tuple(f"tests/{name}.py" for name in HUB_TESTS.split()),
     ),
     "benchmarks": (("benchmarks",), ("tests/benchmarks",)),
 }
