@@ -67,6 +67,20 @@ def test_a_product_from_the_identity_is_the_plain_kernel_at_first():
         factors.initial(starts[:2], generators(1))
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_snapshots_are_of_their_steps(depth):
+    random = generators(2)
+    data = factors.problem("sensing", random)
+    start = factors.initial([factors.Start("I", depth, 1.0)], random)
+    products, losses, last = factors.descend(data, start, 0.05, [0, 3])
+    assert torch.equal(products[0], factors.product(start))
+    misses = data.targets - data.operator @ products[..., 0, :, :].flatten(2)[..., None]
+    torch.testing.assert_close(losses[..., 0], 0.5 * misses.square().sum((2, 3)))
+    moved = factors.descend(data, start, 0.05, [2])[2]  # after 3 steps, as the snapshot
+    torch.testing.assert_close(products[1], factors.product(moved))
+    assert not torch.equal(products[1], factors.product(last))
+
+
 def test_what_is_measured_of_a_start(monkeypatch):
     """Differences are to the plain kernel of the same start, seed by seed."""
     monkeypatch.setattr(bias, "SNAPSHOTS", (0, 20))

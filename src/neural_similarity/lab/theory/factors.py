@@ -131,7 +131,7 @@ def descend(
         # Starts in columns: the operator is read once for all of them.
         residual = problem.operator @ whole.flatten(2).mT - targets
         if step in snapshots:
-            products.append(whole.detach())
+            products.append(whole.detach().clone())  # one factor alone is `whole`, changed below
             losses.append(0.5 * residual.detach().square().sum(1))
         direction = (problem.operator.mT @ residual.detach()).mT.view_as(whole)
         gradients = torch.autograd.grad(whole, factors, direction)
