@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class UsageError(ValueError):
-    """The command line asks for what does not exist; `nsim` exits with 2."""
+    """The command line names something that does not exist; `nsim` exits with 2."""
 
 
 class RunError(RuntimeError):
@@ -15,7 +15,7 @@ class RunError(RuntimeError):
 
 
 class PeerDied(RunError):
-    """Another process of the same run died; the message is the same in all that are left."""
+    """Another process of the same run died; all surviving processes give the same message."""
 
 
 @contextmanager

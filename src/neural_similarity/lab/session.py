@@ -1,4 +1,4 @@
-"""Training, resuming, retraining and loading runs: one session for all kinds of them."""
+"""Train, resume, retrain and load runs of every kind."""
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
@@ -80,7 +80,7 @@ def train(
     device: str = "auto",
     at_budget: bool = False,
 ) -> Run:
-    """Train `recipe` into a new run folder, and score what it is scored on once, at the end.
+    """Train `recipe` into a new run folder, and score the network once, at the end.
 
     Args:
         recipe: every setting; its class says which kind of run it is.
@@ -89,19 +89,19 @@ def train(
         out: the run folder; None is `runs/<name>-seed<seed>`.
         data_root: folder of the data sets.
         device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
-        at_budget: whether steps and drops are those of the budget already, as in a run's config.
+        at_budget: whether steps and drops are already scaled by the budget, as in a run's config.
 
     Returns:
-        The finished run. Of a few-shot recipe, test classes are not looked at.
+        The finished run. Few-shot runs are not scored on test classes.
 
     Raises:
-        RunError: the folder is there already, or cannot be written, or the recipe's `start` is
-            missing, of other data, or trained on classes that this run must not know.
+        RunError: the folder exists already or cannot be written, or the recipe's `start` is
+            missing, has other data, or was trained on classes that this run must not see.
         FileNotFoundError: the data set is missing.
         ValueError: the budget is not positive, there is no such device, or the data do not suit the
             recipe.
         Interrupted: a signal of `stopping.SIGNALS` came; the step is finished and saved, and
-            `resume` goes on.
+            `resume` continues.
     """
     recipe = recipe if at_budget else scaled(recipe, budget)
     return _begin(recipe, _Place(name, budget, out, data_root, device))
@@ -115,8 +115,8 @@ def resume(
 ) -> Run:
     """Continue the run in the folder `path` exactly from its newest whole checkpoint.
 
-    A finished run is left as it is. With the same number of threads the weights on the CPU end
-    bit for bit as those of a run that was never stopped.
+    A finished run is left as it is. On the CPU, with the same number of threads, the final weights
+    equal those of an uninterrupted run bit for bit.
 
     Args:
         path: the run folder.
@@ -124,7 +124,7 @@ def resume(
         device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
 
     Raises:
-        RunError: the folder is not a run's, another process trains it, or the data have changed.
+        RunError: it is not a run folder, another process trains it, or the data have changed.
         FileNotFoundError: the data set is missing.
         ValueError: there is no such device.
         Interrupted: as in `train`.
@@ -148,23 +148,23 @@ def retrain(
     device: str = "auto",
     start: str | Path | None = None,
 ) -> Run:
-    """Train a few-shot run's recipe again, on validation classes as well, as long as was best.
+    """Train a few-shot run's recipe again, with the validation classes, as long as was best.
 
-    That is as many epochs, or, by tasks, as many updates.
+    It trains for as many epochs as the best checkpoint, or as many updates if it trains by tasks.
 
     Args:
-        run: finished, with a step chosen on the validation classes (`select_on`).
+        run: a finished run that chose its best step on the validation classes (`select_on`).
         out: the new run folder; None is the default one.
         data_root: folder of the data sets; None is the one that the run was trained from.
         device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
-        start: run folder to start from, trained on validation classes as well, where the run has
-            one.
+        start: run folder to start from, itself trained on the validation classes; required if the
+            run started from another one.
 
     Raises:
-        RunError: the run is not finished or chose no step, or started from another and `start` is
-            not given or not trained on validation classes, or what `train` raises it for.
+        RunError: the run is not finished or chose no step; or it started from another run, and
+            `start` is missing or not trained on validation classes; or as in `train`.
         FileNotFoundError: the data set is not there.
-        Interrupted: a signal came; `resume` goes on.
+        Interrupted: a signal came; `resume` continues.
     """
     recipe, chosen = retrained(run, start, lambda: load_task(run, data_root))
     root = run.data_root if data_root is None else data_root
@@ -176,7 +176,7 @@ def open_run(path: str | Path) -> Run:
     """The run in a folder, of any kind.
 
     Raises:
-        RunError: the folder is not a run's, or its settings cannot be read.
+        RunError: it is not a run folder, or its settings cannot be read.
     """
     command = command_of(Path(path))
     kinds = {task.RUN.COMMAND: task.RUN for task in TASKS}
@@ -192,7 +192,7 @@ def load(
 
     Args:
         run: a run folder.
-        checkpoint: "last", or "best" on held-out data, where the run held any out.
+        checkpoint: "last", or "best" on held-out data if the run held any out.
         device: where the network goes.
 
     Raises:
@@ -203,11 +203,11 @@ def load(
 
 
 def load_task(run: Run, data_root: str | Path | None = None) -> Task[Any, Any]:
-    """The task of a run, whose data must not have changed since.
+    """The task of a run, whose data must be unchanged.
 
     Raises:
-        RunError: they have.
-        FileNotFoundError: they are missing.
+        RunError: the data have changed.
+        FileNotFoundError: the data are missing.
     """
     root = run.data_root if data_root is None else data_root
     task = _loaded(run.recipe, root)
@@ -225,7 +225,7 @@ def _loaded(recipe: Recipe, root: str | Path) -> Task[Any, Any]:
 
 
 def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
-    """`train` for a recipe at its budget; `origin` goes into the record of the environment."""
+    """`train` a recipe that is scaled already; `origin` is recorded in environment.json."""
     _require_equal_shares(recipe)
     kind = _kind_of(recipe).RUN
     runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
@@ -298,7 +298,7 @@ def _complete(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
 
 
 def _trained(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
-    """The state after the last step; whatever made the batches is released on return.
+    """Train to the last step and return the state; the memory of batches is freed on return.
 
     Raises:
         RunError: another process trains the run.
@@ -316,7 +316,7 @@ def _trained(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
 
 
 def _written_by_one(run: Run) -> AbstractContextManager[object]:
-    """Only one training may write a folder's files, and only its first process does."""
+    """Lock the run folder against other trainings, in the first process, which alone writes."""
     taken = f"another process trains {run.path} already"
     return locked(run.path / CONFIG, taken) if distributed.first() else nullcontext()
 
@@ -358,14 +358,14 @@ def start(run: Run, runtime: Runtime) -> State:
         sphere_decay=0.0 if recipe.orthogonality else None,
     )
     optimizer = make_optimizer(recipe, groups)
-    if distributed.rank():  # Whose masks of dropout would else be the first's.
+    if distributed.rank():  # Else its dropout masks would equal the first's.
         torch.manual_seed(recipe.seed + distributed.rank())
     totals = torch.zeros(3, dtype=runtime.sums, device=runtime.device)
     return State(model, optimizer, totals)
 
 
 def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The recipe's optimiser of some groups of parameters, or of none."""
+    """The recipe's optimiser of the groups, which may be empty."""
     groups = groups or [{"params": []}]
     if recipe.optimizer == "adam":
         return torch.optim.Adam(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999))
@@ -378,7 +378,7 @@ def _title(run: Run, runtime: Runtime) -> str:
 
 
 def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
-    """Add this process to the record; with other code, threads or devices sums may differ."""
+    """Record this process, and warn of what differs: other code, threads or devices change sums."""
     record = read_facts(run.path / ENVIRONMENT)
     now = describe_environment(runtime)
     changed = [key for key in KEPT if record.get(key) != now.get(key)]

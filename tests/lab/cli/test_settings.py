@@ -83,7 +83,7 @@ def test_a_folder_of_few_images_of_several_sizes(tmp_path, monkeypatch, capsys, 
     for line in (
         "the learning rate drops at (2,), in proportion (--drops)",
         "images of several sizes, or not square, are resized to 32x32 (--image-size)",
-        "batches have 48 images, all there are, not 128",
+        "batches have 48 images, as many as there are, not 128",
         "48 training, 9 test images, 3 classes: ant, bee, cat",
     ):
         assert f"{line}\n" in told

@@ -67,7 +67,7 @@ def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
     assert adapt(world, run, *args, "--batch-size", "64") == 0
     told = capsys.readouterr()
     assert "48 training, 12 test images, 3 classes: blue, green, red\n" in told.err
-    assert "batches have 48 images, all there are, not 64\n" in told.err
+    assert "batches have 48 images, as many as there are, not 64\n" in told.err
     assert "timm:resnet18 with a new classifier of 3 classes, sha256 " in told.err
     trained = 3 * 513 + 4 * 9
     assert f"{trained:,} of 11,178,087 parameters train" in told.err
@@ -274,7 +274,7 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
         ),
         (
             ("--backbone", "torchvision:squeezenet1_1", *RANDOM, "--train", "M+norm"),
-            "`train` must leave norm out of a network without, got 'M+norm'",
+            "`train` must not name norm for a network without, got 'M+norm'",
         ),
         (
             ("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"),
@@ -318,10 +318,7 @@ def test_weights_that_cannot_be_downloaded(world, tmp_path, monkeypatch, capsys)
     MODEL = timm.create_model("resnet18", num_classes=3)
     monkeypatch.setattr(timm, "create_model", fail)
     assert adapt(world, tmp_path / "run", "--backbone", "timm:resnet18", "--image-size", "32") == 1
-    assert (
-        "cannot be downloaded: no network; name a file of them by --weights"
-        in capsys.readouterr().err
-    )
+    assert "cannot be downloaded: no network; give a file with --weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -465,7 +462,7 @@ def test_what_does_not_fit_is_told_before_images_are_decoded(
 def test_batches_are_no_larger_than_the_few_images(world, tmp_path, capsys):
     args = ("--backbone", "timm:resnet18", *RANDOM, "--per-class", "5")
     assert adapt(world, tmp_path / "run", *args) == 0
-    assert "batches have 15 images, all there are, not 32\n" in capsys.readouterr().err
+    assert "batches have 15 images, as many as there are, not 32\n" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("tiny")

@@ -235,7 +235,7 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
         ),
         (
             {"method": "anil", "ways": 3, "select_on": "val"},
-            "`select_ways` must be `ways`, 3, as anil learns where its classifier starts, got 5",
+            "`select_ways` must be `ways`, 3, as anil learns the start of its classifier, got 5",
         ),
     ],
 )

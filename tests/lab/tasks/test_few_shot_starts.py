@@ -42,7 +42,7 @@ def test_a_run_may_start_from_another(tmp_path, similarity):
 @pytest.mark.parametrize("method", ["meta-nsn", "leo"])
 def test_frozen_kernels_need_a_start(tmp_path, method):
     similarity = Static(Diagonal()) if method == "meta-nsn" else None
-    with pytest.raises(RunError, match=f"`start` must be .*: {method} leaves kernels as they are"):
+    with pytest.raises(RunError, match=f"`start` must be .*: {method} freezes kernels"):
         train(tmp_path, replace(TINY, method=method, similarity=similarity))
     assert not (tmp_path / "run").exists()
 

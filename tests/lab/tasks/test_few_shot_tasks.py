@@ -115,7 +115,7 @@ def test_what_is_no_task_is_refused(images, fault):
     else:
         query[1, 0] = support[1, 0]
     wrong = replace(tasks, draw=Draw(classes, support, query))
-    with pytest.raises(ValueError, match=r"`tasks` must have different classes .* in task 1"):
+    with pytest.raises(ValueError, match=r"`tasks` must list the classes .* but task 1"):
         wrong.check("d" * 64, "test", images)
 
 

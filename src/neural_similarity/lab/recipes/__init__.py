@@ -29,7 +29,7 @@ RECIPES: dict[str, Recipe] = {
 }
 """All recipes by name."""
 STARTS: dict[str, str] = FEW_SHOT_STARTS | PRETRAINED_STARTS
-"""For a recipe whose run starts from another run, the recipe of that one."""
+"""For each recipe that starts from another run, the recipe of that run."""
 
 
 def in_variant(name: str, variant: str) -> str:

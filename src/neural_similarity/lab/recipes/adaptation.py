@@ -23,7 +23,7 @@ LITE: dict[str, Any] = {
 }
 """EfficientNet-Lite0 of ImageNet."""
 HEADED: dict[str, Any] = {"classifier": "new", "channels": 3}
-"""A new head, trained with whatever else is."""
+"""A new head, which always trains."""
 CHANGED: dict[str, Any] = {
     "inputs": "imagenet",
     "classifier": "kept",
@@ -33,7 +33,7 @@ CHANGED: dict[str, Any] = {
     "steps": 100,
     "drops": (70,),
 }
-"""The network's own classes, of 10 changed images each."""
+"""The network's own classes, with 10 changed images of each."""
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "nothing": ("as it is", {"train": "nothing", "steps": 1, "drops": ()}),
@@ -61,16 +61,16 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("full fine-tuning", {"train": "all"}),
 }
 MOVING = ("norm", "lora", "oft", "full")
-"""Ways that are tried with running statistics that follow the new images, too: batch normalisation
-would undo SSF's scales and shifts, which have no gradient then."""
+"""Ways that also run with running statistics updated on the new images. SSF does not: normalising
+by the batch would undo its scales and shifts, which then have no gradient."""
 WAYS |= {
     f"{way}-statistics": (f"{WAYS[way][0]}, running statistics", WAYS[way][1] | {"norm": "train"})
     for way in MOVING
 }
 """A row's label and what it trains beside a new head; a table's first way is its baseline."""
 
-# The best of those in docs/results-adaptation.md on training images that are held out, seed 0, but
-# where it says that they are another group's.
+# Learning rates: the best in docs/results-adaptation.md on held-out training images at seed 0, or
+# another group's where the page says so.
 SIGNS = {
     "head": 1.0,
     "statistics": 0.3,
@@ -155,7 +155,7 @@ CHANGES = {
     "rotation-90": ROTATION_90,
 }
 MATTER = ("head", "norm", "full", "all")
-"""Ways that are tried with other numbers of images, too."""
+"""Ways that also run with other numbers of images."""
 
 
 def _recipes(
@@ -170,7 +170,7 @@ def _recipes(
 
 
 def _fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Of a recipe: M trains alone and on no layer unless told; a new head trains always."""
+    """Fields with defaults: no similarity, and M alone trains; a new head trains always."""
     train = fields.get("train", "M")
     if fields["classifier"] == "new":
         train = {"nothing": "head", "head": "head", "all": "all"}.get(train, f"{train}+head")
@@ -180,7 +180,7 @@ def _fields(fields: dict[str, Any]) -> dict[str, Any]:
 def _headed(
     name: str, network: dict[str, Any], rates: dict[str, float], *others: int
 ) -> dict[str, dict[str, tuple[str, Recipe]]]:
-    """A group of 20 images of each class, and of other numbers of them, at the same rates."""
+    """Recipes with 20 images per class, and with other counts at the same rates."""
     matter = {way: rates[way] for way in MATTER}
     settings = network | HEADED
     return {name: _recipes(name, rates, settings | {"per_class": 20})} | {
@@ -199,7 +199,7 @@ GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
     **_headed("flowers", LITE, FLOWERS, 5, 60),
     **{change: _changed(change, rates) for change, rates in CHANGES.items()},
 }
-"""Descriptions and recipes by name, by images, network and how many of each class."""
+"""Descriptions and recipes by name, grouped by data set, network and images per class."""
 
 ADAPT = {"adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe())}
 

@@ -2,9 +2,10 @@
 
 Tables 1 to 4 have one network and schedule for all rows: batch 128, momentum 0.9, 64,000 updates
 with the rate divided by ten after 34,000 and 54,000, crops from images padded by 4, flips: the
-defaults of `Recipe`. The whole training set is used. The paper refers to others for what images are
-padded with; as in the released code it is their mirrored border. It does not say whether predictors
-are normalised: those of dynamic DNS are in the released code, and so are ours (`PREDICTOR`).
+defaults of `Recipe`. The whole training set is used. The paper does not say how images are padded
+but refers to others; we mirror the border, as the released code does. Nor does it say whether
+predictors are normalised: in the released code those of dynamic DNS are, and ours too
+(`PREDICTOR`).
 Table 8 is in `table8`.
 """
 

@@ -1,4 +1,4 @@
-"""What a family of recipes is."""
+"""The types of a family of recipes."""
 
 from collections.abc import Mapping
 
@@ -7,4 +7,4 @@ from neural_similarity.lab.train.recipe import Recipe
 Recipes = Mapping[str, tuple[str, Recipe]]
 """Descriptions and recipes by name."""
 Family = tuple[str, Recipes]
-"""What the family is, and its recipes."""
+"""The title of a family, and its recipes."""

@@ -1,13 +1,13 @@
-"""Few-shot learning: what the rows of Table 6 train, and the controls that it lacks.
+"""Few-shot learning: the recipes of Table 6's rows, and of controls that it lacks.
 
-Base training (Adam at 1e-3, the paper's) is to name the base classes. Batch size, epochs and drops
-of the rate are open in the paper; here 128, the best step on the validation classes among 100
-epochs, tenfold drops after 60 and 85 of them. Crops and mirror images are ours, for all rows but
-MAML, ANIL and meta-learned NSN, which have neither, nor drops, as in their papers.
-Rows that are fine-tuned share one backbone.
-Other methods trained by tasks have the ways and rates of their own papers, but fewer steps,
-tenfold drops after 60 and 85 % of them where those halve the rate, and no clipping of gradients.
-ProtoNet has 5 queries a class where its paper has 15, for twice the updates from as many images.
+Pretraining classifies the base classes, by Adam at 1e-3 as in the paper. Batch size, epochs and
+drops of the rate are open in the paper; here they are 128, the best step on the validation classes
+within 100 epochs, and tenfold drops after 60 and 85 epochs. We add crops and mirror images to all
+rows but MAML, ANIL and meta-learned NSN, which have neither, nor drops, as in their papers.
+All fine-tuned rows share one backbone.
+The other episodic methods take ways and rates from their own papers, but fewer steps, tenfold drops
+after 60 and 85 % of the steps where the papers halve the rate, and no gradient clipping. ProtoNet
+has 5 queries per class instead of its paper's 15, which gives twice the updates for as many images.
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ MAML = replace(
 FIRST_ORDER = replace(MAML, method="maml-first-order")
 STATIC, DYNAMIC = Static(Diagonal()), Dynamic(Diagonal(), predictor=PREDICTOR)
 
-# Trained to name the base classes.
+# Pretraining on the base classes.
 NAMING = {
     "mini-cnn4": ("backbone of fine-tuning, nearest neighbour, static NSN", BASE),
     "mini-cnn4-64": ("the same with 64 filters: as large as dynamic NSN", replace(BASE, width=2)),
@@ -55,7 +55,7 @@ NAMING = {
     "mini-wrn28": ("WRN-28-10, where LEO starts", replace(BASE, model="wrn28_10")),
     "mini-dynamic-cnn9": ("dynamic NSN on CNN-9", replace(BASE, model="cnn9", similarity=DYNAMIC)),
 }
-# Trained by tasks, those of 5 shots; each has a sister of 1 shot.
+# Episodic training with 5 shots; `ONE_SHOT` has each recipe with 1 shot.
 BY_TASKS = {
     "mini-matching": ("matching networks", replace(TASKS, method="matching")),
     "mini-matching-fce": (
@@ -174,7 +174,7 @@ FEW_SHOT_STARTS = {
     for name, source in _STARTS.items()
     for shots in ("", "-1shot")
 }
-"""For a recipe whose run starts from another run, the recipe of that one."""
+"""For each recipe that starts from another run, the recipe of that run."""
 FEW_SHOT: dict[str, Family] = {
     "fewshot": ("few-shot learning on embedded images, a minute", QUICKSTART),
     "mini": ("few-shot learning on Mini-ImageNet, table 6", MINI),

@@ -1,10 +1,10 @@
 """ImageNet as in the paper's table 5, and ResNets as in table 2 of the authors' response.
 
 Batch 128, momentum 0.9, 600,000 updates with the rate 0.1 divided by ten after 200,000, 375,000 and
-550,000 (§7.1). The paper "mostly follows" AlexNet, whose decay is 5e-4; windows are the usual
-random ones, resized to 224 pixels. The response says of the ResNets only that they have diagonal
-similarities and none in 1×1 convolutions: they get the same updates and the decay 1e-4 of
-He et al. (https://arxiv.org/abs/1512.03385).
+550,000 (§7.1). The paper "mostly follows" AlexNet, whose decay is 5e-4; images are the usual random
+crops, resized to 224 pixels. Of the ResNets the response says only that they have diagonal
+similarities, and none in 1×1 convolutions: we train them with the same updates and the decay 1e-4
+of He et al. (https://arxiv.org/abs/1512.03385).
 """
 
 from dataclasses import replace
@@ -54,4 +54,4 @@ MINI100 = {
     )
     for name, (text, recipe) in IMAGENET.items()
 }
-"""The same on Mini-ImageNet's 100 classes, which stand in where ImageNet cannot be had."""
+"""ImageNet's recipes on Mini-ImageNet's 100 classes, for those who cannot get ImageNet."""

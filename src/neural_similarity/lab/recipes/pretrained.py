@@ -1,10 +1,10 @@
-"""Section 4 for recognition: a plain network is trained, then M alone, then all of it.
+"""Section 4 for recognition: train a plain network, then M alone, then everything.
 
-The paper names no schedule: both parts have half as many updates as the plain training and a
-tenfold drop in the middle. Static M learns at the best of the rates that were tried on 5,000
-held-out training images (docs/results.md); the rate of all is that of the plain schedule after its
-first drop, that of dynamic M was not chosen. The control trains the plain network on for as long as
-both parts take.
+The paper gives no schedule. Both stages after the plain training have half its updates and a
+tenfold drop in the middle. Static M trains at the best of several rates on 5,000 held-out training
+images (docs/results.md), dynamic M at the same rate, which was not tuned. Everything together
+trains at the rate of the plain schedule after its first drop. The control trains the plain network
+on for as many updates as both stages have.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
 
 
 def _path(kind: str) -> dict[str, tuple[str, Recipe, str]]:
-    """M alone and then all: description, recipe and where it starts, by name."""
+    """The stages, M alone and then everything: description, recipe and start, by name."""
     text, similarity, lr = SIMILARITIES[kind]
     name = f"cifar10-pretrained-{kind}"
     alone = replace(STAGE, similarity=similarity, train="M", lr=lr)

@@ -23,7 +23,7 @@ SIMILARITIES: dict[Similarity | None, Similarity | None] = {
     ),
     Dynamic(Full(), predictor=PREDICTOR): Dynamic(Full(), predictor=PATCHES, init="released"),
 }
-"""The released similarities by those of the paper's text."""
+"""The released similarity for each similarity of the paper's text."""
 UNS_DECAY = 5e-3
 """Decay of the released static full M, to zero: without a residual, zero is M = 0."""
 
@@ -50,7 +50,7 @@ def released(recipe: Recipe) -> Recipe:
     leave out, as it undoes the bound.
 
     Args:
-        recipe: one on CIFAR of the plain network or of one of the four similarities.
+        recipe: a CIFAR recipe with the plain network or one of the four similarities.
 
     Raises:
         ValueError: there is no released code for the recipe's similarity.

@@ -1,10 +1,11 @@
 """CIFAR-10 and CIFAR-100 as in the paper's table 8: self-attention as a dynamic global similarity.
 
-Appendix B.2 names the filters and "mild data augmentation"; the rest is the authors' code of the
-SphereNet with attention (https://github.com/wy1iu/NSL, `nsl_global_ns`): mirror images and no
-crops, Adam at 1e-3 with the usual drops, hyperspherical kernels that are held near orthogonal
-(1e-4) and do not decay. We train all four rows so; the plain networks' kernels decay by 5e-4 as
-the authors' other kernels do. Theirs decays the hyperspherical kernels of the attention as well.
+Appendix B.2 gives the filters and "mild data augmentation"; the rest follows the authors' code of
+the SphereNet with attention (https://github.com/wy1iu/NSL, `nsl_global_ns`): mirror images and no
+crops, Adam at 1e-3 with the usual drops, hyperspherical kernels with a penalty for orthogonality
+(1e-4) and without decay. We train all four rows in this way; the plain networks' kernels decay by
+5e-4, as the authors' other kernels do. Their code also decays the attention's hyperspherical
+kernels.
 """
 
 from dataclasses import replace

@@ -34,19 +34,19 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptationRecipe(Recipe):
-    """Adaptation of a pretrained network to a folder of images, by its similarities at first."""
+    """Adaptation of a pretrained network to a folder of images; by default M and the head train."""
 
     backbone: str = ""
     """timm:NAME, torchvision:NAME, a run folder, or a file of weights of `model` (safetensors, or
     torch's), such as timm:resnet18 or runs/cifar10-cnn-seed1."""
     weights: str | None = None
-    """File of weights of a timm or torchvision network, in place of those it is downloaded with."""
+    """File of weights for a timm or torchvision network, in place of those that it downloads."""
     pretrained: bool = True
-    """Take the weights that come with the name; False starts from random ones."""
+    """Take the pretrained weights of timm or torchvision; False starts from random ones."""
     train: str = "M+head"
-    """What trains, joined by +: M (the similarities), head, norm (its gains and shifts), bias,
-    rival; or all; or nothing, so that running statistics alone move, where `norm` is train. Without
-    M, `similarity` must be none."""
+    """Parts that train, joined by +: M (the similarities), head, norm (its gains and shifts), bias,
+    rival; or all; or nothing: then only running statistics change, if `norm` is train. Without M,
+    `similarity` must be none."""
     rival: Rival = "none"
     """Another adapter of the convolutions in place of M: ssf (scale and shift of each filter), lora
     (of rank 1, by PEFT), oft (diag-OFT in blocks of 4 filters, by LyCORIS), or turn (of the images,
@@ -55,16 +55,16 @@ class AdaptationRecipe(Recipe):
     """Layers that get a similarity or a rival: a name or a glob such as layer4.*; by default all
     convolutions larger than 1x1."""
     norm: Literal["auto", "eval", "train"] = "auto"
-    """Normalisation by running statistics, held as they are (eval), or by the batch's (train); auto
-    is eval, unless all trains."""
+    """Normalise by frozen running statistics (eval) or by the batch's statistics (train); auto is
+    eval unless `train` is all."""
     classifier: Literal["auto", "new", "kept"] = "auto"
-    """A new one; the backbone's (kept); or (auto) the backbone's where its classes have the same
-    names. A file or a library has no names: its classifier of as many classes is taken
-    where it does not train, since one of other classes is a bad start."""
+    """new; kept, the backbone's; or auto, which keeps the backbone's if its classes have the same
+    names. Files and libraries give no names: auto keeps their classifier if it has as many classes
+    and does not train, since a classifier of other classes is a bad start."""
     per_class: int | None = None
     """Training images of each class, drawn by the seed; the default is all."""
     channels: int | None = None
-    """Channels that images get; the default is those of the backbone."""
+    """Channels that grey images are repeated to; the default is the backbone's."""
     dataset: str = "folder"
     model: str = "resnet20"
     similarity: Similarity | None = STATIC_FULL
@@ -89,7 +89,7 @@ class AdaptationRecipe(Recipe):
             )
         self._require(self.per_class is None or self.per_class > 0, "per_class", "be at least 1")
         if self.similarity is None and "M" in parts:
-            raise ValueError(f"`train` must leave M out where there is none, got {self.train!r}")
+            raise ValueError(f"`train` must not name M without a similarity, got {self.train!r}")
         alone = self.rival == "none" or self.similarity is None
         self._require(alone, "rival", "be none with a similarity")
         told = (self.rival != "none") == ("rival" in parts) or parts == ["all"]
@@ -102,7 +102,7 @@ class AdaptationRecipe(Recipe):
 
     @property
     def norm_mode(self) -> Literal["eval", "train"]:
-        """What normalisation does in training."""
+        """The mode of normalisation in training."""
         if self.norm == "auto":
             return "train" if self.train == "all" else "eval"
         return self.norm
@@ -116,7 +116,7 @@ class AdaptationRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptationRun(Run):
-    """A run folder of an adaptation; at its end it holds adapter.safetensors, what was learned."""
+    """A run folder of an adaptation; a finished one holds the adapter, adapter.safetensors."""
 
     RECIPE: ClassVar[type[Recipe]] = AdaptationRecipe
     COMMAND: ClassVar[str] = "nsim train adapt"
@@ -126,11 +126,11 @@ class AdaptationRun(Run):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the network's input."""
+        """Channels and size of the network's input."""
         return {"in_channels": self.channels, "image_size": self.image_size}
 
     def build(self, **overrides: Any) -> nn.Module:
-        """The adapted network without its weights, which needs no file of the backbone's.
+        """The adapted network without its weights; the backbone's files are not needed.
 
         Args:
             overrides: fields of the recipe to change, such as `similarity=None`; no rival then.
@@ -147,7 +147,7 @@ class AdaptationRun(Run):
         return self.recipe.source.load(self.recipe, self.classes, **self.sizes)
 
     def begin(self) -> nn.Module:
-        """The network that training starts from: the backbone's weights; M = I, or as it was."""
+        """The network that training starts from: the backbone, M = I or as a run learned it."""
         backbone = self.load_backbone()
         return adapted(backbone.model, self.recipe, backbone.converted)
 
@@ -165,20 +165,20 @@ def adapted(network: nn.Module, recipe: AdaptationRecipe, converted: bool = Fals
         return freeze_backbone(network, norm=recipe.norm_mode, train=()).requires_grad_(False)
     parts = recipe.train.split("+")
     if "norm" in parts and not norms:
-        raise ValueError(f"`train` must leave norm out of a network without, got {recipe.train!r}")
+        raise ValueError(f"`train` must not name norm for a network without, got {recipe.train!r}")
     trained = [part for word in parts for part in named[word]]
     return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
 
 
 @dataclass(frozen=True)
 class AdaptationTask(ClassificationTask):
-    """A pretrained network learns to name the classes of other images; see `Task`."""
+    """Train a pretrained network to classify other images; see `Task`."""
 
     RUN: ClassVar[type[Run]] = AdaptationRun
 
     recipe: AdaptationRecipe
     whole: Dataset | None = None
-    """What the few images of each class are drawn from: seeds draw others of one data set."""
+    """The data set from which every seed draws the few images of each class."""
 
     @property
     def digest(self) -> str:
@@ -187,7 +187,7 @@ class AdaptationTask(ClassificationTask):
 
     @classmethod
     def load(cls, recipe: Any, root: str | Path, progress: Progress | None = None) -> Self:
-        """The task of a recipe, its data from below `root`, in size and channels the backbone's."""
+        """The task of a recipe, its images from `root` with the backbone's size and channels."""
         if recipe.channels is None or (recipe.dataset in IN_PLACE and recipe.image_size is None):
             recipe = _resolved(recipe)
         if recipe.source.is_run:  # The run may go on in another working directory.
@@ -257,7 +257,7 @@ class AdaptationTask(ClassificationTask):
 
 
 def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:
-    """The recipe with the facts of its backbone filled in; the run may go on elsewhere."""
+    """The recipe with its backbone's sizes, and absolute paths so that it resumes anywhere."""
     usual = recipe.source.usual(recipe)
     fields: dict[str, Any] = {"channels": recipe.channels or usual.channels, **usual.fields}
     if recipe.dataset in IN_PLACE and recipe.image_size is None:
@@ -271,14 +271,14 @@ def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:
 
 
 def _few(images: ImageSet, each: int, seed: int) -> ImageSet:
-    """So many images of each class, or all of a class that has fewer."""
+    """`each` images of every class, or all of a class that has fewer."""
     have = images.labels.bincount(minlength=len(images.classes)).tolist()
     few, _ = split_off(images, [max(0, count - each) for count in have], seed)
     return few
 
 
 def _with_channels(images: ImageSet, recipe: AdaptationRecipe) -> ImageSet:
-    """Grey images, repeated to the number of channels that the backbone takes."""
+    """The images, grey ones repeated to the number of channels that the backbone takes."""
     have, wanted = images.shape[0], recipe.channels
     if wanted is None or have == wanted:
         return images
@@ -291,7 +291,7 @@ def _with_channels(images: ImageSet, recipe: AdaptationRecipe) -> ImageSet:
 
 @torch.no_grad()
 def _check_outputs(model: nn.Module, images: ImageSet) -> None:
-    """Raise a `RunError` where a network does not give one number a class for such images."""
+    """Raise a `RunError` unless the network returns one logit per class for such images."""
     wanted = (2, len(images.classes))
     try:
         with evaluating(model):

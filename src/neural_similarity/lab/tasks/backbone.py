@@ -33,14 +33,14 @@ WORDS = "timm:NAME, torchvision:NAME, a file of weights (with `model`), or a run
 
 
 class Usual(NamedTuple):
-    """What a backbone was trained on."""
+    """The input that a backbone was trained on."""
 
     channels: int
     image_size: int
     preprocess: Preprocess | None = None
-    """None where it is unknown."""
+    """None if it is unknown."""
     fields: Mapping[str, Any] = {}
-    """Fields of the recipe that say which of `ns.models` it is."""
+    """Fields of the recipe that identify the network among `ns.models`."""
 
 
 class Pretrained(NamedTuple):
@@ -48,23 +48,23 @@ class Pretrained(NamedTuple):
 
     model: nn.Module
     kept: bool
-    """Whether its classifier has its weights; else it is a new one."""
+    """Whether the classifier has its pretrained weights; else it is new."""
     converted: bool = False
-    """Whether it has the recipe's similarity already, as a run learned it."""
+    """Whether it already has the recipe's similarity, as a run learned it."""
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network that somebody trained.
+    """A pretrained network.
 
     Args:
-        word: which it is.
-        weights: file of weights to take in place of those that come with the name.
+        word: its name, see the module's docstring.
+        weights: file of weights to load in place of the library's.
         pretrained: whether timm's and torchvision's networks come with weights.
         classifier: "new"; "kept", its own; or "auto", by the names of the classes.
-        unknown: whether "auto" takes a classifier of as many classes whose names are unknown.
-        where: layers that have the similarity of a run that goes on with it, all by default.
-        kinds: what a run folder may be of.
+        unknown: whether "auto" keeps a classifier of matching size with unnamed classes.
+        where: layers that have the similarity in a run that is trained on, all by default.
+        kinds: kinds of runs that a run folder may hold.
     """
 
     word: str
@@ -88,7 +88,7 @@ class Backbone:
             raise ValueError(f"`backbone` must be {WORDS}, got {self.word!r}")
 
     def usual(self, recipe: Recipe) -> Usual:
-        """What it was trained on; `recipe` says which of `ns.models` a file is of.
+        """The input that it was trained on; `recipe` says which of `ns.models` a file belongs to.
 
         Raises:
             ValueError: there is no such network, file or run.
@@ -139,7 +139,8 @@ class Backbone:
         if self.word.startswith(TIMM):
             model = _timm(self.word).create_model(self._name, num_classes=classes)
             _require_one_classifier(model, self.word, classes)
-            # timm draws some classifiers by their number of classes: few get logits in the tens.
+            # timm draws some classifiers by their number of classes: with few, logits are in the
+            # tens.
             if isinstance(head := model.get_submodule(head_name(model)), nn.Linear | nn.Conv2d):
                 head.reset_parameters()
             return model
@@ -149,10 +150,10 @@ class Backbone:
         return build_network(recipe, classes, similarity=None, **sizes)
 
     def load(self, recipe: Recipe, classes: tuple[str, ...], **sizes: int) -> Pretrained:
-        """The network with its weights, the classifier's too where it has the same classes.
+        """The network with its weights, including the classifier's if its classes are the same.
 
-        The similarity that a run learned stays where it is the recipe's, in the same layers;
-        another one is folded.
+        A similarity that a run learned stays if it is the recipe's and in the same layers; any
+        other one is folded.
 
         Raises:
             RunError: the weights cannot be downloaded or read, or are another network's.
@@ -191,7 +192,7 @@ class Backbone:
         return RunError(f"the weights of {self.weights or self.word} do not fit: {reason}{hint}")
 
     def _similar(self, model: nn.Module, recipe: Recipe) -> nn.Module | None:
-        """A copy of the network with the recipe's similarity, where it is a run's too."""
+        """A copy of the network with the recipe's similarity if the run has the same one."""
         similarity = recipe.similarity
         if similarity is None or not self.is_run or self.run().recipe.similarity != similarity:
             return None
@@ -200,10 +201,10 @@ class Backbone:
     def _state(
         self, similar: nn.Module | None, classes: tuple[str, ...]
     ) -> tuple[Mapping[str, Tensor] | None, bool | None]:
-        """The weights, those of a run folded unless they are of the network with a similarity.
+        """The weights; a run's similarity is folded unless `similar` has the same parameters.
 
         Returns:
-            The weights, and whether their classifier is of these classes; None where unknown.
+            The weights, and whether their classifier is of these classes; None if unknown.
         """
         if self.weights is not None:
             return _read(Path(self.weights)), None
@@ -221,16 +222,16 @@ class Backbone:
             raise RunError(f"{run.path} cannot be a backbone: {error}") from error
 
     def _downloaded(self) -> dict[str, Tensor]:
-        """The weights that come with the name, which the libraries keep on the disk."""
+        """The library's pretrained weights, which it caches on the disk."""
         try:
             if self.word.startswith(TIMM):
                 network = _timm(self.word).create_model(self._name, pretrained=True)
             else:
                 network = _torchvision(self.word).get_model(self._name, weights="DEFAULT")
-        except Exception as error:  # of whatever the libraries download with
+        except Exception as error:  # whatever the libraries download with raises
             raise RunError(
-                f"the weights of {self.word} cannot be downloaded: {_line(error)}; name a file of "
-                "them by --weights"
+                f"the weights of {self.word} cannot be downloaded: {_line(error)}; give a file "
+                "with --weights"
             ) from error
         return network.state_dict()
 
@@ -240,10 +241,10 @@ class Backbone:
         return bool(self.word) and not self._named and Path(self.word).is_dir()
 
     def run(self) -> Run:
-        """The finished run that it is.
+        """The finished run in the folder.
 
         Raises:
-            RunError: the folder is not one of a finished run.
+            RunError: the folder holds no finished run, or cannot be a backbone.
         """
         command = command_of(Path(self.word))
         run = read_run(self.word, next((k for k in self.kinds if k.COMMAND == command), Run))
@@ -264,7 +265,7 @@ def head_name(model: nn.Module) -> str:
 
 
 def _require_one_classifier(model: Any, word: str, classes: int) -> None:
-    """Raise a ValueError for timm's networks with a second one, as of distillation."""
+    """Raise a ValueError for timm's networks with a second classifier, as for distillation."""
     heads = model.get_classifier()
     heads = nn.ModuleList(heads if isinstance(heads, tuple) else [heads])
     layers = [m for m in heads.modules() if isinstance(m, nn.Linear) and m.out_features == classes]
@@ -313,7 +314,7 @@ def _torchvision(word: str) -> Any:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of safetensors or of torch, of which nothing is executed."""
+    """The tensors of a safetensors or torch file; no code in the file is executed."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -321,7 +322,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
         content = content.get("state_dict", content.get("model", content))
         return {str(key): tensor for key, tensor in content.items() if isinstance(tensor, Tensor)}
-    except Exception as error:  # readers raise whatever a damaged file makes them stumble on
+    except Exception as error:  # a damaged file makes readers raise almost anything
         raise RunError(f"{path} must hold weights, but cannot be read: {_line(error)}") from error
 
 

@@ -41,7 +41,7 @@ PICTURED = 2
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """A network learns to name the classes of images; see `Task`."""
+    """Train a network to classify images; see `Task`."""
 
     RUN: ClassVar[type[Run]] = Run
 
@@ -50,7 +50,7 @@ class ClassificationTask:
 
     @classmethod
     def load(cls, recipe: Recipe, root: str | Path, progress: Progress | None = None) -> Self:
-        """The task of a recipe, its data from below `root`."""
+        """The task of a recipe, with its data from `root`."""
         sizes = {"image_size": recipe.image_size, "workers": recipe.workers}
         usual = models.usual_sizes(recipe.model)[2]
         dataset = data.load(recipe.dataset, root=root, otherwise=usual, **sizes)
@@ -70,7 +70,7 @@ class ClassificationTask:
         return self.dataset.train
 
     def check(self) -> dict[str, Any]:
-        """Check that images are square and of at least two classes; there is no start."""
+        """Check that images are square and have at least two classes; return no facts."""
         _, height, width = self.images.shape
         if height != width:
             raise ValueError(
@@ -86,7 +86,7 @@ class ClassificationTask:
         return Preprocess.of(self.split()[0], self.recipe.inputs)
 
     def split(self) -> tuple[ImageSet, ImageSet | None]:
-        """The images to train on and those held out for choosing, both of the training set."""
+        """The training set: the images to train on, and those held out for validation."""
         if not self.recipe.validation:
             return self.images, None
         return data.hold_out(self.images, self.recipe.validation, self.recipe.seed)
@@ -96,7 +96,7 @@ class ClassificationTask:
         return Classification(run.recipe, runtime, batches_of(self.split()[0], run, runtime))
 
     def judge(self, run: Run, runtime: Runtime) -> Judge | None:
-        """The judge by loss and accuracy on the held-out images."""
+        """The function that validates a network on the held-out images: loss and accuracy."""
         _, validation = self.split()
         if validation is None:
             return None
@@ -123,13 +123,13 @@ class ClassificationTask:
 
 
 def fitted(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
-    """The recipe with the size that a folder's images were resized to, and a batch they fill."""
+    """The recipe with the size of a folder's resized images, and a batch that the images fill."""
     size, count = dataset.train.shape[1], max(1, len(dataset.train) - recipe.validation)
     if recipe.dataset == data.FOLDER and recipe.image_size is None and dataset.resized:
         recipe = replace(recipe, image_size=size)
     if recipe.batch_size > count:
         count = max(1, count // distributed.size()) * distributed.size()
-        notice(f"batches have {count} images, all there are, not {recipe.batch_size}")
+        notice(f"batches have {count} images, as many as there are, not {recipe.batch_size}")
         recipe = replace(recipe, batch_size=count)
     return recipe
 
@@ -164,7 +164,7 @@ def draw_similarities(run: Run, model: nn.Module, pixels: Tensor, folder: Path) 
 
 
 def told(scores: Scores) -> dict[str, Any]:
-    """Scores as summaries have them."""
+    """Scores in the format of summaries."""
     top5 = scores.top5_error_percent
     return {
         "test_accuracy": scores.accuracy,

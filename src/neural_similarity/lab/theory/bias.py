@@ -1,9 +1,9 @@
-r"""§5.1: is a product $W M$ drawn to low nuclear norm where the measurements leave it open?
+r"""§5.1: does gradient descent on a product $W M$ prefer solutions of low nuclear norm?
 
-Gradient descent finds one of many matrices that fit. For a plain W from 0 it is the one of least
-Frobenius norm. In regression, the example of §5.1, that one has the least nuclear norm, too, and
-every other norm that depends on the singular values alone: a product has nothing to gain. In
-sensing and completion it has not.
+Gradient descent finds one of many matrices that fit the measurements. For a plain W that starts at
+0 it is the solution of least Frobenius norm. In regression, the example of §5.1, this solution also
+has the least nuclear norm, and the least of every other norm of the singular values: a product has
+nothing to gain. In sensing and completion it does not.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ PLAIN = (Start("W of length 1", 1, 1.0), Start("W of length 0.01", 1, 0.01))
 
 
 def products(depth: int) -> tuple[Start, ...]:
-    """Starts of a product of `depth` factors: from I, the paper's own, and from less."""
+    """Starts of a product of `depth` factors: M = I as in the paper, smaller, and random."""
     return (
         Start("I, W of length 1", depth, 1.0),
         Start("I, W of length 0.01", depth, 0.01),
@@ -53,38 +53,38 @@ STARTS = (PLAIN, products(2), products(3))
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where descent from a start leads; lists over seeds, curves are means at `Bias.steps`."""
+    """The result of descent from a start; lists over seeds, curves are means at `Bias.steps`."""
 
     start: Start
     loss: float
-    """The largest of all seeds."""
+    """The largest final loss of all seeds."""
     nuclear_norm: Sequence[float]
     nuclear_norm_to_plain: dict[str, float]
-    """Difference to the plain W that starts at the same length, else at 0.01: 95 % interval."""
+    """Difference from the plain W that starts at the same length, else at 0.01: 95 % interval."""
     effective_rank: Sequence[float]
     error: Sequence[float]
     """Distance to the truth, which has length 1: for Gaussian test measurements the root of the
     mean squared error over that of predicting 0."""
     error_to_plain: dict[str, float]
     moved: Sequence[float]
-    """Mean over the M of their distance from where they started, over the length there."""
+    """Distance of M from its start, over the length of the start; mean over all M."""
     curves: dict[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A problem; lists over seeds."""
+    """A problem and its outcomes; lists over seeds."""
 
     truth_nuclear_norm: Sequence[float]
     truth_effective_rank: Sequence[float]
     least_norm_nuclear_norm: Sequence[float]
-    """Of the solution of least Frobenius norm."""
+    """Nuclear norm of the solution of least Frobenius norm."""
     outcomes: Sequence[Outcome]
 
 
 @dataclass(frozen=True)
 class Bias:
-    """Every start of every problem."""
+    """The outcomes of every start in every problem."""
 
     rate: float
     steps: Sequence[int]
@@ -161,7 +161,7 @@ def _outcome(
 
 
 def draw(bias: Bias, figure: Any) -> None:
-    """Nuclear norm and error at the end, a row a problem, against the start."""
+    """Draw nuclear norm and error by start, and effective rank against steps; a row per problem."""
     figure.set_size_inches(11, 9)
     grid = figure.subplots(3, 3)
     for axes, (kind, panel) in zip(grid, bias.problems.items(), strict=True):

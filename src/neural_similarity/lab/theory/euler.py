@@ -2,8 +2,8 @@ r"""§5.2: a layer whose similarity is $\tilde W + \Delta t\, M$ is a step of Eu
 
 Where $W \tilde W$ picks the centre of the patch, $W (\tilde W + \Delta t\, M) X = x + \Delta t\,
 W M X$: a residual layer, and a step of $\dot x = g(x)$ with $g$ the convolution by $W M$. The M of
-§5.2 is the full matrix over channels and taps, `ns.Unstructured()`. A K×K one that all channels
-share has K² numbers for C² K equations: with more than K pairs of channels there is none.
+§5.2 is the full matrix over channels and taps, `ns.Unstructured()`. A K×K matrix that all channels
+share has K² entries for C² K equations: with more than K pairs of channels none solves them.
 """
 
 from collections.abc import Sequence
@@ -32,13 +32,13 @@ class Euler:
     step_errors: Sequence[float]
     """Largest difference between a layer of the library and x + Δt g(x), in float64."""
     flow_errors: Sequence[Sequence[float]]
-    """Relative, of as many layers as `layers` has, of Δt = 1/layers, against x at t = 1."""
+    """Relative error of a network of `layers` layers with Δt = 1/layers, against x at t = 1."""
     order: Sequence[float]
     """Minus the slope of log error against log layers for the last four; Euler's method has 1."""
     full_misfit: Sequence[float]
-    """Relative, of W W̃ from the centre tap for the best full W̃."""
+    """Relative distance of W W̃ from the centre tap, for the best full W̃."""
     shared_misfit: Sequence[float]
-    """The same for the best K×K W̃ that all channels share."""
+    """Relative distance for the best K×K W̃ that all channels share."""
 
 
 def residual_layer(weight: Tensor, m: Tensor, step: float) -> ns.Conv2d:
@@ -74,7 +74,7 @@ def selecting(weight: Tensor) -> Tensor:
 
 
 def compute(seeds: int = 5) -> Euler:
-    """Layers of the library against Euler's method, and that against the equation's solution."""
+    """Compare layers of the library with Euler's method, and this with the exact solution."""
     results = [_one(generator) for generator in generators(seeds)]
     steps, flows, full, shared = zip(*results, strict=True)
     slopes = np.polyfit(np.log(LAYERS[-4:]), np.log(np.transpose(flows)[-4:]), 1)[0]
@@ -113,16 +113,16 @@ def exact(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def misfit(weight: Tensor, *, shared: bool) -> float:
-    r"""How far $W \tilde W$ stays from the centre tap for the best $\tilde W$, relative to it."""
+    r"""Relative distance of $W \tilde W$ from the centre tap, for the best $\tilde W$."""
     target = centre_tap(len(weight))
-    if shared:  # A row for every kernel and channel: all of them meet the same K×K matrix.
+    if shared:  # A row for every kernel and channel: the same K×K matrix acts on all.
         weight, target = weight.reshape(-1, TAPS), target.reshape(-1, TAPS)
     best = torch.linalg.pinv(weight.flatten(1)) @ target
     return float((weight.flatten(1) @ best - target).norm() / target.norm())
 
 
 def draw(euler: Euler, figure: Any) -> None:
-    """Error against the number of layers."""
+    """Draw the error against the number of layers."""
     axes = figure.subplots()
     for errors in np.transpose(euler.flow_errors):
         axes.loglog(euler.layers, errors, "o-", c="tab:blue", alpha=0.6)

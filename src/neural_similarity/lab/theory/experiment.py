@@ -21,7 +21,7 @@ class Experiment:
     compute: Callable[..., Any]
     """Returns a dataclass of numbers."""
     draw: Callable[[Any, Any], None]
-    """Draws that on an empty figure."""
+    """Draws the result on an empty figure."""
     reads_runs: bool = False
     """Whether it takes run folders; the others take the number of seeds."""
 
@@ -52,8 +52,8 @@ def run(name: str, out: Path, *, seeds: int, runs: Sequence[Path] = ()) -> tuple
 
     Args:
         name: one of `EXPERIMENTS`.
-        out: folder; it is made where it is missing.
-        seeds: how many, from 0 on.
+        out: folder; it is created if it is missing.
+        seeds: number of seeds, which count from 0.
         runs: run folders, for the experiment that reads them.
     """
     from matplotlib.figure import Figure

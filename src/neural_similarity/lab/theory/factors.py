@@ -1,4 +1,4 @@
-"""Gradient descent on products of matrices that few linear measurements are to determine."""
+"""Gradient descent on products of matrices, to fit few linear measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 SIZE, RANK, MEASUREMENTS = 20, 2, 120
-"""Of the unknown matrix, which 400 measurements would determine."""
+"""Size and rank of the unknown matrix; 400 measurements would determine it."""
 
 Kind = Literal["regression", "sensing", "completion"]
 
@@ -61,7 +61,7 @@ def problem(kind: Kind, generators: Sequence[torch.Generator]) -> Problem:
 def _problem(kind: Kind, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     truth = gaussian(generator, SIZE, RANK) @ gaussian(generator, RANK, SIZE)
     truth /= truth.norm()
-    # Scaled so that the A_k have size² for the sum of their squares in every problem.
+    # Scaled so that the squares of all entries of all A_k add up to about size² in every problem.
     if kind == "regression":
         samples = MEASUREMENTS // SIZE
         inputs = gaussian(generator, samples, SIZE) / samples**0.5
@@ -112,7 +112,7 @@ def product(factors: Sequence[Tensor]) -> Tensor:
 def descend(
     problem: Problem, factors: Sequence[Tensor], rate: float, snapshots: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    r"""Descend $\tfrac12 \sum_k (b_k - \langle A_k, W M \cdots\rangle)^2$ by all factors.
+    r"""Minimise $\tfrac12 \sum_k (b_k - \langle A_k, W M \cdots\rangle)^2$ over all factors.
 
     Args:
         problem: measurements.

@@ -7,7 +7,7 @@ kernel $F = W M$ follows
 $$\dot F = \dot W M + W \dot M = G M^\top M + W W^\top G,$$
 
 which is Eq. 6 transposed (our W is the paper's $W'^\top$), where a plain kernel has
-$\dot F = G$. Along it $M M^\top - W^\top W$ stays as it is (Arora, Cohen, Hazan, ICML 2018).
+$\dot F = G$. Along the flow $M M^\top - W^\top W$ is constant (Arora, Cohen, Hazan, ICML 2018).
 """
 
 from collections.abc import Sequence
@@ -31,22 +31,22 @@ POINTS = 51
 
 @dataclass(frozen=True)
 class Flow:
-    """Errors are relative, in the Frobenius norm, and a list over seeds for every step size."""
+    """Errors are relative, in the Frobenius norm; one list over seeds for every step size."""
 
     steps: Sequence[float]
     derivative_errors: Sequence[Sequence[float]]
-    """Of the change of the folded kernel in one step, over the step, against Eq. 6."""
+    """Change of the folded kernel in one step, over the step size, against Eq. 6."""
     trajectory_errors: Sequence[Sequence[float]]
-    """Of the folded kernel after time `TIME` against scipy's solution of the flow."""
+    """Folded kernel at time `TIME` against scipy's solution of the flow."""
     trajectory_order: Sequence[float]
     """Slope of log error against log step, by seed; gradient descent has 1."""
     plain_errors: Sequence[float]
-    """Of scipy's flow of a plain kernel against its closed form, by seed."""
+    """scipy's flow of a plain kernel against its closed form, by seed."""
     invariant_drift: Sequence[float]
-    """Of M Mᵀ - Wᵀ W along scipy's flow, by seed."""
+    """Change of M Mᵀ - Wᵀ W along scipy's flow, by seed."""
     times: Sequence[float]
     distance_to_plain: Sequence[Sequence[float]]
-    """Between the folded and the plain kernel, by seed at every time; both start as W."""
+    """Distance of the folded from the plain kernel, by seed at every time; both start at W."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def problem(generator: torch.Generator) -> Regression:
 
 
 def eq6(data: Regression, weight: Tensor, m: Tensor) -> Tensor:
-    """The derivative of the folded kernel that Eq. 6 states."""
+    """The derivative of the folded kernel by Eq. 6."""
     gradient = (data.y - weight @ m @ data.x) @ data.x.T
     return gradient @ m.T @ m + weight @ weight.T @ gradient
 
@@ -129,12 +129,12 @@ def plain_flow(data: Regression, time: float) -> Tensor:
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """Distance in the Frobenius norm, over the length of what was expected."""
+    """Distance in the Frobenius norm, over the norm of `expected`."""
     return float((found - expected).norm() / expected.norm())
 
 
 def compute(seeds: int = 5) -> Flow:
-    """Gradient descent of a layer of this library against Eq. 6 and against scipy's flow."""
+    """Compare gradient descent of a layer of this library with Eq. 6 and with scipy's flow."""
     data = [problem(generator) for generator in generators(seeds)]
     solutions = [solve(each) for each in data]
     ends = [weights[-1] @ matrices[-1] for _, weights, matrices, _ in solutions]
@@ -166,7 +166,7 @@ def compute(seeds: int = 5) -> Flow:
 
 
 def _derivative_error(data: Regression, step: float) -> float:
-    """At a point where M is not I: after ten steps of 0.05."""
+    """The error at a point where M is not I: after ten steps of 0.05."""
     layer = descend(data, 0.05, 10)
     weight = layer.weight.detach().clone()
     m = cast(StaticSimilarity, layer.similarity).full_matrix().detach().clone()
@@ -185,7 +185,7 @@ def _drift(weights: Tensor, matrices: Tensor) -> float:
 
 
 def draw(flow: Flow, figure: Any) -> None:
-    """Errors against step size, and how far the two flows part."""
+    """Draw errors against step size, and the distance between the two flows."""
     left, right = figure.subplots(1, 2)
     for errors, label, colour in (
         (flow.derivative_errors, "one step against Eq. 6", "tab:blue"),

@@ -14,8 +14,8 @@ def nuclear_norm(matrix: Tensor) -> Tensor:
 def effective_rank(matrix: Tensor) -> Tensor:
     r"""$\exp(-\sum_i p_i \log p_i)$ for $p = \sigma / \sum \sigma$ (Roy and Vetterli, 2007).
 
-    Between 1 and the rank, and the same for every multiple of (*batch, rows, columns). It is what
-    Arora et al. (2019, the paper's [5]) measure.
+    It is between 1 and the rank, whatever the scale of the matrices (*batch, rows, columns). Arora
+    et al. (2019, the paper's [5]) measure it.
     """
     values = torch.linalg.svdvals(matrix)
     shares = values / values.sum(-1, keepdim=True)
@@ -28,6 +28,6 @@ def generators(seeds: int) -> list[torch.Generator]:
 
 
 def summary(values: Tensor) -> dict[str, float]:
-    """Mean and 95 % interval by seed of (seeds,)."""
+    """Mean and 95 % interval of one value per seed, (seeds,)."""
     interval = by_seed(values.tolist())
     return {"mean": interval.mean, "low": interval.low, "high": interval.high}

@@ -26,21 +26,21 @@ class Order:
     """Mean squared errors over the variance of x ↦ xᵀ A x, by layer and seed."""
 
     floor: Sequence[float]
-    """Of the best affine function of the training inputs, by least squares; the formula has 1."""
+    """Error of the best affine fit to the training inputs, by least squares; the formula has 1."""
     train: dict[str, Sequence[float]]
     test: dict[str, Sequence[float]]
     """The error on an equal number of fresh inputs."""
     curves: dict[str, Sequence[Sequence[float]]]
-    """On the training inputs, every `EVERY` steps of Adam."""
+    """Error on the training inputs, every `EVERY` steps of Adam."""
 
 
 def variance(matrix: Tensor) -> float:
-    """Of xᵀ A x for standard normal x."""
+    """The variance of xᵀ A x for standard normal x."""
     return float(2 * ((matrix + matrix.T) / 2).square().sum())
 
 
 def linear_predictor(geometry: ns.nn.Geometry, scalars: int) -> nn.Module:
-    """An affine function of the layer's input, which is a window of its own size."""
+    """An affine predictor of M, whose window is the layer's whole input."""
     return nn.Conv1d(geometry.in_channels, scalars, geometry.kernel_size)
 
 
@@ -51,7 +51,7 @@ def layer_of(structure: Any) -> nn.Linear:
 
 
 def fit(layer: nn.Module, x: Tensor, y: Tensor) -> list[float]:
-    """Minimise the mean squared error by Adam; the error at every `EVERY`-th step, and the last."""
+    """Minimise the mean squared error by Adam; return it every `EVERY` steps and at the last."""
     optimizer = torch.optim.Adam(layer.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     errors = []
@@ -108,7 +108,7 @@ def _one(
 
 
 def draw(order: Order, figure: Any) -> None:
-    """Training error against steps."""
+    """Draw the training error against steps."""
     axes = figure.subplots()
     colours = {"plain": "tab:gray", "diagonal": "tab:blue", "full": "tab:orange"}
     for name, curves in order.curves.items():

@@ -30,12 +30,12 @@ class Layer:
     filters_rank: float
     """Effective rank of filters × (channels·taps)."""
     filters_spectrum: Sequence[float]
-    """Its singular values over the largest."""
+    """Singular values of filters × (channels·taps), over the largest."""
     taps_rank: float
     """Effective rank of (filters·channels) × taps."""
     taps_spectrum: Sequence[float]
     nuclear_norm: float
-    """Of filters × (channels·taps), over the Frobenius norm: between 1 and the root of the rank."""
+    """Nuclear over Frobenius norm of filters × (channels·taps): from 1 to the root of the rank."""
     own_filters_rank: float
     """Effective rank of W alone."""
     own_taps_rank: float
@@ -58,16 +58,16 @@ class Spectra:
 
     networks: Sequence[Network]
     groups: dict[str, dict[str, Any]]
-    """By recipe and budget: `runs`, how many, and for every measure of one number its `mean` by
-    layer and the sample `deviation` by layer."""
+    """By recipe and budget: the number of `runs`, and for every scalar measure its `mean` and
+    sample `deviation` by layer."""
 
 
 def compute(runs: Sequence[Path]) -> Spectra:
     """Measure the last checkpoints of run folders.
 
     Raises:
-        ValueError: there is no folder.
-        RunError: a folder is no run's.
+        ValueError: `runs` is empty.
+        RunError: a folder is not a run folder.
     """
     if not runs:
         raise ValueError("`runs` must name at least one run folder, got none")
@@ -80,7 +80,7 @@ def compute(runs: Sequence[Path]) -> Spectra:
 
 @torch.no_grad()
 def measure(network: nn.Module) -> list[Layer]:
-    """Every convolution of a network larger than 1×1; dynamic ones by their W."""
+    """Measure every convolution larger than 1×1; of a dynamic one, W alone."""
     return [
         _layer(name, cast(nn.Conv2d, network.get_submodule(name)), kernel)
         for name, kernel in folded_kernels(network).items()
@@ -128,7 +128,7 @@ MEASURES = (
 
 
 def _average(group: Sequence[Network]) -> dict[str, Any]:
-    """Layer by layer, over networks that differ in the seed alone."""
+    """The means of every layer over networks that differ in the seed alone."""
     average: dict[str, Any] = {
         "runs": len(group),
         "layers": [layer.name for layer in group[0].layers],
@@ -146,7 +146,7 @@ def _average(group: Sequence[Network]) -> dict[str, Any]:
 
 
 def draw(spectra: Spectra, figure: Any) -> None:
-    """Effective ranks of the folded kernels by layer, and the distance of M from I."""
+    """Draw effective ranks of the folded kernels by layer, and the distance of M from I."""
     titles = {
         "filters_rank": "effective rank, filters × (channels·taps)",
         "taps_rank": "effective rank, (filters·channels) × taps",

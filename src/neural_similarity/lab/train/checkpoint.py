@@ -29,7 +29,7 @@ WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 NAME = r"step-([0-9]{8}|[1-9][0-9]{8,})"
 """Names of checkpoints: eight digits, or as many as the step has."""
 MISFITS = (AttributeError, LookupError, TypeError, ValueError)
-"""Errors of values that a file should not hold."""
+"""Errors that values of the wrong kind in a file raise."""
 COUNTED = ("totals", "step", "seconds", "logged_seconds", "best")
 """Fields of a state that are saved as they are."""
 log = logging.getLogger(__name__)
@@ -56,20 +56,20 @@ class State:
 def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Path:
     """Write the checkpoint `folder/step-...` and keep the `keep` newest ones up to this step.
 
-    The first process writes it, once all have told their random numbers.
+    The first process writes it, once it has gathered the random states of all.
 
     Args:
         folder: the folder of checkpoints.
         state: what to save.
         metadata: texts that go into the header of the weights.
-        keep: number of checkpoints that stay. Later ones than this step, left by a run that was
-            resumed from an earlier checkpoint, are removed.
+        keep: number of checkpoints to keep. Checkpoints of later steps, which a run leaves when it
+            is resumed from an earlier one, are removed.
 
     Returns:
         The new checkpoint.
 
     Raises:
-        RunError: it cannot be written, as on a full disk, or weights are not finite.
+        RunError: weights are not finite, or the checkpoint cannot be written (a full disk, say).
     """
     _require_finite(state)
     path, rest = folder / f"step-{state.step:08d}", _rest(state)
@@ -112,10 +112,10 @@ def _keep(path: Path, count: int) -> None:
 
 
 def tidy(folder: Path, step: int, keep: int) -> None:
-    """Remove what is no longer needed at a step, also where a kill came before the removal.
+    """Remove the checkpoints that a run at `step` no longer needs, also after a kill.
 
-    These are all but the `keep` newest checkpoints up to `step`, and checkpoints that were written
-    or removed in part. Nothing with another name than the project's own is touched.
+    All but the `keep` newest checkpoints up to `step` go, and checkpoints that were only partly
+    written or removed. Files and folders with other names are never touched.
     """
     remove_leftovers(folder, NAME)
     upto = [path for path in checkpoints(folder) if step_of(path) <= step]
@@ -140,7 +140,7 @@ def step_of(checkpoint: Path) -> int:
 def weights_digest(checkpoint: Path) -> str:
     """SHA-256 of a checkpoint's weights, which distinguishes two trainings.
 
-    That of their file would not: the texts of a safetensors header stand in any order.
+    The digest of the file would not: safetensors writes the texts of its header in any order.
     """
     return state_digest(load_file(checkpoint / WEIGHTS))
 
@@ -157,7 +157,7 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first, damaged ones included.
 
-    A file or a link is none, whatever its name, nor is a folder with another name.
+    Files, links and folders with other names do not count.
     """
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted((path for path in found if _is_checkpoint(path)), key=step_of)
@@ -201,7 +201,7 @@ def restore(path: Path, state: State) -> None:
     """Bring `state` back to where it was when the checkpoint `path` was written.
 
     Raises:
-        RunError: the checkpoint is of another network, or holds no state of a training.
+        RunError: the checkpoint is of another network, or its training state cannot be read.
     """
     load_weights(path / WEIGHTS, state.model)
     try:
@@ -230,9 +230,9 @@ def _all(random: Tensor) -> Tensor:
 
 
 def _own(random: Tensor) -> Tensor:
-    """The row of this process, or, where there were fewer, of another."""
+    """The row of this process, or of another if fewer processes wrote the checkpoint."""
     rows = torch.atleast_2d(random.cpu())
-    return rows[distributed.rank() % len(rows)].clone()  # Torch reads from where a storage begins.
+    return rows[distributed.rank() % len(rows)].clone()  # Torch reads the storage from its start.
 
 
 def _rest(state: State) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _peers: list[tuple[str, int]] = []
 
 
 def join(device: torch.device) -> None:
-    """Let the processes of torchrun work together from now on: by NCCL on GPUs, else by gloo."""
+    """Join torchrun's process group: NCCL on NVIDIA GPUs, XCCL on Intel's, else gloo."""
     global _host, _peers
     if not under_torchrun() or _host is not None:
         return
@@ -39,7 +39,7 @@ def join(device: torch.device) -> None:
         if device.index is not None:
             torch.accelerator.set_device_index(device.index)
         dist.init_process_group(backend, timeout=LONGEST_WAIT)
-        atexit.register(dist.destroy_process_group)  # When no network holds it any more.
+        atexit.register(dist.destroy_process_group)  # Once no network uses the group.
     group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     _host = cast(dist.ProcessGroup, group)
     _peers = [("", 0)] * size()
@@ -62,15 +62,15 @@ def peers() -> list[tuple[str, int]]:
 
 
 def says_first(text: str) -> bool:
-    """Whether no other process of torchrun has asked this about `text` yet.
+    """Whether this process is the first of torchrun's to ask about `text`.
 
-    What all processes would say is said once in this way, whichever of them comes first.
+    A message that every process would print is printed once in this way.
     """
     if launched() == 1:
         return True
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
     try:
-        # A store of torchrun itself, which outlives the processes.
+        # torchrun's own store, which outlives the processes.
         store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=5))))
         return store.add(f"said/{digest}", 1) == 1
     except dist.DistError:
@@ -98,7 +98,7 @@ def restarted() -> bool:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """A device; of a kind without a number, and several processes a machine, that of this one."""
+    """This process's own GPU if torchrun started it and `device` has no index, else `device`."""
     number = os.environ.get("LOCAL_RANK")
     if number is None or device.index is not None or device.type not in ("cuda", "xpu"):
         return device
@@ -120,7 +120,7 @@ def by_first(work: Callable[[], Result]) -> Result | None:
 
 
 def wait() -> None:
-    """Until every process is here."""
+    """Wait until every process calls this."""
     if size() > 1:
         dist.barrier(_host)
 
@@ -134,9 +134,9 @@ def summed(tensor: Tensor) -> Tensor:
 
 
 def collect(totals: Tensor) -> None:
-    """Move the sum of all processes to the first one's `totals`, and reset those of others."""
+    """Move the sum over all processes to the first one's `totals`, and reset the others'."""
     whole = summed(totals)
-    # What is not finite stays so: every process has to stop then.
+    # Zero times NaN or infinity is NaN: a sum that is not finite stops every process.
     totals.copy_(whole if first() else 0 * whole)
 
 
@@ -150,9 +150,9 @@ def largest(*numbers: int) -> list[int]:
 
 
 def gathered(tensor: Tensor | None) -> Tensor:
-    """The tensors of all processes, one after another by rank.
+    """The tensors of all processes, concatenated by rank.
 
-    Their first sizes may differ, and all but one may be None.
+    Their first dimensions may differ, and all but one may be None.
     """
     parts = [tensor]
     if size() > 1:
@@ -163,7 +163,7 @@ def gathered(tensor: Tensor | None) -> Tensor:
 
 
 def by_turns(function: Callable[[Input], Tensor], inputs: Iterable[Input]) -> Iterator[Tensor]:
-    """`map(function, inputs)`: of every few results, which are joined, each process has one."""
+    """`map(function, inputs)`, one input per process at a time; their results are concatenated."""
     inputs = iter(inputs)
     while some := list(islice(inputs, size())):
         yield gathered(function(some[rank()]) if rank() < len(some) else None)
@@ -173,16 +173,16 @@ def replicated(model: nn.Module) -> nn.Module:
     """The network whose backward pass averages gradients over the processes."""
     if size() == 1:
         return model
-    # Kernels of one channel have two layouts that are the same.
+    # The two memory layouts of a kernel with one channel are the same.
     warnings.filterwarnings("ignore", "Grad strides do not match")
     warnings.filterwarnings("ignore", ".*find_unused_parameters=True was specified")
-    # With it buckets stay what they are at first: three processes and more add up in an order that
-    # depends on them, which would be another one after a resumption.
+    # find_unused_parameters keeps the first buckets, which torch rebuilds after a step otherwise:
+    # three or more processes add up in the order of the buckets, and a resumed run would differ.
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Add up the gradients of all processes; those that no process has stay None."""
+    """Add up the gradients of all processes; a gradient that no process has stays None."""
     if size() == 1:
         return
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -195,19 +195,19 @@ def sum_gradients(model: nn.Module) -> None:
 
 
 def agree(model: nn.Module) -> None:
-    """Give every process the first one's buffers: each normalised its own share only."""
+    """Broadcast the first process's buffers: running statistics differ by each one's share."""
     if size() > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
 
 def with_sync_norms(model: nn.Module) -> nn.Module:
-    """The model, its batch normalisation by the statistics of the whole batch.
+    """The model with SyncBatchNorm, which normalises by the statistics of the whole batch.
 
     Raises:
-        ValueError: it is on the CPU, where torch has none.
+        ValueError: the model is on the CPU, where torch has no SyncBatchNorm.
     """
     device = next(model.parameters()).device
     if device.type == "cpu":
-        raise ValueError("`sync_norms` must be False on the CPU, where torch has none, got True")
+        raise ValueError("`sync_norms` must be False on the CPU, which torch does not support")
     return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))

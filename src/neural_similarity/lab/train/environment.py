@@ -34,13 +34,13 @@ def describe_environment(runtime: Runtime) -> dict[str, Any]:
 
 
 def fallback(device: torch.device) -> str | None:
-    """Why dynamic similarities run as torch's own operations on a device, slower, or None."""
+    """Why dynamic similarities fall back to slower torch operations on `device`, or None."""
     backend = "triton" if device.type == "cuda" else "compiled"
     return declines(backend, torch.empty(0, 4, 3, 3, device=device), 9)
 
 
 def command_line() -> str:
-    """The command that runs, as one would type it."""
+    """The command of this process, as typed in a shell."""
     program = Path(sys.argv[0])
     words = [program.name]
     if program.name == "__main__.py" and program.parent.name != "neural_similarity":
@@ -56,10 +56,10 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's model where Linux names it, else its architecture; and "(AVX2)".
+    """The processor's model where Linux names it, else its architecture; with "(AVX2)" or without.
 
-    The latter where torch finds no wider vectors, on which its convolutions and our operators have
-    other speeds: models of one name differ in it.
+    "(AVX2)" is added where torch finds no wider vectors: processors of one name differ in it, and
+    convolutions and our operators run at other speeds.
     """
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []

@@ -17,12 +17,12 @@ from neural_similarity.lab.errors import RunError
 Network = Callable[[Tensor], Tensor]
 NAME = "images"
 TOLERANCE, ROUNDED = 1e-3, 0.05
-"""Of a file's logits, over the largest of torch's: sums in another order stay far below it. In
-int8, where they may round a number another way, it is more."""
+"""Largest difference of a file's logits, relative to torch's largest logit. Sums in another order
+stay far below `TOLERANCE`; in int8 they may change how a number is rounded, hence `ROUNDED`."""
 
 
 def traced(model: nn.Module, x: Tensor) -> ExportedProgram:
-    """The network as torch.export has it, for any batch, and any size that it takes itself."""
+    """The network exported by torch.export, for any batch and every image size that it accepts."""
     free = {0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}
     return export(model, (x,), dynamic_shapes=(free,))
 
@@ -30,8 +30,8 @@ def traced(model: nn.Module, x: Tensor) -> ExportedProgram:
 def quantised(model: nn.Module, x: Tensor, batches: Iterable[Tensor]) -> nn.Module:
     """The network with convolutions and linear layers in int8, by PyTorch's pt2e and torchao.
 
-    Kernels are quantised by channel; the ranges of activations are those of `batches`. Layers with
-    a similarity would stay in float: fold before.
+    Kernels are quantised by channel; activation ranges are calibrated on `batches`. Fold first:
+    layers with a similarity would stay in float.
     """
     home = "torchao.quantization.pt2e"
     steps = optional(f"{home}.quantize_pt2e", "int8", "export")
@@ -46,7 +46,7 @@ def quantised(model: nn.Module, x: Tensor, batches: Iterable[Tensor]) -> nn.Modu
 
 
 def write_pt2(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -> Network:
-    """Write a file that `torch.export.load` reads; what it computes, read again."""
+    """Write a file for `torch.export.load`, and return the network that it loads from it."""
     content = io.BytesIO()
     torch.export.save(program, content, extra_files=dict(facts))
     path.write_bytes(content.getvalue())
@@ -55,14 +55,14 @@ def write_pt2(program: ExportedProgram, path: Path, facts: Mapping[str, str]) ->
 
 
 def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -> Network:
-    """Write an ONNX file, `facts` in its metadata; what onnxruntime computes by it."""
+    """Write an ONNX file with `facts` as metadata, and return onnxruntime's network of it."""
     runtime = optional("onnxruntime", "--format onnx", "export")
     optional("onnxscript", "--format onnx", "export")
     try:
         written = torch.onnx.export(
             program, dynamo=True, verbose=False, input_names=[NAME], output_names=["logits"]
         )
-    except torch.onnx.OnnxExporterError as error:  # It tells steps; its cause tells what is wrong.
+    except torch.onnx.OnnxExporterError as error:  # It lists steps; its cause says what is wrong.
         reason = error.__cause__ or error
         raise RunError(f"torch.onnx cannot write the network: {reason!r}") from error
     if written is None:
@@ -87,18 +87,18 @@ def agreement(
     batches: Sequence[int],
     tolerance: float = TOLERANCE,
 ) -> tuple[float, list[int]]:
-    """The largest difference of two networks' logits, and the sizes that both take.
+    """The largest difference of two networks' logits, and the image sizes that both accept.
 
     Args:
-        model: what torch computes.
-        other: what a file computes.
-        x: images (n, c, h, w), of a size that `model` takes; a larger one is tried as well. Fewer
-            than the batches need are taken again.
-        batches: how many images at a time, one after the other; the rest at once.
+        model: the network in torch.
+        other: the network read from a file.
+        x: images (n, c, h, w), of a size that `model` accepts; a larger size is tried as well. They
+            are repeated if the batches need more.
+        batches: sizes of successive batches; the remaining images are one more batch.
         tolerance: largest difference over the largest logit.
 
     Raises:
-        RunError: they differ by more, or `other` takes no other batch.
+        RunError: the logits differ by more, or `other` accepts no other batch size.
     """
     x = x.repeat(-(-sum(batches) // len(x)), 1, 1, 1)
     side = x.shape[2]
@@ -109,7 +109,7 @@ def agreement(
         try:
             wanted = model(images)
             got = torch.cat([other(part) for part in images.split(parts)])
-        except Exception as error:  # of onnxruntime or torch, each with its own
+        except Exception as error:  # onnxruntime and torch raise errors of their own
             if images is x:
                 raise RunError(f"the file takes no other batch sizes: {error}") from error
             continue

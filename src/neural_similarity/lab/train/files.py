@@ -1,4 +1,4 @@
-"""The layout of records, and files that one process at a time may have."""
+"""The JSON layout of records, and lock files."""
 
 import contextlib
 import json
@@ -34,11 +34,11 @@ def locked(path: Path, taken: str) -> Iterator[IO[bytes]]:
     A child process that inherits the file keeps the lock until it ends.
 
     Args:
-        path: the file; it is made where it is missing.
-        taken: what to say if another process has it.
+        path: the file; it is created if it is missing.
+        taken: the message of the error if another process holds the lock.
 
     Raises:
-        RunError: another process has.
+        RunError: another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:

@@ -1,8 +1,8 @@
-"""A whole update as one CUDA graph, so that the host launches no kernel of it again.
+"""A whole update as one CUDA graph, so that the host does not launch its kernels one by one.
 
 A small network's update is hundreds of kernels of a few microseconds, which the host launches no
-faster than the GPU runs them. An update must work on fixed tensors: the host writes what differs
-between steps, the batch's indices and the learning rate, to the device before each replay.
+faster than the GPU runs them. An update must work on fixed tensors: before each replay the host
+writes the batch's indices and the learning rate to the device.
 """
 
 import logging
@@ -21,12 +21,12 @@ Advance = Callable[[float], None]
 
 
 def updates(update: Update, optimizer: Optimizer, device: torch.device) -> Advance:
-    """The function that repeats `update`: as a graph where possible, or as it is.
+    """The function that runs `update`: as a CUDA graph where possible, else directly.
 
     Args:
         update: forward and backward pass and a step of the optimiser.
-        optimizer: whose learning rate is set before each update.
-        device: where all of it happens.
+        optimizer: its learning rate is set before each update.
+        device: the device of network and batches.
     """
     reason = refuses(optimizer, device)
     if reason is None:
@@ -57,10 +57,10 @@ class Plain:
 
 
 class Graphed:
-    """`WARM_UP` updates as they stand, then a capture and its replays; every one is a true update.
+    """Runs `WARM_UP` updates directly, then captures one as a graph and replays it from there on.
 
-    The optimiser becomes a fused one, whose learning rate is read on the device. Where the capture
-    fails, a warning gives the reason and updates go on as they stand.
+    The optimiser becomes a fused one, which reads its learning rate on the device. If the capture
+    fails, a warning gives the reason and updates go on running directly.
     """
 
     def __init__(self, update: Update, optimizer: Optimizer, device: torch.device) -> None:
@@ -99,7 +99,7 @@ class Graphed:
 
 
 def aside(update: Update, device: torch.device) -> None:
-    """Update on another stream than the current one, which waits for it."""
+    """Run `update` on a side stream, for which the current stream waits."""
     current = torch.cuda.current_stream(device)
     stream = torch.cuda.Stream(device)
     stream.wait_stream(current)
@@ -109,21 +109,21 @@ def aside(update: Update, device: torch.device) -> None:
 
 
 def capture(update: Update, device: torch.device) -> Update:
-    """The replay of `update`, which itself does not run now.
+    """Capture `update` without running it, and return the function that replays it.
 
     Raises:
-        RuntimeError: something in it waits for the device, or does not run on the device.
+        RuntimeError: `update` waits for the device, or computes outside it.
     """
     graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream(device)  # Torch's default is one of the GPU that captured first.
+    stream = torch.cuda.Stream(device)  # Torch's default is on the GPU that captured first.
     with torch.cuda.device(device):
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         try:
             with torch.cuda.graph(graph, stream=stream):
                 update()
         except RuntimeError as error:
-            # A failed capture leaves the state of random numbers within it, and its own end, which
-            # fails as well, hides what went wrong.
+            # A failed capture leaves the generator in the graph's state; and ending the capture
+            # fails as well, in an error that hides the first one.
             generator.graphsafe_set_state(generator.clone_state())
             raise error.__context__ or error from None
     return graph.replay

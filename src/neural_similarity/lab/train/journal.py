@@ -1,4 +1,4 @@
-"""What a run writes while it trains: lines of metrics, their picture, checkpoints."""
+"""The files that a run writes while it trains: metrics, learning curves, checkpoints."""
 
 import json
 import time
@@ -22,7 +22,7 @@ KEPT, KEPT_BEST = 2, 1
 class Journal:
     """Writes metrics and checkpoints into a run folder and shows them on the screen.
 
-    Every process has one; that of the first writes.
+    Every process has one; only the first process writes.
     """
 
     def __init__(self, run: Run, progress: Progress) -> None:
@@ -49,7 +49,7 @@ class Journal:
         state.logged_seconds = state.seconds
 
     def log_validation(self, state: State, scores: dict[str, Any]) -> None:
-        """Write a line with the scores of what is held out."""
+        """Write a line of validation scores."""
         self._tell({"step": state.step} | scores)
 
     def _tell(self, record: dict[str, Any]) -> None:
@@ -77,13 +77,13 @@ class Journal:
 
 
 def tidy_checkpoints(run: Run, step: int) -> None:
-    """Remove what a kill at `step`, or before it, left of checkpoints."""
+    """Remove the superfluous and partial checkpoints that a kill, at `step` or before, left."""
     checkpoint.tidy(run.checkpoints, step, KEPT)
     checkpoint.tidy(run.best, step, KEPT_BEST)
 
 
 def _measured(state: State, seconds: float) -> dict[str, Any]:
-    """Loss, accuracy, where the steps tell it, and speed since the last line of metrics."""
+    """Loss, accuracy (if the objective counts it) and speed since the last line of metrics."""
     loss, correct, images = state.totals.tolist()
     images = images or nan  # Only the first process has the totals of all.
     told = {} if isnan(correct) else {"accuracy": correct / images}
@@ -92,7 +92,7 @@ def _measured(state: State, seconds: float) -> dict[str, Any]:
 
 
 def tracker(run: Run) -> Callable[[dict[str, Any]], None]:
-    """The function that also tracks a line of metrics: nowhere, or in TensorBoard."""
+    """The function that also writes a line of metrics to TensorBoard, or does nothing."""
     if run.recipe.track == "none" or not distributed.first():
         return lambda _: None
     board = optional("torch.utils.tensorboard", f"--track {run.recipe.track}", "track")
@@ -155,7 +155,7 @@ def draw_learning_curves(
     Args:
         records: lines of metrics.
         path: PNG file to write.
-        summary: the run's, with its scores on the test set where it has any.
+        summary: the run's summary; its scores on the test set are drawn if it has any.
     """
     from matplotlib.figure import Figure
 

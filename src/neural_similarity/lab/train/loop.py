@@ -20,7 +20,7 @@ from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.lab.train.schedule import learning_rate
 
 Judge = Callable[[nn.Module], dict[str, Any]]
-"""Scores of a network on held-out data, "validation_accuracy" and others; modes stay."""
+"""Returns validation scores, "validation_accuracy" among them; keeps the network's modes."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ def fit(
 
     Step `s` sees batch (or tasks) `s` at the learning rate of step `s`, so a state restored from a
     checkpoint goes on exactly as if training had never stopped. On a GPU the host replays one
-    captured update where it can, see `graph`; several processes make theirs as they stand.
+    captured update where it can, see `graph`; several processes launch theirs directly.
 
     Args:
-        job: recipe, device, what is minimised, and what chooses the best checkpoint, if anything.
+        job: recipe, device, objective, and the validation that chooses the best checkpoint.
         state: model, optimiser and position, changed in place.
         journal: where metrics and checkpoints go.
-        stop: asked after every step; once it returns the number of a signal, a checkpoint is
+        stop: called after every step; once it returns the number of a signal, a checkpoint is
             saved and `Interrupted` raised.
     """
     recipe = job.recipe
@@ -103,7 +103,7 @@ def _require_finite(state: State) -> None:
 
 
 def _choose(scores: dict[str, Any], state: State, journal: Journal) -> None:
-    """Log the scores on held-out data, and keep the best checkpoint by them."""
+    """Log the validation scores, and save the checkpoint if it is the best so far."""
     journal.log_validation(state, scores)
     if scores["validation_accuracy"] > state.best:
         state.best = scores["validation_accuracy"]

@@ -8,12 +8,12 @@ MMAP_MAX, TRIM_THRESHOLD = -4, -1
 
 
 def keep_freed_memory() -> bool:
-    """Let the process keep what it frees for its next step; whether that succeeded.
+    """Make the process keep freed memory for its next step; return whether that succeeded.
 
     glibc takes every large block from Linux and hands it back when it is freed, so that each step
     touches new pages, which Linux clears one by one: half of the time of CNN-4 on images of 84
-    pixels. The whole process is changed, so commands call this and the library does not.
-    Parameters: mallopt(3).
+    pixels. This changes the whole process, so commands call it and the library does not; see
+    mallopt(3).
     """
     mallopt = None if sys.platform != "linux" else getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(*p) for p in ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1)))

@@ -24,7 +24,7 @@ class Objective(Protocol):
         ...
 
     def network(self, model: nn.Module) -> nn.Module:
-        """The network for `differentiate`; with several processes, the wrapper that joins them."""
+        """The network for `differentiate`; with several processes, wrapped for them."""
         ...
 
     def prepare(self, step: int) -> None:
@@ -32,13 +32,13 @@ class Objective(Protocol):
         ...
 
     def differentiate(self, network: nn.Module) -> Tensor:
-        """Add gradients of the prepared update's loss to the parameters; its `tally`."""
+        """Add the gradients of the prepared update's loss to the parameters; return its `tally`."""
         ...
 
 
 @dataclass(frozen=True)
 class Classification:
-    """Cross-entropy on batches of images, and penalties of similarities and sphere kernels."""
+    """Cross-entropy on batches of images, plus penalties on similarities and sphere kernels."""
 
     recipe: Recipe
     runtime: Runtime
@@ -46,11 +46,11 @@ class Classification:
 
     @property
     def on_device(self) -> bool:
-        """Whether the images are held there."""
+        """Whether the images are held on the device."""
         return isinstance(self.batches, Batches)
 
     def network(self, model: nn.Module) -> nn.Module:
-        """Its replica in this process."""
+        """The model, wrapped to average gradients if there are several processes."""
         return distributed.replicated(model)
 
     def prepare(self, step: int) -> None:
@@ -58,7 +58,7 @@ class Classification:
         self.batches.load(step)
 
     def differentiate(self, network: nn.Module) -> Tensor:
-        """Add gradients of the loss on the loaded batch; its `tally`."""
+        """Add the gradients of the loss on the loaded batch; return its `tally`."""
         x, y = self.batches.loaded()
         with self.runtime.autocast():
             logits = network(x)
@@ -67,7 +67,7 @@ class Classification:
         loss = cross_entropy(logits, y, recipe.label_smoothing, recipe.probability_floor)
         penalties = self._penalties(network)
         whole = loss + penalties  # Processes average their gradients; their shares are equal.
-        if whole.requires_grad:  # Not where only running statistics move.
+        if whole.requires_grad:  # False if only running statistics change.
             whole.backward()
         return tally(loss + penalties, (logits.detach().argmax(1) == y).sum(), len(y))
 
@@ -83,7 +83,7 @@ class Classification:
 def tally(loss: Tensor, correct: Tensor, images: int) -> Tensor:
     """Summed loss, correct images and images of a step, without waiting for the device.
 
-    `correct` is NaN where a step does not tell.
+    `correct` is NaN if a step does not count correct images.
     """
     sums = torch.stack([loss.detach() * images, correct, torch.full_like(correct, images)])
     return sums if sums.device.type == "mps" else sums.double()  # Apple's GPUs have no float64.

@@ -1,4 +1,4 @@
-"""When a process of torchrun dies, the others end with one line that says which."""
+"""When a torchrun process dies, the others end with one line that says which one."""
 
 import contextlib
 import os
@@ -21,17 +21,17 @@ from neural_similarity.lab.train.run import CONFIG
 WAIT_SECONDS = 5.0
 """Longest wait for torchrun to collect a process that died; until then it seems to run."""
 BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe")
-"""What errors of the communication between processes say."""
+"""Matches messages of errors in the communication between processes."""
 
 
 @contextlib.contextmanager
 def deaths_named(run: Path | None = None) -> Iterator[None]:
-    """Turn what the death of another process causes in this one into an error that names it.
+    """Raise an error that names the process whose death breaks this one.
 
-    That is an error of the communication, or SIGTERM, by which torchrun ends the others.
+    A death shows as a communication error, or as the SIGTERM by which torchrun ends the others.
 
     Args:
-        run: folder of the run that they train, where it can be continued once it is there.
+        run: folder of the run that they train; if it exists, the error says how to continue it.
 
     Raises:
         PeerDied: another process died.
@@ -69,10 +69,10 @@ def _sigterm_explained(run: Path | None) -> Iterator[None]:
     try:
         yield
     except PeerDied:
-        after = ignore_one  # That of torchrun must not come before the error has been told.
+        after = ignore_one  # torchrun's SIGTERM must not end us before the error is printed.
         raise
     finally:
-        if signal.getsignal(signal.SIGTERM) is end:  # None has come.
+        if signal.getsignal(signal.SIGTERM) is end:  # No signal came.
             signal.signal(signal.SIGTERM, after)
 
 

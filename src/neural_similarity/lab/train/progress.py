@@ -48,7 +48,7 @@ class Hidden:
 
 
 class Lines:
-    """About ten plain lines over a whole run, each after `prefix`."""
+    """Writes about ten plain lines over a whole run, each after `prefix`."""
 
     def __init__(self, steps: int, start: int, stream: TextIO, prefix: str = "") -> None:
         self.steps, self.start, self.stream, self.prefix = steps, start, stream, prefix
@@ -97,7 +97,7 @@ class Bar:
 
 
 def make_bars() -> "RichProgress":
-    """Bars on stderr, to be entered; disabled where that is not a terminal."""
+    """A context manager of bars on stderr; they are disabled if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
@@ -121,7 +121,7 @@ def make_bars() -> "RichProgress":
 
 @contextmanager
 def show(title: str, steps: int, start: int) -> Iterator[Progress]:
-    """Progress on stderr over `steps` steps, of which `start` are done already."""
+    """Show progress on stderr from step `start` to step `steps`."""
     sys.stderr.write(f"{title}, from step {start:,}\n" if start else f"{title}\n")
     if styled(sys.stderr).isatty():
         with make_bars() as bars:
@@ -149,7 +149,7 @@ def counter(what: str) -> Iterator[Count]:
 
 
 def notice(text: str) -> None:
-    """Print a notice on stderr; of several processes the first does."""
+    """Print a notice on stderr, in the first process only."""
     if distributed.first():
         sys.stderr.write(f"{text}\n")
 

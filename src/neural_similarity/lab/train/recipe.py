@@ -61,7 +61,7 @@ MACHINE = (
     "checkpoint_every",
     "track",
 )
-"""Fields that adapt a run to a machine; the recipe is the same whatever they are."""
+"""Fields that adapt a run to a machine; changing them leaves the recipe the same."""
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound="Recipe")
@@ -84,12 +84,12 @@ class Recipe:
     image_size: int | None = None
     """Height and width that the images of a folder, or of imagenet (224), are resized to."""
     inputs: Inputs = "normalized"
-    """Pixels reach the network normalised by the channels of the training images, or by those of
-    ImageNet (imagenet), or raw (0 to 255) as in the released code."""
+    """Pixels are normalised by the channel statistics of the training images (normalized) or of
+    ImageNet (imagenet), or stay raw (0 to 255) as in the released code."""
     validation: int = 0
     """Training images held out, on which the best checkpoint is chosen."""
     model: str = "cnn9"
-    """Network, one of those that `nsim models` lists."""
+    """Network; `nsim models` lists them."""
     variant: Literal["paper", "released"] = "paper"
     """Layers as the paper's text describes them, or as the authors' released code builds CNN-9.
     On the command line `--variant released` means the whole recipe RECIPE@released."""
@@ -118,18 +118,18 @@ class Recipe:
     penalty: float = 0.0
     """Factor on the penalty of static similarities, which is added to the loss."""
     penalty_measure: str = "l1"
-    """What it sums over the matrices: l1 (soft sparsity), nuclear (low rank) or deviation."""
+    """Measure that the penalty sums over matrices: l1 (sparse), nuclear (low rank) or deviation."""
     orthogonality: float = 0.0
-    """Factor on ‖W Wᵀ - I‖² of hyperspherical kernels, which do not decay then; released 1e-4."""
+    """Factor on ‖W Wᵀ - I‖² of hyperspherical kernels, in place of their decay; released 1e-4."""
     label_smoothing: float = 0.0
     """Share of the target spread over all classes; the released code takes 0.01."""
     probability_floor: float = 0.0
     """Added to the probabilities before their logarithm; the released code takes 1e-4."""
     norm_momentum: float = 0.1
-    """Share of a batch in the running statistics of normalisation; the released code takes 0.001,
-    a decay of 0.999, and needs thousands of steps for it."""
+    """Weight of a batch in the running statistics of normalisation; the released code takes 0.001
+    (a decay of 0.999), which needs thousands of steps."""
     norm_eps: float = 1e-5
-    """Added to the variance in normalisation, predictors' apart; the released code takes 1e-3."""
+    """Added to the variance in normalisation, except in predictors; released 1e-3."""
     crop: int = 4
     """Pixels of padding before the random crop; 0 crops nothing. It must be 0 for imagenet, whose
     random windows are resized."""
@@ -138,24 +138,24 @@ class Recipe:
     padding: Literal["zero", "symmetric"] = "zero"
     """What the crop pads with; the released code mirrors the border."""
     precision: PrecisionChoice = "auto"
-    """bf16 autocast, fp32, or the faster that the device supports."""
+    """bf16 autocast, fp32, or auto: the faster one on this device."""
     channels_last: bool = True
     """Memory layout of images and weights; changes the speed only."""
     compile: bool = False
     """Train through torch.compile."""
     threads: int = 0
-    """CPU threads; 0 leaves torch's choice. Other processes on the same cores slow more than one
-    thread down out of all proportion, since threads that wait for each other keep spinning."""
+    """CPU threads; 0 keeps torch's choice. Other processes on the same cores slow several threads
+    down out of all proportion, since threads that wait for each other keep spinning."""
     workers: int = 4
-    """Processes that decode the files of imagenet, at most one a core; 0: none but this one."""
+    """Processes that decode ImageNet's files, at most one per core; 0: this process decodes."""
     sync_norms: bool = False
     """Normalise by the statistics of the whole batch where several GPUs share it."""
     seed: int = 0
-    """Seed of the first weights, of the held-out images, and of batches, crops and flips."""
+    """Seed of the initial weights, of the held-out images, and of batches, crops and flips."""
     log_every: int = 50
     """Steps between two lines of metrics."""
     evaluate_every: int = 1_000
-    """Steps between two scorings of the held-out images."""
+    """Steps between two validations on the held-out images."""
     checkpoint_seconds: float = 120.0
     """Longest time between two checkpoints, at most 300 seconds."""
     track: Literal["none", "tensorboard"] = "none"
@@ -177,7 +177,7 @@ class Recipe:
 
     @property
     def shared_field(self) -> str:
-        """The field that says how much the processes of a run share in an update."""
+        """The field that counts the images or tasks of an update, which processes share."""
         return "batch_size"
 
     @property
@@ -256,7 +256,7 @@ class Recipe:
             self._require(not self.crop, "crop", "be 0 for imagenet, whose windows are resized")
 
     def _require(self, holds: bool, name: str, wanted: str) -> None:
-        """Raise a ValueError about the field `name` unless what is wanted of it `holds`."""
+        """Raise a ValueError that the field `name` must be as `wanted`, unless that `holds`."""
         if not holds:
             raise ValueError(f"`{name}` must {wanted}, got {getattr(self, name)!r}")
 
@@ -289,6 +289,6 @@ def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_from_json(fields: dict[str, Any], kind: type[AnyRecipe] = Recipe) -> AnyRecipe:
-    """The recipe, one of `kind`, that `recipe_to_json` described."""
+    """The recipe of class `kind` that `recipe_to_json` wrote."""
     similarity = parse_similarity(fields["similarity"])
     return kind(**fields | {"similarity": similarity, "drops": tuple(fields["drops"])})

@@ -42,12 +42,12 @@ class Run:
 
     RECIPE: ClassVar[type[Recipe]] = Recipe
     COMMAND: ClassVar[str] = "nsim train"
-    """The command that trains such runs, by which their folders tell what they are."""
+    """The command that trains runs of this class; run folders store it to tell their kind."""
 
     path: Path
     name: str
     budget: float
-    """Share of the recipe's steps, by which `recipe` is scaled already."""
+    """Share of the recipe's steps; `recipe` is scaled by it already."""
     recipe: Recipe
     data_root: str
     """Folder of the data sets."""
@@ -59,7 +59,7 @@ class Run:
     image_size: int
     """Height and width of an image."""
     preprocess: Preprocess
-    """What turns pixels into the network's input."""
+    """Turns pixels into the network's input."""
 
     def __post_init__(self) -> None:
         for field in ("name", "data_root", "digest"):
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def precision(self) -> Precision:
-        """The precision that the run began with; "auto" may mean another one elsewhere."""
+        """The precision that the run began with; on this machine "auto" may choose another."""
         path = self.path / ENVIRONMENT
         with content_errors(path):
             precision = read_facts(path)["precision"]
@@ -136,9 +136,9 @@ def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
     """A fresh network as `recipe` describes it.
 
     Args:
-        recipe: whose network.
-        classes: number of them.
-        overrides: options of `models.build` besides, or to change.
+        recipe: describes the network.
+        classes: number of classes.
+        overrides: options of `models.build`, which take precedence over the recipe's.
     """
     options = {"similarity": recipe.similarity, "width": recipe.width}
     if "variant" in models.options(recipe.model):
@@ -162,7 +162,7 @@ def require_new(path: Path, command: str = Run.COMMAND) -> None:
 def require_finished(run: Run) -> None:
     """Check that a run is finished; the error says how to continue it."""
     if not run.summary.exists():
-        raise RunError(f"{run.path} is not finished; nsim train --resume {run.path} goes on")
+        raise RunError(f"{run.path} is not finished; nsim train --resume {run.path} continues it")
 
 
 def require_same_data(run: Run, digest: str, root: str | Path) -> None:
@@ -198,10 +198,10 @@ def command_of(path: Path) -> str | None:
 
 
 def create_run(run: Run, environment: dict[str, Any]) -> None:
-    """Make the folder of `run`; of processes that do so at once, one succeeds.
+    """Make the folder of `run`; if several processes do so at once, one succeeds.
 
     Raises:
-        RunError: there is one already, which is left as it is, or it cannot be written.
+        RunError: the folder exists (and is left as it is) or cannot be written.
     """
     require_new(run.path, run.COMMAND)
     config = {
@@ -229,12 +229,12 @@ def create_run(run: Run, environment: dict[str, Any]) -> None:
 def removed_if_nothing_began(run: Run) -> Iterator[None]:
     """Remove the run's folder again where an error comes before its first metrics or checkpoint.
 
-    A folder that could neither be continued nor made again would be in the way. One where
-    somebody has put anything else stays.
+    Such a folder can neither be resumed nor, while it exists, made again. It stays if it holds
+    anything else.
     """
     try:
         yield
-    except PeerDied:  # The others have read that the run goes on here.
+    except PeerDied:  # Its message names this folder to resume from.
         raise
     except Exception:
         written = run.metrics.exists() and run.metrics.stat().st_size > 0
@@ -246,10 +246,10 @@ def removed_if_nothing_began(run: Run) -> Iterator[None]:
 
 
 def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
-    """The run, one of `kind`, in the folder `path`.
+    """The run of class `kind` in the folder `path`.
 
     Raises:
-        RunError: the folder is not a run's, or one of another kind, or its settings cannot be read.
+        RunError: it is no run folder, or a run of another kind, or its settings cannot be read.
     """
     path = Path(path)
     if not (path / CONFIG).is_file():
@@ -287,7 +287,7 @@ def load_network(
 
     Args:
         run: a run.
-        checkpoint: "last", or "best" on held-out data, where the run held any out.
+        checkpoint: "last", or "best" on held-out data if the run held any out.
         device: where the network goes.
 
     Raises:
@@ -315,7 +315,7 @@ def usual_checkpoint(run: Run) -> Checkpoint:
 
 
 def start_facts(run: Run) -> dict[str, Any]:
-    """Facts that identify a run to start from, and its own start."""
+    """Facts that identify the run that another one starts from, and that run's own start."""
     environment = read_facts(run.path / ENVIRONMENT)
     return {
         "recipe": run.name,

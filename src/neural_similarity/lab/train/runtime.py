@@ -19,7 +19,7 @@ Precision = Literal["bf16", "fp32"]
 PrecisionChoice = Literal["auto", "bf16", "fp32"]
 """A precision, or "auto": the faster one of the machine."""
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Kinds of devices, or one of several: cuda:1."""
+"""Device types; cuda:1 names one of several devices."""
 WORTH = 0.8
 """On a CPU, bf16 is chosen if it takes less than this share of fp32's time."""
 TRIES = 5
@@ -59,9 +59,9 @@ class Runtime:
         return images.to(self.device).contiguous(memory_format=self.memory_format)
 
     def autocast(self, cache: bool = True) -> torch.autocast:
-        """Context of a forward pass; without `cache`, parameters may change within it.
+        """Autocast for a forward pass; without `cache`, parameters may change within it.
 
-        On a GPU it keeps no cast weights: those that a graph replays must be cast in the graph.
+        On a GPU cast weights are never cached: a CUDA graph must cast them in every replay.
         """
         return torch.autocast(
             self.device.type,
@@ -97,13 +97,13 @@ def choose_runtime(
 ) -> Runtime:
     """The runtime for `device` ("auto" takes a GPU if there is one) and `precision`.
 
-    Precision "auto" is bf16 on GPUs that support it and on CPUs where a convolution, timed once in
-    a process on `thread_count` threads (0: as many as torch is set to), takes less of it: several
-    times less with AMX, about half with AVX-512 BF16 on AMD's and twice the time of fp32 with it on
-    Intel's without AMX. Else it is fp32.
+    Precision "auto" is bf16 on GPUs that support it, and on CPUs where it makes a convolution
+    faster, timed once per process on `thread_count` threads (0: torch's number); else fp32. On CPUs
+    with AMX bf16 is several times faster than fp32; with AVX-512 BF16 it takes half the time on
+    AMD's, and twice the time on Intel's without AMX.
 
     Raises:
-        ValueError: there is no such device here, or no such precision.
+        ValueError: the device or the precision is unknown, or torch does not find the device.
     """
     require_known("precision", precision, get_args(PrecisionChoice))
     if device == "auto":
@@ -129,7 +129,7 @@ def choose_runtime(
 def _count(kind: str) -> int:
     """The number of devices of a kind."""
     module = getattr(torch, kind)
-    available = getattr(module, "is_available", lambda: True)  # torch.mps had none.
+    available = getattr(module, "is_available", lambda: True)  # Older torch.mps has none.
     return module.device_count() if available() else 0
 
 

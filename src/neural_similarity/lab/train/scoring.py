@@ -28,9 +28,9 @@ class Scores:
     loss: float
     """Mean cross-entropy, without label smoothing."""
     correct: Tensor
-    """Whether each image's first class is its label; boolean, on the CPU."""
+    """Whether each image's largest logit is its label's; boolean, on the CPU."""
     correct5: Tensor | None = None
-    """The same of its first five classes; None where there are no more than ten."""
+    """Whether the label is among the top five; None where there are no more than ten classes."""
 
     @property
     def accuracy(self) -> float:
@@ -39,12 +39,12 @@ class Scores:
 
     @property
     def error_percent(self) -> float:
-        """Share of wrong images in percent, as the paper's tables have it."""
+        """Share of wrong images in percent, as in the paper's tables."""
         return _percent(~self.correct)
 
     @property
     def top5_error_percent(self) -> float | None:
-        """Share of images whose label is not among the first five classes, in percent."""
+        """Share of images whose label is not among the top five, in percent."""
         return None if self.correct5 is None else _percent(~self.correct5)
 
 
@@ -52,17 +52,17 @@ class Scores:
 def predict(
     model: nn.Module, images: ImageSet | Tensor, preprocess: Preprocess, runtime: Runtime
 ) -> Tensor:
-    """Float32 logits on the CPU, in evaluation mode; all modes are as before afterwards.
+    """Float32 logits on the CPU, in evaluation mode; modes are restored afterwards.
 
-    Several processes share the images, and each has the logits of all.
+    Several processes share the images, and each returns all logits.
 
     Args:
         model: a classifier, already placed on the runtime's device.
         images: a set of images or their pixels, uint8.
-        preprocess: what turns pixels into the network's input.
+        preprocess: turns pixels into the network's input.
         runtime: device and precision.
     """
-    # Whole batches, so that no image's logits hang on the number of processes.
+    # Whole batches, so that no image's logits depend on the number of processes.
     own = distributed.share(-(-len(images) // BATCH_SIZE))
     start, stop = own.start * BATCH_SIZE, min(own.stop * BATCH_SIZE, len(images))
     pixels = images.pixels if isinstance(images, Images) else images
@@ -99,7 +99,7 @@ def _percent(chosen: Tensor) -> float:
 
 
 def pack_correct(correct: Tensor) -> dict[str, Any]:
-    """Booleans (n,) as JSON: their number, and eight of them a byte in base64."""
+    """Booleans (n,) as JSON: their number, and their bits, packed eight to a byte, in base64."""
     packed = base64.b64encode(np.packbits(correct.numpy()).tobytes()).decode("ascii")
     return {"images": len(correct), "packed": packed}
 
@@ -108,7 +108,7 @@ def unpack_correct(record: dict[str, Any]) -> Tensor:
     """The booleans (n,) that `pack_correct` described.
 
     Raises:
-        ValueError: the bytes are not those of so many images.
+        ValueError: the number of bytes does not fit the number of images.
     """
     images = record["images"]
     packed = np.frombuffer(base64.b64decode(record["packed"], validate=True), np.uint8)

@@ -1,7 +1,7 @@
 """Differences between networks, with confidence intervals.
 
-Differences are paired, by seed, test image or task, because both networks see the same ones: what
-makes both worse drops out.
+Differences are paired by seed, test image or task, because both networks see the same ones: what
+makes both worse cancels.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from statistics import NormalDist, fmean, stdev, variance
 from torch import Tensor
 
 LEAST_SEEDS = 3
-"""Fewer differences give no interval: two of them span 12.7 standard errors to either side."""
+"""Fewer differences give no interval: with two, it would be 12.7 standard errors to either side."""
 
 NORMAL_OF_TASKS = 1.96
 """97.5 % quantile of the normal distribution, rounded as in the few-shot literature."""
@@ -33,20 +33,20 @@ class Interval:
 
     @property
     def reach(self) -> float:
-        """Half of the interval's length: what ± stands before."""
+        """Half-width of the interval: the number after ±."""
         return (self.high - self.low) / 2
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation (over n - 1), which one value does not have."""
+    """Mean and sample standard deviation (over n - 1), None for a single value."""
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 def pooled_deviation(groups: Iterable[Sequence[float]]) -> tuple[float, int] | None:
-    r"""Deviation within groups of one recipe's seeds, $\sqrt{\sum_g (n_g - 1) s_g^2 / \nu}$.
+    r"""Pooled standard deviation within groups of seeds, $\sqrt{\sum_g (n_g - 1) s_g^2 / \nu}$.
 
     Returns:
-        It and its degrees of freedom $\nu = \sum_g (n_g - 1)$; None where no group has two values.
+        Deviation and degrees of freedom $\nu = \sum_g (n_g - 1)$; None if no group has two values.
     """
     several = [group for group in groups if len(group) > 1]
     freedom = sum(len(group) - 1 for group in several)
@@ -63,7 +63,7 @@ def by_pooled_seeds(difference: float, deviation: float, freedom: int, *seeds: i
         difference: d.
         deviation: s, see `pooled_deviation`.
         freedom: its degrees of freedom.
-        seeds: how many each mean is of.
+        seeds: number of seeds of each mean.
     """
     from scipy.stats import t
 
@@ -74,7 +74,7 @@ def by_pooled_seeds(difference: float, deviation: float, freedom: int, *seeds: i
 def by_seed(differences: Sequence[float]) -> Interval:
     r"""Student's interval $\bar d \pm t_{n-1}\, s / \sqrt n$ of n differences, one per seed.
 
-    It covers what another seed would change.
+    It covers the variation between seeds.
 
     Raises:
         ValueError: there are fewer than three differences.
@@ -83,7 +83,7 @@ def by_seed(differences: Sequence[float]) -> Interval:
         raise ValueError(
             f"`differences` must hold at least {LEAST_SEEDS} seeds, got {len(differences)}"
         )
-    from scipy.stats import t  # Half a second, which tables without three seeds need not take.
+    from scipy.stats import t  # Takes half a second, which tables with fewer seeds are spared.
 
     return _interval(differences, float(t.ppf(0.975, len(differences) - 1)))
 
@@ -91,8 +91,7 @@ def by_seed(differences: Sequence[float]) -> Interval:
 def by_image(differences: Sequence[float]) -> Interval:
     r"""Normal interval $\bar d \pm 1.96\, s / \sqrt n$ of n differences, one per test image.
 
-    It covers what other test images would change for the same trained networks, and says nothing
-    about other seeds.
+    It covers the choice of test images for these trained networks, not the variation between seeds.
 
     Raises:
         ValueError: there are fewer than two images.
@@ -105,8 +104,7 @@ def by_image(differences: Sequence[float]) -> Interval:
 def by_task(values: Tensor) -> Interval:
     r"""Normal interval $\bar v \pm 1.96\, s / \sqrt n$ of n values, one per task.
 
-    It covers what other tasks would change for the same trained networks; other seeds are another
-    matter, for which one trains again.
+    It covers the choice of tasks for these trained networks, not the variation between seeds.
 
     Args:
         values: (n,).

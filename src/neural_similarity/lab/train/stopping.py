@@ -13,10 +13,10 @@ SIGNALS = tuple(filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)))
 
 @contextlib.contextmanager
 def signals_noted() -> Iterator[Callable[[], int | None]]:
-    """Catch the first of `SIGNALS` inside: the yielded function returns its number.
+    """Catch the first of `SIGNALS`; the yielded function returns its number, None until then.
 
-    A second one acts as it did before, so a process that hangs can still be stopped. Under `nohup`
-    the loss of the terminal stays ignored.
+    A second signal has its usual effect, so a process that hangs can still be stopped. Under
+    `nohup` the loss of the terminal stays ignored.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""What a run learns: everything in which kinds of runs differ."""
+"""The interface of tasks: everything in which kinds of runs differ."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -36,7 +36,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
 
     @classmethod
     def load(cls, recipe: AnyRecipe, root: str | Path, progress: Progress | None = None) -> Self:
-        """The task of a recipe, its data from below the folder `root`.
+        """The task of a recipe, with its data from the folder `root`.
 
         Raises:
             FileNotFoundError: the data set is not there.
@@ -54,11 +54,11 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     def check(self) -> dict[str, Any]:
-        """Facts of what training starts from, for the record of the environment.
+        """Check data and start of the training; return facts about the start for its record.
 
         Raises:
             ValueError: the data do not suit the recipe.
-            RunError: the run to start from does not.
+            RunError: the run to start from does not suit it.
         """
         ...
 
@@ -71,7 +71,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     def judge(self, run: AnyRun, runtime: Runtime) -> Judge | None:
-        """The judge of the best checkpoint by held-out data, if the recipe holds any out."""
+        """The validation that chooses the best checkpoint, if the recipe holds data out."""
         ...
 
     def finish(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from neural_similarity.nn import StaticSimilarity
 
 
 def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
-    """Write a network's parameters and buffers, of tensors with several names the first.
+    """Write a network's parameters and buffers; shared tensors are written once.
 
     safetensors' own `save_model` writes such files too, but fails on a shared tensor in
     channels-last memory.
@@ -23,7 +23,8 @@ def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> N
     Args:
         path: file to write.
         model: the network, in any memory layout.
-        metadata: texts for the header, which also gets the kept name of every other one.
+        metadata: texts for the header, which also maps the other names of shared tensors to the
+            written one.
     """
     kept = _kept_names(model)
     tensors = {
@@ -36,10 +37,10 @@ def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> N
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Load what `save_weights` wrote into `model`, wherever it is.
+    """Load a file that `save_weights` wrote into `model`, on any device.
 
     Raises:
-        RunError: it is no file of weights, or names or shapes of the file are not those of `model`.
+        RunError: the file holds no weights, or their names or shapes differ from the model's.
     """
     try:
         stored = load_file(path)
@@ -73,7 +74,7 @@ def tensors_alone() -> Iterator[None]:
 
 
 def _kept_names(model: nn.Module) -> dict[str, str]:
-    """Of every name the alphabetically first one of the same tensor."""
+    """For every name, the alphabetically first name of the same tensor."""
     tensors = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     for name in sorted(tensors):
@@ -82,7 +83,7 @@ def _kept_names(model: nn.Module) -> dict[str, str]:
 
 
 def folded_kernels(network: nn.Module) -> dict[str, Tensor]:
-    """The kernel of every convolution outside of predictors, a static M folded into it, by name."""
+    """The kernels of convolutions outside predictors, by name, with a static M folded in."""
     found = {}
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not is_inside(name):

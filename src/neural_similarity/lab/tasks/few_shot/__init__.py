@@ -1,4 +1,4 @@
-"""Few-shot learning: what a custom method, its training and its evaluation need."""
+"""Few-shot learning: the parts that a custom method, its training and its evaluation need."""
 
 from neural_similarity.lab.data import load_split as load_split
 from neural_similarity.lab.tasks.few_shot.episode import Episode as Episode

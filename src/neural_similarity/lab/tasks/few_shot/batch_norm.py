@@ -1,7 +1,7 @@
 """Batch normalisation with explicit statistics, whatever mode the network is in.
 
-In torch's layers the training flag decides, so that a network adapted to a task is normalised by
-statistics that it never had (in evaluation mode) or lets queries see each other (in training mode).
+In torch's layers the training flag decides: a network adapted to a task is normalised by statistics
+of other weights (in evaluation mode), or lets queries see each other (in training mode).
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ class _Explicit(_BatchNorm):
         return F.batch_norm(x, mean, var, self.weight, self.bias, training=False, eps=self.eps)
 
     def _by_first(self, x: Tensor, count: int) -> Tensor:
-        """By the statistics of the first `count` inputs, which gradients go through."""
+        """Normalise by the statistics of the first `count` inputs, through which gradients flow."""
         # Under vmap, torch's second derivative through the fused kernel is wrong where the weight
         # depends on the batch, as it does after a step of MAML (torch 2.15).
         if count == len(x) and not torch._C._are_functorch_transforms_active():
@@ -62,7 +62,7 @@ class _Explicit(_BatchNorm):
         return _normalized(x, count, self.weight, self.bias, self.eps)
 
     def line(self, x: Tensor) -> Tensor:
-        """Slope and offset (2, c) of every channel: `forward` of x as a function of a number."""
+        """Slope and offset (2, c) of the linear function by which `forward` maps each channel."""
         if self.statistics == "running":
             mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         else:
@@ -70,7 +70,7 @@ class _Explicit(_BatchNorm):
         return normalizing_line(self.weight, self.bias, mean, variance, self.eps)
 
     def extra_repr(self) -> str:
-        """Those of torch's layer, and the statistics."""
+        """Torch's fields plus the statistics."""
         return f"{super().extra_repr()}, statistics={self.statistics!r}"
 
 
@@ -81,14 +81,14 @@ class BatchNorm1d(_Explicit, nn.BatchNorm1d):
 class BatchNorm2d(_Explicit, nn.BatchNorm2d):
     """`torch.nn.BatchNorm2d` with explicit statistics; the same state_dict.
 
-    `statistics` is "running" (those of training, as constants), "support" (those of the support
-    set, for it and for the queries of its task alike, see `support_first`) or "transductive" (the
-    batch's own, so that queries see each other). Training and evaluation mode compute the same, and
-    running statistics stay as they are. `set_statistics` makes these layers of torch's.
+    `statistics` is "running" (constants kept from training), "support" (the support set's, for
+    itself and for its task's queries, see `support_first`) or "transductive" (the batch's own, so
+    that queries see each other). Training and evaluation mode compute the same, and running
+    statistics never change. `set_statistics` turns torch's layers into these.
 
     Cost: in the blocks of `ns.models`, channels-last on a CPU, one operator with pool and ReLU (see
-    `line`). Else torch's fused kernel, but two passes in primitive operations for queries behind
-    their support set and inside transforms of `torch.func`.
+    `line`). Else torch's fused kernel, but two passes in primitive operations for queries batched
+    with their support set and inside transforms of `torch.func`.
 
     Shape:
         (n, c, height, width) to the same.
@@ -116,8 +116,8 @@ def set_statistics(model: Network, statistics: Statistics | None) -> Network:
             layers torch's again, whose statistics depend on the training mode: at test, "running".
 
     Raises:
-        ValueError: `statistics` is unknown, or a layer has no running ones to use, or is of a kind
-            that has no explicit counterpart.
+        ValueError: `statistics` is unknown, or a layer does not track running statistics, or has no
+            explicit counterpart.
     """
     if statistics is not None and statistics not in get_args(Statistics):
         raise ValueError(

@@ -12,7 +12,7 @@ Embed = Callable[[Tensor], Tensor]
 
 
 def embedding(network: nn.Sequential) -> tuple[nn.Sequential, int]:
-    """A network without its linear classifier, and how many features that has.
+    """A network without its linear classifier, and the number of its features.
 
     Raises:
         ValueError: it does not end in a linear layer.
@@ -31,14 +31,13 @@ def embed_task(
 ) -> tuple[Tensor, Tensor]:
     """The embeddings of a support set and of queries, normalised by these statistics.
 
-    Both go through the network in one batch, unless queries are to be normalised by their own
-    statistics.
+    Both go through the network in one batch, unless queries are normalised by their own statistics.
 
     Args:
         embed: The network, whose batch normalisation uses the statistics.
-        statistics: Which they are.
-        support: Its input for the support set, (n, ...).
-        query: Its input for the queries, (q, ...).
+        statistics: The statistics.
+        support: Input for the support set, (n, ...).
+        query: Input for the queries, (q, ...).
     """
     if statistics == "transductive":
         return embed(support), embed(query)
@@ -48,7 +47,7 @@ def embed_task(
 
 
 def embed_queries(embed: Embed, statistics: Statistics, support: Tensor, query: Tensor) -> Tensor:
-    """The second part of `embed_task`, without the first where it is not needed for it."""
+    """The queries' part of `embed_task`; the support set is embedded only if it is needed."""
     if statistics == "support":
         return embed_task(embed, statistics, support, query)[1]
     return embed(query)

@@ -19,7 +19,7 @@ from neural_similarity.nn import evaluating
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """Where an evaluation resumes, and who is told of its progress."""
+    """The results that an evaluation resumes from, and the callback for its progress."""
 
     done: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """The results of an interrupted evaluation on the first tasks."""
@@ -36,18 +36,18 @@ def evaluate(
     runtime: Runtime,
     course: Course | None = None,
 ) -> Tensor:
-    """How many queries of each task a method gets right: int64 (tasks,), on the CPU.
+    """The number of queries that a method classifies correctly in each task: int64 (tasks,), CPU.
 
-    A method of fixed embedding sees every image once, and many tasks are learned together, with
+    With a fixed embedding every image is embedded once, and many tasks are learned together, with
     the same result as one by one. Processes of torchrun share images or tasks, again with the same
-    result (torch may round otherwise by one thread than by several). All modes are as before
+    result (torch may round differently with one thread than with several). Modes are restored
     afterwards.
 
     Args:
         method: placed on the runtime's device.
         images: the part of the data set that the tasks were drawn from.
         tasks: the tasks.
-        preprocess: what turns pixels into the network's input.
+        preprocess: turns pixels into the network's input.
         runtime: device and precision.
         course: None begins with the first task.
     """
@@ -66,10 +66,10 @@ def evaluate(
 
 
 def use_statistics(method: Method, statistics: Statistics | None) -> Method:
-    """Let batch normalisation of `method` use these at test; None leaves the method's own.
+    """Make batch normalisation of `method` use these statistics at test; None keeps its own.
 
     Raises:
-        ValueError: they are "running", and training kept none, as that of MAML and ANIL does.
+        ValueError: they are "running", and training kept none, as with MAML and ANIL.
     """
     if statistics in (None, method.statistics):
         return method
@@ -83,7 +83,7 @@ def use_statistics(method: Method, statistics: Statistics | None) -> Method:
 
 
 class _Judge:
-    """Counts the queries of a task that a method gets right, from the pixels of the task."""
+    """Counts the queries of a task that a method classifies correctly, from the task's pixels."""
 
     def __init__(
         self, method: Method, sizes: TaskSizes, preprocess: Preprocess, runtime: Runtime
@@ -96,23 +96,23 @@ class _Judge:
 
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> Tensor:
-        """(1,), of one task whose images, support first, are embedded for it alone."""
+        """The count (1,) of one task, whose images, support first, are embedded for it alone."""
         shown, asked = map(self.images, pixels.split([len(self._labels), len(self._targets)]))
         if self.method.fixed_embedding:
             with self._runtime.autocast():
                 shown, asked = embed_task(self.method.embed, self.method.statistics, shown, asked)
             return self.right(shown, asked)[None]
-        # Adapting changes parameters within the context, whose copies must not be kept.
+        # Adapting changes parameters within the context, so their casts must not be cached.
         with self._runtime.autocast(cache=False):
             return self.right(shown, asked)[None]
 
     def right(self, support: Tensor, query: Tensor) -> Tensor:
-        """Of one task (), or of several, each with a place in the first dimension, (tasks,)."""
+        """The count () of one task, or (tasks,) of several, stacked in a first dimension."""
         logits = self.method.adapt(support, self._labels, self._ways)(query)
         return (logits.argmax(-1) == self._targets).sum(-1)
 
     def images(self, pixels: Tensor) -> Tensor:
-        """What the network takes."""
+        """The network's input."""
         return self._runtime.place_images(self._preprocess(pixels))
 
     def embed(self, pixels: Tensor) -> Tensor:
@@ -121,13 +121,13 @@ class _Judge:
 
 
 def _pixels(images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
-    """Those of each task, support first."""
+    """The pixels of each task, support first."""
     for draw in tasks.chunks(1, start):
         yield images.pixels[torch.cat([draw.support[0], draw.query[0]])]
 
 
 def _by_features(judge: _Judge, images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
-    """Right queries, some tasks at a time, by features that every image has once."""
+    """Counts of a few tasks at a time, from features that are computed once per image."""
     used, at_once = tasks.images(), judge.method.at_once
     place = torch.zeros(len(images), dtype=torch.int64)
     place[used] = torch.arange(len(used))

@@ -1,6 +1,6 @@
 """Evaluating few-shot runs: `evaluations/<what was evaluated>.json` in the run folder.
 
-Every file holds what each task came to, so that methods are compared task by task.
+Every file holds the result of each task, so that methods are compared task by task.
 """
 
 import base64
@@ -44,7 +44,7 @@ NAME = re.compile(r"[\w+-]+\.train(\+val)?\.\d+w\d+s\d+q\.\w+-\d+--?\d+\.\w+\.-?
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """A method, of one run, on a list of tasks."""
+    """The result of one run's method on a list of tasks."""
 
     method: str
     statistics: str
@@ -53,15 +53,15 @@ class Evaluation:
     tasks: dict[str, Any]
     """Number, seed, part and digest of the tasks."""
     checkpoint: dict[str, Any]
-    """Which one was evaluated, its step, and SHA-256 of its weights, missing in older files."""
+    """Whether it is "last" or "best", its step, and SHA-256 of its weights (not in older files)."""
     summary: dict[str, Any]
-    """Accuracy, reach of its interval, parameters, seconds."""
+    """Accuracy, half-width of its interval (as `reach`), parameters, seconds."""
     correct: Tensor
-    """Queries that were right in each task; int64 (tasks,)."""
+    """Correct queries of each task; int64 (tasks,)."""
 
     @property
     def accuracies(self) -> Tensor:
-        """Share of right queries in each task; float64 (tasks,)."""
+        """Share of correct queries in each task; float64 (tasks,)."""
         return self.correct.double() / len(self.sizes.query_labels)
 
     def name(self, train_on: Classes, seed: int) -> str:
@@ -79,7 +79,7 @@ class Evaluation:
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Evaluation":
-        """The evaluation in the content of a file, which may hold more.
+        """The evaluation in the content of a file, which may hold other fields.
 
         Raises:
             ValueError: it is damaged.
@@ -97,10 +97,11 @@ class Evaluation:
 def evaluation_name(
     of: tuple[str, Classes, str, int], sizes: TaskSizes, tasks: dict[str, Any]
 ) -> str:
-    """What distinguishes an evaluation from others of its recipe and budget.
+    """The name of an evaluation, which no other one of its recipe and budget has.
 
-    `of` is method, classes of training, statistics and seed of training; with sizes of tasks, part,
-    number and seed of tasks the name is `fine-tuning.train.5w5s15q.test-2000-0.running.1`.
+    `of` is the method, the training classes, the statistics and the training seed. With the sizes,
+    part, number and seed of the tasks, a name is
+    `fine-tuning.train.5w5s15q.test-2000-0.running.1`.
     """
     method, train_on, statistics, seed = of
     shape = f"{sizes.ways}w{sizes.shots}s{sizes.queries}q"
@@ -128,8 +129,8 @@ class Evaluator:
 
         Raises:
             RunError: the run is not finished, or its network was trained for another method, or on
-                the classes of the tasks, or its folder has an evaluation of as many other tasks of
-                the same seed.
+                the classes of the tasks, or its folder has an evaluation on other tasks of the same
+                number and seed.
             ValueError: the tasks are of other data, or there is no such method.
         """
         _require_suited(run, tasks)
@@ -148,7 +149,7 @@ class Evaluator:
         runtime.place(method)
         file = _file(run, name, method, tasks)
         partial = _partial(run, file, tasks, runtime)
-        distributed.wait()  # Until every process has read what an interrupted one found.
+        distributed.wait()  # Until every process has read the earlier results.
         with counter("tasks") as count:
             kept = partial.kept(lambda done: count(done, len(tasks)))
             course = Course(
@@ -166,7 +167,7 @@ class Evaluator:
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
-    """Write an evaluation to a file, its folder included."""
+    """Write an evaluation to a file, whose folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, layout(evaluation.to_json()))
 
@@ -186,7 +187,7 @@ def evaluation_files(run: Path) -> list[Path]:
 
 
 def is_evaluation(path: Path) -> bool:
-    """Whether `evaluation_name` makes the name of a file; other names are a user's."""
+    """Whether a file is named by `evaluation_name`; files with other names are the user's."""
     return NAME.fullmatch(path.stem) is not None
 
 
@@ -194,7 +195,7 @@ def read_evaluation(path: Path) -> Evaluation:
     """The evaluation in a file.
 
     Raises:
-        ValueError: it cannot be read as one.
+        ValueError: the file does not hold an evaluation.
     """
     try:
         return Evaluation.from_json(read_json(path))
@@ -241,7 +242,7 @@ def _require_suited(run: FewShotRun, tasks: TaskList) -> None:
 
 
 def _partial(run: FewShotRun, file: Path, tasks: TaskList, runtime: Runtime) -> Partial:
-    """What an interrupted evaluation of that file had found; none of its tasks is done twice."""
+    """The results of an interrupted evaluation of that file, whose tasks are not repeated."""
     if file.exists() and read_evaluation(file).tasks["digest"] != tasks.digest:
         raise RunError(
             f"{file} exists already, for other tasks of the same number and seed; move it away"

@@ -41,11 +41,10 @@ class Phase:
         fast: Groups of parameters that move.
         steps: Number of steps, each on all of the support set.
         rate: Step size, on the mean cross-entropy. Code that sums it over the classes (the original
-            MAML's) has 1/ways of this.
+            MAML's) takes 1/ways of this.
 
     Raises:
-        ValueError: there is no group, or it is unknown, or there are no steps, or the rate is not
-            positive.
+        ValueError: there is no group, a group is unknown, or steps or rate are not positive.
     """
 
     fast: tuple[Group, ...]
@@ -61,24 +60,24 @@ class Phase:
 
 
 class GradientBased(Method):
-    """Gradient descent on the support set from a start that is learned by differentiating it.
+    """Gradient descent on the support set, from initial values learned by differentiating it.
 
-    A phase that moves the head alone embeds the support set once for all of its steps; what it
-    computes stays the same. `adapt` keeps no graph. Batch normalisation uses the statistics of the
-    support set, for it and for queries, until `set_statistics` says otherwise.
+    A phase that adapts the head alone embeds the support set once for all of its steps, with the
+    same result. `adapt` keeps no graph. Batch normalisation uses the statistics of the support set,
+    for itself and for queries, unless `set_statistics` changes them.
 
     Args:
         network: One of `ns.models`, or any `torch.nn.Sequential` that ends in a linear classifier:
-            it gives its embedding, as `backbone`, and gets a new classifier, `head`.
-        ways: Classes of a task; the start of the head is learned, so it has a fixed number.
+            its embedding becomes `backbone`, and a new classifier becomes `head`.
+        ways: Classes of a task, a fixed number, since the head's initial values are learned.
         phases: Run one after another.
-        test_phases: Those of `adapt`, by default the same.
-        trained: Groups of parameters whose start is learned; the others are frozen.
-        first_order: Take the inner gradients for constants in training.
+        test_phases: Phases of `adapt`, by default the same.
+        trained: Groups of parameters whose initial values are learned; the others are frozen.
+        first_order: Treat the inner gradients as constants in training.
 
     Raises:
-        ValueError: the network ends in something else, there are no phases, or the network has no
-            parameters of a group.
+        ValueError: the network does not end in a linear layer or has no parameters of a group, or
+            there are no phases.
     """
 
     fixed_embedding = False
@@ -115,10 +114,10 @@ class GradientBased(Method):
             self.names(phase.fast)
 
     def names(self, groups: Iterable[Group]) -> set[str]:
-        """The parameters of these groups.
+        """The names of the parameters in these groups.
 
         Raises:
-            ValueError: a group has none.
+            ValueError: a group has no parameters.
         """
         found: set[str] = set()
         for group in groups:
@@ -143,7 +142,7 @@ class GradientBased(Method):
         return {name for name, parameter in self.named_parameters() if id(parameter) in wanted}
 
     def forward(self, x: Tensor, embedded: bool = False) -> Tensor:
-        """Logits of images, or of their features where these are `embedded` already."""
+        """Logits of images, or of features if x is `embedded` already."""
         return self.head(x if embedded else self.embed(x))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
@@ -167,8 +166,9 @@ class GradientBased(Method):
     def losses(self, episodes: Episode, chunk_size: int | None = None) -> Tensor:
         """`loss` of several tasks at once by `torch.func.vmap`: (tasks,).
 
-        The tasks' tensors are stacked along a new first dimension. Saves time where tasks are too
-        small for the device; memory grows with the tasks at once, `chunk_size`, by default all.
+        The tasks' tensors are stacked along a new first dimension. This saves time where a task is
+        too small to fill the device; memory grows with `chunk_size`, the number of tasks at once,
+        by default all.
         """
         gradient = _transformed_constant if self.first_order else _transformed
 
@@ -196,7 +196,7 @@ class GradientBased(Method):
         phases: Sequence[Phase],
         gradient: Gradient,
     ) -> Values:
-        """The parameters after the phases; those that are fast in none are as they were."""
+        """The parameters after the phases; a parameter that is fast in no phase stays the same."""
         for phase in phases:
             names = sorted(self.names(phase.fast))
             loss = self._support_loss(values, support, labels, on_features=_head_only(names))
@@ -245,18 +245,18 @@ def maml(
 ) -> GradientBased:
     """MAML (Finn et al. 2017, https://arxiv.org/abs/1703.03400): all parameters are fast.
 
-    The defaults are the original's for Mini-ImageNet; its 0.01 is on a sum over the five classes.
-    A network with a similarity, static or dynamic, is the paper's combination of the two (author
-    response, table 1): M, or its predictors, adapt with the kernels.
+    The defaults are the original's for Mini-ImageNet, whose rate 0.01 is for the sum over the five
+    classes. With a network that has a similarity, static or dynamic, this is the paper's
+    combination of the two (author response, table 1): M, or its predictors, adapt with the kernels.
 
     Args:
         network: As in `GradientBased`.
         ways: Classes of a task.
-        fast: Group of parameters that move; all in MAML.
-        steps: Of training.
-        test_steps: Of `adapt`.
+        fast: Group of parameters that adapt; all in MAML.
+        steps: Steps in training.
+        test_steps: Steps in `adapt`.
         rate: Step size.
-        first_order: Take the inner gradients for constants, which saves more than half of the time.
+        first_order: Treat the inner gradients as constants, which saves over half of the time.
     """
     train, test = (Phase(fast=(fast,), steps=count, rate=rate) for count in (steps, test_steps))
     return GradientBased(network, ways, (train,), test_phases=(test,), first_order=first_order)
@@ -277,22 +277,22 @@ def meta_learned(
 ) -> GradientBased:
     r"""Meta-learned similarity: $M' = M - \eta\nabla_M L_\tau(f_M)$. Paper, Eq. 7 and App. A.
 
-    `steps` on M and the head, then `head_steps` on the head alone; the start of both is learned and
-    the kernels stay those of a network trained on the base classes with M = I.
+    It takes `steps` on M and the head, then `head_steps` on the head alone. The initial values of
+    both are learned; the kernels stay as pretrained on the base classes with M = I.
 
-    With a dynamic similarity, which the paper leaves for later, M(x) = I + gain · raw(x) and the
-    gains are fast: as many numbers as a static M has, nine a layer, that say how strongly the
-    task's images are to modulate each tap. The predictors' thousands of weights do not follow from
-    25 images; their start is learned together with that of the gains.
+    With a dynamic similarity, which the paper leaves for later, M(x) = I + gain · raw(x), and the
+    gains are fast: nine per layer, as in a static M, which scale how strongly the task's images
+    modulate each tap. The predictors' thousands of weights cannot be learned from 25 images; their
+    initial values are learned together with those of the gains.
 
     Args:
         network: As in `GradientBased`, pretrained, with a static similarity or a dynamic one that
             has gains (`init="identity"`).
         ways: Classes of a task.
-        steps: First phase.
-        head_steps: Second phase.
+        steps: Steps of the first phase.
+        head_steps: Steps of the second phase.
         rate: Step size of both.
-        first_order: Take the inner gradients for constants.
+        first_order: Treat the inner gradients as constants.
     """
     phases = (
         Phase(fast=("similarity", "head"), steps=steps, rate=rate),
@@ -304,7 +304,7 @@ def meta_learned(
 
 
 def differentiable_gradient(loss: Loss, fast: Values) -> Values:
-    """The gradient, which depends on the parameters in turn."""
+    """The gradient, which can itself be differentiated by the parameters."""
     leaves = [v if v.requires_grad else v.detach().requires_grad_() for v in fast.values()]
     value = loss(dict(zip(fast, leaves, strict=True)))
     changes = torch.autograd.grad(value, leaves, create_graph=True)
@@ -312,14 +312,14 @@ def differentiable_gradient(loss: Loss, fast: Values) -> Values:
 
 
 def constant_gradient(loss: Loss, fast: Values) -> Values:
-    """The gradient as a constant; its graph is gone."""
+    """The gradient as a constant, whose graph is freed."""
     leaves = [value.detach().requires_grad_() for value in fast.values()]
     changes = torch.autograd.grad(loss(dict(zip(fast, leaves, strict=True))), leaves)
     return dict(zip(fast, changes, strict=True))
 
 
 def _transformed(loss: Loss, fast: Values) -> Values:
-    """`differentiable_gradient` as `torch.func` wants it under vmap."""
+    """`differentiable_gradient` by `torch.func`, which works under vmap."""
     return grad(loss)(fast)
 
 
@@ -332,7 +332,7 @@ def _head_only(names: Iterable[str]) -> bool:
 
 
 def _forget_statistics(network: nn.Module) -> None:
-    """Reset the running statistics: parameters will move away from them."""
+    """Mark the running statistics as untracked: parameters will move away from them."""
     for module in network.modules():
         if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None:
             module.num_batches_tracked.zero_()

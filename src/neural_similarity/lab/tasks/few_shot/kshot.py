@@ -1,4 +1,4 @@
-"""Discriminative k-shot learning: the base classes' weights are a prior of the new ones'."""
+"""Discriminative k-shot learning: the base classes' weights give a prior for new classes."""
 
 from typing import cast
 
@@ -16,7 +16,7 @@ _TOLERANCE = 1e-9
 
 
 class DiscriminativeKShot(Method):
-    r"""MAP classifier under a Gaussian prior that the base classifier's weights have.
+    r"""MAP classifier under a Gaussian prior, fitted to the base classifier's weights.
 
     $$\max_W \sum_i \log \mathrm{softmax}(W x_i + b)_{y_i}
     - \frac{\lVert W - \mu \rVert^2}{2\sigma^2} - \frac{\lVert b - \mu_b \rVert^2}{2\sigma_b^2}$$
@@ -25,15 +25,15 @@ class DiscriminativeKShot(Method):
     variance for all weights (the isotropic Gaussian) and one for the biases. Bauer et al. 2017,
     https://arxiv.org/abs/1706.00326. Among new classes alone the mean cancels in the softmax.
 
-    The maximum is unique, and of the form W = μ + σ² Σ (onehot(y) - p) xᵀ; it is found in these
-    ways · n numbers, which for few images are far fewer than weights, by Newton's method in float64
-    until the gradient is below 1e-9.
+    The maximum is unique, and of the form W = μ + σ² Σ (onehot(y) - p) xᵀ. Newton's method finds
+    these ways · n coefficients, far fewer than the weights for few images, in float64 until the
+    gradient is below 1e-9.
 
     Args:
         network: A trained `torch.nn.Sequential` that ends in the classifier of the base classes.
 
     Raises:
-        ValueError: it ends in something else, or has fewer than two classes.
+        ValueError: the network does not end in a linear layer, or has fewer than two classes.
     """
 
     at_once = 50
@@ -49,7 +49,7 @@ class DiscriminativeKShot(Method):
             )
 
     def variances(self) -> tuple[Tensor, Tensor]:
-        """σ² of the weights and of the biases (0 where there are none), around their means."""
+        """σ² of the weights and of the biases (0 without biases), around their means."""
         weight = self.base.weight.detach().double()
         bias = weight.new_zeros(1) if self.base.bias is None else self.base.bias.detach().double()
         return weight.var(0, correction=0).mean(), bias.var(correction=0)
@@ -65,7 +65,7 @@ class DiscriminativeKShot(Method):
         return predict
 
     def _covariance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of the prior's logits of x (..., n, d) and of y (..., m, d): (..., n, m)."""
+        """The prior covariance (..., n, m) of the logits of x (..., n, d) and y (..., m, d)."""
         weight, bias = self.variances()
         return weight * (x.double() @ y.double().mT) + bias
 

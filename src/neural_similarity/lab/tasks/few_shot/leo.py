@@ -1,4 +1,4 @@
-"""LEO: gradient descent on a few numbers per class, from which the classifier is decoded."""
+"""LEO: gradient descent on a latent code per class, from which the classifier is decoded."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,31 +27,31 @@ _LEAST = 1e-10
 class Latent:
     """Sizes, steps and penalties; the defaults are for 5-shot Mini-ImageNet, see `ONE_SHOT`.
 
-    Penalties and dropout are what the authors "found working best", in the table of
-    https://github.com/google-deepmind/leo; sizes, steps and their rates, which it lacks, are those
-    of its `config.py`, whose own penalties are far smaller.
+    Penalties and dropout are the values that the authors "found working best", from the table in
+    https://github.com/google-deepmind/leo; sizes, steps and rates, which the table lacks, come from
+    its `config.py`, whose own penalties are far smaller.
 
     Raises:
-        ValueError: one is out of range.
+        ValueError: a value is out of range.
     """
 
     size: int = 64
-    """Latent numbers of each class."""
+    """Length of the latent code of a class."""
     steps: int = 5
-    """Steps of gradient descent on the latent numbers."""
+    """Steps of gradient descent on the latent codes."""
     tuning_steps: int = 5
     """Steps of gradient descent on the decoded classifier."""
     rate: float = 5.0
-    """Start of the step size on each latent number, which is learned; on the mean cross-entropy,
-    where the released 1.0 is on its sum over the five classes."""
+    """Initial step size on each latent entry, which is learned; for the mean cross-entropy, whereas
+    the released 1.0 is for its sum over the five classes."""
     tuning_rate: float = 5e-3
-    """Start of the step size on each of a class's weights, which is learned; released 1e-3."""
+    """Initial step size on each of a class's weights, which is learned; released 1e-3."""
     dropout: float = 0.300299
     """Share of the features that is dropped in training."""
     kl: float = 0.466387
-    """Weight of the divergence of the latent numbers from a standard normal distribution."""
+    """Weight of the divergence of the latent codes from a standard normal distribution."""
     encoder: float = 2.661608e-7
-    """Weight of the squared distance of their start from where the steps lead."""
+    """Weight of the squared distance between the latent codes before and after the steps."""
     l2: float = 8.540338e-9
     """Weight of half the squared weights of encoder, relation network and decoder."""
     orthogonality: float = 1.523998e-3
@@ -71,7 +71,7 @@ ONE_SHOT = Latent(
     l2=3.623413e-10,
     orthogonality=0.188103,
 )
-"""The same table's for 1-shot Mini-ImageNet."""
+"""The table's values for 1-shot Mini-ImageNet."""
 
 
 class _Normal(NamedTuple):
@@ -91,16 +91,16 @@ class Leo(Method):
     r"""Latent embedding optimisation (Rusu et al. 2019, https://arxiv.org/abs/1807.05960).
 
     On features x of unit norm: an encoder h and a relation network g of all pairs give each class
-    a normal distribution of latent numbers, $z_n \sim N(\mu_n, \sigma_n)$ from the mean of
+    a normal distribution of latent codes, $z_n \sim N(\mu_n, \sigma_n)$ from the mean of
     $g(h(x), h(x'))$ over its images x and all images x'; a decoder gives the weights of the class,
     $w_n \sim N(\mu(z_n), \sigma(z_n))$. Some steps of gradient descent on z, then some on w,
     lower the support set's cross-entropy; logits are $w_n^\top x$. Training differentiates the
     queries' loss through all of it, step sizes included; at test, means replace draws.
 
     The embedding stays as it is: the original's is a WRN-28-10, see `ns.models.wrn28_10`, trained
-    to classify. Sizes, starts and penalties are its authors' (see `Latent`); their code clips the
-    gradient at 0.1, our recipes do not; there every support image has a draw of its own, here every
-    class, as in the paper.
+    to classify. Sizes, initial values and penalties are its authors' (see `Latent`). Their code
+    clips the gradient at 0.1, our recipes do not; it draws a code per support image, this class one
+    per class, as in the paper.
 
     Args:
         network: A trained `torch.nn.Sequential` that ends in a linear classifier, which is dropped.
@@ -152,7 +152,7 @@ class Leo(Method):
         return predict
 
     def loss(self, episode: Episode) -> Tensor:
-        """Cross-entropy of the queries and the penalties; of a task of images."""
+        """Cross-entropy of the queries plus the penalties, for a task of images."""
         with torch.no_grad():
             task = self.embedded(episode)
         with without_autocast(task.query):
@@ -169,7 +169,7 @@ class Leo(Method):
         return loss + self.latent.encoder * F.mse_loss(start, end.detach())
 
     def codes(self, support: Tensor, labels: Tensor, ways: int) -> _Normal:
-        """The distribution of the latent numbers (ways, size) of each class."""
+        """The distribution of the latent codes (ways, size) of the classes."""
         encoded = self.encoder(self._dropped(support))
         pairs = torch.cat(torch.broadcast_tensors(encoded[:, None], encoded[None]), -1)
         related = self.relation(pairs).mean(1)
@@ -189,7 +189,7 @@ class Leo(Method):
     def _descend(
         self, codes: Tensor, support: Tensor, labels: Tensor, gradient: Gradient
     ) -> tuple[Tensor, Tensor]:
-        """Latent numbers and classifier after the steps on both."""
+        """Latent codes and classifier after the steps on both."""
 
         def loss(weight: Tensor) -> Tensor:
             return F.cross_entropy(self._logits(support, weight), labels)
@@ -204,7 +204,7 @@ class Leo(Method):
         return codes, weight
 
     def _decoded(self, codes: Tensor) -> Tensor:
-        """A classifier (ways, d), drawn in training."""
+        """A classifier (ways, d): a random draw in training, else the mean."""
         fan = codes.shape[0] + self.tuning_rate.shape[0]
         return _normal(self.decoder(codes), (2 / fan) ** 0.5).sample(self.training)
 
@@ -220,6 +220,6 @@ class Leo(Method):
 
 
 def _normal(values: Tensor, start: float = 0.0) -> _Normal:
-    """Means and standard deviations from two halves; the latter are `start` at zero."""
+    """Means and standard deviations from the two halves; zeros give the deviation `start`."""
     mean, spread = values.chunk(2, -1)
     return _Normal(mean, (spread.expm1() + start).clamp(min=_LEAST))

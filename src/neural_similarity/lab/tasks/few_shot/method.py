@@ -1,4 +1,4 @@
-"""What a few-shot method is: `adapt(support, labels, ways) -> predict(query)`."""
+"""The interface of few-shot methods: `adapt(support, labels, ways) -> predict(query)`."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -10,7 +10,7 @@ from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.ops import promoted
 
 Predict = Callable[[Tensor], Tensor]
-"""Query images, or features where the embedding is fixed, to logits (q, ways)."""
+"""Maps query images, or features if the embedding is fixed, to logits (q, ways)."""
 Statistics = Literal["running", "support", "transductive"]
 """The statistics that normalise queries: of training, of the task's support, or of its queries."""
 
@@ -18,32 +18,32 @@ Statistics = Literal["running", "support", "transductive"]
 class Method(nn.Module):
     """A row of Table 6: it learns the classes of a task from a few images of each.
 
-    Where `fixed_embedding` holds, `adapt` and what it returns take features of `embed`, which an
-    evaluator computes once for every image; elsewhere they take preprocessed images.
+    With `fixed_embedding`, `adapt` and the function that it returns take features of `embed`, which
+    an evaluator computes once for every image; otherwise they take preprocessed images.
     """
 
     backbone: nn.Module
     """The network that embeds images."""
     fixed_embedding: bool = True
-    """Whether a task leaves the embedding as it is."""
+    """Whether adapting to a task leaves the embedding as it is."""
     statistics: Statistics = "running"
     """The statistics of batch normalisation at test; only "transductive" mixes queries."""
     at_once: int = 1
-    """How many tasks an evaluator hands to `adapt` together, along a new first dimension of
-    support and queries; above 1 where `adapt` takes such."""
+    """Number of tasks that an evaluator passes to `adapt` together, stacked along a new first
+    dimension of support and queries; above 1 only if `adapt` accepts that."""
 
     def embed(self, images: Tensor) -> Tensor:
         """Features (n, d), float32 or wider, of preprocessed images (n, c, h, w)."""
         return promoted(self.backbone(images).flatten(1))
 
     def embedded(self, episode: Episode) -> Episode:
-        """A task of features from one of images, which are embedded in one batch."""
+        """The task with features in place of its images, which are embedded in one batch."""
         both = self.embed(torch.cat([episode.support, episode.query]))
         support, query = both.split([len(episode.support), len(episode.query)])
         return episode._replace(support=support, query=query)
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """What predicts queries (q, ...) as logits (q, ways), learned from a support set.
+        """Learn from a support set; return the map from queries (q, ...) to logits (q, ways).
 
         Args:
             support: images (n, c, h, w), or features (n, d) where the embedding is fixed.
@@ -53,7 +53,7 @@ class Method(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define adapt")
 
     def loss(self, episode: Episode) -> Tensor:
-        """What episodic training minimises on a task of images; a scalar.
+        """The scalar that episodic training minimises on a task of images.
 
         Raises:
             NotImplementedError: the method is trained by classification.

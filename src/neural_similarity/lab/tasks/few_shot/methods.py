@@ -38,16 +38,16 @@ class Kind:
     build: Callable[[nn.Sequential, TaskSizes], Method]
     """Builds it from a network that ends in its classifier, for tasks of these sizes."""
     episodic: bool
-    """Whether it is trained by tasks; if not, its network is trained to name the base classes."""
+    """Whether it is trained by tasks; if not, its network is pretrained on the base classes."""
     head: str = "linear"
-    """The classifier that its network is trained with, where that is how it is trained."""
+    """The classifier that its network is pretrained with, if it is not episodic."""
     statistics: Statistics = "running"
     """The statistics that normalise queries unless `set_statistics` changes them."""
     frozen: bool = False
-    """Whether training leaves the kernels as they are, so that it must start from a run's."""
+    """Whether training freezes the kernels, so that it must start from a run."""
     fixed_ways: bool = False
-    """Whether the start of its classifier is learned, so that all tasks must have as many classes
-    as those of training."""
+    """Whether the initial classifier is learned, so that all tasks must have as many classes as in
+    training."""
 
 
 def matching_net(network: nn.Sequential, _sizes: TaskSizes, *, context: bool) -> MatchingNet:
@@ -60,8 +60,8 @@ def proto_net(network: nn.Sequential, _sizes: TaskSizes) -> ProtoNet:
     """`ProtoNet` whose last normalisation starts at a tenth of the usual size.
 
     Squared distances of hundreds of normalised features are in the hundreds; training would spend
-    its first updates on shrinking them. The nearest class is the same. Features that do not come
-    out of one normalisation, such as those of residual blocks, start as they are.
+    its first updates on shrinking them. The nearest class is the same. Features that are not the
+    output of one normalisation, such as those of residual blocks, are not scaled.
     """
     backbone, _ = embedding(network)
     last = _last_norm(backbone)
@@ -82,7 +82,7 @@ def relation_net(network: nn.Sequential, _sizes: TaskSizes) -> RelationNet:
     """`RelationNet` on the maps of all convolutions of CNN-4 or CNN-9, after two of their pools.
 
     Raises:
-        ValueError: the network is another one.
+        ValueError: the network is neither of the two.
     """
     kept = OrderedDict[str, nn.Module]()
     for name, layer in network.named_children():
@@ -112,7 +112,7 @@ def leo(network: nn.Sequential, sizes: TaskSizes) -> Leo:
 
 
 def gradient_based(build: Callable[[nn.Sequential, int], Method], *, frozen: bool = False) -> Kind:
-    """Of methods that descend from a start that is learned, the classifier's included."""
+    """The kind of methods that learn the start of gradient descent, the classifier's included."""
     return Kind(
         lambda network, sizes: build(network, sizes.ways),
         episodic=True,
@@ -145,4 +145,4 @@ METHODS: dict[str, Kind] = {
 }
 """Fine-tuning of a network with dynamic similarity is the paper's dynamic NSN; "meta-nsn" is its
 meta-learned static NSN where the similarity is static. At "rate0.1" M takes steps a tenth as large
-as the classifier's; which is best is a question to the classes of validation."""
+as the classifier's; the validation classes decide which rate is best."""

@@ -9,14 +9,15 @@ from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.ops import unit_vectors, without_autocast
 
 MATCHING_SCALE = 100.0
-"""Of cosines before the softmax; 1 in the paper, 100 in CloserLookFewShot, whose results it has."""
+"""Factor on cosines before the softmax: 1 in the paper of Vinyals et al., 100 in CloserLookFewShot,
+whose results the paper of NSL quotes."""
 
 
 class Metric(Method):
-    """A method without anything to learn from a support set, with a loss for training by tasks.
+    """A method that fits no parameters to a support set, with a loss for episodic training.
 
-    `adapt` gets the features (..., n, d) of `at_once` tasks together, and what it returns their
-    queries (..., q, d); a method that cannot has `at_once = 1`.
+    `adapt` gets the features (..., n, d) of `at_once` tasks together, and the function that it
+    returns gets their queries (..., q, d); a method that cannot do this sets `at_once = 1`.
 
     Args:
         backbone: Embeds images.
@@ -76,7 +77,7 @@ class MatchingNet(Metric):
 
     Args:
         backbone: Embeds images.
-        context: Changes features knowing the support set, such as `FullContext`; None: as they are.
+        context: Changes features given the support set, such as `FullContext`; None: no change.
         scale: Factor on the cosines.
     """
 
@@ -119,7 +120,7 @@ class FullContext(nn.Module):
         self.steps = steps
 
     def forward(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Both with context; (..., n, d) and (..., q, d)."""
+        """Support (..., n, d) and queries (..., q, d) with their context."""
         lead = support.shape[:-2]
         keys = self._read(support.reshape(-1, *support.shape[-2:]))
         asked = self._attend(keys, query.reshape(-1, *query.shape[-2:]))
@@ -148,7 +149,7 @@ def cosines(x: Tensor, y: Tensor) -> Tensor:
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Squared distances (..., n, m) of x (..., n, d) and y (..., m, d), in one product.
 
-    Both are seen from the middle of y, so that no large numbers cancel.
+    Both are centred at the mean of y, so that no large numbers cancel.
     """
     middle = y.mean(-2, keepdim=True)
     x, y = x - middle, y - middle

@@ -15,15 +15,15 @@ from neural_similarity.lab.train.objective import tally
 
 
 class Episodes:
-    """The mean loss of a method on tasks of training images, new ones in every step.
+    """The mean loss of a method on tasks of training images, new tasks in every step.
 
-    Step `s` has the tasks number `s * meta_batch` and following, crops and flips included, so that
-    a run that resumes sees the tasks that it would have seen.
+    Step `s` uses tasks from number `s * meta_batch` on, with crops and flips that depend on this
+    number alone, so that a resumed run sees the same tasks as an uninterrupted one.
 
     Args:
         recipe: sizes of tasks, crops and flips, seed.
-        images: what to draw from.
-        preprocess: what turns pixels into the network's input.
+        images: the images to draw from.
+        preprocess: turns pixels into the network's input.
         runtime: device and precision.
 
     Raises:
@@ -42,7 +42,7 @@ class Episodes:
         self._step = 0
 
     def network(self, model: nn.Module) -> nn.Module:
-        """The method itself: processes add their tasks' gradients up."""
+        """The method itself: `differentiate` adds up the gradients of all processes."""
         return model
 
     def prepare(self, step: int) -> None:
@@ -50,7 +50,7 @@ class Episodes:
         self._step = step
 
     def at(self, number: int) -> Episode:
-        """Training task `number`, a function of it alone."""
+        """Training task `number`, a function of the number alone."""
         recipe, device = self._recipe, self._runtime.device
         draw = self._sampler.draw("episode", recipe.seed, number, 1)
         both = torch.cat([draw.support[0], draw.query[0]])
@@ -62,7 +62,7 @@ class Episodes:
         return Episode(images[:shown], labels[0], images[shown:], labels[1])
 
     def differentiate(self, network: nn.Module) -> Tensor:
-        """Add gradients of the prepared tasks' mean loss, task by task: one keeps its graph.
+        """Add gradients of the prepared tasks' mean loss, task by task: only one graph is kept.
 
         Several processes share the tasks.
         """

@@ -1,4 +1,4 @@
-"""Saving and restoring what an interrupted evaluation has found."""
+"""Saving and restoring the results of an interrupted evaluation."""
 
 import time
 from collections.abc import Callable
@@ -14,15 +14,15 @@ SAVE_SECONDS = 10.0
 
 
 class Partial:
-    """A file that keeps up with an evaluation, and what it held when the evaluation began.
+    """A file of the results so far, and the results that it held when the evaluation began.
 
     Args:
         path: the file.
-        of: what is evaluated; a file that keeps up with anything else is ignored.
+        of: identifies the evaluation; a file of another evaluation is ignored.
 
     Attributes:
-        done: right queries of the tasks that are done; int64.
-        seconds: what these took.
+        done: correct queries of the tasks that are done; int64.
+        seconds: the seconds that these took.
     """
 
     def __init__(self, path: Path, of: dict[str, Any]):
@@ -34,7 +34,7 @@ class Partial:
 
     @property
     def spent(self) -> float:
-        """Seconds of this evaluation until now, those before interruptions included."""
+        """Seconds of this evaluation until now, including those before interruptions."""
         return self.seconds + time.monotonic() - self._began
 
     def save(self, correct: Tensor) -> None:

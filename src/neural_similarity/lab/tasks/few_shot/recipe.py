@@ -17,11 +17,11 @@ FOR_CLASSES = ("penalty", "label_smoothing", "probability_floor", "orthogonality
 
 @dataclass(frozen=True, kw_only=True)
 class FewShotRecipe(Recipe):
-    """Learning to learn from few images; the defaults are the paper's base training.
+    """Few-shot learning; the defaults are the paper's pretraining on the base classes.
 
-    `method` decides how the network is trained: to name the base classes, or by tasks of `ways`
-    classes, `shots` labelled images and `queries` of each. The paper gives no number of epochs and
-    no batch size for base training: 128, and 100 epochs of Mini-ImageNet's 64 classes.
+    `method` decides how the network is trained: by classifying the base classes, or by tasks of
+    `ways` classes with `shots` labelled images and `queries` each. For pretraining the paper gives
+    neither epochs nor batch size: we take 100 epochs of Mini-ImageNet's 64 classes, and 128.
     """
 
     DATASETS: ClassVar[Collection[str]] = SPLIT_NAMES
@@ -29,7 +29,7 @@ class FewShotRecipe(Recipe):
     dataset: str = "mini-imagenet"
     """Data set: embedded, mini-imagenet, cifar-fs, fc100, omniglot, or folder (one a class)."""
     train_on: Classes = "train"
-    """Base classes: those of training, or those of validation as well, as the paper has it."""
+    """Base classes: the training classes, or the validation classes as well, as in the paper."""
     method: str = "fine-tuning"
     """The method that is trained, and evaluated unless another one is named."""
     start: str | None = None
@@ -37,14 +37,14 @@ class FewShotRecipe(Recipe):
     ways: int = 5
     """Classes of a training task."""
     shots: int = 5
-    """Labelled images of each class of a task, in training and validation; test classes must have
-    as many as this and `queries` too."""
+    """Labelled images of each class of a task, in training and validation; test classes, too, need
+    `shots` + `queries` images."""
     queries: int = 15
     """Queries of each class of a task, in training and validation."""
     meta_batch: int = 1
-    """Tasks per update, where training is by tasks."""
+    """Tasks per update, if training is by tasks."""
     batch_size: int = 128
-    """Images per update, where training is to name the base classes."""
+    """Images per update, if training classifies the base classes."""
     select_on: Literal["none", "val"] = "none"
     """Keep the checkpoint that is best on tasks of the validation classes."""
     select_tasks: int = 300
@@ -52,7 +52,7 @@ class FewShotRecipe(Recipe):
     select_ways: int = 5
     """Classes of a validation task."""
     model: str = "convnet4"
-    """Network, one of those that `nsim models` lists."""
+    """Network; `nsim models` lists them."""
     steps: int = 30_000
     """Number of updates."""
     optimizer: Literal["sgd", "adam"] = "adam"
@@ -94,8 +94,8 @@ class FewShotRecipe(Recipe):
         """Check that validation tasks fit a learned classifier."""
         if self.select_ways != self.ways:
             raise ValueError(
-                f"`select_ways` must be `ways`, {self.ways}, as {self.method} learns where its "
-                f"classifier starts, got {self.select_ways}"
+                f"`select_ways` must be `ways`, {self.ways}, as {self.method} learns the start "
+                f"of its classifier, got {self.select_ways}"
             )
 
     def _require_none_of(self, *names: str) -> None:
@@ -109,12 +109,12 @@ class FewShotRecipe(Recipe):
 
     @property
     def shared_field(self) -> str:
-        """Tasks are shared where training is by tasks, else images."""
+        """The field of tasks if training is by tasks, else of images."""
         return "meta_batch" if METHODS[self.method].episodic else "batch_size"
 
     @property
     def images_per_step(self) -> int:
-        """Images of an update: those of its tasks, or of a batch."""
+        """The number of images in the tasks or the batch of an update."""
         if METHODS[self.method].episodic:
             return self.meta_batch * self.ways * (self.shots + self.queries)
         return self.batch_size
@@ -135,13 +135,13 @@ class FewShotRecipe(Recipe):
 
 
 def retraining(recipe: FewShotRecipe, step: int, growth: float) -> FewShotRecipe:
-    """The recipe on training and validation classes, as long as was best on the latter.
+    """The recipe on training and validation classes, up to the step that was best on the latter.
 
     Args:
         recipe: of a run with `select_on`.
         step: its best step.
-        growth: how many times more images there are; as many epochs are that many more steps. The
-            tasks of episodic training stay as many.
+        growth: ratio of the numbers of images, by which steps grow for as many epochs. Episodic
+            training keeps its number of tasks.
     """
     factor = 1.0 if METHODS[recipe.method].episodic else growth
     steps = max(1, round(step * factor))

@@ -19,12 +19,12 @@ class RelationNet(Metric):
     Two convolutions with batch norm, ReLU and pool, then 8 units and a sigmoid; a class is the sum
     of its support maps; the squared error to 1 and 0 is minimised. Sung et al., 2018
     (https://arxiv.org/abs/1711.06025). Convolutions are padded and the last pool leaves 3×3 cells
-    whatever the size of the maps, which for 84 pixels is what the original has. Training in bf16
-    compares in it too, which is most of the work; evaluation compares in float32.
+    whatever the size of the maps, as in the original for 84 pixels. Training in bf16 also compares
+    in bf16, which is most of the work; evaluation compares in float32.
 
     Args:
         backbone: Maps images to maps (n, channels, h, w), 2×2 at least.
-        channels: Of these maps.
+        channels: Channels of these maps.
     """
 
     at_once = 2
@@ -74,7 +74,7 @@ class RelationNet(Metric):
 
 
 def _pairs(classes: Tensor, query: Tensor) -> Tensor:
-    """Maps (..., q, ways, 2 * channels, h, w) of every class behind those of every query."""
+    """Maps (..., q, ways, 2 * channels, h, w): every query's joined with every class's."""
     *lead, ways, channels, height, width = classes.shape
     shape = (*lead, query.shape[-4], ways, channels, height, width)
     both = query.unsqueeze(-4).expand(shape), classes.unsqueeze(-5).expand(shape)

@@ -18,7 +18,7 @@ from neural_similarity.lab.train.run import Checkpoint, load_network, usual_chec
 
 @dataclass(frozen=True, kw_only=True)
 class FewShotRun(Run):
-    """A run folder of few-shot learning; `classes` are those that are trained on."""
+    """A run folder of few-shot learning; `classes` are the base classes."""
 
     RECIPE: ClassVar[type[Recipe]] = FewShotRecipe
     COMMAND: ClassVar[str] = "nsim fewshot train"
@@ -26,11 +26,11 @@ class FewShotRun(Run):
     recipe: FewShotRecipe
 
     def build(self, **overrides: Any) -> nn.Module:
-        """The module to train: the method where it is trained by tasks, else the network."""
+        """The module to train: the method if it is trained by tasks, else the network."""
         return self._as_trained(self._network(**overrides))
 
     def begin(self) -> nn.Module:
-        """`build`, its network as the run at the recipe's `start`, if any, left it.
+        """`build`, with the network trained by the run at the recipe's `start`, if any.
 
         Raises:
             RunError: that run's network does not fit.
@@ -52,13 +52,13 @@ class FewShotRun(Run):
 
 
 def take_weights(network: nn.Sequential, start: str) -> None:
-    """Give `network` the embedding that the run in the folder `start` trained.
+    """Load the embedding that the run in the folder `start` trained into `network`.
 
-    What `network` has besides, its similarities and its classifier, stays; the classifier is taken
-    as well where it is of as many classes.
+    The classifier is loaded as well if it has as many classes. Similarities that only `network` has
+    stay as they are.
 
     Raises:
-        RunError: it has other layers.
+        RunError: the run's network has other layers.
     """
     run = read_run(start, FewShotRun)
     source = load_network(run, usual_checkpoint(run))
@@ -81,7 +81,7 @@ def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None
         name: of the method; None is the recipe's.
 
     Raises:
-        RunError: the run trained another method by tasks, or its network for another one.
+        RunError: the run trained another method by tasks, or its network for another method.
         ValueError: there is no method of that name.
     """
     name = name or run.recipe.method

@@ -1,4 +1,4 @@
-"""Static NSN (§7.2): on the support set, M of every layer is learned beside the classifier."""
+"""Static NSN (§7.2): M of every layer and a classifier are learned on the support set."""
 
 from copy import deepcopy
 
@@ -17,16 +17,16 @@ from neural_similarity.ops import promoted, without_autocast
 class StaticTuning(Method):
     """A network trained without similarity gets M = I in every layer; M and a new head are learned.
 
-    The kernels stay, and so do the statistics of batch normalisation. Weight decay pulls M to the
-    identity. 36 numbers besides the head for CNN-4 and a diagonal M. M is learned from a few images
-    at a time, whose statistics are not the support set's, so "support" is refused.
+    The kernels and the statistics of batch normalisation are frozen. Weight decay pulls M to the
+    identity. In CNN-4 a diagonal M adds 36 parameters to those of the head. M is learned in small
+    batches, whose statistics are not the support set's, so "support" is refused.
 
     Args:
-        backbone: Embeds images, is copied; static similarities that it has already are learned.
+        backbone: Embeds images; it is copied. Static similarities that it already has are learned.
         features: Length of its embedding.
         tuning: The gradient descent.
-        similarity: What a backbone without similarities gets.
-        rate: Factor on the step size of M; that of the classifier stays.
+        similarity: The similarity of a backbone that has none.
+        rate: Factor on the step size of M, not on the classifier's.
 
     Raises:
         ValueError: every convolution of the backbone has another similarity, or `rate` is not
@@ -90,7 +90,7 @@ class StaticTuning(Method):
         return scores
 
     def _copied(self) -> nn.Module:
-        """A copy for one task, of which the numbers of every M are all that is learned."""
+        """A copy for one task, in which only the entries of M are learned."""
         copied = deepcopy(self.backbone)
         if self.statistics == "running":  # By torch's own layers, which a block fuses.
             copied = set_statistics(copied, None).eval()

@@ -24,24 +24,24 @@ class Tadam(Method):
     The mean of the classes' means, in the embedding as it is, represents the task. From it, two
     small residual networks for every batch normalisation predict a scale and a shift of its output,
     $\gamma = 1 + \gamma_0\, g(\text{task})$ and $\beta = \beta_0\, h(\text{task})$ with two
-    learned numbers a layer that start at 0, so that the embedding starts unchanged. Support and
+    learned factors a layer that start at 0, so that the embedding starts unchanged. Support and
     queries are embedded with them; logits are $-\alpha \lVert x - c_k \rVert^2$ for class means
     $c_k$ and a learned $\alpha > 0$.
 
-    Both go into the normalisation's own weight and bias, so that no layer is added; also into those
-    of shortcuts, but not of predictors of a dynamic similarity. The original trains with
-    classification of the base classes as an auxiliary task; here, start from a network that was
-    trained so.
+    Both are multiplied into the normalisation's own weight and bias, so that no layer is added.
+    Normalisation in shortcuts changes too, in predictors of a dynamic similarity it does not. The
+    original trains with classification of the base classes as an auxiliary task; here, start from a
+    network pretrained on them.
 
     Args:
         network: Any `torch.nn.Sequential` that ends in a linear classifier, which is dropped.
-        scale: Start of $\alpha$.
+        scale: Initial value of $\alpha$.
         depth: Layers of the residual networks.
         penalty: Factor on the sum of the squared $\gamma_0$ and $\beta_0$ in `loss`.
 
     Raises:
-        ValueError: the network ends in something else or has no batch normalisation to change, or
-            `scale` or `depth` is out of range.
+        ValueError: the network does not end in a linear layer or has no batch normalisation to
+            change, or `scale` or `depth` is out of range.
     """
 
     fixed_embedding = False

@@ -1,4 +1,4 @@
-"""Few-shot learning as a task: training by episodes or by naming the base classes."""
+"""Few-shot learning as a task: episodic training, or pretraining on the base classes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ SELECTION_SEED = 1
 
 @dataclass(frozen=True)
 class FewShotTask:
-    """A network learns to learn from few images; see `Task`. Test classes are not looked at."""
+    """Train a network for few-shot learning; see `Task`. Test images are not used."""
 
     RUN: ClassVar[type[Run]] = FewShotRun
 
@@ -47,7 +47,7 @@ class FewShotTask:
     def load(
         cls, recipe: FewShotRecipe, root: str | Path, progress: Progress | None = None
     ) -> Self:
-        """The task of a recipe, its data from below `root`."""
+        """The task of a recipe, with its data from `root`."""
         if recipe.start is not None:  # The run may go on in another working directory.
             recipe = replace(recipe, start=str(Path(recipe.start).absolute()))
         size = recipe.image_size
@@ -66,7 +66,7 @@ class FewShotTask:
         return self.split.part(self.recipe.train_on)
 
     def check(self) -> dict[str, Any]:
-        """Check the data for enough classes and images, and the start, whose facts it returns."""
+        """Check that classes and images suffice, and that the start fits; return its facts."""
         check_sizes(self.split, self.recipe)
         return {"start": check_start(self.recipe, self.split)}
 
@@ -77,13 +77,13 @@ class FewShotTask:
         return Preprocess.of(self.images, self.recipe.inputs)
 
     def objective(self, run: FewShotRun, runtime: Runtime) -> Objective:
-        """Training by tasks of the base classes, or by their names."""
+        """The loss on tasks of the base classes, or of classifying them."""
         if METHODS[run.recipe.method].episodic:
             return Episodes(run.recipe, self.images, run.preprocess, runtime)
         return Classification(run.recipe, runtime, batches_of(self.images, run, runtime))
 
     def judge(self, run: FewShotRun, runtime: Runtime) -> Judge | None:
-        """The judge by the mean accuracy over tasks of the validation classes."""
+        """The function that validates: mean accuracy over tasks of the validation classes."""
         recipe, split = run.recipe, self.split
         if recipe.select_on != "val":
             return None
@@ -118,11 +118,11 @@ class FewShotTask:
 def retrained(
     run: FewShotRun, start: str | Path | None, load: Callable[[], Any]
 ) -> tuple[FewShotRecipe, dict[str, Any]]:
-    """The recipe of a run on validation classes as well, and what was chosen for it.
+    """The recipe of a run with the validation classes added, and the step that it chose.
 
     Args:
-        run: finished, with a step chosen on the validation classes.
-        start: run folder to start from, where the run has one.
+        run: a finished run that chose its best step on the validation classes.
+        start: run folder to start from, if the run started from one.
         load: gives the run's `FewShotTask`.
 
     Raises:
@@ -152,9 +152,9 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
     """Check, before training, that the data have enough classes and images for the tasks.
 
     Raises:
-        ValueError: a part has too few classes, or a class of it, which the error names, too few
-            images for shots and queries; of test classes there must be two, or as many as in
-            training where the method learns how its classifier starts.
+        ValueError: a part has too few classes, or a class, which the error names, has too few
+            images for shots and queries. There must be two test classes, or as many as in training
+            if the method learns its initial classifier.
     """
     if METHODS[recipe.method].episodic:
         check_tasks(split, recipe.train_on, recipe.sizes)
@@ -170,10 +170,10 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
 
 
 def check_tasks(split: ClassSplit, part: str, sizes: TaskSizes) -> None:
-    """Check that a part of the data has enough classes and images for such tasks.
+    """Check that a part of the data has enough classes and images for tasks of these sizes.
 
     Raises:
-        ValueError: it has too few classes, or one, which the error names, too few images.
+        ValueError: it has too few classes, or a class, which the error names, too few images.
     """
     try:
         Sampler(split.part(part), sizes)
@@ -185,14 +185,13 @@ def check_start(recipe: FewShotRecipe, split: ClassSplit) -> dict[str, Any] | No
     """Facts of the run that training starts from, which must suit this one.
 
     Raises:
-        RunError: there is none where kernels stay as they are, or it is of other data, or trained
-            on classes that this run must not know.
+        RunError: the method freezes kernels and no run is given; or the run has other data, or was
+            trained on classes that this run must not see.
     """
     if recipe.start is None:
         if METHODS[recipe.method].frozen:
             raise RunError(
-                f"`start` must be the folder of a run: {recipe.method} leaves kernels as they are, "
-                "got none"
+                f"`start` must be the folder of a run: {recipe.method} freezes kernels, got none"
             )
         return None
     run = read_run(recipe.start, FewShotRun)

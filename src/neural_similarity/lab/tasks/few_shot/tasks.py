@@ -1,4 +1,4 @@
-"""Lists of tasks: the classes and images of each, as numbers that can be saved and shared.
+"""Lists of tasks: the classes and images of each, as indices that can be saved and shared.
 
 A list of tasks is a function of its data and its seed; methods that are tested on one list are
 compared task by task.
@@ -28,12 +28,12 @@ VERSION = 1
 FORMAT = 2
 """Format of the files; others are refused."""
 LEAST_TASKS, MOST_TASKS = 2, 1_000_000
-"""Bounds of a list: one task has no interval."""
+"""Bounds of a list's length: a single task has no confidence interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSizes:
-    """How large a task is.
+    """The size of a task.
 
     Raises:
         ValueError: there are fewer than two ways, or no shots or queries.
@@ -43,7 +43,7 @@ class TaskSizes:
     shots: int = 5
     """Labelled images of each class."""
     queries: int = 15
-    """Images of each class to be recognised."""
+    """Images of each class to classify."""
 
     def __post_init__(self) -> None:
         for name, least in (("ways", 2), ("shots", 1), ("queries", 1)):
@@ -82,7 +82,7 @@ class Sampler:
     """Draws tasks from images: classes at random, then images of each, all of them different.
 
     Args:
-        images: what to draw from.
+        images: the images to draw from.
         sizes: ways, shots and queries.
 
     Raises:
@@ -129,7 +129,7 @@ class TaskList:
     """Tasks of a part of a data set, to be shared by all methods.
 
     Raises:
-        ValueError: the numbers do not fit the sizes, there are fewer than two tasks, which have no
+        ValueError: the shapes do not fit the sizes, there are fewer than two tasks, which have no
             interval, or the seed is not an integer.
     """
 
@@ -140,7 +140,7 @@ class TaskList:
     sizes: TaskSizes
     """Ways, shots and queries."""
     seed: int
-    """What the tasks were drawn with."""
+    """The seed that the tasks were drawn with."""
     draw: Draw
     """The classes and images of each task."""
 
@@ -168,7 +168,7 @@ class TaskList:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything in the list but classes, which images have, as 64 hex digits."""
+        """SHA-256 of the list as 64 hex digits; classes, which follow from images, are left out."""
         facts = [VERSION, self.data, self.part, dataclasses.asdict(self.sizes), self.seed]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for positions in (self.draw.support, self.draw.query):
@@ -202,12 +202,12 @@ class TaskList:
             alone &= found.sort(1).values.diff(dim=1).ne(0).all(1)
         if not alone.all():
             raise ValueError(
-                f"{where} must have different classes in each task, every way images of its own, "
-                f"and no image twice, got otherwise in task {int(alone.int().argmin())}"
+                f"{where} must list the classes of a task and the images of each class once, but "
+                f"task {int(alone.int().argmin())} repeats one, or has images of other classes"
             )
 
     def images(self) -> Tensor:
-        """Positions of the images that any task has, rising."""
+        """Sorted positions of the images that occur in any task."""
         return torch.cat([self.draw.support.flatten(), self.draw.query.flatten()]).unique()
 
     def chunks(self, size: int, start: int = 0) -> Iterator[Draw]:
@@ -220,13 +220,13 @@ class TaskList:
 def draw_tasks(
     images: Images, sizes: TaskSizes, count: int, *, seed: int, data: str, part: str
 ) -> TaskList:
-    """`count` tasks of `images`; the first of a longer list are those of a shorter one.
+    """`count` tasks of `images`; lists with the same seed and data share their first tasks.
 
     Args:
         images: the part of the data set.
         sizes: ways, shots and queries.
         count: number of tasks.
-        seed: what to draw with.
+        seed: the seed of the draws.
         data: digest of the data set.
         part: name of the part.
 
@@ -244,7 +244,7 @@ def draw_tasks(
 
 
 def to_json(tasks: TaskList) -> dict[str, Any]:
-    """A list as plain values, its numbers packed."""
+    """A list as JSON values, with its positions packed."""
     return {
         "version": FORMAT,
         "data": tasks.data,
@@ -259,7 +259,7 @@ def to_json(tasks: TaskList) -> dict[str, Any]:
 
 
 def from_json(content: dict[str, Any]) -> TaskList:
-    """The list that `to_json` described.
+    """The list that `to_json` wrote.
 
     Raises:
         ValueError: it is of another version, or damaged.
@@ -275,7 +275,7 @@ def from_json(content: dict[str, Any]) -> TaskList:
 
 
 def write_tasks(path: Path, tasks: TaskList) -> None:
-    """Keep a list as a JSON file."""
+    """Write a list to a JSON file."""
     write_json(path, to_json(tasks))
 
 

@@ -12,13 +12,13 @@ from neural_similarity.lab.data.images import generator
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How the support set is learned: by default as in the paper (App. A).
+    """Settings of gradient descent on a support set; the defaults are the paper's (App. A).
 
-    The mini-batches are those of CloserLookFewShot, from which the paper's other numbers come
+    The mini-batches are those of CloserLookFewShot, from which the paper takes its other results
     (https://github.com/wyharveychen/CloserLookFewShot).
 
     Raises:
-        ValueError: epochs, images of a step or the step size are not positive.
+        ValueError: epochs, batch size or step size are not positive.
     """
 
     lr: float = 0.01
@@ -27,13 +27,13 @@ class Tuning:
     dampening: float = 0.9
     """Share of the gradient that every step but the first leaves out."""
     weight_decay: float = 1e-3
-    """Pull towards zero: of a static M's raw numbers, towards the identity."""
+    """Pull of parameters towards zero, which for a static M is the identity."""
     epochs: int = 100
     """Passes over the support set."""
     batch_size: int = 4
     """Images of a step; the last of a pass may have fewer."""
     seed: int = 0
-    """Seed of the images' order and of the first weights, the same for every task."""
+    """Seed of the images' order and of the initial weights, the same for every task."""
 
     def __post_init__(self) -> None:
         require_count("epochs", self.epochs)
@@ -41,7 +41,7 @@ class Tuning:
         require_positive("lr", self.lr)
 
     def minibatches(self, count: int) -> Iterator[Tensor]:
-        """Positions of the images of every step, of `count` images."""
+        """The positions of every step's images, among `count` images."""
         random = generator("fine-tuning", self.seed)
         for _ in range(self.epochs):
             yield from torch.randperm(count, generator=random).split(self.batch_size)
@@ -49,8 +49,8 @@ class Tuning:
     def first_linear(self, ways: int, features: int) -> tuple[Tensor, Tensor]:
         """Initial weight and bias of a new linear layer.
 
-        Both are uniform as torch's, of nearly its bounds, but from one stream of numbers: a bias is
-        not independent of the weights.
+        Both are uniform like torch's, with nearly its bounds, but drawn from one stream of random
+        numbers: a bias is not independent of the weights.
         """
         bias = self.first_weights(ways, features + 1)[:, 0]
         return self.first_weights(ways, features), bias
@@ -69,17 +69,17 @@ def descend(
     tuning: Tuning,
     factors: Sequence[float] = (),
 ) -> None:
-    """Update `parameters`, leaves, in place.
+    """Minimise `loss` over `parameters`, which are leaves and are updated in place.
 
-    Where `loss` is a sum over tasks with parameters of their own, each task moves as it would
-    alone: every update is by element.
+    If `loss` is a sum over tasks with parameters of their own, each task is learned as it would be
+    alone, because every update is elementwise.
 
     Args:
-        parameters: what moves.
-        loss: of the images at given positions.
-        count: images of a support set.
-        tuning: the steps.
-        factors: on the step size of each of the parameters, by default 1.
+        parameters: the tensors to update.
+        loss: the loss of the images at given positions.
+        count: number of images in a support set.
+        tuning: settings of the descent.
+        factors: factors on the step size, one for each parameter, by default 1.
     """
     factors = factors or [1.0] * len(parameters)
     groups = [
