@@ -72,7 +72,7 @@ EXTRA = ("numpy", "PIL", "tyro", "rich", "matplotlib", "scipy")
 
 
 def extra_needed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
-    """Say what to install in the error of a missing module of the extra `lab`."""
+    """The error for a missing module, which says what to install if it is in the extra `lab`."""
     if (error.name or "").partition(".")[0] not in EXTRA:
         return error
     return ModuleNotFoundError(

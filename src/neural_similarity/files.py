@@ -35,10 +35,10 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path`; what was written there is flushed and renamed to `path`.
+    """Yield a name beside `path`; the file written there is flushed and renamed to `path`.
 
-    The folder is made. After an error the new file is gone: where the disk is full, it would take
-    what space there was.
+    The folder is created. After an error the new file is removed: on a full disk it would take up
+    the last space.
 
     Raises:
         OSError: it cannot be written; the error names `path`.
@@ -60,12 +60,12 @@ def new_file(path: Path) -> Iterator[Path]:
 def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield an empty folder beside `path`; its files are flushed and it is renamed to `path`.
 
-    After an error the new one is gone.
+    After an error the new folder is removed.
 
     Args:
-        path: where it goes.
-        replace: whether a folder that is there already gives way. If not, and it holds anything,
-            that is an error, also where it came in the meantime.
+        path: the folder to make.
+        replace: whether an existing folder is replaced. If not, one that holds anything is an
+            error, also if it was made in the meantime.
 
     Raises:
         OSError: it cannot be written, or must not be replaced.
@@ -87,17 +87,17 @@ def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder of ours: cut short, it leaves a hidden one, see `remove_leftovers`."""
+    """Remove a folder; an interrupted removal leaves a hidden one, see `remove_leftovers`."""
     shutil.rmtree(path.rename(_hidden_path(path)))
 
 
 def remove_leftovers(folder: Path, names: str) -> None:
-    """Remove what killed processes left of files and folders that were written or removed.
+    """Remove files and folders that killed processes left half written or half removed.
 
     Only names of `_hidden_path` are touched; anything else in the folder is not ours.
 
     Args:
-        folder: where they are, or nothing.
+        folder: the folder to search; it may be missing.
         names: a regular expression of the names that they would have, or had.
     """
     hidden = re.compile(rf"\.(?:{names})\.(?P<process>[1-9][0-9]*){re.escape(PARTIAL)}")
@@ -160,7 +160,7 @@ def lock_file(descriptor: int, *, wait: bool) -> None:
     """Lock an open file or folder against other processes, except on Windows.
 
     Raises:
-        BlockingIOError: another process has it, and this one is not to wait.
+        BlockingIOError: another process holds the lock, and `wait` is False.
     """
     if sys.platform != "win32":
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,7 +170,7 @@ def read_bytes(path: Path, size: int | None = None, most: int = MOST_BYTES) -> b
     """The content of `path`.
 
     Raises:
-        FileNotFoundError: there is no such file; a pipe, which would be read for ever, counts so.
+        FileNotFoundError: it is not a regular file; reading a pipe might never end.
         ValueError: its size is not `size`, or above `most`.
     """
     if not path.is_file():
@@ -199,12 +199,12 @@ def read_json(path: Path, most: int = MOST_TEXT) -> Any:
     """The value in `path`, as `read_text`.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply to be read.
+        ValueError: it is not JSON, or nested too deeply to be read.
     """
     text = read_text(path, most)
     try:
         return json.loads(text)
-    except ValueError as error:  # also of a number of too many digits
+    except ValueError as error:  # also for a number with too many digits
         raise ValueError(f"{path} must be JSON, got {error}") from error
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None

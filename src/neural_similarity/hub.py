@@ -26,10 +26,10 @@ class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
     """A network of `ns.models` with the hub's methods; its folder holds all weights.
 
     Args:
-        name: Of the network, as in `ns.models.MODELS`.
+        name: Name of the network, as in `ns.models.MODELS`.
         num_classes: Number of outputs.
         similarity: A name or spec made of the library's own parts.
-        options: The network's others, such as `width`.
+        options: Other options of the network, such as `width`.
 
     Raises:
         ValueError: there is no such network or option; when loaded, weights are missing.
@@ -63,7 +63,7 @@ class Adapted(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
 
     Args:
         network: A converted network.
-        extra: What is saved besides similarities: names or globs.
+        extra: Names or globs of what to save besides similarities.
 
     Raises:
         ValueError: as `save_adapter` when saved, as `load_adapter` when loaded.

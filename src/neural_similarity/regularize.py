@@ -41,8 +41,8 @@ def parameter_groups(
     `sphere_decay`. "similarities": static M by `similarity_decay`, towards the identity where the
     structure has a residual and towards zero where not.
     "undecayed": the gains of dynamic M, the masks of kernel shapes, and the learned k of
-    hyperspherical convolutions. Of several groups that a parameter fits it is in "undecayed", else
-    in "similarities". Empty groups are left out.
+    hyperspherical convolutions. A parameter that fits several groups is in "undecayed" if that is
+    one of them, else in "similarities". Empty groups are left out.
 
     Raises:
         ValueError: a decay is negative.
@@ -72,7 +72,7 @@ def parameter_groups(
 def _parameters_by_group(
     model: nn.Module, *, with_spheres: bool
 ) -> dict[str, dict[nn.Parameter, None]]:
-    """All parameters, each in the first of its groups, in the order in which groups take them."""
+    """All parameters, each in the first of these groups that it fits."""
     groups: dict[str, dict[nn.Parameter, None]] = {
         name: {} for name in ("undecayed", "similarities", "predictors", "spheres", "weights")
     }
@@ -93,7 +93,7 @@ def _parameters_by_group(
 
 
 def _undecayed(module: nn.Module) -> str | None:
-    """The parameter of `module` itself that decay would not improve."""
+    """The name of the parameter of `module` itself that must not decay, if any."""
     if isinstance(module, DynamicSimilarity | SelfAttention):
         return "gain"
     if isinstance(module, MaskedModule):

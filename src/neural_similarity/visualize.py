@@ -34,7 +34,7 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
     Static: (K,) or (K, K). Dynamic, of `Conv2d` alone: (n, K, h, w) or (n, K, K, h, w) over the
     network's input `x`, (n, c, height, width). Unshared blocks are averaged. The network runs in
-    evaluation mode; afterwards every module is in its mode again.
+    evaluation mode; modes are restored afterwards.
     """
     check_module(model)
     require_tensors(x=x)
@@ -84,7 +84,7 @@ def kernel_shapes(model: nn.Module) -> dict[str, Tensor]:
 
 
 def plot_shapes(shapes: dict[str, Tensor], columns: int = 5) -> "Figure":
-    """A picture per layer of which taps its kernel has.
+    """A picture for every layer, showing which taps its kernel has.
 
     Raises:
         ValueError: `shapes` does not map names to tensors, or `columns` is below 1.
@@ -103,7 +103,7 @@ def mean_matrix(m: Tensor) -> Tensor:
     """(K, K) of any M that `similarities` returns: the mean over images and positions.
 
     Raises:
-        ValueError: it is no tensor of real numbers on a device.
+        ValueError: `m` is not a tensor of real numbers on a device.
     """
     _check_numbers("m", m)
     if m.dim() > 2:
@@ -119,8 +119,8 @@ def plot_matrices(
 ) -> "Figure":
     """A heat map of M - I per layer, on one colour scale: rows are kernel taps, columns patch taps.
 
-    Where `kernels` has the layer's kernel size, taps stand in their places in the kernel: a
-    diagonal M is one kernel, and of another M each kernel tap is a map over the patch's taps. An M
+    If `kernels` gives the layer's kernel size, taps are drawn at their places in the kernel: a
+    diagonal M as one kernel, any other M as a map over the patch's taps for every kernel tap. An M
     over channels and taps stays a matrix.
 
     Raises:
@@ -143,7 +143,7 @@ def plot_matrices(
 
 
 def _panel(m: Tensor, kernel: Sequence[int] | None) -> Tensor:
-    """Draw a picture of M - I."""
+    """M - I as an image."""
     mean = mean_matrix(m)
     change = mean - torch.eye(len(mean))
     if kernel is None or len(change) != prod(kernel):  # over channels, too
@@ -168,16 +168,16 @@ def plot_maps(
 ) -> "Figure":
     """A dynamic M over images: each image, the distance ‖M - I‖, and M's diagonal tap by tap.
 
-    The taps' maps stand in their places in the kernel; all images share the two colour scales.
+    The taps' maps are drawn at their places in the kernel; all images share the two colour scales.
 
     Args:
         x: (n, c, height, width), in any range.
         m: (n, K, h, w) or (n, K, K, h, w).
-        title: Above the picture.
+        title: The title above the picture.
         kernel: Height and width of the kernel; None is square where K allows it, else one row.
 
     Raises:
-        ValueError: the shapes are others.
+        ValueError: the shapes do not fit.
     """
     require_tensors(x=x)
     _check_numbers("m", m)
@@ -209,7 +209,7 @@ def plot_maps(
 
 
 def _check_named(argument: str, tensors: object) -> None:
-    """Check a mapping from names to tensors that can be drawn, at least one."""
+    """Check that at least one name is mapped to a tensor that can be drawn."""
     if not isinstance(tensors, Mapping) or not tensors:
         raise ValueError(f"`{argument}` must map names of layers to tensors, got {tensors!r}")
     for name, tensor in tensors.items():
@@ -229,7 +229,7 @@ def _check_numbers(argument: str, tensor: object) -> None:
 
 
 def _check_kernels(kernels: object, argument: str = "kernels") -> None:
-    """Check sizes of kernels by name."""
+    """Check that these are sizes of kernels."""
     sizes = kernels.values() if isinstance(kernels, Mapping) else [kernels]
     for size in [] if kernels is None else sizes:
         numbers = size if isinstance(size, tuple | list) else ()
@@ -270,13 +270,13 @@ def _displayable(image: Tensor) -> Tensor:
 def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
     """Write `similarities.png`, `maps-LAYER.png` for every dynamic `Conv2d`, and `shapes.png`.
 
-    The last only where kernel shapes are learned. Of dynamic similarities, those of two-dimensional
-    convolutions are drawn; of LSTMs and whole maps none.
+    The last is written only if kernel shapes are learned. Dynamic similarities are drawn for
+    two-dimensional convolutions, not for LSTMs and whole maps.
 
     Args:
         model: A network.
         x: Its input, a few images: (n, c, height, width).
-        folder: Where the pictures go; made where it is missing.
+        folder: The folder of the pictures; it is created if it is missing.
 
     Returns:
         The files; none for a network without similarities that can be drawn.

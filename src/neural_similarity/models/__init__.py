@@ -9,9 +9,9 @@
 | `similarity` | as in `ns.Conv2d`; not of 1×1 convolutions, SphereNets and rivals |
 
 Each is a `torch.nn.Sequential` from (n, in_channels, image_size, image_size) to (n, num_classes).
-Its last layer is the classifier, so that `network[:-1]` is the embedding, of the same parameters
-(but for the "released" CNN-9, which ends in its scores). It raises a `ValueError` where an argument
-is out of range.
+Its last layer is the classifier, so that `network[:-1]` is the embedding and shares its parameters
+(except in the "released" CNN-9, which ends in its scores). Each raises a `ValueError` if an
+argument is out of range.
 """
 
 from neural_similarity.models.blocks import ConvBlock as ConvBlock

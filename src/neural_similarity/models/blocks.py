@@ -1,4 +1,4 @@
-"""A convolution with what follows it: batch normalisation, pool, ReLU."""
+"""A convolution followed by batch normalisation, pool and ReLU."""
 
 from typing import Any, cast
 
@@ -18,11 +18,11 @@ _MAP_DIMS = 4
 class ConvBlock(nn.Sequential):
     """A sequence of a convolution, batch normalisation, a 2×2 pool where a stage ends, and ReLU.
 
-    The ReLU comes after the pool, where the map is a quarter: the largest number of a window is
-    the same before and after it, and so is the gradient. Behind a pool, a normalisation of a class
-    that gives its `line`, slope and offset of every channel (2, c), for a batch, is one operator
-    with pool and ReLU (`ops.batch_norm`): on channels-last maps on a CPU, and unless a layer was
-    replaced or has hooks.
+    The ReLU comes after the pool, where the map is a quarter as large: ReLU and maximum commute, so
+    output and gradient are the same. If the normalisation has a method `line`, which gives slope
+    and offset of every channel (2, c) for a batch, then normalisation, pool and ReLU run as one
+    operator (`ops.batch_norm`), on channels-last maps on a CPU, unless a layer was replaced or has
+    hooks.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -48,12 +48,12 @@ def pools(layer: nn.Module) -> bool:
 
 
 def without_pool(block: nn.Module) -> ConvBlock:
-    """A block of the same layers, but for the pool."""
+    """The block with the same layers except its pool."""
     return ConvBlock(*(layer for layer in block.children() if not isinstance(layer, nn.MaxPool2d)))
 
 
 def _as_made(layers: list[Any]) -> bool:
-    """Whether these are a normalisation with a `line`, a pool and ReLU as `conv_block` has them."""
+    """Whether these are a normalisation with a `line`, and `conv_block`'s own pool and ReLU."""
     if [type(layer) for layer in layers[1:]] != [nn.MaxPool2d, nn.ReLU]:
         return False
     norm, pool, _ = layers
@@ -64,7 +64,7 @@ def _as_made(layers: list[Any]) -> bool:
 
 
 def _fits(norm: Any, x: Tensor) -> bool:
-    """Whether x is channels-last maps that the operator can take, and `norm` in float32 theirs."""
+    """Whether the operator takes x, in channels-last, and `norm`, in float32 for x's channels."""
     if not available(x) or x.dim() != _MAP_DIMS or min(x.shape[2:]) < 2:
         return False
     running = [t for t in (norm.running_mean, norm.running_var) if t is not None]

@@ -15,7 +15,7 @@ from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity
 
 MOST_WIDTH = 1_000
-"""Factor on channels: tens of thousands of them need hundreds of gigabytes."""
+"""Largest factor on channels: tens of thousands of channels need hundreds of gigabytes."""
 Layers = dict[str, nn.Module]
 Convolution = Callable[..., nn.Conv2d] | type[Rival]
 
@@ -27,7 +27,7 @@ class Sizes(NamedTuple):
     depths: tuple[int, ...]
     hidden: int
     attended: int = 0
-    """Number of stages, the first ones, that end in self-attention."""
+    """Number of stages, from the first on, that end in self-attention."""
 
     def times(self, width: float) -> "Sizes":
         """The same depths with `width` times the channels and units."""
@@ -43,9 +43,9 @@ def sequential(
 ) -> nn.Sequential:
     """The network of these layers, at He's initialisation, with similarities.
 
-    Self-attention of `convolution` follows the first pools, `attended` being the channels of the
-    map at each. Attention and similarities come last and start as the identity, so that they leave
-    the kernels and the function unchanged.
+    Self-attention made of `convolution` follows the first pools; `attended` lists the channels of
+    their maps. Attention and similarities are added last and start as the identity, so that they
+    leave the kernels and the function unchanged.
     """
     network = nn.Sequential(OrderedDict(layers))
     _start(network)
@@ -55,7 +55,7 @@ def sequential(
 
 
 def _start(network: nn.Module) -> None:
-    """Initialise kernels as He; layers whose kernel depends on the image do it themselves."""
+    """Initialise kernels by He; layers whose kernel depends on the image initialise themselves."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear) and not layer.weight.is_meta:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
@@ -78,9 +78,9 @@ def _attending(
 
 
 def _give_similarities(network: nn.Module, similarity: Similarity | str | None) -> None:
-    """Give every `ns.Conv2d` a similarity, unless M would have too many predicted numbers.
+    """Give every `ns.Conv2d` a similarity, unless too many entries of M would be predicted.
 
-    More than `MOST_SCALARS` per position are too many.
+    The limit is `MOST_SCALARS` per position.
     """
     spec = resolve(similarity)
     layers = {
@@ -99,9 +99,9 @@ def _predicts_too_much(spec: Similarity | nn.Module | None, layer: Conv2d) -> bo
 
 
 def set_norms(network: nn.Module, *, momentum: float, eps: float) -> nn.Module:
-    """Set how fast batch normalisation keeps its statistics, and its eps outside of predictors.
+    """Set the momentum of batch normalisation, and its eps outside of predictors.
 
-    Predictors state their own eps, on which their start depends.
+    Predictors have their own eps, on which their initial output depends.
     """
     dynamic = [module for module in network.modules() if isinstance(module, DynamicSimilarity)]
     inside = {part for similarity in dynamic for part in similarity.predictor.modules()}
@@ -140,7 +140,7 @@ def fully_connected(features: int, hidden: int, num_classes: int) -> Layers:
 
 
 def padding(image_size: int, multiple: int) -> Layers:
-    """Zeros around images whose size is not a multiple of what the pools divide by."""
+    """Zero padding for images whose size the pools do not divide evenly."""
     missing = -image_size % multiple
     before, after = missing // 2, missing - missing // 2
     return {"pad": nn.ZeroPad2d((before, after, before, after))} if missing else {}

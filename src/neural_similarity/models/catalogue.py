@@ -44,7 +44,7 @@ RIVALS = frozenset({"cnn9_condconv", "cnn9_dynamic_filter", "cnn9_deformable"})
 WITHOUT_SIMILARITY = SPHERENETS | RIVALS
 """Networks whose layers have their own similarity or none: their `similarity` must be None."""
 CIFAR_CLASSES = 10
-"""The number of classes of networks that have no default: that of CIFAR-10."""
+"""The number of classes for networks without a default: CIFAR-10's."""
 
 
 def usual_sizes(name: str) -> tuple[int, int, int]:
@@ -59,7 +59,7 @@ def usual_sizes(name: str) -> tuple[int, int, int]:
 
 
 def options(name: str) -> dict[str, Any]:
-    """The options of the network called `name`, and what they are if not given."""
+    """The options of the network called `name`, with their defaults."""
     require_known("name", name, MODELS)
     parameters = signature(MODELS[name]).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}

@@ -12,7 +12,7 @@ from neural_similarity.nn.modes import check_module
 
 
 def parameters(model: nn.Module) -> int:
-    """Numbers that can be trained, also frozen ones; similarities and predictors are included."""
+    """Number of parameters, frozen ones, similarities and predictors included."""
     check_module(model)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -21,14 +21,15 @@ def parameters(model: nn.Module) -> int:
 def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
     """Multiply-adds of the forward pass for one input, in evaluation mode.
 
-    Those of convolutions, linear layers and matrix products, as torch's counter has them; a dynamic
-    similarity adds its predictor's and C·K (diagonal) or C·K² (full) per output position. Those of
-    normalisation, activations and pools are not counted. A static similarity counts its fold into
-    the kernel, unless `ns.fold` has done it. Nothing is computed: shapes go through a copy.
+    It counts convolutions, linear layers and matrix products, as torch's counter does; a dynamic
+    similarity adds its predictor's and C·K (diagonal) or C·K² (full) per output position.
+    Normalisation, activations and pools are not counted. A static similarity counts its fold into
+    the kernel, unless `ns.fold` has done it. Nothing is computed: only shapes go through a copy.
 
     Args:
-        model: Any network of one input.
-        size: Of the input without its batch dimension, (channels, height, width) or the three.
+        model: Any network with one input.
+        size: Size of the input without its batch dimension: (channels, height, width), or the three
+            numbers as arguments.
 
     Raises:
         ValueError: `model` is no module, or a number is below 1.
@@ -48,7 +49,7 @@ def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
 
 
 def _without_norms(model: nn.Module) -> nn.Module:
-    """`model` without batch normalisation, whose shapes torch takes longest to tell."""
+    """`model` without batch normalisation, whose shapes torch is slowest to infer."""
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if name and isinstance(module, _BatchNorm):
             model.set_submodule(name, nn.Identity())

@@ -29,10 +29,10 @@ def resnet12(
     Leaky ReLU of slope 0.1, 64, 160, 320 and 640 channels, then the average over the map, so that
     `network[:-1]` embeds an image in 640 numbers: the form of MetaOptNet (Lee et al. 2019,
     https://arxiv.org/abs/1904.03758), whose embedding has the same parameters and state_dict keys.
-    It regularises by DropBlock, which this network leaves out. The ResNet-12 of TADAM, which it
-    follows, has narrower blocks. The twelve 3×3 convolutions have the similarity, the 1×1 ones of
-    the shortcuts do not. It takes images
-    of 16 pixels or more. Starts at He's initialisation, the same for every similarity.
+    MetaOptNet regularises by DropBlock, which this network leaves out, and follows the ResNet-12 of
+    TADAM, whose blocks are narrower. The twelve 3×3 convolutions have the similarity, the 1×1 ones
+    of the shortcuts do not. Images must have at least 16 pixels. Starts at He's initialisation, the
+    same for every similarity.
     """
     check_sizes(num_classes, in_channels, image_size, smallest=_SHRINK)
     layers: dict[str, nn.Module] = {}

@@ -82,7 +82,7 @@ def cnn9_plus(
 
     [3×3, 56]×4, pool, [3×3, 112]×4, pool, [3×3, 192]×4, pool, FC 288, classifier. The paper gives
     no sizes, only "a deeper and wider version" with slightly more parameters than its similarity
-    networks; the "released" one, without its FC, has 64, 120 and 208 filters to be that.
+    networks; the "released" one has no FC, and so 64, 120 and 208 filters for as many parameters.
     """
     check_variant(variant)
     sizes = _CNN9_PLUS[variant].times(width)
@@ -107,7 +107,7 @@ def cnn9_wide(
     Args:
         variant: How the network begins and ends, as in `cnn9`.
         self_attention: Put `ns.SelfAttention` after the first two pools. The paper does not say
-            where it stands; there it is in the authors' SphereNet.
+            where it belongs; the authors' SphereNet has it there.
     """
     sizes = (ATTENTIVE if self_attention else WIDE).times(width)
     return _cnn9(sizes, num_classes, in_channels, image_size, similarity, variant)

@@ -23,10 +23,10 @@ def resnet18(
     """ResNet-18 with a similarity in all but the 1×1 convolutions. Author response, table 2.
 
     Computes what torchvision's `resnet18` does and has its state_dict keys, so that its weights
-    load with only `*.similarity.*` missing. The 7×7 stem has the similarity too, unless M would be
-    predicted there with more than 625 numbers per position: a dynamic full one has 2401, so the
-    stem is left plain, as in `ns.convert`. Starts at He's initialisation, the same for every
-    similarity, as the other networks do (torchvision's counts outputs in place of inputs).
+    load with only `*.similarity.*` missing. The 7×7 stem has the similarity too, unless more than
+    625 entries of M would be predicted per position: a dynamic full M has 2401, so the stem stays
+    plain, as in `ns.convert`. Starts at He's initialisation, the same for every similarity, as the
+    other networks do (torchvision's initialisation counts outputs in place of inputs).
     """
     check_sizes(num_classes, in_channels, image_size)
     layers = _stem(in_channels, width) | _stages(_Basic, (2, 2, 2, 2), width)

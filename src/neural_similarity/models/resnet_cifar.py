@@ -20,11 +20,11 @@ def resnet20(
 ) -> nn.Sequential:
     """ResNet-20: a 3×3 convolution, three stages of three blocks, 16, 32 and 64 channels wide.
 
-    Shortcuts are the paper's option A: every second position, and zeros for the channels that are
-    new, so that all parameters but the classifier's are 3×3 convolutions' and normalisation's. Its
-    state_dict keys are those of the weights at github.com/akamaster/pytorch_resnet_cifar10, whose
-    input is pixels / 255 over ImageNet's mean and deviation; similarities apart, they load. Starts
-    at He's initialisation, the same for every similarity.
+    Shortcuts are the paper's option A: every second position, and zeros for new channels, so that
+    only the 3×3 convolutions, normalisation and the classifier have parameters. The weights at
+    github.com/akamaster/pytorch_resnet_cifar10 have the same state_dict keys and load (similarities
+    apart); their input is pixels / 255, normalised by ImageNet's mean and deviation. Starts at He's
+    initialisation, the same for every similarity.
     """
     check_sizes(num_classes, in_channels, image_size)
     return sequential(_layers(num_classes, in_channels, width, depth=3), similarity)

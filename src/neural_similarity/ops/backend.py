@@ -17,9 +17,9 @@ NARROW = 4
 def declines(backend: str, x: Tensor, taps: int) -> str | None:
     """Why `backend` cannot take the input `x` and a kernel of `taps` taps, or None if it can.
 
-    "triton" is kernels for GPUs; "compiled" is C for the CPU, made for this machine at its first
-    use; "eager" is plain PyTorch in tiles; "reference" is the definition, which is what gets
-    exported; "auto" takes the fastest that does not decline.
+    "triton" is kernels for GPUs; "compiled" is C for the CPU, compiled for this machine at its
+    first use; "eager" is plain PyTorch in tiles; "reference" is the definition, which is exported;
+    "auto" takes the fastest that does not decline.
 
     Raises:
         ValueError: there is no backend of that name.
@@ -31,7 +31,7 @@ def declines(backend: str, x: Tensor, taps: int) -> str | None:
 
 
 def chosen(backend: str, x: Tensor, taps: int, groups: int, *, together: bool = False) -> str:
-    """The backend that "auto" means; others as they are. `together`: as `native.takes_together`."""
+    """The backend that "auto" stands for, or the given one; `together`: `native.takes_together`."""
     if backend != "auto":
         return backend
     if x.is_cuda:

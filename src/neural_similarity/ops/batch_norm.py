@@ -5,11 +5,12 @@ $$\mu_c = \frac1N \sum_p x_c(p), \qquad \sigma_c^2 = \frac1N \sum_p (x_c(p) - \m
 
 over the N positions p of all images, and over windows w. For the gradient-based methods of few-shot
 learning, which differentiate twice: torch's second derivatives of batch normalisation and pool
-take longer than the convolutions. Only in C (`native`), for what `native.available` says.
+take longer than the convolutions. It exists only in C (`native`), for maps that
+`native.available` accepts.
 
 torch's time over this one's, float32 on two cores with AVX2: 2.93 for a task of MAML, 1.12 and 1.15
-for tasks by transductive and by support statistics, but 0.91 to 0.98 for plain training, which is
-why that is torch's.
+for tasks by transductive and by support statistics, but 0.91 to 0.98 for plain training, which
+therefore uses torch's.
 """
 
 from typing import Any
@@ -50,7 +51,7 @@ class _Moments(Function):
     @staticmethod
     def forward(ctx: Any, *operands):
         (x,) = operands
-        # Around a number of each channel, so that a mean far from zero costs no precision.
+        # Centred at one value of each channel, so that a mean far from zero costs no precision.
         centre = x.flatten(2)[0, :, 0].float().contiguous()
         first, second = native.channel_sums(x, centre) / _count(x)
         mean = (centre + first).float()
@@ -66,7 +67,7 @@ class _Moments(Function):
 
 
 def _count(x: Tensor) -> int:
-    """The number of numbers of each channel."""
+    """The number of values in each channel."""
     return x.numel() // x.shape[1]
 
 
@@ -91,7 +92,7 @@ class _PooledRelu(Function):
 
 
 class _Linear(Function):
-    """Linear in its first operand; x and `line` only choose, and get no gradient."""
+    """Linear in its first operand; x and `line` only select pixels, and get no gradient."""
 
     generate_vmap_rule = True
 

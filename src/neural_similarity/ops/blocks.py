@@ -36,11 +36,11 @@ def check_blocks(
 
 
 def by_channels(x: Tensor, similarity: Tensor, blocks: Blocks | None, groups: int):
-    """The same convolution with blocks of channels: x (n, c, *size), M (n, b, ...) and groups.
+    """Rewrite a convolution with blocks of channels: x (n, c, *size), M (n, b, ...) and groups.
 
-    Of groups and blocks one divides the other: blocks that lie across groups are cut at their
-    edges, and every piece has the block's M. Blocks of filters become groups of a grouped
-    convolution, each of which sees its input again.
+    In the result the number of groups divides that of blocks, or the reverse: blocks that cross the
+    edges of groups are cut there, and every piece keeps its block's M. Blocks of filters become
+    groups of a grouped convolution, whose input channels are repeated for each of them.
     """
     if blocks is None:
         return x, similarity.unsqueeze(1), groups

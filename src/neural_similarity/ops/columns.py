@@ -1,9 +1,9 @@
 """The eager form of both dynamic operators.
 
-Either the kernel's taps go first, and every position takes a weighted sum of what they made of its
-patch, or M does, and mixed patches (columns) are multiplied by the kernel. The batch is taken in
-tiles, so nothing of K times the input's size stays in memory, and backward recomputes what forward
-had.
+Either the kernel is applied first, and every position takes a weighted sum of its taps' products,
+or M is applied first, and the mixed patches (columns) are multiplied by the kernel. The batch is
+processed in tiles, so that no tensor of K times the input's size stays in memory, and backward
+recomputes the columns of forward.
 
 Letters: n images, *out positions, *kernel taps (K in all), N = n·∏out, c channels, g groups of a
 grouped convolution, b blocks of channels that have an M of their own.
@@ -26,18 +26,19 @@ COLUMN_BYTES = 1 << 21
 PRODUCT_BYTES = 1 << 22
 """Size of a tile's products of the kernel's taps, which are read once: few calls are better."""
 MOST_FILTERS = 4
-"""Up to this many filters per channel the kernel goes first; beyond, columns are smaller."""
+"""Up to this many filters per channel the kernel is applied first; above, columns are smaller."""
 
 
 @runtime_checkable
 class Arithmetic(Protocol):
     """How M, (n, b, K, *out) or (n, b, K, K, *out), makes columns (N, K, c) of patches.
 
-    Every tap of a column is a weighted sum over a bag of j taps of its patch, given by numbers.
+    Every tap of a column is a weighted sum over a bag of j taps of its patch, given by their
+    indices.
     """
 
     mirrors: bool
-    """Whether the data gradient of a convolution is cheaper as one of mirrored arguments."""
+    """Whether the data gradient of a convolution is cheaper as one with the mirrored kernel."""
 
     def bags(self, patches: Tensor) -> Tensor:
         """The bags (N, K, j) of patches (N, K)."""
@@ -48,11 +49,11 @@ class Arithmetic(Protocol):
         ...
 
     def transpose(self, m: Tensor) -> Tensor:
-        """View of M that carries the gradient of the columns to that of the patches."""
+        """View of M that maps the columns' gradient to the patches' gradient."""
         ...
 
     def gradient(self, grad: Tensor, patches: Tensor, blocks: int) -> Tensor:
-        """Gradient (N, b, *taps) of M in `blocks` blocks, given that of the columns.
+        """Gradient (N, b, *taps) of M in `blocks` blocks, given the columns' gradient.
 
         Both arguments are contiguous (N, K, c) in the input's dtype; `patches` may be written.
         """
@@ -92,9 +93,9 @@ class Eager:
         return gradients
 
     def _kernel_first(self, given: Operands) -> Tensor:
-        """y as bags over the products of every tap of the kernel with every input position.
+        """y as bags over the products of every kernel tap with every input position.
 
-        A position is one bag of all of M, where columns are K bags and K times as much to write.
+        A position is one bag with all of M; by columns it is K bags, which write K times as much.
         """
         x, weight, m, window, _ = given
         filters, taps = weight.shape[0], window.taps
@@ -125,7 +126,7 @@ class Eager:
     def _sweep(
         self, given: Operands, *, other: Tensor | None = None, joins: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """y, where it `joins`, and the gradient of the kernel where `other` is that of y."""
+        """y if it `joins` columns and kernel; the kernel's gradient if `other` is that of y."""
         x, weight, m, _, groups = given
         tiles = Tiles(given, x.shape[1], COLUMN_BYTES)
         kernel = _kernel_matrix(weight, groups)
@@ -152,7 +153,7 @@ class Eager:
     def _spread(
         self, grad: Tensor, given: Operands, targets: tuple[Tensor | None, Tensor | None]
     ) -> None:
-        """Gradients of x and M, through that of the columns, into the given `targets`."""
+        """Write the gradients of x and M into `targets`, by way of the columns' gradient."""
         x, weight, m, window, groups = given
         grad_x, grad_m = targets
         tiles = Tiles(given, x.shape[1], COLUMN_BYTES)
@@ -186,9 +187,9 @@ class Eager:
                 grad_x[images] = window.interior(sums).movedim(-1, 1)
 
     def _bags(self, patches: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
-        """Bags (N, K, b, j) by numbers of rows of c/b channels; `patches` (N, K) are by rows of c.
+        """Bags (N, K, b, j) of indices of rows of c/b channels; `patches` (N, K) index rows of c.
 
-        Below m's precision the tap itself is there once more: see `_weights`.
+        Below m's precision a bag holds its own tap once more: see `_weights`.
         """
         # A row of c channels is `blocks` rows of c/b, numbered row·b + block.
         blocks = m.shape[1]
@@ -202,7 +203,7 @@ class Eager:
         """Weights (n, *out, K, b, j) of the bags.
 
         Below m's precision they are M - I, and 1 for the tap itself: the sum x + (M - I)x is
-        rounded once, where a rounded M would have lost what is near 1.
+        rounded once, whereas a rounded M would lose small differences from 1.
         """
         weights = self.arithmetic.weights(m)
         if dtype == m.dtype:
@@ -217,8 +218,8 @@ class Eager:
 def _has_mirror(given: Operands) -> bool:
     """Whether the data gradient is cheapest as the operator itself on mirrored arguments.
 
-    It can at stride 1 with one M for all channels; mirroring a full M moves more numbers than
-    adding the patches up.
+    This works at stride 1 with one M for all channels; mirroring a full M moves more data than
+    adding up the patches.
     """
     m, window = given.m, given.window
     if m.dim() - len(window.kernel_size) > 3 or m.shape[1] > 1:
@@ -236,16 +237,16 @@ def _mirror_kernel(weight: Tensor, groups: int) -> Tensor:
 
 
 def _mirror(grad: Tensor, given: Operands) -> Operands:
-    """Operands whose y is the gradient of x, given that of y; x itself is their sweep's `other`.
+    """Operands whose y is the gradient of x, given y's gradient; x is their sweep's `other`.
 
-    An input position meets every tap once, at an output position of its own: M's taps are
-    reversed, each read at that tap's position. M is diagonal, in one block.
+    An input position meets every tap once, each at another output position: M's taps are reversed,
+    and each is read at the position where it is met. M is diagonal and has one block.
     """
     _, weight, m, window, groups = given
     reach = [d * (k - 1) for k, d in zip(window.kernel_size, window.dilation, strict=True)]
     padding = tuple(r - p for r, p in zip(reach, window.padding, strict=True))
-    # M of tap t is wanted where the mirrored window meets it: pad M as the gradient is padded, view
-    # it (n, K, *positions, *kernel) as windows, and take of tap t's windows their entry t.
+    # M of tap t is needed where the mirrored window meets it: pad M as the gradient is padded, view
+    # it (n, K, *positions, *kernel) as windows, and take entry t of tap t's windows.
     sides = [p for p in reversed(padding) for _ in range(2)]
     views = F.pad(m[:, 0].flip(1), sides)
     for dim, (k, d) in enumerate(zip(window.kernel_size, window.dilation, strict=True), start=2):
@@ -260,7 +261,7 @@ def _mixed(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
     """Columns (N, K, c): weighted sums of `rows` (R, c), of c/b channels each, over `bags`.
 
     A broadcast product of 32 channels of bfloat16 takes four times as long: its inner loop is one
-    row, which falls short of the two vectors of AVX-512 that torch takes at a time.
+    row, which is shorter than the two AVX-512 vectors that torch processes at a time.
     """
     # Every (position, tap, block) is one bag of `size` rows; the last tile has fewer positions
     # than `bags`, which were made for the largest.
@@ -272,7 +273,7 @@ def _mixed(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
 
 
 def _bag(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
-    """Sums (N, c) of `rows` (R, c), by `bags` (N, j) of their numbers with `weights` (N, j)."""
+    """Weighted sums (N, c) of `rows` (R, c): `bags` (N, j) of row indices, `weights` (N, j)."""
     return F.embedding_bag(bags, rows, mode="sum", per_sample_weights=weights)
 
 
@@ -305,7 +306,7 @@ def _join(columns: Tensor, kernel: Tensor, y: Tensor) -> None:
 
 
 def _expand(outgoing: Tensor, kernel: Tensor, out: Tensor) -> None:
-    """The gradient of y (g, N, o/g) times the kernel into that of the columns, `out` (N, K, c)."""
+    """Multiply y's gradient (g, N, o/g) by the kernel into the columns', `out` (N, K, c)."""
     if len(kernel) == 1:
         torch.mm(outgoing[0], kernel[0], out=out.view(len(out), -1))
     else:

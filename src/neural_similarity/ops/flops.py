@@ -1,7 +1,7 @@
 """FLOP formulas of the operators for `torch.utils.flop_counter`.
 
-The counter has them when it is imported, before or after the library: the library does not import
-it, since it imports triton, which takes longer than all of the library.
+They are registered once the counter is imported, before or after the library. The library does not
+import it, because it imports triton, which takes longer than all of the library.
 """
 
 import sys

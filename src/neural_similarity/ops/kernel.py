@@ -23,12 +23,12 @@ def fold_kernel(
         similarity: (K,) diagonal or (K, K), indexed M[kernel tap, patch tap]; with `blocks` of b
             groups (b, K) or (b, K, K). A matrix over more of the trailing dimensions, such as
             (c/groups·K, c/groups·K), acts on all of them.
-        blocks: What has an M of its own, see `similarity_conv2d`.
-        groups: Of the convolution; with `blocks` only.
+        blocks: The channels or kernels that have an M of their own, see `similarity_conv2d`.
+        groups: Groups of the convolution; used with `blocks` only.
 
     Raises:
         ValueError: M is neither diagonal nor square, or of another length than the last dimensions
-            of `weight`, or `blocks` do not fit; or `weight` is of integers.
+            of `weight`, or `blocks` do not fit; or `weight` holds integers.
     """
     require_tensors(weight=weight, similarity=similarity)
     if not (weight.is_floating_point() or weight.is_complex()):
@@ -56,7 +56,7 @@ def _check_blocks(weight: Tensor, m: Tensor, blocks: Blocks, groups: int) -> Non
 
 
 def _times(kernel: Tensor, m: Tensor) -> Tensor:
-    """kernel · M; a kernel whose channels are last in memory is used in place and stays so."""
+    """kernel · M; a channels-last kernel is used without a copy and stays channels-last."""
     trailing = _trailing(kernel, m)
     if m.dim() == 1:
         return kernel * m.reshape(trailing)
@@ -80,7 +80,7 @@ def _trailing(kernel: Tensor, m: Tensor) -> torch.Size:
 
 
 def _times_blocks(kernel: Tensor, m: Tensor, blocks: Blocks, groups: int) -> Tensor:
-    """(o, c/groups, K) times the M of its kernel or of its channel."""
+    """A kernel (o, c/groups, K) times the M of each filter or of each channel."""
     out_channels, channels = kernel.shape[:2]
     axis, count = blocks
     if axis == "filters":

@@ -1,11 +1,11 @@
-"""Vectors of length 1, also where a length is zero and in float16."""
+"""Scaling vectors to length 1, also in float16 and where a length is zero."""
 
 import torch
 from torch import Tensor
 
 
 def unit_vectors(vectors: Tensor, dim: int) -> Tensor:
-    """Vectors along `dim` over their lengths; those of float16 in float32.
+    """Vectors along `dim` over their lengths; float16 is computed and returned in float32.
 
     A vector of length zero stays zero, with a gradient of zero. `F.normalize` divides by its eps
     there: by 0 in float16, and gradients by 1e-12 elsewhere.

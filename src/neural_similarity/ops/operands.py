@@ -16,7 +16,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 class Operands(NamedTuple):
     """x (n, c, *size), weight (o, c/groups, *kernel), M (n, b, *taps, *out) and their geometry.
 
-    The taps of M are K or K, K; b blocks of channels have one each.
+    The taps of M are K (diagonal) or K, K (full); each of b blocks of channels has an M.
     """
 
     x: Tensor
@@ -27,7 +27,7 @@ class Operands(NamedTuple):
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Number of positions along every dimension of y: those that M is given at."""
+        """Number of positions along every dimension of y, for each of which M is given."""
         return tuple(self.m.shape[2 - self.x.dim() :])
 
     def empty_output(self) -> Tensor:
@@ -67,7 +67,7 @@ class Implementation(Protocol):
         ...
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
-        """Gradients, from that of y; an empty tensor for each that `needs` leaves out."""
+        """Gradients, given that of y; an empty tensor for each that `needs` leaves out."""
         ...
 
 

@@ -3,10 +3,10 @@ r"""The pointwise operations of a predictor, one kernel each on a GPU.
 $$f(p) = \frac{s}{\sqrt{\sum X(p)^2 + \varepsilon}}, \qquad
 z_c(p) = \max(0,\ y_c(p)\, f(p)), \qquad m_t(p) = g_t\, r_t(p) + i_t$$
 
-the factors of patches X, a scaled and rectified map, and M from the predicted numbers r. Elsewhere
-they are torch's own operations, and so are derivatives of derivatives. They are registered
-operators, so that compiled programs have them too: what `torch.compile` made of torch's operations
-was slower than the operations themselves.
+the factors of patches X, a scaled and rectified map, and M from the predicted values r. On other
+devices, and for derivatives of derivatives, torch's own operations run. The kernels are registered
+operators, so that compiled programs use them too: the code that `torch.compile` made of torch's
+operations was slower than the operations themselves.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def takes(x: Tensor) -> bool:
 
 
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
-    """`factor` over the norm of every patch of x, which `takes` takes, (n, 1, *out), float32."""
+    """`factor` over the norm of every patch, (n, 1, *out), float32; `takes(x)` must be True."""
     return _Factors.apply(x, window, eps, factor)
 
 
@@ -49,9 +49,9 @@ def scaled(y: Tensor, factors: Tensor, *, rectified: bool) -> Tensor:
 
 
 def gained(raw: Tensor, gain: Tensor, every: int) -> Tensor:
-    """raw (n, c, *size) times gain (c,), plus 1 in every `every`-th channel; in none if that is 0.
+    """raw (n, c, *size) times gain (c,), plus 1 in every `every`-th channel (0: in none).
 
-    In float32 at least: a prediction in bfloat16 would lose what is small against the identity.
+    In float32 at least: bfloat16 would lose predictions that are small against the identity.
     """
     if takes(raw):
         return _Gained.apply(raw, gain, every)
@@ -89,7 +89,7 @@ class _Scaled(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
         z = _scaled_op(y, factors, rectified)
-        # A ReLU's own output; any other output may be changed in place later.
+        # Keep a ReLU's output, as torch does; any other output may be changed in place later.
         ctx.save_for_backward(z if rectified else y, factors)
         ctx.rectified = rectified
         return z

@@ -1,6 +1,6 @@
-"""What each operator means, in plain products: the oracle of faster forms, and the exported one.
+"""The definition of each operator in plain products: oracle of faster forms, and exported form.
 
-Not by einsum: where sizes are symbols, torch.export cannot tell that they are not 1 in it.
+Not by einsum, in which torch.export cannot tell that symbolic sizes are not 1.
 """
 
 import torch
@@ -22,7 +22,8 @@ def similarity_conv(
     """y[n, o, *out] = Σ_cpq weight[o, c, p] · M[n, b(c), p, q, *out] · patch[n, c, q, *out].
 
     `similarity` is (n, b, K, *out), diagonal, or (n, b, K, K, *out), M[kernel tap p, patch tap q],
-    for b blocks of channels. In its dtype, as the other forms: that of x may not tell it from I.
+    for b blocks of channels. It computes in M's dtype, like the other forms: in that of x, M might
+    round to I.
     """
     m = similarity.to(torch.promote_types(similarity.dtype, x.dtype))
     taken = patches(x, Window(tuple(weight.shape[2:]), stride, padding, dilation)).to(m.dtype)

@@ -14,7 +14,7 @@ def register(
 ) -> Operator:
     """The operator `neural_similarity::name`.
 
-    Not by `torch.library.custom_op`: its wrapper imports the compiler, seconds long, at first use.
+    Not by `torch.library.custom_op`, whose wrapper imports the compiler at first use, for seconds.
     """
     qualified = f"neural_similarity::{name}"
     torch.library.define(qualified, schema, tags=torch.Tag.pt2_compliant_tag)

@@ -1,4 +1,4 @@
-"""The bilinear similarity as functions: argument checks, then the way for its kind of M."""
+"""The bilinear similarity as functions: argument checks, then the implementation for its M."""
 
 from collections.abc import Sequence
 
@@ -51,7 +51,7 @@ def similarity_conv2d(
     (https://arxiv.org/abs/1910.13003): Eq. 1-2, §3.2-3.3; its index order is M[kernel tap, patch
     tap], as here.
 
-    Under autocast x and weight take the autocast type, but for float64, and M stays in float32.
+    Under autocast x and weight are cast to its type, except float64, and M stays in float32.
 
     Args:
         x: Input, with or without a batch dimension.
@@ -66,18 +66,18 @@ def similarity_conv2d(
         groups: Number of channel groups, as in `torch.nn.functional.conv2d`.
         blocks: ("channels", b) or ("filters", b): each of b consecutive groups of the input's
             channels, or of the kernels, has an M of its own, and `similarity` an axis of that
-            length before its taps. Filters cost as much mixing as b convolutions.
+            length before its taps. Blocks of filters cost as much mixing as b convolutions.
         backend: "auto", "triton", "compiled", "eager" or "reference", see
             `neural_similarity.ops.declines`.
 
     Returns:
-        y, channels last where `x` or `weight` is, as torch's convolution; contiguous from the
+        y, channels-last if `x` or `weight` is, as with torch's convolution; contiguous from the
         reference. Differentiable to every order, under `torch.func` as well.
 
     Raises:
         ValueError: shapes, devices or the type of M do not fit, or the backend declines; with a
-            dynamic M also where geometry or dtypes do not. With a static one these are torch's
-            convolution's to refuse.
+            dynamic M also if geometry or dtypes do not. With a static M torch's convolution checks
+            these.
     """
     return similarity_conv(
         2, x, weight, similarity, bias, stride, padding, dilation, groups,
@@ -181,7 +181,7 @@ def dynamic_conv(
     """`similarity_conv` of a batch whose x, weight, bias and blocks are checked already.
 
     Args:
-        given: The operands; M is without the axis of blocks where there are none.
+        given: The operands; without `blocks`, M has no axis for them.
         output: Number of positions along every dimension of y.
         bias: (o,), or None.
         blocks: As in `similarity_conv2d`.
@@ -214,7 +214,7 @@ def dynamic_conv(
 
 
 def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tensor, Window]:
-    """The window over `x`, and `x`, which is padded here only where its two sides differ."""
+    """`x` and the window over it; x is padded here only if its two sides need different padding."""
     kernel_size = weight.shape[2:]
     if not isinstance(padding, str):
         return x, window(kernel_size, stride, padding, dilation)

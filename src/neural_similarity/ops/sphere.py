@@ -44,13 +44,13 @@ def patch_norm(
 ) -> Float[Tensor, "*n_groups_out"]:
     r"""Norm of every patch, $\sqrt{\sum X^2 + \varepsilon}$, over each group's channels and taps.
 
-    Channel sum first, box sum after: one pass over `x` and a one-channel convolution, in float32
-    (float64 for such input; on a GPU by TF32 unless `torch.backends.cudnn.allow_tf32` is off). At a
-    zero patch it is √eps and its gradient is zero.
+    It sums over channels first, then over taps: one pass over `x` and a one-channel convolution, in
+    float32 (float64 for float64; on a GPU in TF32 unless `torch.backends.cudnn.allow_tf32` is off).
+    At a zero patch it is √eps and its gradient is zero.
 
     Raises:
-        ValueError: `eps` is not positive, `groups` does not divide the channels, or `x` is of
-            other dimensions or of integers.
+        ValueError: `eps` is not positive, `groups` does not divide the channels, or `x` has other
+            dimensions or holds integers.
     """
     require_positive("eps", eps)
     _check_maps(x, len(kernel_size), groups)
@@ -102,8 +102,8 @@ def sphere_conv2d(
     $$\cos\theta = \frac{W^\top X}{\sqrt{\|W\|^2 + \varepsilon}\,\sqrt{\|X\|^2 + \varepsilon}}$$
 
     with g: "cosine" cos θ; "linear" 1 - 2θ/π; "sigmoid" tanh((π/2 - θ)/(2k)) / tanh(π/(4k)), all
-    in [-1, 1]. Zero patches give θ = π/2 and finite gradients, and so do aligned vectors. Angles
-    are those of float32 cosines (float64 for such input), also under autocast: near ±1 the angle
+    in [-1, 1]. Zero patches give θ = π/2; gradients are finite there and at aligned vectors. Angles
+    come from float32 cosines (float64 for float64 input), also under autocast: near ±1 the angle
     of a bf16 cosine is off by ten times its rounding. Liu et al., Deep Hyperspherical Learning
     (https://arxiv.org/abs/1711.03189), Eq. 2-4; the predictors of Neural Similarity Learning use
     it (§3.3.1, App. A).
@@ -153,7 +153,7 @@ def sphere_conv(
 ) -> Tensor:
     """`sphere_conv2d` over the dimensions of `weight`, of arguments that are checked already.
 
-    Cosines are multiplied by `factor` in float32: a kernel times it could overflow float16.
+    Cosines are multiplied by `factor` in float32: multiplying the kernel could overflow float16.
     `rectified` takes the ReLU of the result.
     """
     geometry = stride, padding, dilation, groups

@@ -1,4 +1,4 @@
-"""A batch in pieces whose intermediate results stay small."""
+"""A batch in tiles, so that intermediate results stay small."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -11,9 +11,10 @@ from neural_similarity.ops.operands import Operands
 
 
 class Tiles:
-    """A batch in tiles, each of some images or of some of an image's rows.
+    """A batch in tiles, each of several images or of several rows of one image.
 
-    A tile has at most `limit` bytes of K times `channels` numbers per position, or it is one row.
+    The K times `channels` values per position of a tile take at most `limit` bytes, unless it is a
+    single row.
     """
 
     def __init__(self, given: Operands, channels: int, limit: int):
@@ -41,7 +42,7 @@ class Tiles:
         return [self.x.new_empty(shape) for _ in range(count)]
 
     def patches(self) -> Tensor:
-        """The patches (N, K) of the largest tile, as numbers of rows of its `table`."""
+        """The patches (N, K) of the largest tile, as indices of rows of its `table`."""
         # Number the padded positions and take patches of the numbers, as of an image: the same
         # numbers serve every tile, because `table` begins where the tile does.
         numbers = numbered((*self._padded.shape[:-1], 1), self.x.device)
@@ -49,7 +50,7 @@ class Tiles:
         return self.window.patches(first).reshape(-1, self.window.taps)
 
     def inputs(self) -> Tensor:
-        """The patches (N, K) of all rows, as numbers from 1 of input positions; 0 is outside."""
+        """The patches (N, K) of all rows, as indices of input positions from 1; 0 is outside."""
         # As `patches`, but over inputs without a border, whose zeros share the number 0.
         shape = (self.step_images, *self.x.shape[2:], 1)
         numbers = self._border(1, torch.int32)
@@ -57,12 +58,12 @@ class Tiles:
         return self.window.patches(numbers).reshape(-1, self.window.taps)
 
     def seen(self, x: Tensor, rows: slice) -> tuple[int, Tensor]:
-        """The positions (R, c) of images that the output's rows see, and the first one's number."""
+        """The index of the first position that the output's rows see, and all of these (R, c)."""
         first, last = self._reach(rows)
         return first * prod(x.shape[3:]), x[:, :, first:last].movedim(1, -1).flatten(0, -2)
 
     def most_inputs(self) -> int:
-        """The most input positions that a tile sees."""
+        """The largest number of input positions that a tile sees."""
         reach = self.window.dilation[0] * (self.window.kernel_size[0] - 1)
         rows = min(self.x.shape[2], self.step_rows + reach)
         return self.step_images * rows * prod(self.x.shape[3:])
@@ -85,7 +86,7 @@ class Tiles:
         return tensor[images].narrow(dim, rows.start, rows.stop - rows.start)
 
     def images(self) -> Iterator[slice]:
-        """The slices of the batch that tiles have."""
+        """The slices of the batch that tiles take."""
         return _slices(self.x.shape[0], self.step_images)
 
     def rows(self) -> Iterator[slice]:

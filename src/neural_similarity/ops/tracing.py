@@ -8,9 +8,9 @@ from torch.autograd import forward_ad
 def by_torch() -> bool:
     """Whether only torch's own operations may run, whatever they cost.
 
-    In `torch.export` and `torch.jit.trace`, whose programs run without this package, and where
-    derivatives are taken forward (`torch.func.jvp`, `jacfwd`, `hessian`), for which the operators
-    here have no formula of their own.
+    True in `torch.export` and `torch.jit.trace`, whose programs run without this package, and in
+    forward-mode differentiation (`torch.func.jvp`, `jacfwd`, `hessian`), for which the operators
+    here have no formula.
     """
     if torch.compiler.is_exporting():
         return True
@@ -22,7 +22,7 @@ def by_torch() -> bool:
 def unwatched(x: Tensor) -> bool:
     """Whether an opaque operation in C may run: outside compile, export and functorch.
 
-    No compiler, tracer, transform of `torch.func` or subclass of tensors.
+    False under a compiler, tracer or transform of `torch.func`, and for subclasses of tensors.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False

@@ -26,7 +26,7 @@ _OPERANDS = (
 
 
 def register(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operator:
-    """The differentiable function of a mixing, over two registered operators.
+    """The differentiable function for one way to mix taps, made of two registered operators.
 
     It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
     (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups

@@ -48,7 +48,7 @@ class Window(NamedTuple):
         return view.movedim(1 + dims, -1)
 
     def rows(self, padded: Tensor, rows: slice) -> Tensor:
-        """View of what the output's `rows` along its first dimension see of `padded`."""
+        """View of the part of `padded` that the output's `rows`, of its first dimension, see."""
         reach = self.dilation[0] * (self.kernel_size[0] - 1) + 1
         size = (rows.stop - rows.start - 1) * self.stride[0] + reach
         return padded.narrow(1, rows.start * self.stride[0], max(size, 0))
@@ -77,7 +77,7 @@ def window(
     """A validated `Window`; single numbers are repeated.
 
     Raises:
-        ValueError: an argument has the wrong length or a value below its least one.
+        ValueError: an argument has the wrong length or a value below its minimum.
     """
     dims = len(kernel_size)
     return Window(
@@ -108,12 +108,12 @@ def same_padding(x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int])
 
 
 def promoted(raw: Tensor) -> Tensor:
-    """`raw` in float32, or float64 where it is that: similarities near 1 need the precision."""
+    """`raw` in float32, or float64 if it is float64: similarities near 1 need the precision."""
     return raw if raw.dtype == torch.float64 else raw.float()
 
 
 def autocasts(tensor: Tensor) -> bool:
-    """Whether autocast is on for `tensor`'s device; some devices, as meta, have none."""
+    """Whether autocast is on for `tensor`'s device; some devices, such as meta, have none."""
     try:
         return torch.is_autocast_enabled(tensor.device.type)
     except RuntimeError:  # Compilers before torch 2.12 cannot trace `is_autocast_available`.

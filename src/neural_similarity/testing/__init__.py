@@ -8,7 +8,7 @@ def test_my_structure(law, case):
         pytest.skip(reason)
 ```
 
-"text" is a law of the library's own specs, which can be written on a command line.
+"text" applies only to the library's own specs, which can be written on a command line.
 """
 
 from neural_similarity.testing.cases import LAYERS as LAYERS

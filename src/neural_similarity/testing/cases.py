@@ -91,7 +91,7 @@ class Case:
         """A fresh layer.
 
         Raises:
-            NotApplicableError: there is no such layer, as `make` says by a `ValueError`.
+            NotApplicableError: `make` raises a `ValueError`, as there is no such layer.
         """
         torch.manual_seed(0)
         try:
@@ -100,7 +100,7 @@ class Case:
             raise NotApplicableError(str(error)) from error
 
     def trained(self) -> SimilarityLayer:
-        """A fresh layer with its similarity moved well away from where it starts."""
+        """A fresh layer whose similarity is moved well away from its initial value."""
         layer = self.layer()
         torch.manual_seed(1)
         for name, parameter in layer.named_parameters():
@@ -120,7 +120,7 @@ def cases(structure: Structure, predictor: Predictor | None = None) -> tuple[Cas
     """A structure in every layer, static and predicted (by default by a small `SphereNet`).
 
     Raises:
-        ValueError: `structure` is no structure, or `predictor` no predictor.
+        ValueError: `structure` is not a `Structure`, or `predictor` not a predictor.
     """
     if not isinstance(structure, Structure):
         raise ValueError(f"`structure` must be a Structure such as ns.Full(), got {structure!r}")

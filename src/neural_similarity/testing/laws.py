@@ -29,11 +29,11 @@ from neural_similarity.testing.cases import Case, NotApplicableError
 
 
 def check(law: str, case: Case) -> str | None:
-    """Check one of `LAWS`; the reason where it does not apply.
+    """Check one of `LAWS`; return the reason if it does not apply, else None.
 
     Raises:
         AssertionError: the law does not hold.
-        ValueError: there is no law of that name, or `case` is no case.
+        ValueError: there is no law of that name, or `case` is not a `Case`.
     """
     require_known("law", law, LAWS)
     if not isinstance(case, Case):
@@ -119,7 +119,7 @@ def learns(case: Case) -> None:
 
 
 def is_the_same_in_any_layout(case: Case) -> None:
-    """Strided and permuted inputs, single examples, and an empty batch."""
+    """Strided and permuted inputs and single examples give the same; empty batches work."""
     layer, x = case.trained(), case.input()
     y = _output(layer, x)
     assert_close(_output(layer, x.repeat_interleave(2, -1)[..., ::2]), y)
@@ -142,7 +142,7 @@ def survives_copies(case: Case) -> None:
 
 
 def is_a_function_of_its_seed(case: Case) -> None:
-    """Two layers of one seed have the same weights."""
+    """Two layers built from one seed have the same weights."""
     first, second = case.layer().state_dict(), case.layer().state_dict()
     _require(all(torch.equal(first[key], second[key]) for key in first), "weights differ")
 
@@ -181,16 +181,16 @@ SCALES = {
     torch.bfloat16: (0.0, 1e-38, 1e-30, 1e-8, 1e-3, 1.0, 1e4),
     torch.float16: (0.0, 6e-8, 1e-6, 1e-3, 1.0, 1e2, 1e3),
 }
-"""Scales of input for the law "finite", by type: from zero to where M times it fits."""
+"""Scales of input for the law "finite", by type: from zero up to where M times the input fits."""
 
 
 def is_finite(case: Case) -> None:
-    """Output and gradients are finite wherever those of the plain layer are, and float64's fit.
+    """Output and gradients are finite if the plain layer's are and the float64 values fit.
 
     In four types and under autocast, at seven scales of input, zero included.
     """
     half = (torch.bfloat16, torch.float16)
-    casts = () if isinstance(case.layer(), LSTM) else half  # torch runs no LSTM by these on CPUs
+    casts = () if isinstance(case.layer(), LSTM) else half  # torch's refuses these on CPUs
     for dtype, cast in (*((dtype, None) for dtype in SCALES), *((torch.float32, c) for c in casts)):
         layer = case.trained().to(dtype)
         for scale in SCALES[cast or dtype]:
@@ -199,7 +199,7 @@ def is_finite(case: Case) -> None:
 
 
 def _overflows(layer: SimilarityLayer, x: Tensor, cast: torch.dtype | None) -> Iterator[str]:
-    """Names of what is not finite, though it is in the plain layer and fits in float64."""
+    """Names of outputs and gradients that overflow, though the plain layer's do not."""
     found = _derivatives(layer, x, cast)
     names = [name for name, tensor in found.items() if not tensor.isfinite().all()]
     if not names:
@@ -241,7 +241,7 @@ def depends_on_its_input(case: Case) -> None:
 
 
 def is_written_as_text(case: Case) -> None:
-    """The spec's text gives the spec back."""
+    """Parsing the spec's text gives the spec back."""
     text = format_similarity(case.similarity)
     _require(parse_similarity(text) == case.similarity, f"{text} means something else")
 
