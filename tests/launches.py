@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper import execution
+from neural_similarity.lab.paper import running
 
 
 class Ended:
@@ -14,7 +14,7 @@ class Ended:
     def __init__(self, code):
         self.code = code
 
-    def poll(self):
+    def wait(self, *_):
         return self.code
 
     def send_signal(self, sig, /):
@@ -26,17 +26,12 @@ def launched_here():
     """The commands that are launched within; each runs at once in this process."""
     commands = []
 
-    def launch(command, log):
-        words = list(command[len(execution.PROGRAM) :])
-        commands.append(words)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file, contextlib.redirect_stderr(file):
-            with contextlib.redirect_stdout(file):
-                return Ended(cli.main(words))
+    def start(words, _output):
+        commands.append(list(words))
+        return Ended(cli.main(list(words)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "launch", launch)
-        patch.setattr(execution, "POLL_SECONDS", 0)
+        patch.setattr(running, "start_process", start)
         yield commands
 
 

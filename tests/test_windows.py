@@ -35,4 +35,5 @@ def test_few_shot_learning_and_tables_need_no_posix(tmp_path):
     run = tmp_path / "run"
     nsim("train", "fewshot-quickstart", *SHORT, "--out", run)
     assert "20 tasks of test classes" in nsim("evaluate", run, "--tasks", 20)
-    assert "to run" in nsim("reproduce", "4", "--results", tmp_path, "--dry-run")
+    lines = nsim("reproduce", "4", "--results", tmp_path, "--print", "--seeds", "1").splitlines()
+    assert sum(line.startswith("nsim train ") for line in lines) == 12

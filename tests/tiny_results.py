@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_images import TINY, use_tiny_images
 
-from neural_similarity.lab.paper import TABLES, Scope, make_plan, wanted_runs
+from neural_similarity.lab.paper import TABLES, RowChoice, Scope, missing_lines, wanted_records
 from neural_similarity.lab.paper.records import records_folder
 from neural_similarity.lab.paper.tables import Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
@@ -71,10 +71,10 @@ def timeless(path):
     return content
 
 
-def plan_of(folder, **changes):
-    """The plan of the tiny table below `folder`."""
-    options = {"seeds": (1, 2), "budget": 1.0}
-    options |= {"results": folder / "results", "runs": folder / "runs"}
-    options |= changes
-    wanted = wanted_runs(TINY_TABLE, options.pop("seeds"), options.pop("only", ()))
-    return make_plan(wanted, Scope(**options))
+def lines_of(folder, *, seeds=(1, 2), only=(), budget=1.0, **changes):
+    """The lines that the tiny table lacks below `folder`."""
+    scope = Scope(
+        **{"budget": budget, "results": folder / "results", "runs": folder / "runs"},
+        **{"data": folder / "data"} | changes,
+    )
+    return missing_lines(wanted_records(TINY_TABLE, seeds, RowChoice(only)), scope)

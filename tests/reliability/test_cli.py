@@ -49,7 +49,7 @@ OPTIONS = {
     "report": ("out",),
     "reproduce": (
         "seeds", "jobs", "budget", "results", "runs", "only", "variant", "shots", "tasks",
-        "processes", "precision", "device",
+        "processes", "precision", "device", "stage",
     ),
     "table": ("results", "budget", "out", "costs", "variant"),
     "record": ("results",),
@@ -72,7 +72,7 @@ def command_line(chance, places):
     if command in ("export", "inspect", "report", "train"):
         words += ["--out", str(places["OUT"])]
     if command == "reproduce":
-        words += ["--runs", str(places["OUT"]), "--dry-run"]
+        words += ["--runs", str(places["OUT"]), "--print"]
     if command == "models":  # All of them take a minute.
         words += ["cnn9"]
     words = [str(places.get(word, word)) for word in words]

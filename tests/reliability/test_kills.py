@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import time
 from dataclasses import replace
 
@@ -21,11 +22,10 @@ from neural_similarity.files import write_text
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data import lay_out
 from neural_similarity.lab.data.listing import list_images
-from neural_similarity.lab.paper import execution
+from neural_similarity.lab.paper import running
 from neural_similarity.lab.tasks.few_shot import partial
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import draw_tasks
-from neural_similarity.lab.train.files import locked
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.ops.native import compiling
 
@@ -140,7 +140,7 @@ class Compilation(Training):
 
 
 class Process:
-    """Of a plan: as `execution.launch` starts it, but for the seconds that importing torch takes.
+    """Of a table: as `running.start_process` starts it, but for the import of torch.
 
     It takes part in the group of its plan.
     """
@@ -152,6 +152,14 @@ class Process:
         if self.code is None:
             number, status = os.waitpid(self.number, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if number else None
+        return self.code
+
+    def wait(self, timeout=None):
+        end = time.monotonic() + (timeout or 600)
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("nsim", timeout)
+            time.sleep(0.01)
         return self.code
 
     def send_signal(self, sig, /):
@@ -167,14 +175,10 @@ class Reproduction(Training):
     def records(self):
         return sorted((self.folder / "results").rglob("[!.]*.json"))
 
-    def launch(self, command, log):
-        words = command[len(execution.PROGRAM) :]
-        name, seed = log.stem.split("-1-seed")
-        assert not (self.folder / "results" / name / "1" / f"{seed}.json").exists(), words
-        with locked(log, f"{log} is taken"):
-            number = os.fork()
+    def launch(self, words, _output):
+        number = os.fork()
         if not number:
-            os._exit(cli.main(words))
+            os._exit(cli.main(list(words)))
         return Process(number)
 
     def work(self):
@@ -182,8 +186,8 @@ class Reproduction(Training):
         self.keep()
         folders = [w for f in ("results", "runs") for w in (f"--{f}", str(self.folder / f))]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(execution, "launch", self.launch)
-            patch.setattr(execution, "POLL_SECONDS", 0.02)
+            patch.setattr(running, "start_process", self.launch)
+            patch.setattr(running, "POLL_SECONDS", 0.02)
             for _ in range(100):
                 if cli.main(["reproduce", "tiny", *folders, "--seeds", "1,2", "--jobs", "2"]) == 0:
                     return

@@ -11,9 +11,7 @@ from torch import nn
 
 from neural_similarity.files import write_json
 from neural_similarity.lab.errors import content_errors
-from neural_similarity.lab.tasks import TASKS
-from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.tasks.few_shot.task import retrained
+from neural_similarity.lab.tasks import command_task, task_of
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.checkpoint import State, checkpoints, newest, restore
 from neural_similarity.lab.train.environment import (
@@ -141,7 +139,7 @@ def resume(
 
 
 def retrain(
-    run: FewShotRun,
+    run: Run,
     *,
     out: str | Path | None = None,
     data_root: str | Path | None = None,
@@ -166,7 +164,8 @@ def retrain(
         FileNotFoundError: the data set is not there.
         Interrupted: a signal came; `resume` continues.
     """
-    recipe, chosen = retrained(run, start, lambda: load_task(run, data_root))
+    task = task_of(run.recipe)
+    recipe, chosen = task.retrained(run, start, lambda: load_task(run, data_root))
     root = run.data_root if data_root is None else data_root
     place = _Place(run.name, run.budget, out, root, device)
     return _begin(recipe, place, {"retrained": chosen})
@@ -178,9 +177,8 @@ def open_run(path: str | Path) -> Run:
     Raises:
         RunError: it is not a run folder, or its settings cannot be read.
     """
-    command = command_of(Path(path))
-    kinds = {task.RUN.COMMAND: task.RUN for task in TASKS}
-    return read_run(path, kinds.get(command or "", Run))
+    task = command_task(command_of(Path(path)) or "")
+    return read_run(path, task.RUN if task else Run)
 
 
 def load(
@@ -215,19 +213,15 @@ def load_task(run: Run, data_root: str | Path | None = None) -> Task[Any, Any]:
     return task
 
 
-def _kind_of(recipe: Recipe) -> type[Task[Any, Any]]:
-    return next(task for task in TASKS if type(recipe) is task.RUN.RECIPE)
-
-
 def _loaded(recipe: Recipe, root: str | Path) -> Task[Any, Any]:
     with counter("images decoded") as decoded:
-        return _kind_of(recipe).load(recipe, root, decoded)
+        return task_of(recipe).load(recipe, root, decoded)
 
 
 def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
     """`train` a recipe that is scaled already; `origin` is recorded in environment.json."""
     _require_equal_shares(recipe)
-    kind = _kind_of(recipe).RUN
+    kind = task_of(recipe).RUN
     runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path("runs") / recipe.folder(place.name) if place.out is None else Path(place.out)
     goes_on = distributed.restarted() and command_of(path) == kind.COMMAND
@@ -236,7 +230,7 @@ def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) 
     distributed.join(runtime.device)
     with deaths_named(path), threads(recipe.threads):
         if not goes_on:
-            _kind_of(recipe).check_recipe(recipe)
+            task_of(recipe).check_recipe(recipe)
         task = _loaded(recipe, place.data_root)
         if goes_on and open_run(path).recipe == task.recipe:
             return resume(path, data_root=place.data_root, device=place.device)

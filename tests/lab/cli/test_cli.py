@@ -22,6 +22,7 @@ from neural_similarity.lab import train as training
 from neural_similarity.lab.cli import commands, runs
 from neural_similarity.lab.recipes import FAMILIES, RECIPES
 from neural_similarity.lab.session import load, train
+from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.recipe import scaled
 from neural_similarity.nn import SIMILARITIES, Diagonal, Static
@@ -190,7 +191,7 @@ def test_evaluate_computes_as_the_run_did(static, tmp_path, monkeypatch):
         told.append(runtime.precision)
         return evaluate(model, images, preprocess, runtime)
 
-    monkeypatch.setattr(training, "evaluate", note)
+    monkeypatch.setattr(classification, "evaluate", note)
     for precision in ("bf16", "fp32"):
         facts = json.loads((static.path / "environment.json").read_text())
         (folder / "environment.json").write_text(json.dumps(facts | {"precision": precision}))

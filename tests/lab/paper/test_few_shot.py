@@ -8,8 +8,10 @@ from tiny_classes import TINY as SMALL
 from tiny_classes import make_split, tiny_classes_world
 
 from neural_similarity.lab import cli, paper, session
-from neural_similarity.lab.paper import few_shot_table, recording, records
+from neural_similarity.lab.paper import TABLES, make_report, recording, records, table6
+from neural_similarity.lab.paper.rows import on_other_data
 from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.tasks.few_shot import records as asked
 from neural_similarity.lab.tasks.few_shot.evaluation import (
     Evaluation,
     Evaluator,
@@ -146,8 +148,16 @@ def test_records_tell_every_task(results):
 @pytest.fixture
 def tiny_table(monkeypatch):
     """Table 6 of tasks as small as ours."""
-    for name, value in {"WAYS": 2, "SHOTS": (2, 1), "QUERIES": 3}.items():
-        monkeypatch.setattr(few_shot_table, name, value)
+    for name, value in {"WAYS": 2, "QUERIES": 3}.items():
+        monkeypatch.setattr(asked, name, value)
+    table = table6.few_shot_table((2, 1))
+    monkeypatch.setitem(TABLES, "6", table)
+    monkeypatch.setitem(TABLES, "6-fc100", on_other_data(table, "FC100", "mini-", "fc100-"))
+
+
+def few_shot_markdown(results, budget=None, data=None):
+    name = f"6-{data}" if data else "6"
+    return paper.to_markdown(make_report(TABLES[name], budget=budget, results=results))
 
 
 def rows(text):
@@ -155,12 +165,12 @@ def rows(text):
     cells = [
         [c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line
     ]
-    return {row[0]: row for row in cells if row[2] == str(few_shot_table.SHOTS[0])}
+    return {row[0]: row for row in cells if row[2] == str(TABLES["6"].rows[0].shots)}
 
 
 @pytest.mark.usefixtures("tiny_table")
 def test_the_table_has_means_intervals_and_paired_differences(results):
-    found = rows(paper.few_shot_markdown(results))
+    found = rows(few_shot_markdown(results))
     base = read(results, "mini-cnn4", "fine-tuning")
     near = read(results, "mini-cnn4", "nearest-neighbour")
     assert len(base) == len(near) == 2
@@ -178,7 +188,7 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
 
 @pytest.mark.usefixtures("tiny_table")
 def test_differences_are_of_common_seeds_alone(results):
-    found = rows(paper.few_shot_markdown(results))
+    found = rows(few_shot_markdown(results))
     base, ours = read(results, "mini-cnn4", "fine-tuning"), read(results, "mini-proto", "proto")
     first = next(one for one in base if one.seed == 0)
     assert found["ProtoNet"][5] == difference(accuracies(ours[0]), accuracies(first))
@@ -188,8 +198,8 @@ def test_differences_are_of_common_seeds_alone(results):
 def test_on_other_data_rows_are_compared_with_each_other(results, tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "fc100-cnn4", RECIPES["mini-cnn4"])
     copied(results / "fewshot/mini-cnn4/1", tmp_path, "fc100-cnn4", "1")
-    found = rows(paper.few_shot_markdown(tmp_path, data="fc100"))["nearest neighbour"]
-    theirs = rows(paper.few_shot_markdown(results))["nearest neighbour"]
+    found = rows(few_shot_markdown(tmp_path, data="fc100"))["nearest neighbour"]
+    theirs = rows(few_shot_markdown(results))["nearest neighbour"]
     assert (found[1], found[3]) == ("`fc100-cnn4`", "")
     assert found[4:] == theirs[4:]
     assert found[5]
@@ -201,7 +211,7 @@ def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
     copied(source, tmp_path, "mini-cnn4", "1", "fine-tuning.*.0.json")
     for path in source.glob("nearest*"):
         (tmp_path / "fewshot/mini-cnn4/1" / path.name).write_bytes(path.read_bytes())
-    row = rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"]
+    row = rows(few_shot_markdown(tmp_path))["nearest neighbour"]
     assert row[5].endswith(" (n = 1)")
     assert row[14].startswith("2 (")
 
@@ -223,7 +233,7 @@ def test_a_shorter_list_of_the_same_seed_is_compared_on_its_tasks(
         accuracies(read(tmp_path, "mini-cnn4", method)[0])
         for method in ("fine-tuning", "nearest-neighbour")
     )
-    row = rows(paper.few_shot_markdown(tmp_path))["nearest neighbour"]
+    row = rows(few_shot_markdown(tmp_path))["nearest neighbour"]
     assert row[5] == (difference(near, base[:6]) if compared else "")
 
 
@@ -243,7 +253,7 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
     wanted = records.read_record(
         paths[0].with_name("fine-tuning.train.2w2s3q.test-10-0.running.0.json")
     )
-    text = paper.few_shot_markdown(tmp_path)
+    text = few_shot_markdown(tmp_path)
     row = rows(text)["fine-tuning"]
     ours = by_task(100 * accuracies(wanted))
     assert (row[4], row[13]) == (f"{ours.mean:.2f} ± {ours.reach:.2f}", "10")
@@ -255,12 +265,12 @@ def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
     places = (("mini-cnn4", "1"), ("mini-proto", "0.5"), ("mini-proto", "0.25"))
     for name, budget in places:
         copied(results / "fewshot" / name / "1", tmp_path, name, budget)
-    found = rows(paper.few_shot_markdown(tmp_path))
-    before = rows(paper.few_shot_markdown(results))
+    found = rows(few_shot_markdown(tmp_path))
+    before = rows(few_shot_markdown(results))
     assert found["ProtoNet"][9] == "0.5"
     assert found["ProtoNet"][:5] == before["ProtoNet"][:5]
     assert before["ProtoNet"][5] != found["ProtoNet"][5] == ""  # no baseline at that budget
-    assert rows(paper.few_shot_markdown(tmp_path, 1.0))["ProtoNet"][4] == "not run"
+    assert rows(few_shot_markdown(tmp_path, 1.0))["ProtoNet"][4] == "not run"
 
 
 @pytest.mark.usefixtures("tiny_table")
@@ -271,20 +281,20 @@ def test_a_row_keeps_its_budget_where_another_of_the_recipe_has_a_larger_one(
     source = results / "fewshot/mini-cnn4/1"
     for budget, pattern in (("0.25", "*.json"), ("1", "fine-tuning.*")):
         copied(source, tmp_path, "mini-cnn4", budget, pattern)
-    found = rows(paper.few_shot_markdown(tmp_path))
+    found = rows(few_shot_markdown(tmp_path))
     assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["0.25", "0.25"]
     copied(source, tmp_path, "mini-cnn4-64", "1", "fine-tuning.*")
-    found = rows(paper.few_shot_markdown(tmp_path))
+    found = rows(few_shot_markdown(tmp_path))
     assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["1", "0.25"]
 
 
 @pytest.mark.usefixtures("tiny_table")
 def test_the_budget_is_that_of_most_rows(results, tmp_path):
     copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "0.25")
-    text = paper.few_shot_markdown(tmp_path)
-    assert text.startswith(f"# {few_shot_table.TITLES['mini']} (reduced schedule, budget 0.25)")
-    assert rows(text)["fine-tuning"][4] == rows(paper.few_shot_markdown(results))["fine-tuning"][4]
-    assert rows(paper.few_shot_markdown(tmp_path, 1.0))["fine-tuning"][4] == "not run"
+    text = few_shot_markdown(tmp_path)
+    assert text.startswith(f"# {TABLES['6'].title} (reduced schedule, budget 0.25)")
+    assert rows(text)["fine-tuning"][4] == rows(few_shot_markdown(results))["fine-tuning"][4]
+    assert rows(few_shot_markdown(tmp_path, 1.0))["fine-tuning"][4] == "not run"
 
 
 @pytest.mark.usefixtures("world", "tiny_table")
@@ -296,7 +306,7 @@ def test_rows_are_compared_with_the_control_too(tmp_path, monkeypatch):
     ours, control = (
         accuracies(read(tmp_path, name, "fine-tuning")[0]) for name in ("mini-cnn4", "mini-cnn4-64")
     )
-    found = rows(paper.few_shot_markdown(tmp_path))
+    found = rows(few_shot_markdown(tmp_path))
     assert found["fine-tuning"][6] == difference(ours, control)
     assert found["fine-tuning, 64 filters"][6] == ""
 
@@ -306,8 +316,7 @@ def test_what_was_not_run_is_said(tmp_path, capsys):
     text = capsys.readouterr().out
     found = rows(text)
     assert found["dynamic NSN"][3:5] == ["71.26 ± 0.65", "not run"]
-    for rows_ in few_shot_table.PANELS.values():
-        assert all(row.recipe in RECIPES for row in rows_)
+    assert all(row.has_recipe for row in TABLES["6"].rows)
     out = tmp_path / "new" / "table.md"
     assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
     assert out.read_text() == text
@@ -317,17 +326,17 @@ def test_what_was_not_run_is_said(tmp_path, capsys):
 def test_the_rows_on_other_data(data, tmp_path, capsys):
     """Recipes of the same settings, compared with each other; the paper has no such numbers."""
     assert cli.main(["table", f"6-{data}", "--results", str(tmp_path)]) == 0
-    found, mini = rows(capsys.readouterr().out), rows(paper.few_shot_markdown(tmp_path))
+    found, mini = rows(capsys.readouterr().out), rows(few_shot_markdown(tmp_path))
     assert found.keys() == mini.keys()
     assert found["dynamic NSN"][1:5] == [f"`{data}-dynamic`", "5", "", "not run"]
-    wanted = paper.wanted_evaluations([1], [5], data=data)
+    table = TABLES[f"6-{data}"]
+    wanted = paper.wanted_records(table, [1], paper.RowChoice(shots=[5]))
     names = {one.run.name for one in wanted}
     assert names == {name.strip("`") for _, name, *_ in [*found.values()][2:]}
     assert {RECIPES[name].dataset for name in names} == {data}
-    theirs, ours = few_shot_table.rows_on(data), few_shot_table.rows_on("mini")
-    assert [row.method for row in theirs] == [row.method for row in ours]
+    assert [row.method for row in table.rows] == [row.method for row in TABLES["6"].rows]
     with pytest.raises(ValueError, match="`only` must match a recipe of the table"):
-        paper.wanted_evaluations([1], [5], ["mini-cnn4"], data)
+        paper.wanted_records(table, [1], paper.RowChoice(["mini-cnn4"]))
 
 
 PAPER = {
@@ -353,8 +362,8 @@ PAPER = {
 
 
 def test_the_papers_numbers():
-    found = [row for panel in few_shot_table.PANELS.values() for row in panel]
-    first = {row.label: (row.paper, row.reach) for row in reversed(found)}
+    found = [row for row in TABLES["6"].rows if row.shots == 5]
+    first = {row.label: (row.paper, row.half_width) for row in reversed(found)}
     assert first.items() >= PAPER.items()
 
 
@@ -370,7 +379,7 @@ def test_retrained_runs_are_of_their_recipe(tmp_path):
     """Those that `retrain` made; a number of steps that nothing chose is another setting."""
     chosen = {"train_on": "train+val", "steps": 5, "drops": ()}
     run = evaluated(tmp_path / "by-hand", "mini-cnn4", "fine-tuning", **chosen)
-    with pytest.raises(RunError, match="it overrides train_on, select_on, steps, drops"):
+    with pytest.raises(RunError, match="it overrides steps, drops, train_on"):
         paper.write_records(run, tmp_path / "results")
     recipe = replace(OWN["mini-cnn4"], select_on="val")
     chooses = session.train(recipe, name="mini-cnn4", out=tmp_path / "chooses", device="cpu")
@@ -400,9 +409,7 @@ def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, t
         content |= other.to_json() | {"config": content["config"] | {"train_on": classes}}
         path = folder / f"{other.name(classes, one.seed)}.json"
         path.write_text(json.dumps(content))
-    found, before = (
-        rows(paper.few_shot_markdown(r))["nearest neighbour"] for r in (tmp_path, results)
-    )
+    found, before = (rows(few_shot_markdown(r))["nearest neighbour"] for r in (tmp_path, results))
     assert found[5] == before[5] != ""
 
 
@@ -420,7 +427,7 @@ def test_a_start_of_another_budget_has_a_line_of_its_own_that_says_so(
         changes = {"config": content["config"] | {"seed": seed}, "start": start}
         other = path.with_name(path.name.replace(".0.json", f".{seed}.json"))
         other.write_text(json.dumps(content | changes))
-    lines = paper.few_shot_markdown(tmp_path).splitlines()
+    lines = few_shot_markdown(tmp_path).splitlines()
     ours = [line.split(" | ") for line in lines if f"`{name}` | 2 |" in line]
     assert [(line[9], line[14].rstrip(" |")) for line in ours] == [
         ("1", "1"),
@@ -438,12 +445,12 @@ def test_step_precision_and_parameters_are_those_of_all_seeds(results, tmp_path)
             content["checkpoint"]["step"] += 4
             content["environment"]["precision"] = "bf16"
         path.write_text(json.dumps(content))
-    row = rows(paper.few_shot_markdown(tmp_path))["fine-tuning"]
+    row = rows(few_shot_markdown(tmp_path))["fine-tuning"]
     assert (row[7], row[10], row[11]) == ("2,000.0 k", "8", "bf16 and fp32")
 
 
 def test_rows_of_one_shot_have_their_own_recipe_and_no_number_of_the_paper(tmp_path):
-    lines = paper.few_shot_markdown(tmp_path).splitlines()
+    lines = few_shot_markdown(tmp_path).splitlines()
     found = [[c.strip() for c in line.split("|")[1:5]] for line in lines if "| 1 |" in line]
     assert ["ProtoNet", "`mini-proto-1shot`", "1", ""] in found
     assert ["fine-tuning", "`mini-cnn4`", "1", ""] in found
@@ -466,7 +473,7 @@ def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path, change):
     content |= {"statistics": statistics, "config": content["config"] | {"train_on": classes}}
     name = Evaluation.from_json(content).name(classes, 1)
     (path.parent / f"{name}.json").write_text(json.dumps(content))
-    text = paper.few_shot_markdown(tmp_path)
+    text = few_shot_markdown(tmp_path)
     start = "| fine-tuning | `mini-cnn4` | 2"
     found = [line for line in text.splitlines() if line.startswith(start)]
     assert [line.split("|")[-2].strip() for line in found] == ["1", "1"]

@@ -11,15 +11,17 @@ from tiny_classes import TINY, make_split, tiny_classes_world
 
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.paper import (
+    TABLES,
+    RowChoice,
     Scope,
-    few_shot_table,
-    make_plan,
+    missing_lines,
     recording,
-    wanted_evaluations,
+    wanted_records,
 )
-from neural_similarity.lab.paper.few_shot_table import FewShotRow
+from neural_similarity.lab.paper.rows import Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.few_shot import evaluation
+from neural_similarity.lab.tasks.few_shot import records as asked
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.train import RunError
@@ -39,11 +41,11 @@ OWN = {
 }
 SIZES = TaskSizes(ways=2, shots=2, queries=3)
 ROWS = (
-    FewShotRow("meta-learned", "mini-meta-static", "meta-nsn"),
-    FewShotRow("fine-tuning", "mini-cnn4", "fine-tuning"),
-    FewShotRow("nearest neighbour", "mini-cnn4", "nearest-neighbour"),
-    FewShotRow("ANIL", "mini-anil", "anil"),
-    FewShotRow("TADAM", "mini-tadam", "tadam"),
+    Row("meta-learned", "mini-meta-static", method="meta-nsn", shots=2),
+    Row("fine-tuning", "mini-cnn4", method="fine-tuning", shots=2),
+    Row("nearest neighbour", "mini-cnn4", method="nearest-neighbour", shots=2),
+    Row("ANIL", "mini-anil", method="anil", shots=2),
+    Row("TADAM", "mini-tadam", method="tadam", shots=2),
 )
 
 
@@ -52,9 +54,9 @@ def world():
     with tiny_classes_world(), launched_here(), pytest.MonkeyPatch.context() as patch:
         for name, recipe in OWN.items():
             patch.setitem(RECIPES, name, recipe)
-        table = {"PANELS": {"tiny": ROWS}, "WAYS": 2, "QUERIES": 3, "SHOTS": (2,)}
-        for name, value in table.items():
-            patch.setattr(few_shot_table, name, value)
+        patch.setitem(TABLES, "6", Table("Tiny", (Panel("tiny", "accuracy", ROWS),)))
+        patch.setattr(asked, "WAYS", 2)
+        patch.setattr(asked, "QUERIES", 3)
         yield
 
 
@@ -124,7 +126,7 @@ def test_nothing_is_done_again(done, monkeypatch, capsys):
     monkeypatch.setattr(session, "train", refuse)
     monkeypatch.setattr(Evaluator, "__call__", refuse)
     assert reproduce(done) == 0
-    assert "budget 1: 0 to run, 8 recorded" in capsys.readouterr().out
+    assert "budget 1: 0 of 8 records missing" in capsys.readouterr().err
     lost = next(path for name, path in records(done).items() if "nearest" in name)
     before = lost.read_bytes()
     lost.unlink()
@@ -147,56 +149,59 @@ def test_only_what_is_missing_is_evaluated(done, monkeypatch, capsys):
         if "nearest-neighbour.train." in name:
             path.unlink()
     assert reproduce(done) == 0
-    assert "1 to run, 7 recorded" in capsys.readouterr().out
+    assert "1 of 8 records missing" in capsys.readouterr().err
     assert evaluated == [("mini-cnn4-1-seed4", "nearest-neighbour")]
 
 
-def test_a_plan_is_only_shown(tmp_path, capsys):
-    assert reproduce(tmp_path, "--dry-run", "--only", "mini-c*,mini-anil") == 0
-    told = capsys.readouterr().out
-    assert "5 to run, 0 recorded" in told
-    jobs = [line.strip().split("  ")[0] for line in told.splitlines() if line.startswith("  ")]
-    assert jobs == [
-        "mini-cnn4 seed 4",
-        "mini-cnn4 seed 4 on train: fine-tuning, 2 shots",
-        "mini-cnn4 seed 4 on train+val",
-        "mini-cnn4 seed 4 on train+val: fine-tuning, 2 shots",
-        "mini-cnn4 seed 4 on train: nearest-neighbour, 2 shots",
-        "mini-cnn4 seed 4 on train+val: nearest-neighbour, 2 shots",
-        "mini-anil seed 4",
-        "mini-anil seed 4 on train: anil, 2 shots",
-    ]
+def test_lines_are_printed_in_stages(tmp_path, capsys):
+    only = ("--only", "mini-c*,mini-anil")
+    shown = {}
+    for stage in ("1", "2"):
+        assert reproduce(tmp_path, "--print", "--stage", stage, *only) == 0
+        told = capsys.readouterr()
+        shown[stage] = [
+            re.findall("nsim ([a-z]+) .*?([\\w-]+-seed4[-a-z]*)", part)
+            for line in told.out.splitlines()
+            for part in [line]
+        ]
+    assert "5 of 5 records missing; runs: 3, in 2 stages" in told.err
+    kinds = {
+        stage: [[word for word, _ in line] for line in lines] for stage, lines in shown.items()
+    }
+    assert kinds == {
+        "1": [["train", *["evaluate"] * 2, "record"], ["train", "evaluate", "record"]],
+        "2": [["train", *["evaluate"] * 2, "record"]],
+    }
     assert not list(tmp_path.iterdir())
 
 
 def trainings(wanted, scope):
-    return [job.folder.name for job in make_plan(wanted, scope).jobs if job.unit == "step"]
+    lines = missing_lines(wanted, scope)
+    return {line.folder.name: line.stage for line in lines if line.commands[0][0] == "train"}
 
 
-def test_a_plan_tells_the_trainings_that_are_missing(done, tmp_path):
-    scope = Scope(budget=1.0, tasks=5, results=tmp_path, runs=tmp_path)
-    wanted = wanted_evaluations([4], [2], ["mini-tadam"])
-    everything = [
-        f"mini-{name}-1-seed4{suffix}"
-        for name, suffix in (
-            ("resnet12", ""),
-            ("tadam", ""),
-            ("resnet12", "-all"),
-            ("tadam", "-all"),
-        )
-    ]
-    assert trainings(wanted, scope) == everything
+def test_lines_are_of_the_trainings_that_are_missing(done, tmp_path):
+    folders = {"results": tmp_path, "runs": tmp_path, "data": tmp_path}
+    scope = Scope(budget=1.0, **folders)
+    wanted = wanted_records(TABLES["6"], [4], RowChoice(["mini-tadam"]), 5)
+    assert trainings(wanted, scope) == {
+        "mini-resnet12-1-seed4": 1,
+        "mini-tadam-1-seed4": 2,
+        "mini-resnet12-1-seed4-all": 2,
+        "mini-tadam-1-seed4-all": 3,
+    }
     assert not trainings(wanted, replace(scope, runs=done / "runs"))
     shutil.copytree(done / "runs/mini-tadam-1-seed4", tmp_path / "mini-tadam-1-seed4")
     (tmp_path / "mini-tadam-1-seed4/summary.json").unlink()
-    assert trainings(wanted[:1], scope) == ["mini-tadam-1-seed4"]
+    assert trainings(wanted[:1], scope) == {"mini-tadam-1-seed4": 1}
 
 
 @pytest.mark.parametrize(
-    ("suffix", "changes", "field"), [("", {"lr": 0.5}, "lr"), ("-all", {}, "train_on")]
+    ("suffix", "changes", "field"),
+    [("", {"lr": 0.5}, "lr"), ("-all", {}, "whether it is retrained")],
 )
 def test_another_run_in_the_folder_is_refused(tmp_path, capsys, suffix, changes, field):
-    """Of other settings, or on other classes than the folder says."""
+    """Of other settings, or not on validation classes, as the folder says."""
     folder = tmp_path / "runs" / f"mini-cnn4-1-seed4{suffix}"
     other = replace(NAMING, seed=4, **changes)
     session.train(other, name="mini-cnn4", out=folder, device="cpu")
@@ -225,19 +230,13 @@ FAILURES = {
         (session, "train", lambda _, options: options["name"] == "mini-cnn4"),
         "mini-cnn4,mini-meta*,mini-anil",
         {"anil.train"},
-        (1, 8),  # Once for all that take it: two trainings, six evaluations that wait for them.
+        (1, 3),  # The training once; the lines that wait for it fail with it.
     ),
     "a training on all classes": (
         (session, "retrain", lambda *_: True),
         "mini-cnn4,mini-meta*",
         {"fine-tuning.train", "nearest-neighbour.train", "meta-nsn.train"},
-        (1, 3),
-    ),
-    "an evaluation": (
-        (Evaluator, "__call__", lambda args, _: args[0].method == "fine-tuning"),
-        "mini-cnn4",
-        {"nearest-neighbour.train", "nearest-neighbour.train+val"},
-        (2, 2),
+        (1, 1),
     ),
 }
 
@@ -259,16 +258,7 @@ def test_what_fails_keeps_nothing_else_from_being_done(tmp_path, monkeypatch, ca
     assert {path.split("/")[-1].split(".2w")[0] for path in records(tmp_path)} == recorded
     failed = [line for line in capsys.readouterr().err.splitlines() if "nsim: mini-" in line]
     assert (len(raised), len(failed)) == counts
-    assert all("not today" in line for line in failed)
-
-
-def test_tasks_that_the_data_cannot_give_are_refused_before_training(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(few_shot_table, "QUERIES", 300)
-    monkeypatch.setattr(session, "train", refuse)
-    assert reproduce(tmp_path, "--only", "mini-anil") == 1
-    told = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"test: every class must have 2 \+ 300 images .* of the class 'c\d+'", told)
-    assert not (tmp_path / "runs/mini-anil-1-seed4").exists()
+    assert all("nsim train ended with 1" in line for line in failed)
 
 
 def test_what_is_evaluated_is_recorded_without_the_data(done, tmp_path, monkeypatch):
@@ -365,7 +355,7 @@ def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):
     for path in (run / "evaluations").glob("*.support.*"):
         path.unlink()
     assert reproduce(tmp_path, "--only", "mini-anil") == 0
-    assert "1 to run" in capsys.readouterr().out
+    assert "1 of 1 records missing" in capsys.readouterr().err
     assert own.exists()
 
 

@@ -17,7 +17,7 @@ from benchmarks.report import Report, Row, write
 from neural_similarity.lab import cli
 from neural_similarity.lab.paper import TABLES, draw, make_report, read_records, to_markdown
 from neural_similarity.lab.paper.records import budget_name
-from neural_similarity.lab.paper.report import by_number, compare, fullest_budget
+from neural_similarity.lab.paper.report import by_number, compare
 from neural_similarity.lab.paper.tables import Panel, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import recipe_to_json
@@ -183,8 +183,9 @@ def test_only_common_seeds_are_compared(tmp_path):
     for seed in (3, 4, 5):
         write_by_hand(tmp_path, STATIC, seed, bits(64, 10 + seed, 0.6))
     ours, before = (by_number(read_records(tmp_path, name, 1)) for name in (STATIC, PLAIN))
-    common, seeds, images = compare(ours, before, "error")
-    assert (common, seeds) == ((3, 4), None)
+    found = compare(ours, before, "error")
+    assert (found.common, found.by_seed) == ((3, 4), None)
+    images = found.by_image
     by_hand = [
         50 * sum(int(before[s].correct[i]) - int(ours[s].correct[i]) for s in (3, 4))
         for i in range(64)
@@ -192,7 +193,7 @@ def test_only_common_seeds_are_compared(tmp_path):
     expected = stats.norm.interval(0.95, *_mean_and_error(torch.tensor(by_hand).double()))
     assert (images.low, images.high) == pytest.approx(expected, rel=1e-9)
     assert cells(markdown_of(tmp_path), "static")[6].endswith("by image alone (2 seeds)")
-    accuracy = compare(ours, before, "accuracy")[2]
+    accuracy = compare(ours, before, "accuracy").by_image
     assert (accuracy.low, accuracy.high) == pytest.approx((-images.high, -images.low))
 
 
@@ -226,17 +227,21 @@ def test_runs_in_another_precision_are_named(tmp_path):
     assert told in markdown_of(tmp_path)
 
 
-def test_fullest_budget(tmp_path):
-    recipes = [row.recipe for row in TINY_TABLE.rows]
-    assert fullest_budget(recipes, tmp_path) == 1
+def test_the_budget_is_that_of_most_rows(tmp_path):
+    def budget():
+        return make_report(TINY_TABLE, results=tmp_path).budget
+
+    assert budget() == 1
     write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.5)
     write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.25)
-    assert fullest_budget(recipes, tmp_path) == 0.5
+    assert budget() == 0.5
     write_by_hand(tmp_path, STATIC, 1, [1, 0], budget=0.25)
-    assert fullest_budget(recipes, tmp_path) == 0.25
-    assert fullest_budget([PLAIN], tmp_path) == 0.5
+    assert budget() == 0.25
+    for record in (tmp_path / STATIC).rglob("*.json"):
+        record.unlink()
+    assert budget() == 0.5
     (tmp_path / PLAIN / "0.5").rename(tmp_path / PLAIN / "old")
-    assert fullest_budget([PLAIN], tmp_path) == 0.25
+    assert budget() == 0.25
 
 
 def test_errors_are_those_of_the_images(tmp_path):
@@ -415,7 +420,7 @@ def image_width(path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["7"], "no table is named '7'; there are 1, 2, 3, 4, 5, 8, response, "),
+        (["7"], "no table is named '7'; there are 1, 2, 3, 4, 5, 6, 8, response, "),
         (["respnse"], "no table is named 'respnse'; did you mean 'response'?"),
         (["4", "--out", "table.txt"], "`out` must end in .md, got table.txt"),
         (["4", "--budget", "0"], "`budget` must be above 0, got 0.0"),
@@ -440,4 +445,4 @@ def test_accuracies_and_their_differences_are_those_of_the_images(tmp_path):
     table = Table("8", (Panel("8", "accuracy", TINY_TABLE.panels[0].rows[:2]),))
     plain, static = make_report(table, budget=1, results=tmp_path).panels[0].lines
     assert (plain.mean, static.mean) == (50, 75)
-    assert static.by_seed.mean == static.by_image.mean == 25
+    assert static.difference.by_seed.mean == static.difference.by_image.mean == 25

@@ -20,7 +20,6 @@ from tiny_classes import tiny_classes as tiny_classes
 from torch import nn
 
 from neural_similarity.lab import cli, data, session
-from neural_similarity.lab.cli import few_shot
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import load
 from neural_similarity.lab.tasks.few_shot import partial
@@ -324,7 +323,8 @@ def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypa
     split = make_split()
     kept = [i for i, label in enumerate(split.test.labels.tolist()) if i % 12 < 9 + label]
     small = replace(split, test=split.test.subset(kept))
-    monkeypatch.setattr(few_shot, "load_split", lambda *_: small)
+    task = replace(session.load_task(session.open_run(finished)), split=small)
+    monkeypatch.setattr(session, "load_task", lambda *_: task)
     command = ["evaluate", str(finished), "--tasks", "5", "--device", "cpu"]
     for options, told in (
         ([], "2 shots, 7 queries a class"),
@@ -406,7 +406,7 @@ def test_the_command_line_retrains(finished, tmp_path, capsys):
     ("words", "code", "message"),
     [
         (["train", "mini-cnn"], 2, "no recipe is named 'mini-cnn'; did you mean"),
-        (["evaluate", "RUN", "--method", "prot"], 2, "no method is named 'prot'"),
+        (["evaluate", "RUN", "--method", "prot"], 2, "`method` must be one of fine-tuning, "),
         (["evaluate", "RUN", "--tasks", "9" * 15], 1, "`count` must be at most 1,000,000 tasks"),
         (["evaluate", "RUN", "--tasks", "1"], 2, "`tasks` must be at least 2, got 1"),
         (["evaluate", "RUN", "--shots", "0"], 2, "`shots` must be at least 1, got 0"),

@@ -9,7 +9,7 @@ from torch import nn
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper.learned import learned
+from neural_similarity.lab.tasks.learned import learned
 from neural_similarity.lab.theory import bias, euler, factors, flow, order, spectra
 from neural_similarity.lab.theory.measures import effective_rank, generators, nuclear_norm
 

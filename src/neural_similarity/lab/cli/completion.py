@@ -7,9 +7,9 @@ from contextlib import redirect_stdout
 
 from neural_similarity.lab.cli import COMMANDS, main
 from neural_similarity.lab.cli.commands import require, say
-from neural_similarity.lab.cli.paper import FEW_SHOT
 from neural_similarity.lab.cli.recipes import recipe_list
 from neural_similarity.lab.paper.tables import TABLES
+from neural_similarity.lab.recipes import RECIPES
 
 HELP = """usage: nsim completion bash|zsh
 
@@ -30,8 +30,6 @@ _nsim() {{
 complete -o default -F _nsim nsim
 """
 SCRIPTS = {"bash": BASH, "zsh": "autoload -U +X bashcompinit && bashcompinit\n" + BASH}
-KINDS = {"train": ("quickstart", "fewshot-quickstart", "adapt")}
-"""Recipes of each kind, where options depend on it."""
 
 
 def completion(args: Sequence[str]) -> int:
@@ -49,13 +47,13 @@ def words(command: str) -> list[str]:
     """The words that can follow a command: names, and the options in its help."""
     families = recipe_list()[1].values()
     recipes = [row[0] for family in families for row in family["rows"]]
-    tables = [*TABLES, *FEW_SHOT]
-    names = {"train": recipes, "table": tables, "reproduce": tables}
+    names = {"train": recipes, "table": list(TABLES), "reproduce": list(TABLES)}
     told = io.StringIO()
     with redirect_stdout(told):
-        for kind in KINDS.get(command, ()):
-            main([command, kind, "--help"])
-        if command not in ("completion", *KINDS):
+        if command == "train":  # Its options depend on the kind of recipe.
+            for name in {type(recipe): name for name, recipe in RECIPES.items()}.values():
+                main([command, name, "--help"])
+        elif command != "completion":
             main([command, "--help"])
     options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", told.getvalue()))
     return [*names.get(command, ()), *options]

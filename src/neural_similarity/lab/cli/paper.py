@@ -2,18 +2,17 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import tyro
 
-from neural_similarity.choices import require_least
+from neural_similarity.choices import require_count, require_least
 from neural_similarity.files import write_text
 from neural_similarity.lab import paper
 from neural_similarity.lab.cli.commands import require, say, say_json
 from neural_similarity.lab.cli.parsing import (
-    agreed,
     check_folders,
     check_seeds,
     integer,
@@ -21,22 +20,14 @@ from neural_similarity.lab.cli.parsing import (
     parse,
 )
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.paper import TABLES, Job, Outcome, Plan, Scope, Table
-from neural_similarity.lab.paper.few_shot_table import SHOTS, TITLES
-from neural_similarity.lab.paper.plan import Wanted
-from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.paper import TABLES, Line, Outcome, RowChoice, Scope, Table
 from neural_similarity.lab.session import open_run
-from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
-from neural_similarity.lab.tasks.few_shot.task import FewShotTask, check_tasks
 from neural_similarity.lab.train import choose_runtime
-from neural_similarity.lab.train.progress import clock, counter
+from neural_similarity.lab.train.progress import clock, notice
 from neural_similarity.lab.train.recipe import Recipe, scaled
 from neural_similarity.lab.train.runtime import PrecisionChoice
 
-FEW_SHOT = {"6": "mini", "6-cifar-fs": "cifar-fs", "6-fc100": "fc100"}
-"""The tables of few-shot learning, whose runs are evaluated on tasks, and their data."""
 RESULTS = Path("results")
-ROUGHLY = "~"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +45,11 @@ class TableOptions:
     """Folder of the run records."""
 
     def __post_init__(self) -> None:
-        require("table", self.table, (*TABLES, *FEW_SHOT))
-        if self.is_few_shot and self.variant != "paper":
-            raise UsageError("--variant is for tables on CIFAR; table 6 has one variant")
-
-    @property
-    def is_few_shot(self) -> bool:
-        """Whether runs are evaluated on tasks."""
-        return self.table in FEW_SHOT
+        require("table", self.table, TABLES)
+        if self.variant != "paper" and not any(row.has_recipe for row in self.wanted.rows):
+            raise UsageError(
+                f"--variant is for tables on CIFAR; table {self.table} has one variant"
+            )
 
     @property
     def wanted(self) -> Table:
@@ -84,13 +72,17 @@ class ReproduceOptions(TableOptions):
     """Seeds that every row is run with."""
     only: Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")] = ()
     """Recipes to run of those in the table; a name may hold *."""
-    jobs: int = field(default_factory=paper.side_by_side)
-    """Processes side by side, each of one thread: two on a CPU of several cores, on a GPU one."""
+    print: bool = False
+    """Print the commands, one line a run, and run nothing."""
+    stage: int | None = None
+    """With --print, only the lines of a stage; those of stage 1 need no other line."""
+    jobs: int = 1
+    """Runs at a time, each of one thread."""
     precision: PrecisionChoice = "auto"
     """Precision of new runs: the faster one here, or that of the other records."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps or xpu."""
-    shots: Annotated[tuple[int, ...], listed(integer, "N,N,...")] = SHOTS
+    shots: Annotated[tuple[int, ...], listed(integer, "N,N,...")] = (5, 1)
     """Labelled images of each class of a task, for table 6."""
     tasks: int = 2_000
     """Number of test tasks, for table 6."""
@@ -98,17 +90,17 @@ class ReproduceOptions(TableOptions):
     """Folder of the data sets."""
     runs: Path = Path("runs")
     """Folder of the run folders, RECIPE-BUDGET-seedSEED[-all], and of their logs."""
-    yes: bool = False
-    """Start without asking for confirmation."""
-    dry_run: bool = False
-    """Show the plan and start nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # These raise here, where errors are those of usage.
         scaled(Recipe(), self.budget)
         self.records()
-        require_least("jobs", self.jobs)
+        require_count("jobs", self.jobs)
+        if self.stage is not None:
+            require_count("stage", self.stage)
+            if not self.print:
+                raise UsageError("--stage goes with --print; without, stages run one after another")
         require_least("tasks", self.tasks, 2)
         choose_runtime(self.device, "fp32")
         check_seeds(self.seeds)
@@ -116,23 +108,16 @@ class ReproduceOptions(TableOptions):
         if len(set(self.shots)) < len(self.shots):
             raise ValueError(f"`shots` must be distinct, got {self.shots}")
 
-    def records(self) -> list[Wanted]:
+    def records(self) -> list[paper.Wanted]:
         """The records that the table needs."""
-        if self.is_few_shot:
-            data = FEW_SHOT[self.table]
-            return paper.wanted_evaluations(self.seeds, self.shots, self.only, data)
-        return paper.wanted_runs(self.wanted, self.seeds, self.only)
+        choice = RowChoice(self.only, self.shots)
+        return paper.wanted_records(self.wanted, self.seeds, choice, self.tasks)
 
     @property
     def scope(self) -> Scope:
         """The settings that all runs share."""
-        return Scope(
-            budget=self.budget,
-            results=self.results,
-            runs=self.runs,
-            precision=self.precision,
-            tasks=self.tasks,
-        )
+        names = ("budget", "results", "runs", "data", "device", "precision")
+        return Scope(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,48 +157,32 @@ class RecordOptions:
 
 
 def reproduce(args: Sequence[str]) -> int:
-    """Show and run what a table lacks; 0 if every run is recorded in the end."""
+    """Run what a table lacks, or print its commands; 0 if every run is recorded in the end."""
     description = (
-        "Run the rows of a table of the paper that have no record yet, and record them. Finished "
-        "runs are never repeated, interrupted ones go on. Those of table 6 are trained on training "
-        "classes, and but for MAML, ANIL and meta-learned NSN anew on those of validation as well, "
-        "and evaluated.\n\nexamples:\n"
+        "Run the rows of a table that have no record yet, and record them, or print the commands "
+        "that do (--print), one line a run, for xargs, GNU parallel or a SLURM array. What is "
+        "finished is never repeated, interrupted runs go on. Those of table 6 are trained on "
+        "training classes, and but for MAML, ANIL and meta-learned NSN anew on those of validation "
+        "as well, and evaluated.\n\nexamples:\n"
         "  nsim reproduce 4 --budget 0.125 --data data\n"
-        "  nsim reproduce 4 --only cifar10-dynamic-uns --seeds 1 --budget 0.125 --yes\n"
+        "  nsim reproduce 4 --only cifar10-dynamic-uns --seeds 1 --budget 0.125\n"
         "  nsim reproduce 6 --budget 0.25 --seeds 1 --shots 5 --only mini-cnn4,mini-dynamic\n"
-        "  nsim reproduce 2 --dry-run"
+        "  nsim reproduce 2 --print | xargs -d '\\n' -P 4 -I LINE sh -c LINE\n"
+        "  nsim reproduce 6 --print --stage 1"
     )
     options = parse(
         ReproduceOptions, args, prog="nsim reproduce", description=description, flags=True
     )
-    plan = paper.make_plan(options.records(), options.scope)
-    say(_describe(plan, options))
-    if options.dry_run or not plan.jobs or not agreed(options.yes):
+    wanted, scope = options.records(), options.scope
+    lines = paper.missing_lines(wanted, scope)
+    notice(_plan_text(lines, len(wanted), options))
+    if options.print:
+        for line in lines:
+            if options.stage in (None, line.stage):
+                say(str(line))
         return 0
-    _check_tasks(plan, options)
-    executor = paper.Executor(
-        places=options.jobs,
-        results=options.results,
-        data_root=options.data,
-        device=options.device,
-    )
-    with paper.show(plan.jobs) as display:
-        outcome = executor(plan.jobs, display)
+    outcome = paper.run_lines(lines, options.jobs)
     return _conclude(outcome, options)
-
-
-def _check_tasks(plan: Plan, options: ReproduceOptions) -> None:
-    """Check, before training, that the data have enough images for the test tasks."""
-    begins = {job.folder for job in plan.jobs if job.unit == "step"}
-    needed = {
-        (cast(FewShotRecipe, RECIPES[one.run.name]), one.shots)
-        for one in plan.lacking
-        if one.method is not None and options.scope.folder(one.run) in begins
-    }
-    for recipe, shots in needed:
-        with counter("images decoded") as decoded:
-            split = FewShotTask.load(recipe, options.data, decoded).split
-        check_tasks(split, "test", paper.sizes(shots))
 
 
 def table(args: Sequence[str]) -> int:
@@ -226,38 +195,21 @@ def table(args: Sequence[str]) -> int:
     options = parse(ShowOptions, args, prog="nsim table", description=description, flags=True)
     if not options.results.is_dir():
         sys.stderr.write(f"nsim: no records in {options.results}/\n")
-    if options.is_few_shot:
-        return _show_few_shot(options)
-    wanted, results = options.wanted, options.results
-    budget = options.budget or paper.fullest_budget([row.recipe for row in wanted.rows], results)
     costs = paper.read_costs(options.costs) if options.costs.exists() else None
-    report = paper.make_report(wanted, budget=budget, results=results, costs=costs)
+    facts = {"budget": options.budget, "results": options.results, "costs": costs}
+    report = paper.make_report(options.wanted, **facts)
     if options.json:
         say_json(paper.report_rows(report))
-        return 0
-    if options.out is None:
+    elif options.out is None:
         sys.stdout.write(paper.to_markdown(report))
-        return 0
-    picture = options.out.with_suffix(".png")
-    paper.draw(report, picture)
-    write_text(options.out, paper.to_markdown(report, picture.name))
-    say(f"{options.out}\n{picture}")
-    return 0
-
-
-def _show_few_shot(options: ShowOptions) -> int:
-    """Print Table 6 or write it."""
-    what = options.results, options.budget, FEW_SHOT[options.table]
-    if options.json:
-        say_json(paper.few_shot_rows(*what))
-        return 0
-    text = paper.few_shot_markdown(*what)
-    if options.out is None:
-        sys.stdout.write(text)
-        return 0
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(options.out, text)
-    say(str(options.out))
+    elif report.table.mixed:
+        write_text(options.out, paper.to_markdown(report))
+        say(f"{options.out}")
+    else:
+        picture = options.out.with_suffix(".png")
+        paper.draw(report, picture)
+        write_text(options.out, paper.to_markdown(report, picture.name))
+        say(f"{options.out}\n{picture}")
     return 0
 
 
@@ -277,48 +229,31 @@ def record(args: Sequence[str]) -> int:
     return 0
 
 
-def _describe(plan: Plan, options: ReproduceOptions) -> str:
-    """The plan: jobs, states and times."""
-    few_shot = options.is_few_shot
-    title = TITLES[FEW_SHOT[options.table]] if few_shot else options.wanted.title
-    counts = f"{len(plan.lacking)} to run, {plan.recorded} recorded"
-    lines = [f"{title}, budget {options.budget:g}: {counts}", *map(_line, plan.jobs)]
-    names = [] if options.is_few_shot else paper.chosen(options.wanted, options.only)
-    if without := [name for name in names if name not in RECIPES]:
-        lines.append(f"no recipe, left out: {', '.join(without)}")
-    if plan.jobs:
-        lines.append(_duration(plan, options.jobs))
-    else:
-        lines.append(f"nsim table {options.words} --budget {options.budget:g} shows what there is")
-    return "\n".join(lines)
-
-
-def _line(job: Job) -> str:
-    time = ROUGHLY * job.rough + clock(job.seconds)
-    states = {
-        "new": f"{job.steps:,} {job.unit}s",
-        "interrupted": f"goes on from {job.unit} {job.done:,} of {job.steps:,}",
-        "finished": "is finished, to be recorded",
-    }
-    return f"  {job.title:<36}  {states[job.state]:<36}  {time:>9}"
-
-
-def _duration(plan: Plan, places: int) -> str:
-    rough = any(job.rough for job in plan.jobs)
-    more = f" ({ROUGHLY}: by multiplications, as no such machine has a record)" if rough else ""
-    return f"time: about {clock(paper.makespan(plan.jobs, places))}, {places} at a time{more}"
+def _plan_text(lines: Sequence[Line], wanted: int, options: ReproduceOptions) -> str:
+    """How many records are missing, in how many stages, and how long they take."""
+    missing = sum(len(line.records) for line in lines)
+    text = (
+        f"{options.wanted.title}, budget {options.budget:g}: {missing} of {wanted} records missing"
+    )
+    if without := [row.recipe for row in options.wanted.rows if not row.has_recipe]:
+        text += f"; no recipe, left out: {', '.join(without)}"
+    if not lines:
+        return text
+    stages = max(line.stage for line in lines)
+    text += f"; runs: {len(lines)}" + (f", in {stages} stages" if stages > 1 else "")
+    seconds, unknown = paper.training_seconds(lines, options.results, options.precision)
+    known = f"about {clock(seconds)} of training, one at a time, by records of such machines"
+    return f"{text}; {known}" + (f"; without records: {unknown}" if unknown else "")
 
 
 def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:
     """Print the outcome and the next command; return the exit code."""
-    say(f"{len(outcome.recorded)} recorded, {len(outcome.failed)} failed")
-    for title, reason in outcome.failed.items():
-        sys.stderr.write(f"nsim: {title}: {reason}\n")
+    for key, reason in outcome.failed.items():
+        notice(f"nsim: {key}: {reason}")
     if outcome.stopped is not None:
-        sys.stderr.write("nsim: stopped, all is saved; the same command goes on\n")
+        notice("nsim: stopped, all is saved; the same command goes on")
         return 128 + outcome.stopped
     if outcome.failed:
-        sys.stderr.write(f"nsim: what failed printed more into {options.runs}/*.log\n")
         return 1
     say(f"nsim table {options.words} --budget {options.budget:g} shows the table")
     return 0

@@ -1,6 +1,5 @@
 """Parsing command lines into dataclasses by tyro; similarities are given as text."""
 
-import sys
 import typing
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
@@ -9,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import tyro
 
-from neural_similarity.lab.cli.commands import require, say
+from neural_similarity.lab.cli.commands import require
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.terminal import styled_output
 from neural_similarity.lab.train import Recipe
@@ -123,18 +122,6 @@ def check_folders(**folders: Path) -> None:
     for option, path in folders.items():
         if path.exists() and not path.is_dir():
             raise ValueError(f"`{option}` must be a folder, got the file {path}")
-
-
-def agreed(yes: bool) -> bool:
-    """Whether to start: `yes`, or the answer to a question in the terminal."""
-    if yes or not sys.stdin.isatty():
-        return True
-    sys.stderr.write("Start? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
-        return True
-    say("Nothing was started.")
-    return False
 
 
 def require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Generic, Literal, TypeVar, cast
 
 import torch
 import tyro
@@ -13,29 +13,27 @@ from torch import Tensor, nn
 from neural_similarity.lab import session
 from neural_similarity.lab import train as training
 from neural_similarity.lab.cli.commands import say, say_json
-from neural_similarity.lab.cli.few_shot import evaluate as evaluate_few_shot
 from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.data import Dataset
 from neural_similarity.lab.data.decoding import read_centre, read_header, read_pixels
 from neural_similarity.lab.data.listing import image_files
 from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.tasks import TASKS, command_task, task_of
 from neural_similarity.lab.tasks.classification import (
     PICTURED,
     ClassificationTask,
     draw_similarities,
-    told,
 )
-from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.terminal import one_line
-from neural_similarity.lab.train import Run, RunError, Runtime, Scores, distributed, read_run
-from neural_similarity.lab.train.peers import deaths_named
-from neural_similarity.lab.train.run import checkpoint_facts, command_of, load_network
-from neural_similarity.lab.train.runtime import Precision
+from neural_similarity.lab.train import Run, RunError, Runtime, distributed
+from neural_similarity.lab.train.memory import keep_freed_memory
+from neural_similarity.lab.train.run import command_of, load_network
 from neural_similarity.nn import is_dynamic
 
 TOP = 3
 AT_ONCE = 256
 """Images that are held in memory."""
+Scoring = TypeVar("Scoring")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +57,17 @@ class DataOptions(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(DataOptions):
+class EvaluateOptions(Generic[Scoring]):
     """Options of `nsim evaluate`."""
 
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    scoring: Annotated[Scoring, tyro.conf.arg(name="")]
+    """Options of such runs."""
+    data: Path | None = None
+    """Folder of the data sets; the default is the one that the run was trained from."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -85,29 +91,17 @@ class InspectOptions(DataOptions):
 
 
 def evaluate(args: Sequence[str]) -> int:
-    """Print the scores of a run's network on the test set."""
-    text = (
-        "Score a run's network on the test set again.\n\nexamples:\n"
-        "  nsim evaluate runs/quickstart-seed0\n"
-        "  nsim evaluate runs/cifar10-cnn-seed0 --checkpoint best --data data\n"
-        "  nsim evaluate runs/mini-cnn4-seed1 --help     what a few-shot run takes"
-    )
-    if any(command_of(Path(arg)) == FewShotRun.COMMAND for arg in args):
-        return evaluate_few_shot(args)
-    options = parse(EvaluateOptions, args, prog="nsim evaluate", description=text, flags=True)
-    run = opened(options.run)
-    dataset = dataset_of(run, options)
-    runtime, model = _network(run, options, run.precision)
-    distributed.join(runtime.device)
-    with deaths_named():
-        scores = training.evaluate(runtime.place(model), dataset.test, run.preprocess, runtime)
-    if not distributed.first():
-        return 0
-    if options.json:
-        facts = checkpoint_facts(run, options.checkpoint) | {"recipe": run.name}
-        say_json({"run": str(run.path), "checkpoint": facts, "scores": told(scores)})
-        return 0
-    say(f"{_describe(scores)} on {len(dataset.test):,} test images")
+    """Print what a run is scored on its test data."""
+    keep_freed_memory()
+    found = (command_task(command_of(Path(arg)) or "") for arg in args)
+    task = next(filter(None, found), TASKS[0])
+    kind = EvaluateOptions[task.SCORING]
+    options = parse(kind, args, prog="nsim evaluate", description=task.SCORING_HELP, flags=True)
+    run = session.open_run(options.run)
+    loaded = session.load_task(run, options.data)
+    facts, text = loaded.evaluate(run, options.scoring, options.device)
+    if distributed.first():
+        say_json({"run": str(run.path)} | facts) if options.json else say(text)
     return 0
 
 
@@ -179,9 +173,17 @@ def inspect(args: Sequence[str]) -> int:
 
 
 def opened(path: Path) -> Run:
-    """A run of recognition or adaptation, whose network names classes."""
+    """A run whose network names the classes of images.
+
+    Raises:
+        RunError: it is of another kind, or the folder is no run's.
+    """
     run = session.open_run(path)
-    return read_run(path) if isinstance(run, FewShotRun) else run  # which says what it is
+    if not task_of(run.recipe).NAMES_CLASSES:
+        raise RunError(
+            f"{path} is a few-shot run, whose network names no classes; nsim evaluate it"
+        )
+    return run
 
 
 def dataset_of(run: Run, options: DataOptions) -> Dataset:
@@ -189,11 +191,9 @@ def dataset_of(run: Run, options: DataOptions) -> Dataset:
     return cast(ClassificationTask, session.load_task(run, options.data)).dataset
 
 
-def _network(
-    run: Run, options: RunOptions, precision: Precision = "fp32"
-) -> tuple[Runtime, nn.Module]:
+def _network(run: Run, options: RunOptions) -> tuple[Runtime, nn.Module]:
     """The runtime, and the run's network, which is not placed on its device yet."""
-    runtime = training.choose_runtime(options.device, precision, run.recipe.channels_last)
+    runtime = training.choose_runtime(options.device, "fp32", run.recipe.channels_last)
     return runtime, load_network(run, options.checkpoint)
 
 
@@ -213,12 +213,3 @@ def _read_image(path: Path, run: Run) -> Tensor:
     mode, size = "L" if run.channels == 1 else "RGB", (run.image_size, run.image_size)
     read_header(path)  # It refuses what is not an image, or of more than 8 bits a channel.
     return torch.tensor(read_pixels(path, mode, size))
-
-
-def _describe(scores: Scores) -> str:
-    top5 = scores.top5_error_percent
-    return (
-        f"accuracy {100 * scores.accuracy:.2f} %, error {scores.error_percent:.2f} %, "
-        + ("" if top5 is None else f"top-5 error {top5:.2f} %, ")
-        + f"loss {scores.loss:.4f}"
-    )

@@ -1,12 +1,17 @@
 """Writing a report as Markdown."""
 
+from collections.abc import Callable, Mapping, Sequence
+
 from neural_similarity.lab.data import imagenet
-from neural_similarity.lab.paper.records import Record, commits_of
-from neural_similarity.lab.paper.report import Line, PanelReport, Report, StepCosts
-from neural_similarity.lab.paper.tables import Row
+from neural_similarity.lab.paper.costs import StepCosts
+from neural_similarity.lab.paper.records import commits_of
+from neural_similarity.lab.paper.report import Difference, Line, PanelReport, Report
+from neural_similarity.lab.paper.rows import Row
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.cifar import PREDICTOR
+from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train.progress import clock
+from neural_similarity.lab.train.record import Record
 from neural_similarity.lab.train.statistics import Interval
 
 BETTER = {"error": "lower is better", "accuracy": "higher is better"}
@@ -21,6 +26,8 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
         report: a table with its runs.
         picture: name of the file with its picture, to be shown at the end.
     """
+    if report.table.mixed:
+        return _mixed_table(report)
     parts = [f"# {report.table.title} ({report.schedule})"]
     for panel in report.panels:
         parts += [f"## {panel.panel.title}", _table(panel, report.costs), _notes(panel)]
@@ -34,6 +41,48 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
     if picture:
         parts.append(f"![{report.table.title}, {report.schedule}]({picture})")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _mixed_table(report: Report) -> str:
+    """A table whose rows say themselves what they are of, and how to read it."""
+    schedule = f" ({report.schedule})" if report.schedule else ""
+    parts = [f"# {report.table.title}{schedule}"]
+    columns = task_of(RECIPES[report.table.rows[0].recipe]).COLUMNS
+    head = ("method", "recipe", "shots", "paper", "ours", *report.table.compared, *columns)
+    for panel in report.panels:
+        rows = [head, ("---",) * len(head), *(_mixed_row(line, columns) for line in panel.lines)]
+        parts += [f"## {panel.panel.title}", "\n".join(f"| {' | '.join(row)} |" for row in rows)]
+    lines = [line for panel in report.panels for line in panel.lines]
+    count = sum(each.by_image is not None for line in lines for each in line.differences)
+    note = (
+        f"{report.table.note} {count} differences with intervals, none adjusted for their number."
+    )
+    return "\n\n".join([*parts, note]) + "\n"
+
+
+def _mixed_row(
+    line: Line, columns: Mapping[str, Callable[[Sequence[Record]], str]]
+) -> tuple[str, ...]:
+    row = line.row
+    paper = "" if row.paper is None else f"{row.paper:.2f}"
+    if row.half_width is not None:
+        paper += f" ± {row.half_width:.2f}"
+    front = (row.label, f"`{row.recipe}`", f"{row.shots}", paper)
+    if not line.records:
+        return (*front, "not run", *("" for _ in (*line.differences, *columns)))
+    accuracy = f"{line.accuracy.mean:.2f} ± {line.accuracy.reach:.2f}"
+    differences = (_mixed_difference(each, len(line.records)) for each in line.differences)
+    return (*front, accuracy, *differences, *(cell(line.records) for cell in columns.values()))
+
+
+def _mixed_difference(difference: Difference, seeds: int) -> str:
+    """The difference over the common seeds, and their number if some lack."""
+    interval = difference.by_image
+    if interval is None:
+        return ""
+    text = f"{signed(interval.mean)} ± {interval.reach:.2f}"
+    common = len(difference.common)
+    return text if common == seeds else f"{text} (n = {common})"
 
 
 def ours(line: Line) -> str:
@@ -126,11 +175,12 @@ def paper_change(row: Row, baseline: Row) -> float | None:
 def _differences(line: Line, report: PanelReport) -> tuple[str, str]:
     if line.row == report.panel.baseline or not line.records:
         return "", ""
-    if line.by_image is None:
+    found = line.difference
+    if found.by_image is None:
         return "no common seed", "no common seed"
-    seeds = len(line.common)
-    by_seed = "" if line.by_seed is None else interval(line.by_seed)
-    by_image = interval(line.by_image)
+    seeds = len(found.common)
+    by_seed = "" if found.by_seed is None else interval(found.by_seed)
+    by_image = interval(found.by_image)
     if not by_seed:
         by_image += f", by image alone ({seeds} seed{'s' if seeds > 1 else ''})"
     return by_seed, by_image
@@ -170,8 +220,12 @@ def _scatter(report: PanelReport) -> str:
     if report.pooled is None:
         return f"\n\n{count}"
     deviation, freedom = report.pooled
-    lines = [(each.row.label, each.by_image, each.by_pooled_seeds) for each in report.lines]
-    found = [(label, image, pooled) for label, image, pooled in lines if image and pooled]
+    lines = [(each.row.label, each.difference) for each in report.lines]
+    found = [
+        (label, each.by_image, each.by_pooled_seeds)
+        for label, each in lines
+        if each.by_image and each.by_pooled_seeds
+    ]
     listed = "; ".join(f"{label} {interval(pooled)}" for label, _, pooled in found)
     clear = [label for label, image, pooled in found if image.clear and pooled.clear]
     return (

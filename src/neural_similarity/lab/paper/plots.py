@@ -75,8 +75,8 @@ def _draw_differences(axes: Any, report: PanelReport) -> None:
     for y, line in enumerate(report.lines):
         if (change := paper_change(line.row, baseline)) is not None:
             axes.plot(change, y, "D", c=PAPER)
-        _draw_interval(axes, y - SHIFT, line.by_seed, SEED, "by seed")
-        _draw_interval(axes, y + SHIFT, line.by_image, IMAGE, "by test image")
+        _draw_interval(axes, y - SHIFT, line.difference.by_seed, SEED, "by seed")
+        _draw_interval(axes, y + SHIFT, line.difference.by_image, IMAGE, "by test image")
     axes.yaxis.tick_right()
     texts = [_difference_label(line) for line in report.lines]
     axes.set_yticks(range(len(texts)), texts, fontsize=8)
@@ -121,8 +121,9 @@ def _draw_interval(axes: Any, y: float, value: Interval | None, colour: str, kin
 
 
 def _difference_label(line: Line) -> str:
-    alone = " alone" if line.by_seed is None else ""
-    values = {"by seed": line.by_seed, f"by image{alone}": line.by_image}
+    found = line.difference
+    alone = " alone" if found.by_seed is None else ""
+    values = {"by seed": found.by_seed, f"by image{alone}": found.by_image}
     return "\n".join(f"{interval(v)} {kind}" for kind, v in values.items() if v is not None)
 
 

@@ -5,35 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.conversion import fold
 from neural_similarity.files import read_json, write_text
-from neural_similarity.lab.paper.learned import learned
 from neural_similarity.lab.paper.records import (
     DIRTY,
-    RETRAINED,
     changed_fields,
     commits_of,
     read_record,
     records_folder,
 )
 from neural_similarity.lab.recipes import RECIPES, STARTS
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
-from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, read_evaluations
-from neural_similarity.lab.tasks.few_shot.methods import METHODS
-from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
-from neural_similarity.lab.tasks.rivals import merged
+from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train import Run, RunError
 from neural_similarity.lab.train.files import layout
-from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import MACHINE, recipe_from_json, recipe_to_json
-from neural_similarity.lab.train.run import (
-    ENVIRONMENT,
-    checkpoint_facts,
-    load_network,
-    require_finished,
-)
-from neural_similarity.models import macs
+from neural_similarity.lab.train.run import ENVIRONMENT, require_finished
 
 
 def write_records(run: Run, results: Path) -> list[Path]:
@@ -59,11 +44,9 @@ def write_records(run: Run, results: Path) -> list[Path]:
             f"{', '.join(changed)}; "
             "only runs with another seed, budget or machine setting become records"
         )
-    folder = records_folder(results, run.name, run.budget)
-    contents = (
-        _evaluated(run) if isinstance(run, FewShotRun) else {f"{run.recipe.seed}": _scored(run)}
-    )
-    return [_write(folder / f"{stem}.json", content) for stem, content in contents.items()]
+    folder, facts = records_folder(results, run.name, run.budget), _run_facts(run)
+    outcomes = task_of(run.recipe).outcomes(run, repeat_command(run))
+    return [_write(folder / f"{stem}.json", facts | one) for stem, one in outcomes.items()]
 
 
 def _write(path: Path, content: dict[str, Any]) -> Path:
@@ -75,67 +58,13 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def _scored(run: Run) -> dict[str, Any]:
-    """What a record says about a run that was scored on test images."""
-    summary = read_json(run.summary)
-    correct = summary.pop("test_correct")
-    size = (run.channels, run.image_size, run.image_size)
-    summary["macs"] = macs(fold(merged(run.build()), dynamic="keep"), *size)
-    summary["command"] = command(run)
-    start = public(read_json(run.path / ENVIRONMENT).get("start"))
-    return _facts_of(run) | {
-        **({} if start is None else {"start": start}),
-        "checkpoint": checkpoint_facts(run, "last"),
-        "summary": summary,
-        "metrics": read_lines(run.metrics),
-        "learned": learned(merged(load_network(run))),
-        "correct": correct,
-    }
-
-
-def _evaluated(run: FewShotRun) -> dict[str, dict[str, Any]]:
-    """What records say about a few-shot run's evaluations, by the names of their files."""
-    evaluations = read_evaluations(run)
-    if not evaluations:
-        raise RunError(f"{run.path} has no evaluations; `nsim evaluate {run.path}` first")
-    environment = read_json(run.path / ENVIRONMENT)
-    training = {"start": public(environment.get("start"))}
-    training["retrained"] = environment.get("retrained")
-    training["training"] = read_json(run.summary) | {"command": command(run)}
-    facts, recipe = _facts_of(run), run.recipe
-    return {
-        one.name(recipe.train_on, recipe.seed): facts | training | _evaluation(run, one)
-        for one in evaluations
-    }
-
-
-def _evaluation(run: FewShotRun, one: Evaluation) -> dict[str, Any]:
-    folder = f"runs/{run.recipe.folder(run.name)}"
-    facts = ("count", "seed", "part")
-    words = evaluate_words(folder, one.method, one.sizes, *(one.tasks[fact] for fact in facts))
-    if one.statistics != METHODS[one.method].statistics:
-        words += ["--batch-norm", one.statistics]
-    content = one.to_json()
-    return content | {"summary": one.summary | {"command": shlex.join(["nsim", *words])}}
-
-
-def evaluate_words(
-    folder: str, method: str, sizes: TaskSizes, count: int, seed: int, part: str
-) -> list[str]:
-    """The arguments of `nsim` that evaluate the run in a folder."""
-    numbers = {"ways": sizes.ways, "shots": sizes.shots, "queries": sizes.queries}
-    numbers |= {"tasks": count, "task-seed": seed}
-    options = [word for name, number in numbers.items() for word in (f"--{name}", f"{number}")]
-    return ["evaluate", folder, "--method", method, *options, "--part", part]
-
-
-def _facts_of(run: Run) -> dict[str, Any]:
+def _run_facts(run: Run) -> dict[str, Any]:
     """What every record says about its run."""
     environment = read_json(run.path / ENVIRONMENT)
     config = recipe_to_json(run.recipe)
     if run.name in STARTS:  # By a path on this machine.
-        field = start_option(run.name).removeprefix("--")
-        config[field] = getattr(RECIPES[run.name], field)
+        config[run.recipe.START] = getattr(RECIPES[run.name], run.recipe.START)
+    origin = {"start": public(environment.get("start")), "retrained": environment.get("retrained")}
     return {
         "recipe": run.name,
         "budget": run.budget,
@@ -148,10 +77,11 @@ def _facts_of(run: Run) -> dict[str, Any]:
             "classes": len(run.classes),
         },
         "config": config,
+        **{name: facts for name, facts in origin.items() if facts is not None},
     }
 
 
-def command(run: Run) -> str:
+def repeat_command(run: Run) -> str:
     """The command that repeats a run with nothing overridden, from any folder of data sets.
 
     It has the precision and the threads of the run, which another machine may choose otherwise,
@@ -160,7 +90,7 @@ def command(run: Run) -> str:
     environment = read_json(run.path / ENVIRONMENT)
     start = _start_words(run, environment.get("start"))
     if environment.get("retrained") is not None:
-        before = replace(run.recipe, train_on="train").folder(run.name)
+        before = replace(RECIPES[run.name], seed=run.recipe.seed).folder(run.name)
         return shlex.join(["nsim", "train", "--retrain", f"runs/{before}", *start])
     recipe = replace(run.recipe, precision=run.precision, threads=environment["threads"])
     words = ["nsim", "train", run.name]
@@ -179,7 +109,7 @@ def _start_words(run: Run, start: dict[str, Any] | None) -> list[str]:
 
 def start_option(name: str) -> str:
     """The option of `nsim train` by which a recipe takes the run that it starts from."""
-    return "--backbone" if isinstance(RECIPES[name], AdaptationRecipe) else "--start"
+    return f"--{RECIPES[name].START}"
 
 
 def overridden(run: Run) -> list[str]:
@@ -193,8 +123,6 @@ def overridden(run: Run) -> list[str]:
     environment = read_json(run.path / ENVIRONMENT)
     start, retrained = environment.get("start"), environment.get("retrained")
     changed = changed_fields(run.name, run.budget, run.recipe, start, retrained)
-    if retrained is None and getattr(run.recipe, "train_on", "train") == "train+val":
-        changed += RETRAINED
     other_data = start and run.name in STARTS and start.get("digest", run.digest) != run.digest
     if other_data or (start and "config" in start and _is_changed(start)):
         changed += ["start"]

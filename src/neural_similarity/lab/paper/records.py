@@ -4,84 +4,32 @@
 `results/fewshot/<recipe>/<budget>/<what was evaluated>.json` an evaluation of a few-shot run.
 """
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from neural_similarity.files import read_json
 from neural_similarity.lab.recipes import RECIPES, STARTS
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
-from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, is_evaluation
-from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
-from neural_similarity.lab.train import Recipe, unpack_correct
-from neural_similarity.lab.train.recipe import MACHINE, differing, recipe_from_json, scaled
+from neural_similarity.lab.tasks import task_of
+from neural_similarity.lab.train.recipe import (
+    MACHINE,
+    Recipe,
+    differing,
+    recipe_from_json,
+    scaled,
+)
+from neural_similarity.lab.train.record import Record
 
-FEW_SHOT_FOLDER = "fewshot"
-FREE: tuple[str, ...] = ("seed", "start", *MACHINE)
+FREE: tuple[str, ...] = ("seed", *MACHINE)
 """Fields that may differ between a run and its recipe."""
-RETRAINED = ("train_on", "select_on", "steps", "drops")
-"""Fields that change when a run is trained on validation classes as well."""
 DIRTY = "-dirty"
-SEED = re.compile(r"-?[0-9]+")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Record:
-    """A finished run of a named recipe with nothing overridden, and what it was scored on."""
-
-    path: Path
-    name: str
-    budget: float
-    """Share of the recipe's steps."""
-    recipe: Recipe
-    """Every setting, steps scaled already."""
-    code: dict[str, Any]
-    """Version, commits, and whether files differed from a commit."""
-    environment: dict[str, Any]
-    """Machine, versions, device and precision."""
-    data: dict[str, Any]
-    """Name and digest of the data set; how many classes, where the record says it."""
-    training: dict[str, Any]
-    """Summary of the training: steps, seconds, parameters."""
-    summary: dict[str, Any]
-    correct: Tensor
-    """Which test images were right, boolean; or how many queries of each task."""
-    evaluation: Evaluation | None = None
-    """For a few-shot run, what was evaluated."""
-    start: dict[str, Any] | None = None
-    """Recipe, seed, classes and budget of the run that training started from, and SHA-256 of its
-    weights, by which its own evaluations are known."""
-    retrained: dict[str, Any] | None = None
-    """The step that was chosen on validation classes, and how many times more images there are,
-    where training was anew on both; older records do not say."""
-    learned: dict[str, Any] | None = None
-    """By layer, see `learned.learned`; only of recognition, and older records have none."""
-
-    @property
-    def seed(self) -> int:
-        return self.recipe.seed
-
-    @property
-    def stem(self) -> str:
-        """The name of the file, without .json."""
-        return _stem(self.recipe, self.evaluation)
-
-
-def _stem(recipe: Recipe, evaluation: Evaluation | None) -> str:
-    if isinstance(recipe, FewShotRecipe) and evaluation is not None:
-        return evaluation.name(recipe.train_on, recipe.seed)
-    return f"{recipe.seed}"
 
 
 def records_folder(results: Path, name: str, budget: float) -> Path:
     """The folder of a recipe's records at a budget."""
-    few_shot = isinstance(RECIPES.get(name), FewShotRecipe)
-    return (results / FEW_SHOT_FOLDER if few_shot else results) / name / budget_name(budget)
+    kind = task_of(RECIPES[name]).RECORDS if name in RECIPES else ""
+    return results / kind / name / budget_name(budget)
 
 
 def commits_of(environment: dict[str, Any]) -> list[str]:
@@ -102,28 +50,35 @@ def changed_fields(
     recipe: Recipe,
     start: dict[str, Any] | None = None,
     retrained: dict[str, Any] | None = None,
+    *,
+    old: bool = False,
 ) -> list[str]:
     """The fields in which `recipe` is not the named one at `budget`, whatever seed and machine.
 
-    A recipe must start from a run of `STARTS` of the same seed and budget; in few-shot learning of
-    the same seed and classes, and of which budget that was, the record tells. On training and
-    validation classes it has as many steps as were chosen, where `retrained` tells.
+    A recipe must start from a run of `STARTS` of the same seed, and of the budget or classes that
+    its kind asks for. On validation data as well it has as many steps as were chosen.
+
+    Args:
+        name: of the recipe.
+        budget: of the run.
+        recipe: what was trained.
+        start: facts of the run that it started from.
+        retrained: what was chosen for training on validation data as well, if that was done.
+        old: whether it may be a record from before those said what was chosen.
     """
     original, free = scaled(RECIPES[name], budget), FREE
-    own: dict[str, Any] = {"recipe": STARTS.get(name)} | ({"seed": recipe.seed} if start else {})
+    if retrained is not None:
+        original = original.retrained(**retrained)
+    elif old:
+        free += recipe.retrained_fields
     if name in STARTS:
-        free += ("backbone",)
-    if isinstance(recipe, FewShotRecipe) and isinstance(original, FewShotRecipe):
-        if retrained is not None:
-            original = retraining(original, **retrained)
-        elif recipe.train_on == "train+val":
-            free = FREE + RETRAINED
-        own |= {"classes": recipe.train_on} if start else {}
-    elif start:
-        own["budget"] = budget
+        free += (recipe.START,)
+    terms: dict[str, Any] = {"recipe": STARTS.get(name)}
+    if start:
+        terms |= {"seed": recipe.seed} | recipe.start_terms(budget)
     found = start or {"recipe": None}
-    changed = [] if all(found.get(key, value) == value for key, value in own.items()) else ["start"]
-    return changed + differing(recipe, original, free)
+    same = all(found.get(key, value) == value for key, value in terms.items())
+    return ([] if same else ["start"]) + differing(recipe, original, free)
 
 
 def read_records(results: Path, name: str, budget: float) -> list[Record]:
@@ -133,8 +88,8 @@ def read_records(results: Path, name: str, budget: float) -> list[Record]:
         ValueError: a file is damaged, lies in another record's place, or was made when the recipe
             had other settings.
     """
-    folder = records_folder(results, name, budget)
-    return [read_placed(file, name, budget) for file in record_files(folder)]
+    files = record_files(records_folder(results, name, budget), name)
+    return [read_placed(file, name, budget) for file in files]
 
 
 def read_placed(path: Path, name: str, budget: float) -> Record:
@@ -149,7 +104,8 @@ def read_placed(path: Path, name: str, budget: float) -> Record:
             f"{path} holds {record.stem} of {record.name}, budget {record.budget:g}; move it there "
             "or delete it"
         )
-    if changed := changed_fields(name, budget, record.recipe, record.start, record.retrained):
+    facts = record.recipe, record.start, record.retrained
+    if changed := changed_fields(name, budget, *facts, old=True):
         raise ValueError(
             f"{path} was made with other settings than {name} has now ({', '.join(changed)}); "
             "delete it to have it run again"
@@ -165,32 +121,25 @@ def read_record(path: Path) -> Record:
     """
     try:
         content = read_json(path)
-        evaluation = Evaluation.from_json(content) if "tasks" in content else None
-        kind = Recipe if evaluation is None else FewShotRecipe
-        kind = AdaptationRecipe if "backbone" in content["config"] else kind
-        right = unpack_correct(content["correct"]) if evaluation is None else evaluation.correct
-        record = Record(
+        task = task_of(RECIPES[content["recipe"]])
+        recipe = recipe_from_json(content["config"], task.RUN.RECIPE)
+        return Record(
+            **vars(task.read_outcome(content, recipe)),
             path=path,
             name=content["recipe"],
             budget=content["budget"],
-            recipe=recipe_from_json(content["config"], kind),
+            recipe=recipe,
             code=content["code"],
             environment=content["environment"],
             data=content["data"],
             training=content.get("training", content["summary"]),
             summary=content["summary"],
-            correct=right,
-            evaluation=evaluation,
             start=content.get("start"),
             retrained=content.get("retrained"),
             learned=content.get("learned"),
         )
-        share = right.sum().item() / len(right)
-        if evaluation is None and share != record.summary["test_accuracy"]:
-            raise ValueError(f"its images say {share}, its summary {record.summary}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as a run record: {error!r}") from error
-    return record
 
 
 def budgets(results: Path, names: Iterable[str]) -> list[str]:
@@ -202,7 +151,7 @@ def budgets(results: Path, names: Iterable[str]) -> list[str]:
 def budget_folders(results: Path, name: str) -> list[Path]:
     """The folders with records of a recipe, one a budget; other names are a user's."""
     parent = records_folder(results, name, 1.0).parent
-    return [path for path in parent.glob("*") if _is_budget(path.name) and record_files(path)]
+    return [path for path in parent.glob("*") if _is_budget(path.name) and record_files(path, name)]
 
 
 def _is_budget(name: str) -> bool:
@@ -212,6 +161,9 @@ def _is_budget(name: str) -> bool:
         return False
 
 
-def record_files(folder: Path) -> list[Path]:
-    """The records in a folder, in the order of their names; other names are a user's."""
-    return [p for p in sorted(folder.glob("*.json")) if SEED.fullmatch(p.stem) or is_evaluation(p)]
+def record_files(folder: Path, name: str) -> list[Path]:
+    """The records of a recipe in a folder, in the order of their names; others are a user's."""
+    if name not in RECIPES:
+        return []
+    is_record = task_of(RECIPES[name]).is_record
+    return [path for path in sorted(folder.glob("*.json")) if is_record(path)]

@@ -1,8 +1,8 @@
 """A table of the paper beside our runs, whose numbers all come from records."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,38 +10,60 @@ from typing import Any
 import torch
 
 from neural_similarity.lab.paper.costs import StepCosts
-from neural_similarity.lab.paper.records import Record, budget_name, budgets, read_records
-from neural_similarity.lab.paper.tables import Metric, Panel, Row, Table
+from neural_similarity.lab.paper.records import budgets, read_records
+from neural_similarity.lab.paper.rows import Metric, Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train.recipe import scaled
+from neural_similarity.lab.train.record import Record
 from neural_similarity.lab.train.statistics import (
     LEAST_SEEDS,
     Interval,
-    by_image,
     by_pooled_seeds,
     by_seed,
     mean_and_deviation,
     pooled_deviation,
 )
 
+Groups = Mapping[Hashable, list[Record]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The difference of a row to another one in points; nothing without a common seed."""
+
+    common: tuple[int, ...] = ()
+    """Seeds that both have."""
+    by_seed: Interval | None = None
+    """Paired by seed; needs three common seeds."""
+    by_image: Interval | None = None
+    """Paired by test image, or task; needs one common seed."""
+    by_pooled_seeds: Interval | None = None
+    """Between the means over all seeds of both, by the scatter of the panel's rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
     row: Row
     records: tuple[Record, ...]
-    """Our records, in the order of their seeds."""
+    """Our records, which differ in their seed alone."""
     metric: Metric
     """What is compared, in percent."""
-    common: tuple[int, ...]
-    """Seeds that the baseline has too; none for the baseline itself."""
-    by_seed: Interval | None
-    """Difference to the baseline in points, paired by seed; needs three common seeds."""
-    by_image: Interval | None
-    """The same, paired by test image; needs one common seed."""
-    by_pooled_seeds: Interval | None
-    """The same between the means over all seeds of both, by the scatter of the panel's rows."""
+    differences: tuple[Difference, ...]
+    """To the rows that `Table.compared_rows` names; nothing to itself."""
     step: Interval | None
     """Time of an update over that of `Report.costs.baseline`, where it was measured."""
+
+    @property
+    def difference(self) -> Difference:
+        """To the first of those rows, the baseline of most tables."""
+        return self.differences[0]
+
+    @property
+    def accuracy(self) -> Interval:
+        """Over test images or tasks, each averaged over the seeds; in percent."""
+        accuracies = torch.stack([record.accuracies for record in self.records]).mean(0)
+        return task_of(RECIPES[self.row.recipe]).interval(100 * accuracies)
 
     @property
     def values(self) -> list[float]:
@@ -89,8 +111,12 @@ class PanelReport:
     @property
     def intervals(self) -> int:
         """How many differences there are, each counted as often as it has an interval."""
-        each = [(line.by_seed, line.by_image, line.by_pooled_seeds) for line in self.lines]
-        return sum(found is not None for line in each for found in line)
+        found = [
+            (each.by_seed, each.by_image, each.by_pooled_seeds)
+            for line in self.lines
+            for each in line.differences
+        ]
+        return sum(interval is not None for intervals in found for interval in intervals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +135,8 @@ class Report:
     @property
     def schedule(self) -> str:
         """The schedule of the runs, and its number of steps."""
+        if self.table.mixed:
+            return "" if self.budget == 1 else f"reduced schedule, budget {self.budget:g}"
         kind = "full" if self.budget == 1 else "reduced" if self.budget < 1 else "extended"
         original = [RECIPES[row.recipe] for row in self.table.rows if row.has_recipe]
         steps = sorted({(scaled(recipe, self.budget).steps, recipe.steps) for recipe in original})
@@ -118,22 +146,87 @@ class Report:
         return f"{text}: {' or '.join(f'{ours:,} of {full:,}' for ours, full in steps)} steps"
 
 
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the records of rows, each file once."""
+
+    results: Path
+    found: dict[tuple[str, float], list[Record]] = field(default_factory=dict)
+
+    def groups(self, row: Row, budget: float) -> Groups:
+        """The records of a row at a budget, by all that they share but the seed."""
+        if not row.has_recipe:
+            return {}
+        place = row.recipe, budget
+        if place not in self.found:
+            self.found[place] = read_records(self.results, *place)
+        return task_of(RECIPES[row.recipe]).grouped(self.found[place], row.method, row.shots)
+
+    def budgets(self, row: Row) -> list[float]:
+        """The budgets at which a row has records."""
+        known = map(float, budgets(self.results, [row.recipe]))
+        return [budget for budget in known if not row.method or self.groups(row, budget)]
+
+
 def make_report(
-    table: Table, *, budget: float, results: Path, costs: StepCosts | None = None
+    table: Table, *, budget: float | None = None, results: Path, costs: StepCosts | None = None
 ) -> Report:
-    """A table of the paper with the records at `budget` in `results`, and what updates take.
+    """A table of the paper with our records, and what updates take.
+
+    Args:
+        table: the rows.
+        budget: of the runs; None is the one at which most rows have some.
+        results: folder of the records.
+        costs: times of updates, where they were measured.
 
     Raises:
         ValueError: a record cannot be used, or records of one panel are of different data.
     """
+    reader = _Reader(results)
+    usual = fullest_budget(table, reader) if budget is None else budget
     known = {} if costs is None else costs.ratios
-    panels = tuple(_panel(panel, budget, results, known) for panel in table.panels)
+
+    def row_budget(row: Row) -> float:
+        own = reader.budgets(row) if table.mixed and budget is None else []
+        return usual if usual in own else max(own, default=usual)
+
+    def panel_report(panel: Panel) -> PanelReport:
+        groups = {row: reader.groups(row, row_budget(row)) for row in panel.rows}
+        if not table.mixed:
+            _require_same_data(
+                one for found in groups.values() for own in found.values() for one in own
+            )
+        scatter = None if table.mixed else _seed_scatter(panel, groups)
+        lines = []
+        for row, found in groups.items():
+            others = [
+                (other == row, reader.groups(other, row_budget(row)))
+                for other in table.compared_rows(panel, row)
+            ]
+            for records in found.values() or [[]]:
+                differences = (
+                    Difference()
+                    if same
+                    else _difference(row, records, theirs, panel.metric, scatter)
+                    for same, theirs in others
+                )
+                lines.append(
+                    Line(
+                        row=row,
+                        records=tuple(records),
+                        metric=panel.metric,
+                        differences=tuple(differences),
+                        step=known.get(row.recipe),
+                    )
+                )
+        return PanelReport(panel=panel, lines=tuple(lines))
+
     others = budgets(results, (row.recipe for row in table.rows))
     return Report(
         table=table,
-        budget=budget,
-        panels=panels,
-        others=tuple(other for other in others if float(other) != budget),
+        budget=usual,
+        panels=tuple(map(panel_report, table.panels)),
+        others=tuple(other for other in others if float(other) != usual),
         costs=costs if any(row.recipe in known for row in table.rows) else None,
     )
 
@@ -143,99 +236,100 @@ def report_rows(report: Report) -> list[dict[str, Any]]:
     return [
         {
             **{"panel": panel.panel.title, "label": line.row.label, "recipe": line.row.recipe},
-            **{"metric": line.metric, "paper": line.row.paper, "budget": report.budget},
+            **{"method": line.row.method, "shots": line.row.shots},
+            **{"metric": line.metric, "paper": line.row.paper},
+            "budget": line.records[0].budget if line.records else report.budget,
             "seeds": [record.seed for record in line.records],
             "values": line.values,
             "to_baseline": {
                 way: interval and [interval.low, interval.mean, interval.high]
-                for way, interval in (("by_seed", line.by_seed), ("by_image", line.by_image))
+                for way, interval in (
+                    ("by_seed", line.difference.by_seed),
+                    ("by_image", line.difference.by_image),
+                )
             },
-            "summary": line.records[0].summary if line.records else None,
+            **_accuracy_facts(line),
         }
         for panel in report.panels
         for line in panel.lines
     ]
 
 
-def fullest_budget(recipes: Collection[str], results: Path) -> float:
-    """The budget at which most of the recipes have records, the largest of several; or 1."""
-    counts = Counter(budget for name in set(recipes) for budget in budgets(results, [name]))
-    return max(map(float, counts), key=lambda b: (counts[budget_name(b)], b), default=1.0)
+def _accuracy_facts(line: Line) -> dict[str, Any]:
+    if not line.records:
+        return {"summary": None}
+    facts = task_of(RECIPES[line.row.recipe]).facts(line.records)
+    return {"accuracy": line.accuracy.mean, "reach": line.accuracy.reach} | facts
+
+
+def fullest_budget(table: Table, reader: _Reader) -> float:
+    """The budget at which most of the rows have records, the largest of several; or 1."""
+    rows = {(row.recipe, row.method, row.shots): row for row in table.rows}
+    counts = Counter(budget for row in rows.values() for budget in reader.budgets(row))
+    return max(counts, key=lambda budget: (counts[budget], budget), default=1.0)
 
 
 def value(record: Record, metric: Metric) -> float:
     """The metric of a run, in percent."""
-    right = 100 * record.correct.double().mean().item()
+    right = 100 * record.accuracies.mean().item()
     return 100 - right if metric == "error" else right
 
 
-def compare(
-    ours: dict[int, Record], baseline: dict[int, Record], metric: Metric
-) -> tuple[tuple[int, ...], Interval | None, Interval | None]:
-    """The common seeds, and the difference to the baseline in points by seed and by test image.
+def compare(ours: dict[int, Record], theirs: dict[int, Record], metric: Metric) -> Difference:
+    """The difference of records by seed to others, by seed and by test image or task.
 
-    By image, each image's difference is averaged over the common seeds first.
+    By image or task, each one's difference is averaged over the common seeds first; of two lists of
+    tasks the shorter is the beginning of the longer.
     """
-    common = tuple(seed for seed in ours if seed in baseline)
+    common = tuple(seed for seed in ours if seed in theirs)
     if not common:
-        return common, None, None
-    seeds = [value(ours[seed], metric) - value(baseline[seed], metric) for seed in common]
+        return Difference()
+    seeds = [value(ours[seed], metric) - value(theirs[seed], metric) for seed in common]
     sign = 1 if metric == "accuracy" else -1
-    right, right_before = (_stacked(records, common) for records in (ours, baseline))
-    images = 100 * sign * (right - right_before).mean(0)
-    interval = by_seed(seeds) if len(common) >= LEAST_SEEDS else None
-    return common, interval, by_image(images.tolist())
+    pairs = [(ours[seed].accuracies, theirs[seed].accuracies) for seed in common]
+    count = min(len(each) for pair in pairs for each in pair)
+    changes = torch.stack([mine[:count] - other[:count] for mine, other in pairs])
+    interval = task_of(ours[common[0]].recipe).interval
+    return Difference(
+        common=common,
+        by_seed=by_seed(seeds) if len(common) >= LEAST_SEEDS else None,
+        by_image=interval(100 * sign * changes.mean(0)),
+    )
 
 
 def by_number(records: Iterable[Record]) -> dict[int, Record]:
-    """Records of recognition by their seeds, in that order."""
+    """Records by their seeds, in that order."""
     return {record.seed: record for record in sorted(records, key=lambda record: record.seed)}
 
 
-def _stacked(records: dict[int, Record], seeds: Sequence[int]) -> torch.Tensor:
-    """Which images were right, (seeds, images) in float64."""
-    return torch.stack([records[seed].correct for seed in seeds]).double()
-
-
-def _panel(
-    panel: Panel, budget: float, results: Path, costs: Mapping[str, Interval]
-) -> PanelReport:
-    names = {row.recipe for row in panel.rows if row.has_recipe}
-    records = {name: by_number(read_records(results, name, budget)) for name in names}
-    _require_same_data(record for found in records.values() for record in found.values())
-    baseline = records.get(panel.baseline.recipe, {})
-    scatter = pooled_deviation(
-        [value(record, panel.metric) for record in found.values()] for found in records.values()
-    )
-    lines = []
-    for row in panel.rows:
-        ours = records.get(row.recipe, {})
-        before = {} if row == panel.baseline else baseline
-        common, seeds, images = compare(ours, before, panel.metric)
-        line = Line(
-            row=row,
-            records=tuple(ours.values()),
-            metric=panel.metric,
-            common=common,
-            by_seed=seeds,
-            by_image=images,
-            by_pooled_seeds=_pooled(ours, before, panel.metric, scatter) if common else None,
-            step=costs.get(row.recipe),
-        )
-        lines.append(line)
-    return PanelReport(panel=panel, lines=tuple(lines))
-
-
-def _pooled(
-    ours: dict[int, Record],
-    baseline: dict[int, Record],
+def _difference(
+    row: Row,
+    records: Sequence[Record],
+    groups: Groups,
     metric: Metric,
     scatter: tuple[float, int] | None,
-) -> Interval | None:
-    if scatter is None:
-        return None
-    sides = [[value(record, metric) for record in each.values()] for each in (ours, baseline)]
-    return by_pooled_seeds(fmean(sides[0]) - fmean(sides[1]), *scatter, *map(len, sides))
+) -> Difference:
+    """The difference of a row's records to those of another that are comparable."""
+    if not records:
+        return Difference()
+    comparable = task_of(RECIPES[row.recipe]).comparable
+    theirs = by_number(one for own in groups.values() for one in own if comparable(records[0], one))
+    found = compare(by_number(records), theirs, metric)
+    if scatter is None or not found.common:
+        return found
+    sides = [[value(one, metric) for one in side] for side in (records, theirs.values())]
+    pooled = by_pooled_seeds(fmean(sides[0]) - fmean(sides[1]), *scatter, *map(len, sides))
+    return replace(found, by_pooled_seeds=pooled)
+
+
+def _seed_scatter(panel: Panel, groups: Mapping[Row, Groups]) -> tuple[float, int] | None:
+    """Deviation between seeds of one recipe over the rows of a panel, and degrees of freedom."""
+    return pooled_deviation(
+        {
+            row.recipe: [value(one, panel.metric) for own in found.values() for one in own]
+            for row, found in groups.items()
+        }.values()
+    )
 
 
 def _require_same_data(records: Iterable[Record]) -> None:

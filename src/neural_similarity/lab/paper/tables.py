@@ -6,59 +6,15 @@ name. Studies that the paper does not have are tables without its numbers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from neural_similarity.choices import require_known
-from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.paper.rows import Panel, Row, Table, on_other_data
+from neural_similarity.lab.paper.table6 import few_shot_table
 from neural_similarity.lab.recipes.adaptation import GROUPS
+from neural_similarity.lab.recipes.families import Recipes
+from neural_similarity.lab.recipes.few_shot import COPIES
 from neural_similarity.lab.recipes.released import SUFFIX, VARIANTS
-from neural_similarity.lab.train.recipe import Recipe
-
-Metric = Literal["error", "accuracy"]
-
-
-@dataclass(frozen=True)
-class Row:
-    label: str
-    recipe: str
-    paper: float | None = None
-    """The paper's number, in percent."""
-    top5: float | None = None
-    """The paper's top-5 number, in percent."""
-    parameters: float | None = None
-    """The paper's number of parameters, in millions."""
-
-    @property
-    def has_recipe(self) -> bool:
-        """Whether the row can be run."""
-        return self.recipe in RECIPES
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Rows that are compared with each other; the first is the baseline."""
-
-    title: str
-    metric: Metric
-    rows: tuple[Row, ...]
-
-    @property
-    def baseline(self) -> Row:
-        """What the other rows are compared with."""
-        return self.rows[0]
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    panels: tuple[Panel, ...]
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """The rows of all panels."""
-        return tuple(row for panel in self.panels for row in panel.rows)
-
 
 CIFAR10_BASELINE = Row("CNN", "cifar10-cnn", 7.78)
 CIFAR10_DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns", 6.85)
@@ -239,26 +195,6 @@ BOUNDS = (
 )
 
 
-def on_other_data(table: Table, data: str, before: str, after: str) -> Table:
-    """The rows of a table on other data, for which the paper has no numbers.
-
-    Args:
-        table: one of the paper.
-        data: what it is on instead.
-        before: what the names of its recipes begin with.
-        after: what those of the same recipes on `data` do.
-    """
-    panels = (
-        Panel(
-            panel.title if len(table.panels) > 1 else data,
-            panel.metric,
-            tuple(Row(row.label, after + row.recipe.removeprefix(before)) for row in panel.rows),
-        )
-        for panel in table.panels
-    )
-    return Table(f"{table.title}, on {data}", tuple(panels))
-
-
 def in_variant(table: Table, variant: str) -> Table:
     """The table with the runs of the recipes' variant, "paper" (as it is) or "released".
 
@@ -275,10 +211,11 @@ def in_variant(table: Table, variant: str) -> Table:
         )
         for panel in table.panels
     )
-    return Table(f"{table.title}, as the released code trains", tuple(panels))
+    title = f"{table.title}, as the released code trains"
+    return replace(table, title=title, panels=tuple(panels))
 
 
-def _adaptation(title: str, recipes: Mapping[str, tuple[str, Recipe]]) -> Panel:
+def _adaptation(title: str, recipes: Recipes) -> Panel:
     """A row for each recipe, the first one the baseline."""
     rows = tuple(Row(label, name) for name, (label, _) in recipes.items())
     return Panel(title, "accuracy", rows)
@@ -306,6 +243,7 @@ TABLES = {
         (Panel("CIFAR-10", "error", CIFAR10), Panel("CIFAR-100", "error", CIFAR100)),
     ),
     "5": Table("Table 5: CNN-10 on ImageNet", (Panel("ImageNet", "error", IMAGENET),)),
+    "6": few_shot_table(),
     "8": Table(
         "Table 8: SphereNet and self-attention", (Panel("CIFAR-10", "accuracy", SELF_ATTENTION),)
     ),
@@ -361,5 +299,12 @@ TABLES |= {
         TABLES[name], "Mini-ImageNet's 100 classes", "imagenet-", "mini100-"
     )
     for name in ("5", "response")
+}
+TABLES |= {
+    f"6-{data}": replace(
+        on_other_data(TABLES["6"], title, "mini-", f"{data}-"),
+        title=f"The rows of table 6 on {title}, 5 ways",
+    )
+    for data, title in COPIES.items()
 }
 """The tables by the names that `nsim table` and `nsim reproduce` take."""

@@ -27,6 +27,14 @@ from neural_similarity.nn import Full, Similarity, Static, evaluating
 
 PARTS = ("M", "head", "norm", "bias", "rival")
 """What can train, besides "all" and "nothing"."""
+HELP = """Adapt a pretrained network: nsim train adapt --backbone WORD --data FOLDER
+
+examples:
+  nsim train adapt --backbone timm:resnet18 --data flowers
+  nsim train adapt --backbone torchvision:resnet50 --data flowers --train M+norm --where "layer4.*"
+  nsim train adapt --backbone runs/cifar10-cnn-seed1 --data flowers --similarity static-diagonal
+  nsim train adapt --backbone resnet20.safetensors --model resnet20 --data flowers --train all
+  nsim train --resume runs/adapt-seed0      continue exactly"""
 STATIC_FULL = Static(Full())
 ADAPTER = "adapter.safetensors"
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -35,6 +43,9 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 @dataclass(frozen=True, kw_only=True)
 class AdaptationRecipe(Recipe):
     """Adaptation of a pretrained network to a folder of images; by default M and the head train."""
+
+    START: ClassVar[str] = "backbone"
+    START_REQUIRED: ClassVar[bool] = True
 
     backbone: str = ""
     """timm:NAME, torchvision:NAME, a run folder, or a file of weights of `model` (safetensors, or
@@ -175,6 +186,7 @@ class AdaptationTask(ClassificationTask):
     """Train a pretrained network to classify other images; see `Task`."""
 
     RUN: ClassVar[type[Run]] = AdaptationRun
+    HELP: ClassVar[str] = HELP
 
     recipe: AdaptationRecipe
     whole: Dataset | None = None
@@ -239,7 +251,7 @@ class AdaptationTask(ClassificationTask):
 
     def finish(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Score the test set, draw the similarities, write the adapter."""
-        told = super().finish(run, state, runtime)
+        scores = super().finish(run, state, runtime)
         with content_errors(run.path / ENVIRONMENT):
             backbone = read_facts(run.path / ENVIRONMENT)["backbone"]
             kept, trained = backbone["head"] == "kept", backbone["trained"]
@@ -253,7 +265,18 @@ class AdaptationTask(ClassificationTask):
         file, size = run.path / ADAPTER, 0
         if inside or names:
             size = distributed.by_first(lambda: save_adapter(model, file, names).stat().st_size)
-        return told | {"trained": trained, "bytes": size}
+        return scores | {"trained": trained, "bytes": size}
+
+    @staticmethod
+    def result_text(run: Run, summary: dict[str, Any]) -> str:
+        """As of classification, and what the adapter holds."""
+        text, file = ClassificationTask.result_text(run, summary), run.path / ADAPTER
+        if not file.exists():
+            return text
+        scores, _, folder = text.rpartition("\n")
+        size = f"{summary['bytes'] / 1000:,.1f} kB"
+        trained = f"{summary['trained']:,} numbers trained, to be kept in {file}, {size}"
+        return f"{scores}\n{trained}\n{folder}"
 
 
 def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:

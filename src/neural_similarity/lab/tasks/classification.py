@@ -1,12 +1,16 @@
 """Image classification: cross-entropy on batches, scored on a test set."""
 
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
 from neural_similarity import models, visualize
+from neural_similarity.conversion import fold
+from neural_similarity.files import read_json
 from neural_similarity.lab import data
 from neural_similarity.lab.data import (
     Augment,
@@ -19,24 +23,64 @@ from neural_similarity.lab.data import (
     Preprocess,
 )
 from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.tasks.learned import learned
+from neural_similarity.lab.tasks.rivals import merged
 from neural_similarity.lab.train import (
     Recipe,
     Run,
+    RunError,
     Runtime,
     Scores,
+    choose_runtime,
     distributed,
     evaluate,
     pack_correct,
+    unpack_correct,
 )
 from neural_similarity.lab.train.checkpoint import State
+from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
-from neural_similarity.lab.train.progress import notice
+from neural_similarity.lab.train.peers import deaths_named
+from neural_similarity.lab.train.progress import clock, notice
 from neural_similarity.lab.train.recipe import AnyRecipe
-from neural_similarity.lab.train.run import load_network
+from neural_similarity.lab.train.record import Outcome, Record
+from neural_similarity.lab.train.run import checkpoint_facts, load_network
+from neural_similarity.lab.train.statistics import Interval, by_image
+from neural_similarity.lab.train.task import Trial
 
+SEED = re.compile(r"-?[0-9]+")
 PICTURED = 2
 """Training images on which dynamic similarities are drawn."""
+
+
+HELP = """Train a network into a run folder: nsim train [RECIPE] [--field value ...]
+
+examples:
+  nsim train                                     the quick start
+  nsim train cifar10-static-dns --data data --seed 1
+  nsim train cifar10-cnn --budget 0.125 --validation 5000
+  nsim train cifar10-dynamic-dns --variant released --data data
+  nsim train imagenet-resnet18-dynamic-dns --data ILSVRC2012
+  nsim train --similarity "Static(Diagonal())" --out runs/diagonal
+  nsim train --config runs/quickstart-seed0 --seed 1
+  nsim train --dataset folder --data photos      a folder of a folder for each class
+  nsim train mini-cnn4 --help                    what few-shot recipes take
+  nsim train --resume runs/quickstart-seed0      continue exactly"""
+SCORING_HELP = """Score a run's network on the test set again.
+
+examples:
+  nsim evaluate runs/quickstart-seed0
+  nsim evaluate runs/cifar10-cnn-seed0 --checkpoint best --data data
+  nsim evaluate runs/mini-cnn4-seed1 --help     what a few-shot run takes"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Options of `nsim evaluate`."""
+
+    checkpoint: Literal["last", "best"] = "last"
+    """The last checkpoint, or the best on held-out images."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +88,12 @@ class ClassificationTask:
     """Train a network to classify images; see `Task`."""
 
     RUN: ClassVar[type[Run]] = Run
+    HELP: ClassVar[str] = HELP
+    NAMES_CLASSES: ClassVar[bool] = True
+    SCORING: ClassVar[type[Any]] = Scoring
+    SCORING_HELP: ClassVar[str] = SCORING_HELP
+    RECORDS: ClassVar[str] = ""
+    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = {}
 
     recipe: Recipe
     dataset: Dataset
@@ -113,13 +163,99 @@ class ClassificationTask:
         distributed.by_first(lambda: draw_similarities(run, state.model, pixels, run.plots))
         images = run.recipe.steps * run.recipe.batch_size
         scores = evaluate(state.model, self.dataset.test, run.preprocess, runtime)
-        return told(scores) | {"images_per_second": images / state.seconds}
+        return score_facts(scores) | {"images_per_second": images / state.seconds}
 
     def best(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Accuracy on the held-out images, and the scores of the test set."""
         model = runtime.place(load_network(run, "best"))
         scores = evaluate(model, self.dataset.test, run.preprocess, runtime)
-        return {"validation_accuracy": state.best} | told(scores)
+        return {"validation_accuracy": state.best} | score_facts(scores)
+
+    def evaluate(self, run: Run, scoring: Scoring, device: str) -> tuple[dict[str, Any], str]:
+        """Score a checkpoint on the test set again."""
+        runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
+        model = load_network(run, scoring.checkpoint)
+        distributed.join(runtime.device)
+        test = self.dataset.test
+        with deaths_named():
+            scores = evaluate(runtime.place(model), test, run.preprocess, runtime)
+        checkpoint = checkpoint_facts(run, scoring.checkpoint) | {"recipe": run.name}
+        text = f"{score_text(scores)} on {len(test):,} test images"
+        return {"checkpoint": checkpoint, "scores": score_facts(scores)}, text
+
+    @staticmethod
+    def result_text(run: Run, summary: dict[str, Any]) -> str:
+        """Accuracies, time and folder."""
+        accuracy, speed = 100 * summary["test_accuracy"], summary["images_per_second"]
+        text = (
+            f"test accuracy {accuracy:.2f} % after {summary['steps']:,} steps in "
+            f"{clock(summary['seconds'])} ({speed:,.0f} images/s)\n"
+        )
+        if best := summary.get("best_checkpoint"):
+            text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
+        return f"{text}run folder {run.path}, pictures in {run.plots}"
+
+    @classmethod
+    def retrained(cls, run: Run, start: object, load: object) -> tuple[Recipe, dict[str, Any]]:
+        """Such runs choose no number of steps by validation data."""
+        raise RunError(f"{run.path} cannot be retrained: only few-shot runs with select_on can")
+
+    @classmethod
+    def trials(cls, seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
+        """The record of the run."""
+        yield Trial(stem=f"{seed}")
+
+    @staticmethod
+    def outcomes(run: Run, command: str) -> dict[str, dict[str, Any]]:
+        """What the run was scored, cost and learned."""
+        summary = read_json(run.summary)
+        correct = summary.pop("test_correct")
+        size = (run.channels, run.image_size, run.image_size)
+        summary["macs"] = models.macs(fold(merged(run.build()), dynamic="keep"), *size)
+        outcome = {
+            "checkpoint": checkpoint_facts(run, "last"),
+            "summary": summary | {"command": command},
+            "metrics": read_lines(run.metrics),
+            "learned": learned(merged(load_network(run))),
+            "correct": correct,
+        }
+        return {f"{run.recipe.seed}": outcome}
+
+    @staticmethod
+    def is_record(path: Path) -> bool:
+        """Whether the name is a seed."""
+        return SEED.fullmatch(path.stem) is not None
+
+    @staticmethod
+    def read_outcome(content: dict[str, Any], recipe: Recipe) -> Outcome:
+        """Which test images were right."""
+        right = unpack_correct(content["correct"])
+        share = right.sum().item() / len(right)
+        if share != content["summary"]["test_accuracy"]:
+            raise ValueError(f"its images say {share}, its summary {content['summary']}")
+        return Outcome(stem=f"{recipe.seed}", correct=right, accuracies=right.double())
+
+    @classmethod
+    def grouped(
+        cls, records: Sequence[Record], method: str, shots: int
+    ) -> dict[Hashable, list[Record]]:
+        """All records, by their seeds."""
+        return {(): sorted(records, key=lambda record: record.seed)} if records else {}
+
+    @classmethod
+    def comparable(cls, ours: Record, theirs: Record) -> bool:
+        """Always: a table is of one data set."""
+        return True
+
+    @staticmethod
+    def interval(values: Tensor) -> Interval:
+        """Over test images."""
+        return by_image(values.tolist())
+
+    @staticmethod
+    def facts(records: Sequence[Record]) -> dict[str, Any]:
+        """The summary of the first run."""
+        return {"summary": records[0].summary}
 
 
 def fitted(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
@@ -163,7 +299,7 @@ def draw_similarities(run: Run, model: nn.Module, pixels: Tensor, folder: Path) 
     return visualize.draw(model.eval(), inputs, folder)
 
 
-def told(scores: Scores) -> dict[str, Any]:
+def score_facts(scores: Scores) -> dict[str, Any]:
     """Scores in the format of summaries."""
     top5 = scores.top5_error_percent
     return {
@@ -173,3 +309,13 @@ def told(scores: Scores) -> dict[str, Any]:
         "test_loss": scores.loss,
         "test_correct": pack_correct(scores.correct),
     }
+
+
+def score_text(scores: Scores) -> str:
+    """Scores in a line."""
+    top5 = scores.top5_error_percent
+    return (
+        f"accuracy {100 * scores.accuracy:.2f} %, error {scores.error_percent:.2f} %, "
+        + ("" if top5 is None else f"top-5 error {top5:.2f} %, ")
+        + f"loss {scores.loss:.4f}"
+    )

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data import NAMES, Inputs
@@ -76,6 +76,10 @@ class Recipe:
 
     DATASETS: ClassVar[Collection[str]] = NAMES
     """The choices of `dataset`."""
+    START: ClassVar[str] = ""
+    """The field that names the run to start from, where training starts from one."""
+    START_REQUIRED: ClassVar[bool] = False
+    """Whether there is no training without it."""
 
     dataset: str = "cifar10"
     """Data set: embedded, fashion-mnist, cifar10 (also changed: cifar10-noise-25, -noise-50,
@@ -188,6 +192,19 @@ class Recipe:
     def folder(self, name: str) -> str:
         """The usual name of a run's folder."""
         return f"{name}-seed{self.seed}"
+
+    def start_terms(self, budget: float) -> dict[str, Any]:
+        """Facts that the run to start from shares with a run of this recipe, besides the seed."""
+        return {"budget": budget}
+
+    @property
+    def retrained_fields(self) -> tuple[str, ...]:
+        """The fields that training on validation data as well has changed."""
+        return ()
+
+    def retrained(self, step: int, growth: float) -> Self:
+        """The recipe on validation data as well, by what was chosen, see `Task.retrained`."""
+        raise NotImplementedError
 
     def _require_known_names(self) -> None:
         require_known("dataset", self.dataset, self.DATASETS)

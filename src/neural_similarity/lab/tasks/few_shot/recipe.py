@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from neural_similarity.choices import require_known, require_least
 from neural_similarity.lab.data import OLDER, SPLIT_NAMES
@@ -13,6 +13,9 @@ from neural_similarity.lab.train.recipe import Recipe
 Classes = Literal["train", "train+val"]
 FOR_CLASSES = ("penalty", "label_smoothing", "probability_floor", "orthogonality", "compile")
 """Fields that training by tasks does not use."""
+RETRAINED = ("train_on", "select_on", "steps", "drops")
+"""Fields that change when a run is trained on validation classes as well."""
+AnyRecipe = TypeVar("AnyRecipe", bound="FewShotRecipe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,7 @@ class FewShotRecipe(Recipe):
     """
 
     DATASETS: ClassVar[Collection[str]] = SPLIT_NAMES
+    START: ClassVar[str] = "start"
 
     dataset: str = "mini-imagenet"
     """Data set: embedded, mini-imagenet, cifar-fs, fc100, omniglot, or folder (one a class)."""
@@ -123,6 +127,19 @@ class FewShotRecipe(Recipe):
         """`<name>[-train+val]-seed<seed>`."""
         return super().folder(name if self.train_on == "train" else f"{name}-{self.train_on}")
 
+    def start_terms(self, budget: float) -> dict[str, Any]:
+        """The classes; of which budget the start was, records say."""
+        return {"classes": self.train_on}
+
+    @property
+    def retrained_fields(self) -> tuple[str, ...]:
+        """Fields that differ after training on validation classes as well."""
+        return () if self.train_on == "train" else RETRAINED
+
+    def retrained(self, step: int, growth: float) -> Self:
+        """The recipe on training and validation classes, as `retraining` has it."""
+        return retraining(self, step, growth)
+
     @property
     def sizes(self) -> TaskSizes:
         """Sizes of a training task."""
@@ -134,7 +151,7 @@ class FewShotRecipe(Recipe):
         return replace(self.sizes, ways=self.select_ways)
 
 
-def retraining(recipe: FewShotRecipe, step: int, growth: float) -> FewShotRecipe:
+def retraining(recipe: AnyRecipe, step: int, growth: float) -> AnyRecipe:
     """The recipe on training and validation classes, up to the step that was best on the latter.
 
     Args:

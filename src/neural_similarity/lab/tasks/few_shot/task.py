@@ -1,6 +1,6 @@
 """Few-shot learning as a task: episodic training, or pretraining on the base classes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,20 +14,42 @@ from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.classification import batches_of
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
+from neural_similarity.lab.tasks.few_shot.evaluation import is_evaluation
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
+from neural_similarity.lab.tasks.few_shot.records import (
+    COLUMNS,
+    comparable_records,
+    grouped_records,
+    read_outcome,
+    record_facts,
+    recorded_outcomes,
+    wanted_trials,
+)
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network
+from neural_similarity.lab.tasks.few_shot.scoring import SCORING_HELP, Scoring, score_run
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.lab.train import Run, Runtime, read_run
 from neural_similarity.lab.train.checkpoint import State, newest, step_of
 from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
-from neural_similarity.lab.train.run import start_facts
+from neural_similarity.lab.train.progress import clock
+from neural_similarity.lab.train.record import Record
+from neural_similarity.lab.train.run import require_finished, start_facts
+from neural_similarity.lab.train.statistics import by_task
 
 SELECTION_SEED = 1
 """Seed of the validation tasks; test tasks have 0 by default."""
+HELP = """Train for few-shot learning: nsim train [RECIPE] [--field value ...]
+
+examples:
+  nsim train fewshot-quickstart             about a minute
+  nsim train mini-cnn4 --data data --seed 1
+  nsim train --retrain runs/mini-cnn4-seed1 on validation classes too, see --retrain
+  nsim train mini-meta-static --start runs/mini-cnn4-seed1
+  nsim train --resume runs/mini-cnn4-seed1  continue exactly"""
 
 
 @dataclass(frozen=True)
@@ -35,6 +57,12 @@ class FewShotTask:
     """Train a network for few-shot learning; see `Task`. Test images are not used."""
 
     RUN: ClassVar[type[Run]] = FewShotRun
+    HELP: ClassVar[str] = HELP
+    NAMES_CLASSES: ClassVar[bool] = False
+    SCORING: ClassVar[type[Any]] = Scoring
+    SCORING_HELP: ClassVar[str] = SCORING_HELP
+    RECORDS: ClassVar[str] = "fewshot"
+    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = COLUMNS
 
     recipe: FewShotRecipe
     split: ClassSplit
@@ -114,31 +142,59 @@ class FewShotTask:
             "batch_norm": METHODS[run.recipe.method].statistics,
         }
 
+    def evaluate(
+        self, run: FewShotRun, scoring: Scoring, device: str
+    ) -> tuple[dict[str, Any], str]:
+        """The accuracy of a method over tasks."""
+        require_finished(run)
+        return score_run(run, self.split, scoring, device)
 
-def retrained(
-    run: FewShotRun, start: str | Path | None, load: Callable[[], Any]
-) -> tuple[FewShotRecipe, dict[str, Any]]:
-    """The recipe of a run with the validation classes added, and the step that it chose.
+    @staticmethod
+    def result_text(run: FewShotRun, summary: dict[str, Any]) -> str:
+        """Time, the best step on validation classes, and how to go on."""
+        text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
+        if best := summary.get("best_checkpoint"):
+            text += (
+                f"; best on validation classes at step {best['step']:,}: "
+                f"{100 * best['validation_accuracy']:.2f} %, batch norm by {best['batch_norm']} "
+                "statistics"
+            )
+        return f"{text}\nrun folder {run.path}; nsim evaluate {run.path}"
 
-    Args:
-        run: a finished run that chose its best step on the validation classes.
-        start: run folder to start from, if the run started from one.
-        load: gives the run's `FewShotTask`.
+    @classmethod
+    def retrained(
+        cls, run: FewShotRun, start: str | Path | None, load: Callable[[], Any]
+    ) -> tuple[FewShotRecipe, dict[str, Any]]:
+        """The recipe of a run with the validation classes added, and the step that it chose.
 
-    Raises:
-        RunError: the run is not finished or chose no step, or started from another and `start` is
-            not given or not trained on validation classes.
-    """
-    summary = read_json(run.summary) if run.summary.exists() else {}
-    if "best_checkpoint" not in summary:
-        raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")
-    if run.recipe.start is not None:
-        _require_all_classes(start, f"as {run.path} started from {run.recipe.start}")
-    split = load().split
-    growth = 1 + len(split.val) / len(split.train)
-    chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
-    recipe = retraining(run.recipe, **chosen)
-    return replace(recipe, start=None if start is None else str(start)), chosen
+        Args:
+            run: a finished run that chose its best step on the validation classes.
+            start: run folder to start from, if the run started from one.
+            load: gives the run's `FewShotTask`.
+
+        Raises:
+            RunError: the run is not finished or chose no step, or started from another and `start`
+                is not given or not trained on validation classes.
+        """
+        summary = read_json(run.summary) if run.summary.exists() else {}
+        if "best_checkpoint" not in summary:
+            raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")
+        if run.recipe.start is not None:
+            _require_all_classes(start, f"as {run.path} started from {run.recipe.start}")
+        split = load().split
+        growth = 1 + len(split.val) / len(split.train)
+        chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
+        recipe = retraining(run.recipe, **chosen)
+        return replace(recipe, start=None if start is None else str(start)), chosen
+
+    trials = staticmethod(wanted_trials)
+    outcomes = staticmethod(recorded_outcomes)
+    is_record = staticmethod(is_evaluation)
+    read_outcome = staticmethod(read_outcome)
+    grouped = staticmethod(grouped_records)
+    comparable = staticmethod(comparable_records)
+    interval = staticmethod(by_task)
+    facts = staticmethod(record_facts)
 
 
 def _require_all_classes(start: str | Path | None, why: str) -> None:

@@ -1,23 +1,16 @@
-"""`nsim evaluate` of few-shot runs."""
+"""Scoring a few-shot run on tasks, by the options of `nsim evaluate`."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Any, Literal
 
-import tyro
-
-from neural_similarity.choices import require_least
-from neural_similarity.lab import session
-from neural_similarity.lab.cli.commands import require, say, say_json
-from neural_similarity.lab.cli.parsing import parse
+from neural_similarity.choices import require_known, require_least
 from neural_similarity.lab.data import ClassSplit
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, Evaluator
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.tasks.few_shot.task import FewShotTask
 from neural_similarity.lab.tasks.few_shot.tasks import (
     TaskList,
     TaskSizes,
@@ -25,17 +18,14 @@ from neural_similarity.lab.tasks.few_shot.tasks import (
     read_tasks,
     write_tasks,
 )
-from neural_similarity.lab.train import distributed, read_run
-from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import clock
-from neural_similarity.lab.train.run import require_finished
 
 WAYS, QUERIES = 5, 15
 """Defaults of a task, where the data have that many."""
 USUAL = {"tasks": 2_000, "task_seed": 0}
 TASK_OPTIONS = ("ways", "shots", "queries", *USUAL)
 """Options that define the tasks."""
-EVALUATE_DESCRIPTION = """Evaluate a run on tasks of test classes, the same for every method.
+SCORING_HELP = """Evaluate a run on tasks of test classes, the same for every method.
 
 examples:
   nsim evaluate runs/fewshot-quickstart-seed0
@@ -44,11 +34,9 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
+class Scoring:
     """Options of `nsim evaluate`."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
     method: str | None = None
     """Another method on the network of a run that was trained to name the base classes:
     fine-tuning, nearest-neighbour, static-nsn (of a network without dynamic M; -rate0.1 and
@@ -71,52 +59,27 @@ class EvaluateOptions:
     """Part of the data from which the tasks take their classes."""
     batch_norm: Literal["running", "support", "transductive"] | None = None
     """Whose statistics normalise queries; the default is the method's own, always inductive."""
-    data: Path | None = None
-    """Folder of the data sets; the default is the one that the run was trained from."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps or xpu."""
-
-    json: bool = False
-    """Print the result as JSON."""
 
     def __post_init__(self) -> None:
         if self.method is not None:
-            require("method", self.method, METHODS)
+            require_known("method", self.method, METHODS)
         for name, least in (("ways", 2), ("shots", 1), ("queries", 1), ("tasks", 2)):
             if (value := getattr(self, name)) is not None:
                 require_least(name, value, least)
 
 
-def evaluate(args: Sequence[str]) -> int:
-    """Print the accuracy over tasks and where it is recorded; go on with what was interrupted."""
-    keep_freed_memory()
-    text = EVALUATE_DESCRIPTION
-    options = parse(EvaluateOptions, args, prog="nsim evaluate", description=text, flags=True)
-    run = read_run(options.run, FewShotRun)
-    require_finished(run)
-    split = load_split(run, options.data)
-    tasks = _tasks(options, run.recipe, split)
-    evaluator = Evaluator(
-        method=options.method, statistics=options.batch_norm, device=options.device
-    )
+def score_run(
+    run: FewShotRun, split: ClassSplit, scoring: Scoring, device: str
+) -> tuple[dict[str, Any], str]:
+    """Evaluate a run, from where that was interrupted: facts for JSON, and a text."""
+    tasks = task_list(scoring, run.recipe, split)
+    evaluator = Evaluator(method=scoring.method, statistics=scoring.batch_norm, device=device)
     evaluation, path = evaluator(run, split, tasks)
-    if not distributed.first():
-        return 0
-    if options.json:
-        say_json({"run": str(run.path), "file": str(path)} | evaluation.to_json())
-        return 0
-    say(_describe(evaluation, run))
-    say(f"accuracies of all tasks in {path}")
-    return 0
+    text = f"{_evaluation_text(evaluation, run)}\naccuracies of all tasks in {path}"
+    return {"file": str(path)} | evaluation.to_json(), text
 
 
-def load_split(run: FewShotRun, data_root: Path | None) -> ClassSplit:
-    """The data set of a run, which must not have changed since."""
-    task = session.load_task(run, data_root)
-    return cast(FewShotTask, task).split
-
-
-def _tasks(options: EvaluateOptions, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
+def task_list(options: Scoring, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
     """The list of tasks: read from the file that is named, if it is there, or drawn."""
     images, path = split.part(options.part), options.task_list
     given = {name: getattr(options, name) for name in TASK_OPTIONS}
@@ -148,7 +111,7 @@ def _require_agreement(tasks: TaskList, given: dict[str, int | None], path: Path
             raise UsageError(f"{option} must be {held[name]}, as in {path}, got {value}")
 
 
-def _describe(evaluation: Evaluation, run: FewShotRun) -> str:
+def _evaluation_text(evaluation: Evaluation, run: FewShotRun) -> str:
     sizes, summary = evaluation.sizes, evaluation.summary
     return (
         f"{evaluation.method}: {100 * summary['accuracy']:.2f} ± {100 * summary['reach']:.2f} %, "

@@ -1,0 +1,96 @@
+"""What a table is: panels of rows, each a recipe and the paper's number."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from neural_similarity.lab.recipes import RECIPES
+
+Metric = Literal["error", "accuracy"]
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    recipe: str
+    paper: float | None = None
+    """The paper's number, in percent."""
+    top5: float | None = None
+    """The paper's top-5 number, in percent."""
+    parameters: float | None = None
+    """The paper's number of parameters, in millions."""
+    half_width: float | None = None
+    """Half the width of the paper's interval, what ± stands before."""
+    method: str = ""
+    """The method that is evaluated on the network, where tasks are learned."""
+    shots: int = 0
+    """Labelled images of each class of a task, likewise."""
+
+    @property
+    def has_recipe(self) -> bool:
+        """Whether the row can be run."""
+        return self.recipe in RECIPES
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows that are compared with each other; the first is the baseline."""
+
+    title: str
+    metric: Metric
+    rows: tuple[Row, ...]
+
+    @property
+    def baseline(self) -> Row:
+        """What the other rows are compared with."""
+        return self.rows[0]
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    panels: tuple[Panel, ...]
+    compared: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the rows of the same shots that every row is compared with, by heading; the default
+    is the baseline of its panel."""
+    mixed: bool = False
+    """Whether a row without runs at the table's budget shows those of another."""
+    note: str = ""
+    """How to read the table."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of all panels."""
+        return tuple(row for panel in self.panels for row in panel.rows)
+
+    def compared_rows(self, panel: Panel, row: Row) -> list[Row]:
+        """What a row of a panel is compared with."""
+        if not self.compared:
+            return [panel.baseline]
+        rows = {other.label: other for other in self.rows if other.shots == row.shots}
+        return [rows[label] for label in self.compared.values()]
+
+
+def on_other_data(table: Table, data: str, before: str, after: str) -> Table:
+    """The rows of a table on other data, for which the paper has no numbers.
+
+    Args:
+        table: one of the paper.
+        data: what it is on instead.
+        before: what the names of its recipes begin with.
+        after: what those of the same recipes on `data` do.
+    """
+    panels = tuple(
+        Panel(
+            panel.title if len(table.panels) > 1 else data,
+            panel.metric,
+            tuple(_moved_row(row, before, after) for row in panel.rows),
+        )
+        for panel in table.panels
+    )
+    return replace(table, title=f"{table.title}, on {data}", panels=panels)
+
+
+def _moved_row(row: Row, before: str, after: str) -> Row:
+    name = after + row.recipe.removeprefix(before)
+    return Row(row.label, name, method=row.method, shots=row.shots)
