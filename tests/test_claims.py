@@ -9,7 +9,6 @@ import pytest
 
 from neural_similarity.lab.paper import (
     TABLES,
-    few_shot_markdown,
     make_report,
     read_costs,
     to_markdown,
@@ -91,17 +90,21 @@ def test_intervals_are_counted(page):
 def test_headlines_of_recognition():
     (panel, _) = make_report(TABLES["4"], budget=0.125, results=RESULTS).panels
     lines = {line.row.label: line for line in panel.lines[1:]}
-    means = {label: signed(line.by_image.mean) for label, line in lines.items()}
+    means = {label: signed(line.difference.by_image.mean) for label, line in lines.items()}
     told = in_short()
     assert f"static UNS ({means['static UNS']} points)" in told
     assert f"dynamic DNS ({means['dynamic DNS']})" in told
     assert f"dynamic UNS ({means['dynamic UNS']}, one seed)" in told
     assert len(lines["dynamic UNS"].common) == 1
-    assert all(line.by_image.mean < 0 for line in lines.values())
-    assert {label for label, line in lines.items() if not line.by_image.clear} == {"static DNS"}
-    assert [label for label, line in lines.items() if line.by_seed and line.by_seed.clear] == [
-        "CNN++"
-    ]
+    assert all(line.difference.by_image.mean < 0 for line in lines.values())
+    assert {label for label, line in lines.items() if not line.difference.by_image.clear} == {
+        "static DNS"
+    }
+    assert [
+        label
+        for label, line in lines.items()
+        if line.difference.by_seed and line.difference.by_seed.clear
+    ] == ["CNN++"]
     assert f"σ {panel.pooled[0]:.3f}, {panel.pooled[1]} degrees" in told
     pooled = {label for label, line in lines.items() if line.by_pooled_seeds.clear}
     assert pooled == {"CNN++", "static UNS", "dynamic DNS", "dynamic UNS"}
@@ -112,9 +115,13 @@ def test_headlines_of_cifar100():
     lines = {line.row.label: line for line in panel.lines[1:] if line.records}
     told = in_short()
     for label in ("dynamic DNS", "CNN++", "static DNS", "static UNS"):
-        assert f"{label} ({signed(lines[label].by_image.mean)}" in told
+        assert f"{label} ({signed(lines[label].difference.by_image.mean)}" in told
         assert len(lines[label].common) == 3
-    both = {name for name, one in lines.items() if one.by_image.clear and one.by_seed.clear}
+    both = {
+        name
+        for name, one in lines.items()
+        if one.difference.by_image.clear and one.difference.by_seed.clear
+    }
     assert both == {"dynamic DNS", "CNN++", "static DNS"}
     pooled = {label for label, line in lines.items() if line.by_pooled_seeds.clear}
     assert pooled == {"dynamic DNS", "CNN++"}
@@ -128,7 +135,7 @@ def test_headlines_of_the_full_schedule():
     told = in_short()
     assert f"the plain CNN's error is {lines['CNN'].mean:.2f} %" in told
     for label in ("static DNS", "static UNS"):
-        change = lines[label].by_image
+        change = lines[label].difference.by_image
         assert f"{label} {signed(change.mean)}" in told
         assert not change.clear
         assert (change.high - change.low) / 2 < 0.5
@@ -150,10 +157,10 @@ def test_what_sharing_a_matrix_is_worth():
         numbers = [f"{line.mean:.2f} ± {line.deviation:.2f}" for line in (own, shared)]
         part = told.partition(name)[2]
         assert f"{numbers[0]} % against {numbers[1]}" in part
-        for change in (own.by_seed, own.by_image, own.by_pooled_seeds):
+        for change in (own.difference.by_seed, own.difference.by_image, own.by_pooled_seeds):
             assert f"[{signed(change.low)}, {signed(change.high)}]" in part
-        assert (own.by_image.mean < 0) == (name == "gains")
-        assert own.by_image.clear
+        assert (own.difference.by_image.mean < 0) == (name == "gains")
+        assert own.difference.by_image.clear
 
 
 def test_what_one_matrix_an_image_is_worth():
@@ -161,10 +168,15 @@ def test_what_one_matrix_an_image_is_worth():
     (panel,) = make_report(TABLES["rivals"], budget=1 / 32, results=RESULTS).panels
     (line,) = (line for line in panel.lines if line.row.recipe == "cifar10-pooled")
     assert len(line.common) == 3
-    assert f"{ours(line)} %, three seeds: {interval(line.by_seed)} points" in told
-    assert f"[{signed(line.by_image.low)}, {signed(line.by_image.high)}] by image" in told
-    assert line.by_seed.clear
-    assert interval(line.by_seed) in (ROOT / "docs/explanation/which.md").read_text("utf-8")
+    assert f"{ours(line)} %, three seeds: {interval(line.difference.by_seed)} points" in told
+    assert (
+        f"[{signed(line.difference.by_image.low)}, {signed(line.difference.by_image.high)}] by image"
+        in told
+    )
+    assert line.difference.by_seed.clear
+    assert interval(line.difference.by_seed) in (ROOT / "docs/explanation/which.md").read_text(
+        "utf-8"
+    )
 
 
 def test_what_a_bound_is_worth():
@@ -173,7 +185,7 @@ def test_what_a_bound_is_worth():
     lines = {line.row.recipe.removeprefix("cifar10-dynamic-dns-"): line for line in panel.lines}
     for name in ("cnn-unbounded", "cnn-tanh", "cnn-sigmoid", "cnn-normalized", "plain"):
         assert f" {lines[name].mean:.2f}" in told
-        change = lines[name].by_image
+        change = lines[name].difference.by_image
         assert f"{signed(change.mean)} [{signed(change.low)}, {signed(change.high)}]" in told
         assert lines[name].by_pooled_seeds.clear == (name == "cnn-unbounded")
 
@@ -187,9 +199,9 @@ def test_what_the_pretrained_path_is_worth():
         both, alone = lines[name], lines[f"{name}-m"]
         assert {len(line.records) for line in (both, alone)} == {3}
         assert all(f"{line.mean:.2f} ± {line.deviation:.2f}" in told for line in (both, alone))
-        assert interval(both.by_seed) in told
-        assert both.by_seed.clear
-        assert both.by_image.clear
+        assert interval(both.difference.by_seed) in told
+        assert both.difference.by_seed.clear
+        assert both.difference.by_image.clear
         assert both.by_pooled_seeds.clear
 
 
@@ -202,7 +214,7 @@ def test_what_shapes_that_move_are_worth():
         assert len(taps) == 81
         assert f" {sum(taps):.0f}" in told
         assert f"{record.summary['test_error_percent']:.2f}" in told
-        change = line.by_image
+        change = line.difference.by_image
         assert f"{signed(change.mean)} [{signed(change.low)}, {signed(change.high)}]" in told
         assert change.clear
 
@@ -214,7 +226,8 @@ def test_headlines_of_few_shot_learning():
         return float(text.partition(" ")[0].replace("−", "-"))
 
     told = in_short()
-    rows = [line.split(" | ") for line in few_shot_markdown(RESULTS, 0.25).splitlines()]
+    text = to_markdown(make_report(TABLES["6"], budget=0.25, results=RESULTS))
+    rows = [line.split(" | ") for line in text.splitlines()]
     table = {(row[1], row[2], row[8]): row for row in rows if row[0] == "| fine-tuning"}
     _, _, _, paper, ours, *_ = table["`mini-cnn4`", "5", "train"]
     gain = float(ours.split()[0]) - float(paper.split()[0])

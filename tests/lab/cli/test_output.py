@@ -28,7 +28,7 @@ CASES = {
     "export": (0, "export RUN --format safetensors --out NEW --device cpu"),
     "inspect": (0, "inspect RUN --out NEW --device cpu"),
     "report": (0, "report RUN SHOTS --out NEW"),
-    "reproduce": (0, "reproduce 4 --dry-run --only cifar10-cnn --seeds 1 --results NEW"),
+    "reproduce": (0, "reproduce 4 --print --only cifar10-cnn --seeds 1 --results NEW"),
     "table": (0, "table 4"),
     "record": (1, "record RUN"),
     "theory": (0, "theory spectra --runs RUN --out NEW"),
