@@ -80,8 +80,8 @@ def _on_images(
     first: str, second: str, budget: float, sign: str
 ) -> tuple[int, tuple[Interval | None, Interval | None]]:
     ours, theirs = (by_number(read_records(RESULTS, name, budget)) for name in (first, second))
-    common, seeds, images = compare(ours, theirs, "accuracy" if sign == ">" else "error")
-    return len(common), (images, seeds)
+    found = compare(ours, theirs, "accuracy" if sign == ">" else "error")
+    return len(found.common), (found.by_image, found.by_seed)
 
 
 def _on_tasks(

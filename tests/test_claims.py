@@ -95,7 +95,7 @@ def test_headlines_of_recognition():
     assert f"static UNS ({means['static UNS']} points)" in told
     assert f"dynamic DNS ({means['dynamic DNS']})" in told
     assert f"dynamic UNS ({means['dynamic UNS']}, one seed)" in told
-    assert len(lines["dynamic UNS"].common) == 1
+    assert len(lines["dynamic UNS"].difference.common) == 1
     assert all(line.difference.by_image.mean < 0 for line in lines.values())
     assert {label for label, line in lines.items() if not line.difference.by_image.clear} == {
         "static DNS"
@@ -106,7 +106,7 @@ def test_headlines_of_recognition():
         if line.difference.by_seed and line.difference.by_seed.clear
     ] == ["CNN++"]
     assert f"σ {panel.pooled[0]:.3f}, {panel.pooled[1]} degrees" in told
-    pooled = {label for label, line in lines.items() if line.by_pooled_seeds.clear}
+    pooled = {label for label, line in lines.items() if line.difference.by_pooled_seeds.clear}
     assert pooled == {"CNN++", "static UNS", "dynamic DNS", "dynamic UNS"}
 
 
@@ -116,14 +116,14 @@ def test_headlines_of_cifar100():
     told = in_short()
     for label in ("dynamic DNS", "CNN++", "static DNS", "static UNS"):
         assert f"{label} ({signed(lines[label].difference.by_image.mean)}" in told
-        assert len(lines[label].common) == 3
+        assert len(lines[label].difference.common) == 3
     both = {
         name
         for name, one in lines.items()
         if one.difference.by_image.clear and one.difference.by_seed.clear
     }
     assert both == {"dynamic DNS", "CNN++", "static DNS"}
-    pooled = {label for label, line in lines.items() if line.by_pooled_seeds.clear}
+    pooled = {label for label, line in lines.items() if line.difference.by_pooled_seeds.clear}
     assert pooled == {"dynamic DNS", "CNN++"}
     assert claims._compare("cifar100-dynamic-dns < cifar100-cnn++ @ 0.125")[0] == "unclear"
 
@@ -157,7 +157,11 @@ def test_what_sharing_a_matrix_is_worth():
         numbers = [f"{line.mean:.2f} ± {line.deviation:.2f}" for line in (own, shared)]
         part = told.partition(name)[2]
         assert f"{numbers[0]} % against {numbers[1]}" in part
-        for change in (own.difference.by_seed, own.difference.by_image, own.by_pooled_seeds):
+        for change in (
+            own.difference.by_seed,
+            own.difference.by_image,
+            own.difference.by_pooled_seeds,
+        ):
             assert f"[{signed(change.low)}, {signed(change.high)}]" in part
         assert (own.difference.by_image.mean < 0) == (name == "gains")
         assert own.difference.by_image.clear
@@ -167,12 +171,10 @@ def test_what_one_matrix_an_image_is_worth():
     told = section("One full M an image")
     (panel,) = make_report(TABLES["rivals"], budget=1 / 32, results=RESULTS).panels
     (line,) = (line for line in panel.lines if line.row.recipe == "cifar10-pooled")
-    assert len(line.common) == 3
+    assert len(line.difference.common) == 3
     assert f"{ours(line)} %, three seeds: {interval(line.difference.by_seed)} points" in told
-    assert (
-        f"[{signed(line.difference.by_image.low)}, {signed(line.difference.by_image.high)}] by image"
-        in told
-    )
+    images = line.difference.by_image
+    assert f"[{signed(images.low)}, {signed(images.high)}] by image" in told
     assert line.difference.by_seed.clear
     assert interval(line.difference.by_seed) in (ROOT / "docs/explanation/which.md").read_text(
         "utf-8"
@@ -187,7 +189,7 @@ def test_what_a_bound_is_worth():
         assert f" {lines[name].mean:.2f}" in told
         change = lines[name].difference.by_image
         assert f"{signed(change.mean)} [{signed(change.low)}, {signed(change.high)}]" in told
-        assert lines[name].by_pooled_seeds.clear == (name == "cnn-unbounded")
+        assert lines[name].difference.by_pooled_seeds.clear == (name == "cnn-unbounded")
 
 
 def test_what_the_pretrained_path_is_worth():
@@ -202,7 +204,7 @@ def test_what_the_pretrained_path_is_worth():
         assert interval(both.difference.by_seed) in told
         assert both.difference.by_seed.clear
         assert both.difference.by_image.clear
-        assert both.by_pooled_seeds.clear
+        assert both.difference.by_pooled_seeds.clear
 
 
 def test_what_shapes_that_move_are_worth():
