@@ -54,6 +54,10 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
             similarity=KINDS,
         ),
     ),
+    "layers": (
+        subjects.layers,
+        Options(dtype="fp32", rounds=9, threads=(1,), batch=(1, 8), similarity=KINDS),
+    ),
     "training": (loops.training, Options(batch=(128,), similarity=SIMILARITIES)),
     "networks": (
         networks.whole,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import prod, sqrt
 from typing import NamedTuple
 
 import torch
@@ -47,6 +47,11 @@ class Case:
     channels: int = 3
     size: int = 32
     """Height and width of maps or images."""
+    filters: int = 0
+    """Of an operator; 0: as many as channels."""
+    groups: int = 1
+    kernel: int = KERNEL
+    """Height and width of an operator's kernel."""
     width: float = 1.0
     """Factor on a network's filters."""
     rounds: int = 15
@@ -65,7 +70,7 @@ class Case:
     @property
     def taps(self) -> tuple[int, ...]:
         """Shape of M at one position."""
-        return (TAPS,) if self.kind == "diagonal" else (TAPS, TAPS)
+        return (self.kernel**2,) * (1 if self.kind == "diagonal" else 2)
 
     def images(self, count: int) -> Tensor:
         """Random images, or maps, the same every time."""
@@ -75,13 +80,14 @@ class Case:
 
     @cached_property
     def operands(self) -> Operands:
-        """Random operands of a 3×3 convolution that keeps the size of its map."""
+        """Random operands of a convolution that keeps the size of its map."""
         n, c, s, dtype = self.batch, self.channels, self.size, self.dtype
+        filters, each, k = self.filters or c, c // self.groups, self.kernel
         place = self.runtime.place_images
         with seeded():
-            x, grad = (place(torch.randn(n, c, s, s)).to(dtype) for _ in range(2))
-            kernel = torch.randn(c, c, KERNEL, KERNEL) / sqrt(TAPS * c)
-            dynamic = place(torch.randn(n, TAPS ** len(self.taps), s, s))
+            x, grad = (place(torch.randn(n, size, s, s)).to(dtype) for size in (c, filters))
+            kernel = torch.randn(filters, each, k, k) / sqrt(k * k * each)
+            dynamic = place(torch.randn(n, prod(self.taps), s, s))
             static = nn.Parameter(torch.randn(self.taps).to(x.device))
         weight = nn.Parameter(place(kernel).to(dtype))
         return Operands(x.requires_grad_(), weight, dynamic.requires_grad_(), static, grad)

@@ -116,19 +116,23 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[outer], ordered[-1 - outer]
 
 
-def seconds_per_call(call: Call, repeats: int) -> float:
+def seconds_per_call(
+    call: Call, repeats: int, timer: Callable[[], float] = time.perf_counter
+) -> float:
     """Wall time of a call, the mean of so many in a row, after one that does not count.
+
+    `time.process_time` as the `timer` counts the process's own time on all cores instead.
 
     First calls compile, and what ran before leaves caches and the allocator in a state of its own:
     one of two equal networks was 11 % slower for what it came after.
     """
     call()
     _synchronize()
-    began = time.perf_counter()
+    began = timer()
     for _ in range(repeats):
         call()
     _synchronize()
-    return (time.perf_counter() - began) / repeats
+    return (timer() - began) / repeats
 
 
 def _synchronize() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.case import PADDING, TAPS, Subject
+from benchmarks.case import Subject
 from neural_similarity.nn import Conv2d, DynamicSimilarity, StaticSimilarity
 from neural_similarity.ops import reference
 
@@ -25,11 +25,14 @@ Errors = Mapping[torch.dtype, float]
 
 
 def operator(module: nn.Module, x: Tensor, m: Tensor) -> Tensor:
-    """The operator with one M, (9,) or (9, 9), or a predictor's output, (n, 9 or 81, h, w)."""
+    """The operator with one M, (K,) or (K, K), or a predictor's output, (n, K or K², h, w)."""
+    weight = cast(Tensor, module.weight)
+    _, each, height, width = weight.shape
+    taps = height * width
     if m.dim() == 4:
-        m = m.unflatten(1, (TAPS,) if m.shape[1] == TAPS else (TAPS, TAPS))
-    padding = (PADDING, PADDING)
-    return _defined(x, cast(Tensor, module.weight), m, (1, 1), padding, (1, 1), 1)
+        m = m.unflatten(1, (taps,) if m.shape[1] == taps else (taps, taps))
+    padding = (height // 2, width // 2)
+    return _defined(x, weight, m, (1, 1), padding, (1, 1), x.shape[1] // each)
 
 
 def network(module: nn.Module, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ TEXT = Path(__file__).with_suffix(".md")
 HEADINGS = {
     "operators": "Operators",
     "widths": "Widths of a ResNet",
+    "layers": "Grouped, depthwise and narrow layers",
     "scaling": "Batch size, resolution, threads",
     "training": "Training",
     "networks": "Whole networks",

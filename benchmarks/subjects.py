@@ -1,5 +1,6 @@
 """The operators that are compared: ours, other formulations of the same, and other operators."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from benchmarks.case import (
     seeded,
 )
 from benchmarks.compare import Entrant, compare, forward
-from benchmarks.measure import macs, saved_bytes
+from benchmarks.measure import Clock, macs, saved_bytes, seconds_per_call
 from benchmarks.options import Options
 from benchmarks.oracle import Checker, outcome, trained
 from benchmarks.report import Row
@@ -38,7 +39,22 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
 """Our ways, by the kind of device."""
 EXTENT, WIDE = 1024, 3584
 """Channels times size of maps, as networks that halve one to double the other have, and ResNets."""
-SCALED_CHANNELS = 32
+SCALED_CHANNELS, QUICK_SIZE = 32, 4
+MOST_FULL = 9
+"""Taps up to which a full M is measured: at 49 it has 2401 numbers a position."""
+LAYERS = {
+    "depthwise 3×3": {"channels": 96, "groups": 96, "size": 28},
+    "depthwise 5×5": {"channels": 144, "groups": 144, "size": 28, "kernel": 5},
+    "depthwise 7×7": {"channels": 96, "groups": 96, "size": 28, "kernel": 7},
+    "32 groups of 4": {"channels": 128, "groups": 32, "size": 28},
+    "32 groups of 16": {"channels": 512, "groups": 32, "size": 14},
+    "8 channels": {"channels": 8, "size": 28},
+    "16 channels": {"channels": 16, "size": 28},
+    "32 channels": {"channels": 32, "size": 32},
+    "3 to 32 channels": {"channels": 3, "filters": 32, "size": 112},
+    **{f"{width} channels": {"channels": width, "size": 28} for width in (40, 48, 80, 100)},
+}
+"""Shapes of layers that are neither wide nor a multiple of a tile, by name."""
 
 
 def operators(options: Options) -> Iterator[Row]:
@@ -54,6 +70,20 @@ def widths(options: Options) -> Iterator[Row]:
         yield from _compared(words, case, [plain(case), dynamic("ours", case), layer(case)])
 
 
+def layers(options: Options) -> Iterator[Row]:
+    """Our operators in grouped, depthwise and narrow layers and odd widths, in CPU time."""
+    for case in options.cases(options.similarity):
+        for name, shape in LAYERS.items():
+            one = replace(case, **shape | ({"size": QUICK_SIZE} if options.quick else {}))
+            if one.kind == "full" and one.kernel**2 > MOST_FULL:
+                continue
+            clock = partial(seconds_per_call, timer=time.process_time)
+            on_cpu = one.runtime.device.type == "cpu"
+            words = {"layer": name, "similarity": one.kind}
+            compared = [plain(one), dynamic("ours", one)]
+            yield from _compared(words, one, compared, clock if on_cpu else None)
+
+
 def scaling(options: Options) -> Iterator[Row]:
     """Our operators as batches and images grow."""
     sweeps = {
@@ -67,7 +97,9 @@ def scaling(options: Options) -> Iterator[Row]:
             yield from _compared({"sweep": sweep}, kinds[0], chosen)
 
 
-def _compared(words: dict[str, str], case: Case, chosen: Iterable[Subject]) -> list[Row]:
+def _compared(
+    words: dict[str, str], case: Case, chosen: Iterable[Subject], clock: Clock | None = None
+) -> list[Row]:
     checker = Checker(case.operands.grad, case.dtype)
 
     def enter(subject: Subject) -> Entrant:
@@ -86,7 +118,7 @@ def _compared(words: dict[str, str], case: Case, chosen: Iterable[Subject]) -> l
 
     sizes = {"channels": case.channels, "size": case.size, "batch": case.batch}
     group = words | {"dtype": case.runtime.precision} | sizes
-    return compare(group, list(map(enter, chosen)), case)
+    return compare(group, list(map(enter, chosen)), case, clock)
 
 
 def subjects(case: Case) -> Iterator[Subject]:
@@ -105,7 +137,8 @@ def subjects(case: Case) -> Iterator[Subject]:
 
 def plain(case: Case) -> Subject:
     """torch's convolution with the same kernel."""
-    module = nn.Conv2d(case.channels, case.channels, KERNEL, padding=PADDING, bias=False)
+    sides = case.channels, case.filters or case.channels, case.kernel
+    module = nn.Conv2d(*sides, padding=case.kernel // 2, groups=case.groups, bias=False)
     module.weight = case.operands.weight
     inputs = (case.operands.x,)
     return Subject(name=BASELINE, module=module, inputs=inputs, oracle=oracle.network)
@@ -115,8 +148,8 @@ def dynamic(name: str, case: Case, backend: Backend = "auto") -> Subject:
     """Our operator with an M at every position, without what predicts it."""
 
     def function(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
-        m = m.unflatten(1, case.taps)
-        return similarity_conv2d(x, weight, m, padding=PADDING, backend=backend)
+        m, padding = m.unflatten(1, case.taps), case.kernel // 2
+        return similarity_conv2d(x, weight, m, padding=padding, groups=case.groups, backend=backend)
 
     return _operator(name, function, case, case.operands.dynamic)
 

@@ -23,6 +23,7 @@ QUICK = {
     "scaling": ("--threads", "1"),
     "training": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "widths": ("--similarity", "diagonal"),
+    "layers": ("--similarity", "diagonal"),
     "networks": (),
     "recipes": (),
     "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
