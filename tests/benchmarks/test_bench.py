@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from benchmarks import formulations, loops, networks, oracle
 from benchmarks import subjects as catalogue
 from benchmarks.case import Case, Operator
-from benchmarks.compare import Entrant, compare, problem, tolerance, without_tf32
+from benchmarks.compare import Entrant, compare, problem, without_tf32
 from benchmarks.options import Options
 from benchmarks.oracle import Checker
 from neural_similarity import models
@@ -269,14 +269,6 @@ def test_without_tf32_both_of_torchs_switches_can_be_read_and_come_back():
     with without_tf32():
         assert switches() == (False, False, False, "ieee")
     assert switches() == before
-
-
-def test_tolerance_is_half_of_the_digits():
-    assert tolerance(torch.float32) == pytest.approx(3.45e-4, rel=1e-2)
-    assert problem({torch.float32: 3.4e-4}) is None
-    assert problem({torch.float32: 1e-5, torch.float64: 1e-7}) == (
-        "wrong: error 1.0e-07 in float64, allowed 1.5e-08"
-    )
 
 
 def test_what_is_not_installed_is_skipped_with_its_reason(monkeypatch):

@@ -9,7 +9,7 @@ from benchmarks import compare, networks, replays
 from benchmarks import subjects as catalogue
 from benchmarks.__main__ import main
 from benchmarks.case import Case
-from benchmarks.measure import measure, seconds_per_call
+from benchmarks.measure import seconds_per_call
 from benchmarks.options import Options
 from benchmarks.replays import CALLS, LAUNCHES, Replays, clock_of
 from benchmarks.report import Report, read, to_markdown
@@ -111,12 +111,6 @@ def test_what_no_graph_can_hold_is_timed_with_its_launches(monkeypatch, capsys):
 def test_only_a_gpu_has_such_a_clock():
     assert clock_of(CPU) is seconds_per_call
     assert isinstance(clock_of(CUDA), Replays)
-
-
-@pytest.mark.usefixtures("tape")
-def test_measuring_by_turns_takes_it():
-    found = measure({"plain": lambda: None, "ours": lambda: None}, 3, 1, Replays(CUDA))
-    assert (found["plain"].seconds, found["ours"].ratio) == (1, 1)
 
 
 @pytest.mark.usefixtures("tape")

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import compare, few_shot, formulations, loops, networks, performance
+from benchmarks import compare, formulations, networks, performance
 from benchmarks.__main__ import BENCHES, _run, main
 from benchmarks.case import Case
 from benchmarks.measure import Timing
 from benchmarks.networks import texts
 from benchmarks.plots import SIZES
 from benchmarks.report import Report, Row, grouped, read, to_markdown, write
-from benchmarks.targets import TARGETS
+from benchmarks.targets import TARGETS, Target
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.recipe import recipe_to_json
@@ -124,121 +124,52 @@ def network(what, name, ratio, **changes):
     return Row(group=group, name=name, times={"step": at(0.1 * ratio, ratio)}, **changes)
 
 
-def growing(name, value, by, milliseconds):
-    group = {"sweep": f"by {by}", "dtype": "fp32", "channels": 32, "size": 32, "batch": 4}
+def timed(name, ratio, **changes):
+    row = operator(name, times={"forward": at(1e-3, ratio), "both": at(3e-3, 2 * ratio)})
+    return replace(
+        row, group=row.group | {"sweep": ""} | changes, costs={"saved_bytes": 64.0 * ratio}
+    )
+
+
+def growing(batch, milliseconds):
+    group = {"sweep": "by batch", "dtype": "fp32", "channels": 32, "size": 32, "batch": batch}
     times = {"forward + backward": at(milliseconds / 1e3)}
-    costs = {"peak_bytes": 100.0 * value}
-    return Row(group=group | {"threads": 1, by: value}, name=name, times=times, costs=costs)
+    return Row(group=group | {"threads": 1}, name="ours", times=times)
 
 
-def found(name, *rows):
-    """The lines of the targets that a report of these rows has something on."""
-    made = report(name, *rows)
-    lines = [target.line(made) for target in TARGETS if target.bench == name]
-    return [line for line in lines if line[3] != "not measured"]
-
-
-def test_saved_floats_against_their_targets():
-    eager = operator("ours, eager", saved=184.0)
-    others = [operator("TensorFlow form", saved=9e9), operator("ours, static diagonal", saved=9e9)]
-    lines = found("operators", BASE, OURS, eager, *others)
-    (line,) = [line for line in lines if "floats" in line[1]]
-    assert line[1:] == ("≤ 45 floats/position", "41 floats/position to 46 floats/position", NOT)
-    (line,) = found("operators", operator("ours, eager", kind="full", saved=452.0))
-    assert line[1:] == ("≤ 120 floats/position", "113 floats/position", "reached")
-
-
-NOT = "**not reached**"
-
-
-def timed(name, forward, both, *, baseline=False, channels=32, dtype="fp32"):
-    group = {"similarity": "diagonal", "dtype": dtype, "channels": channels, "size": 8, "batch": 2}
-    times = {"forward": at(1e-3, forward), "forward + backward": at(3e-3, both)}
-    return Row(group=group, name=name, baseline=baseline, times=times)
-
-
-def test_ratios_of_operators_against_their_targets():
-    rows = [timed("nn.Conv2d", 1.0, 1.0, baseline=True), timed("ours, compiled", 1.5, 2.0)]
-    rows += [timed("ours, compiled", 2.6, 2.0, channels=64), timed("TensorFlow form", 8.0, 6.0)]
-    rows += [timed("deform_conv2d", 30.0, 20.0), timed("ours, eager", 1.0, 1.0, dtype="bf16")]
-    rows += [
-        timed("nn.Conv2d", 1.0, 1.0, **other) for other in ({"channels": 64}, {"dtype": "bf16"})
-    ]
-    wide, ours, both = (
-        "32 and 64 and 128 channels",
-        "diagonal, compiled, fp32",
-        "forward + backward",
-    )
-    lines = {text: f"{seen} {verdict}" for text, _, seen, verdict in found("operators", *rows)}
-    assert lines == {
-        f"{ours}, forward, {wide} ÷ `nn.Conv2d`": f"1.5 to 2.6 {NOT}",
-        f"{ours}, {both}, 32 channels ÷ `nn.Conv2d`": "2 reached",
-        f"{ours}, {both}, 64 and 128 channels ÷ `nn.Conv2d`": "2 reached",
-        f"diagonal, eager, bf16, forward, {wide} ÷ `nn.Conv2d`": "1 reached",
-        f"diagonal, eager, bf16, {both}, {wide} ÷ `nn.Conv2d`": "1 reached",
-        f"TensorFlow form ÷ {ours}, {both}, {wide}": "3 reached",
-        f"deform_conv2d ÷ {ours}, {both}, 32 and 64 channels": f"10 {NOT}",
-    }
-
-
-def test_eager_operators_beside_compiled_ones():
-    rows = [timed("nn.Conv2d", 1.0, 1.0, baseline=True), timed("ours, compiled", 2.0, 2.0)]
-    rows += [timed("ours, eager", 3.0, 3.5)]
-    lines = {text: (seen, verdict) for text, _, seen, verdict in found("operators", *rows)}
-    assert lines["diagonal, fp32, forward, eager ÷ compiled"] == ("1.5", "reached")
-    assert lines["diagonal, fp32, forward + backward, eager ÷ compiled"] == ("1.75", NOT)
-
-
-def test_layers_and_whole_networks_against_their_targets():
-    def at_width(name, ratio, macs, **changes):
-        row = timed(name, ratio, ratio, **changes)
-        return replace(row, group=row.group | {"layout": "NCHW"}, costs={"macs": macs})
-
-    rows = [at_width("nn.Conv2d", 1.0, 100.0, baseline=True), at_width("ours", 1.6, 101.0)]
-    rows += [at_width("ours, layer with predictor", 2.6, 200.0)]
-    lines = {text: (seen, verdict) for text, _, seen, verdict in found("widths", *rows)}
-    assert lines["diagonal, fp32, forward, widths of a ResNet, NCHW ÷ `nn.Conv2d`"] == ("1.6", NOT)
-    beyond = "the layer, likewise, forward, NCHW, over the ratio of its multiplications"
-    assert lines[beyond] == ("1.3", NOT)
-    rows = several(
-        "updates of ResNet-18, NCHW", plain=1.0, **{"static-full": 1.06, "dynamic-diagonal": 2.0}
-    )
-    rows = [replace(row, group=row.group | {"batch": 32}) for row in rows]
-    assert [line[2:] for line in found("networks", *rows)] == [("1.06", NOT), ("2", "reached")]
-
-
-def several(what, **ratios):
-    return [network(what, name, ratio) for name, ratio in ratios.items()]
-
-
-UPDATES = several("updates", plain=1.0, **{"static-full": 1.06, "dynamic-diagonal": 4.1})
-LOOPS = several(loops.WHAT, **{"bare loop": 1.0, "nsim train": 1.25})
-FOLDED = several("", plain=1.0, **{"static-full": 1.5, "static-full, folded": 1.01})
-FEW_SHOT = [
-    *several(few_shot.META, ours=1.25),
-    *(replace(row, costs={few_shot.SPEED: 499.0}) for row in several(few_shot.KEPT, ours=9.0)),
-    network(few_shot.META, "higher", 1.0, baseline=True),
-]
-# 4 times the batch in 4 and 8 times the time, 4 times the positions in 2 times.
-GROWTH = [growing("ours", batch, "batch", ms) for batch, ms in ((16, 32), (1, 1), (4, 4))]
-GROWTH += [growing("ours", size, "size", ms) for size, ms in ((32, 2), (64, 4))]
+NOT, NARROW, WIDE = " **not reached**", {"channels": [32]}, {"channels": [64]}
 
 
 @pytest.mark.parametrize(
-    ("bench", "rows", "expected"),
+    ("limit", "asked", "found"),
     [
-        ("training", UPDATES, ["4.1 reached", f"1.06 {NOT}"]),
-        ("training", LOOPS, [f"≥ 95 % 80 % {NOT}"]),
-        ("training", [LOOPS[0], *several(loops.WHAT, **{"nsim train": 1.02})], ["98 % reached"]),
-        ("fewshot", FEW_SHOT, [f"≥ 95 % 80 % {NOT}", f"≥ 500 499 {NOT}"]),
-        ("inference", FOLDED, ["1.01 reached"]),
-        ("scaling", GROWTH, [f"0.5 to 2 {NOT}", "reached"]),
+        ("≤ 3", {"over": "plain"}, "1.5 to 4" + NOT),
+        ("≤ 1.5", {"over": "plain", "where": NARROW}, "1.5 reached"),
+        ("≥ 50 %", {"rows": "plain", "over": "ours", "scale": 100}, "66.7 % to 25 %" + NOT),
+        ("≤ 4", {"over": "plain", "time": "both", "where": WIDE}, "4 reached"),
+        ("≤ 1", {"over": "plain", "per": "saved_bytes"}, "1 reached"),
+        ("≤ 4 floats", {"cost": "saved_bytes", "scale": 1 / 64}, "1.5 floats to 4 floats reached"),
+        ("≤ 1", {"rows": "theirs", "over": "plain"}, " not measured"),
+        ("≤ 1.5", {"growth": "ns a position, forward + backward"}, "0.5 to 2" + NOT),
     ],
 )
-def test_reports_against_their_targets(bench, rows, expected):
-    lines = [" ".join(line) for line in found(bench, *rows)]
-    assert len(lines) == len(expected)
-    assert all(line.endswith(end) for line, end in zip(lines, expected, strict=True))
+def test_targets_by_hand(limit, asked, found):
+    """Four times the batch in two and in eight times the time: by position half and twice."""
+    target = Target(**{"bench": "operators", "text": "", "limit": limit, "rows": "ours"} | asked)
+    rows = [timed("plain", 1.0), timed("ours", 1.5)]
+    rows += [timed("plain", 1.0, channels=64), timed("ours", 4.0, channels=64)]
+    rows += [growing(1, 1), growing(4, 2), growing(16, 16)]
+    assert " ".join(target.line(report("operators", *rows))[2:]) == found
+
+
+def test_the_page_of_performance_is_what_the_command_writes(tmp_path, monkeypatch):
+    """Limits, verdicts and processors are those of the reports at hand."""
+    root = performance.TEXT.parents[1]
+    monkeypatch.chdir(root)
+    page = tmp_path / "performance.md"
+    assert main(["page", "--out", str(page)]) == 0
+    known = (root / "docs" / "performance.md").read_text("utf-8")
+    assert page.read_text("utf-8").replace(str(page), "docs/performance.md") == known
 
 
 def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
@@ -273,25 +204,6 @@ def test_the_page_of_a_gpu_has_its_name_and_the_hosts_time(tmp_path):
     assert [line for line in text.splitlines() if line == "| ours, compiled | 0.125 |"]
     assert "Host, ms." not in without
     assert "| NVIDIA H200 |" in performance.summary([other, tmp_path], "")
-
-
-def test_one_page_shows_several_processors_and_marks_what_is_not_reached(tmp_path):
-    for name, ratio, cpu in (("a", 2.0, "FAST"), ("b", 9.0, "SLOW")):
-        (tmp_path / name).mkdir()
-        rows = [network("", "plain", 1.0, baseline=True), network("", "static-full, folded", ratio)]
-        environment = ENVIRONMENT | {"cpu": cpu}
-        write(report("inference", *rows, environment=environment), tmp_path / name)
-    page = tmp_path / "page.md"
-    folders = [str(tmp_path / name) for name in "ab"]
-    assert main(["page", "--results", *folders, "--out", str(page)]) == 0
-    text = page.read_text()
-    assert "| target | limit | FAST | SLOW |" in text
-    said = performance.TEXT.read_text(encoding="utf-8").split("## Targets\n\n")[1]
-    assert text.endswith(said.split("\n\n## ")[0] + "\n")
-    assert "| inference of CNN-9, folded ÷ plain | ≤ 1.03 | **2** | **9** |" in text
-    assert (
-        "| the same, dynamic full | ≤ 120 floats/position | not measured | not measured |" in text
-    )
 
 
 @pytest.mark.parametrize(

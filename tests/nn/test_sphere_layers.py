@@ -16,7 +16,6 @@ from neural_similarity.functional import sphere_conv2d
 from neural_similarity.ops import unit_vectors
 
 ANGLES = ["cosine", "linear", "sigmoid"]
-everywhere = pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)
 every_angle = pytest.mark.parametrize("angle", ANGLES)
 GEOMETRIES = [
     {"padding": "same"},

@@ -22,15 +22,6 @@ def test_flags(monkeypatch, system, machine, missing, added):
     assert sorted(compiling._flags()) == sorted({*LINUX, *added} - {*missing})
 
 
-def test_the_first_error_is_told(tmp_path):
-    compiler = tmp_path / "clang"
-    said = r"x.c: note\nx.c:1: error: no such builtin\n1 error generated.\nfailed"
-    compiler.write_text(f"#!/bin/sh\nprintf '{said}' >&2\nexit 1\n")
-    compiler.chmod(0o700)
-    told = compiling._compile((str(compiler), "-v"), tmp_path / "library.so")
-    assert told == f"{compiler} -v fails: x.c:1: error: no such builtin"
-
-
 def test_windows_has_the_eager_form(monkeypatch):
     monkeypatch.setattr(compiling.os, "name", "nt")
     assert compiling.library.__wrapped__() == "the C code needs Linux or macOS"

@@ -22,10 +22,8 @@ from neural_similarity.lab.train import read_run
 from neural_similarity.models import build
 from neural_similarity.nn import (
     Diagonal,
-    Dynamic,
     Full,
     Geometry,
-    SphereNet,
     Static,
     parse_similarity,
 )
@@ -39,31 +37,6 @@ def test_table_4_has_released_recipes_on_both_sets():
     sets = ("cifar10", "cifar100")
     assert set(IN_TABLE_4) == {f"{data}-{name}@released" for data in sets for name in NAMES}
     assert {row.recipe for row in in_variant(TABLES["4"], "released").rows} == set(IN_TABLE_4)
-
-
-@pytest.mark.parametrize("name", IN_TABLE_4)
-def test_settings_are_those_of_the_digest(name):
-    recipe, paper = RECIPES[name], RECIPES[name.removesuffix("@released")]
-    assert (recipe.steps, recipe.drops) == (42_500, (20_000, 30_000, 37_500))
-    assert (recipe.variant, recipe.inputs, recipe.padding) == ("released", "raw", "symmetric")
-    assert (recipe.label_smoothing, recipe.probability_floor) == (0.01, 1e-4)
-    assert (recipe.norm_momentum, recipe.norm_eps) == (0.001, 1e-3)
-    assert recipe.similarity_decay == (5e-3 if name.endswith("static-uns@released") else 0)
-    for field in ("dataset", "model", "lr", "momentum", "batch_size", "weight_decay", "crop"):
-        assert getattr(recipe, field) == getattr(paper, field)
-
-
-def test_similarities():
-    similarity = {name: RECIPES[f"cifar10-{name}@released"].similarity for name in NAMES}
-    assert similarity["cnn"] is similarity["cnn++"] is None
-    assert similarity["static-dns"] == Static(Diagonal(), init="released")
-    assert similarity["static-uns"] == Static(Full(residual=False))
-    small = {"normalize": "input", "scales": (0.1, 0.001)}
-    normed = SphereNet(batch_norm=True, **small)
-    assert normed.batch_norm_eps == 1e-3
-    assert similarity["dynamic-dns"] == Dynamic(Diagonal(), predictor=normed, init="released")
-    plain = Dynamic(Full(), predictor=SphereNet(**small), init="released")
-    assert similarity["dynamic-uns"] == plain
 
 
 @pytest.mark.parametrize("name", ["cifar10-dynamic-dns-j", "cifar10-wide-cnn", "imagenet-cnn10"])

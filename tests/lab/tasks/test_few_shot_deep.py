@@ -1,7 +1,6 @@
 """LEO, TADAM and discriminative k-shot learning against their equations, written out."""
 
 import copy
-import dataclasses
 
 import pytest
 import textures
@@ -15,9 +14,7 @@ from neural_similarity.lab.tasks.few_shot import Episode
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot, maximum
 from neural_similarity.lab.tasks.few_shot.leo import Latent, Leo
-from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.tadam import Tadam
-from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 
 DOUBLE = {"dtype": torch.float64}
 WAYS = 3
@@ -323,21 +320,3 @@ def test_leo_drops_features_before_the_encoder_and_before_the_classifier(monkeyp
     nn.init.zeros_(method.encoder.weight)
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     assert len({method.train().loss(drawn).item() for _ in range(3)}) == 3
-
-
-def test_the_defaults_are_the_published_ones():
-    """LEO's are those that its README has by shots, with rates on the mean of the loss."""
-    sizes = {"size": 64, "steps": 5, "tuning_steps": 5, "rate": 5.0, "tuning_rate": 5e-3}
-    names = ("dropout", "kl", "encoder", "l2", "orthogonality")
-    for shots, values in {
-        5: (0.300299, 0.466387, 2.661608e-7, 8.540338e-9, 1.523998e-3),
-        1: (0.307651, 0.756143, 5.756821e-6, 3.623413e-10, 0.188103),
-    }.items():
-        method = METHODS["leo"].build(network(), TaskSizes(shots=shots))
-        published = sizes | dict(zip(names, values, strict=True))
-        assert dataclasses.asdict(method.latent) == published
-    method = Tadam(network())
-    assert {p.dtype for p in method.parameters()} == {torch.float64}
-    assert method.log_scale.exp() == 1
-    assert method.penalty == 0.01
-    assert {len(c.scale.layers) for c in method.conditions} == {2}  # behind the projection

@@ -21,8 +21,6 @@ from neural_similarity.lab.tasks.few_shot.gradient import (
     maml,
     meta_learned,
 )
-from neural_similarity.lab.tasks.few_shot.leo import Latent
-from neural_similarity.lab.tasks.few_shot.metric import FullContext, MatchingNet
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning
 
 with warnings.catch_warnings():  # its docstrings have invalid escape sequences
@@ -278,17 +276,6 @@ def step(**changes):
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_defaults_are_those_of_the_released_codes():
-    """Rates are on means, where the released ones are on sums over five classes."""
-    assert (Latent().rate, Latent().tuning_rate) == (5 * 1.0, 5 * 1e-3)
-    assert MatchingNet(nn.Identity()).scale == 100
-    assert FullContext(7).steps == 5
-    for make in (maml, anil):
-        method = make(models.convnet4(5, image_size=16, width=0.1))
-        phases = [(p.steps, p.rate) for p in (*method.phases, *method.test_phases)]
-        assert phases == [(5, 5 * 0.01), (10, 5 * 0.01)]
 
 
 NORMED = ns.Dynamic(predictor=ns.SphereNet(hidden=4, batch_norm=True))

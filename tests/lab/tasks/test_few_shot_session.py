@@ -38,7 +38,7 @@ from neural_similarity.lab.tasks.few_shot.tasks import Draw, draw_tasks, read_ta
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning
 from neural_similarity.lab.train import RunError, choose_runtime, read_run
 from neural_similarity.lab.train.journal import read_lines
-from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
+from neural_similarity.nn import SphereNet
 
 pytestmark = pytest.mark.usefixtures("tiny_classes")
 
@@ -241,25 +241,6 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
 def test_bad_recipes(changes, message):
     with pytest.raises(ValueError, match=message):
         FewShotRecipe(**changes)
-
-
-def test_recipes_of_other_data_differ_in_the_data_and_the_crop_alone():
-    for name, recipe in RECIPES.items():
-        if name.startswith("cifar-fs-"):
-            mini = RECIPES[name.replace("cifar-fs-", "mini-")]
-            crop = {8: 4, 0: 0}[mini.crop]
-            assert recipe == replace(mini, dataset="cifar-fs", crop=crop)
-
-
-def test_dynamic_nsn_is_a_network_of_dynamic_similarities():
-    few_shot = {n: r for n, r in RECIPES.items() if type(r) is FewShotRecipe}
-    for name, recipe in few_shot.items():
-        if "dynamic" in name:
-            assert isinstance(recipe.similarity, Dynamic)
-        if "-static" in name:
-            assert recipe.similarity == Static(Diagonal())
-        assert METHODS[recipe.method].episodic or recipe.ways == 5
-    assert RECIPES["mini-cnn4"].similarity is None
 
 
 # The command line.

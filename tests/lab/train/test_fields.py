@@ -10,11 +10,8 @@ from tiny_images import TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
 from torch import nn
 
-from neural_similarity import models
 from neural_similarity.lab import data, session
-from neural_similarity.lab.data import Augment, Batches, Place
 from neural_similarity.lab.session import load, train
-from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import Recipe, choose_runtime
 from neural_similarity.lab.train.checkpoint import checkpoints
 from neural_similarity.lab.train.journal import Journal, read_lines
@@ -197,21 +194,6 @@ def test_a_similarity_may_be_a_name():
     assert replace(TINY, similarity="static-full") == replace(TINY, similarity=Static(Full()))
 
 
-def test_model_has_the_recipes_options(tmp_path, monkeypatch):
-    asked = []
-
-    def build(*names, **options):
-        asked.append((names, options))
-        return real(*names, **options)
-
-    real = models.build
-    monkeypatch.setattr(models, "build", build)
-    recipe = replace(TINY, model="cnn9", variant="released", width=0.2, similarity=None)
-    train(recipe, out=tmp_path / "run", device="cpu")
-    options = {"similarity": None, "width": 0.2, "variant": "released"}
-    assert asked == [(("cnn9", 4), options | {"in_channels": 1, "image_size": 8})]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["cnn10", "resnet18"])
 def test_networks_without_variants_train(model, tmp_path):
@@ -233,24 +215,6 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
     assert asked == [
         (("folder",), {"root": "there", "otherwise": 32, "image_size": 8, "workers": 3})
     ]
-
-
-def test_batches_have_the_recipes_numbers(tmp_path, monkeypatch):
-    asked = []
-
-    def batches(images, batch_size, **options):
-        asked.append(options | {"batch_size": batch_size, "count": len(images)})
-        return Batches(images, batch_size, **options)
-
-    monkeypatch.setattr(classification, "Batches", batches)
-    changes = {"crop": 2, "flip": False, "padding": "symmetric", "seed": 5, "validation": 8}
-    recipe = replace(TINY, channels_last=False, batch_size=4, **changes)
-    run = train(recipe, out=tmp_path / "run", device="cpu")
-    augment = Augment(crop=2, flip=False, padding="symmetric")
-    place = Place(device=torch.device("cpu"), channels_last=False, share=slice(0, 4))
-    expected = {"augment": augment, "seed": 5, "place": place, "batch_size": 4}
-    expected |= {"preprocess": run.preprocess, "count": 56}
-    assert asked == [expected]
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -290,9 +254,3 @@ def test_lines_scores_and_checkpoints_come_every_so_many_steps(tmp_path):
     assert [line["step"] for line in lines if "validation_loss" in line] == [4, 8]
     names = [path.name for path in checkpoints(run.checkpoints)]
     assert names == ["step-00000005", "step-00000008"]
-
-
-def test_checkpoint_seconds(tmp_path):
-    run = train(replace(TINY, checkpoint_seconds=1e-9), out=tmp_path / "run", device="cpu")
-    names = [path.name for path in checkpoints(run.checkpoints)]
-    assert names == ["step-00000005", "step-00000006"]
