@@ -62,8 +62,8 @@ def test_similarities_ask_nothing_of_the_host(structure, kind):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(models.RIVALS))
-def test_rivals_ask_nothing_of_the_host(name):
+@pytest.mark.parametrize("name", sorted(models.BASELINES))
+def test_baselines_ask_nothing_of_the_host(name):
     assert not touched_by(models.MODELS[name](10, width=0.1), (4, 3, 32, 32))
 
 

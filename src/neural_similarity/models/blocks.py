@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neural_similarity.models.rivals import Rival
+from neural_similarity.models.baselines import BaselineLayer
 from neural_similarity.nn.layer import has_hooks
 from neural_similarity.ops.batch_norm import pooled_relu
 from neural_similarity.ops.native import available
@@ -36,7 +36,7 @@ class ConvBlock(nn.Sequential):
         return x
 
 
-def conv_block(conv: nn.Conv2d | Rival, *, pool: bool = False) -> ConvBlock:
+def conv_block(conv: nn.Conv2d | BaselineLayer, *, pool: bool = False) -> ConvBlock:
     """The block of this convolution."""
     middle = [nn.MaxPool2d(2)] if pool else []
     return ConvBlock(conv, nn.BatchNorm2d(conv.out_channels), *middle, nn.ReLU(inplace=True))

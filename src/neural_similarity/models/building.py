@@ -7,8 +7,8 @@ from typing import NamedTuple
 from torch import nn
 
 from neural_similarity.choices import require_least, require_positive
+from neural_similarity.models.baselines import BaselineLayer
 from neural_similarity.models.blocks import conv_block, pools
-from neural_similarity.models.rivals import Rival
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
 from neural_similarity.nn.layer import check_ready, resolve
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
@@ -17,7 +17,7 @@ from neural_similarity.nn.text import Similarity
 MOST_WIDTH = 1_000
 """Largest factor on channels: tens of thousands of channels need hundreds of gigabytes."""
 Layers = dict[str, nn.Module]
-Convolution = Callable[..., nn.Conv2d] | type[Rival]
+Convolution = Callable[..., nn.Conv2d] | type[BaselineLayer]
 
 
 class Sizes(NamedTuple):
@@ -60,7 +60,7 @@ def _start(network: nn.Module) -> None:
         if isinstance(layer, nn.Conv2d | nn.Linear) and not layer.weight.is_meta:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     for layer in network.modules():
-        if isinstance(layer, Rival):
+        if isinstance(layer, BaselineLayer):
             layer.start()
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from neural_similarity.choices import require_known
+from neural_similarity.models.baselines import CondConv2d, DeformableConv2d, DynamicFilter2d
 from neural_similarity.models.few_shot import resnet12, wrn28_10
 from neural_similarity.models.plain import cnn9, cnn9_plus, cnn9_wide, cnn10, cnn10_plus, convnet4
 from neural_similarity.models.resnet import resnet18, resnet34, resnet50
 from neural_similarity.models.resnet_cifar import resnet20, resnet56
-from neural_similarity.models.rivals import CondConv2d, DeformableConv2d, DynamicFilter2d
 from neural_similarity.models.spherenet import spherenet9
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -39,9 +39,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 """The networks by name."""
 SPHERENETS = frozenset({"spherenet9", "spherenet9_attention"})
 """Networks of hyperspherical convolutions."""
-RIVALS = frozenset({"cnn9_condconv", "cnn9_dynamic_filter", "cnn9_deformable"})
+BASELINES = frozenset({"cnn9_condconv", "cnn9_dynamic_filter", "cnn9_deformable"})
 """Networks of other layers whose kernel depends on the image."""
-WITHOUT_SIMILARITY = SPHERENETS | RIVALS
+WITHOUT_SIMILARITY = SPHERENETS | BASELINES
 """Networks whose layers have their own similarity or none: their `similarity` must be None."""
 CIFAR_CLASSES = 10
 """The number of classes for networks without a default: CIFAR-10's."""

@@ -61,7 +61,7 @@ def cnn9(
             "released" (the authors' code) has a plain 3×3 root convolution before the nine and
             ends in one convolution over the whole map to the classes.
         convolution: Makes the nine convolutions; another than `ns.Conv2d`, such as those of
-            `models.rivals`, takes no similarity.
+            `models.baselines`, takes no similarity.
     """
     if convolution is not Conv2d:
         check_no_similarity(similarity, f"a network of {convolution}")

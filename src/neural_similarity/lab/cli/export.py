@@ -14,7 +14,7 @@ from neural_similarity.lab.cli.parsing import parse
 from neural_similarity.lab.cli.runs import DataOptions, dataset_of, opened, require_foldable
 from neural_similarity.lab.data import ImageSet
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.tasks.rivals import merged
+from neural_similarity.lab.tasks.baselines import merged
 from neural_similarity.lab.train import Run, score
 from neural_similarity.lab.train.exporting import (
     ROUNDED,

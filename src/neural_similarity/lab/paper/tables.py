@@ -141,7 +141,7 @@ COSTS = (
     Row("CNN of as many MACs", "cifar10-cnn-macs"),
     Row("CNN about as slow", "cifar10-cnn-time"),
 )
-RIVALS = (
+BASELINES = (
     Row("CNN", "cifar10-cnn"),
     DYNAMIC,
     Row("dynamic DNS, one M an image", "cifar10-dynamic-dns-per-image"),
@@ -288,7 +288,8 @@ TABLES = {
         (Panel("CIFAR-10", "error", BOUNDS),),
     ),
     "rivals": Table(
-        "Rivals: other kernels that depend on the image", (Panel("CIFAR-10", "error", RIVALS),)
+        "Baselines: other kernels that depend on the image",
+        (Panel("CIFAR-10", "error", BASELINES),),
     ),
 }
 TABLES |= {

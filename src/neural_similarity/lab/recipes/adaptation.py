@@ -41,9 +41,9 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "statistics": ("running statistics of normalisation", {"train": "nothing", "norm": "train"}),
     "norm": ("gains and shifts of batch normalisation", {"train": "norm"}),
     "bias": ("biases (BitFit)", {"train": "bias"}),
-    "ssf": ("scale and shift of filters (SSF)", {"train": "rival", "rival": "ssf"}),
-    "lora": ("LoRA of rank 1 (PEFT)", {"train": "rival", "rival": "lora"}),
-    "oft": ("diag-OFT in blocks of 4 (LyCORIS)", {"train": "rival", "rival": "oft"}),
+    "ssf": ("scale and shift of filters (SSF)", {"train": "baseline", "baseline": "ssf"}),
+    "lora": ("LoRA of rank 1 (PEFT)", {"train": "baseline", "baseline": "lora"}),
+    "oft": ("diag-OFT in blocks of 4 (LyCORIS)", {"train": "baseline", "baseline": "oft"}),
     "diagonal": ("static diagonal M", {"similarity": Static(Diagonal())}),
     "diagonal-norm": (
         "static diagonal M and normalisation",
@@ -57,7 +57,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "affine": ("M by angle, scale, shear, shift", {"similarity": Static(Affine())}),
     "dynamic": ("dynamic diagonal M", {"similarity": Dynamic(Diagonal())}),
     "angle": ("M by one angle", {"similarity": Static(Affine("angle", tied=True))}),
-    "turn": ("turning the images", {"train": "rival", "rival": "turn"}),
+    "turn": ("turning the images", {"train": "baseline", "baseline": "turn"}),
     "all": ("full fine-tuning", {"train": "all"}),
 }
 MOVING = ("norm", "lora", "oft", "full")

@@ -14,9 +14,9 @@ from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
+from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
 from neural_similarity.lab.tasks.classification import ClassificationTask, fitted
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.tasks.rivals import Rival, with_rival
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.checkpoint import State, state_digest
 from neural_similarity.lab.train.progress import notice
@@ -25,7 +25,7 @@ from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, start_facts
 from neural_similarity.models import parameters
 from neural_similarity.nn import Full, Similarity, Static, evaluating
 
-PARTS = ("M", "head", "norm", "bias", "rival")
+PARTS = ("M", "head", "norm", "bias", "baseline")
 """What can train, besides "all" and "nothing"."""
 HELP = """Adapt a pretrained network: nsim train adapt --backbone WORD --data FOLDER
 
@@ -56,14 +56,14 @@ class AdaptationRecipe(Recipe):
     """Take the pretrained weights of timm or torchvision; False starts from random ones."""
     train: str = "M+head"
     """Parts that train, joined by +: M (the similarities), head, norm (its gains and shifts), bias,
-    rival; or all; or nothing: then only running statistics change, if `norm` is train. Without M,
-    `similarity` must be none."""
-    rival: Rival = "none"
+    baseline; or all; or nothing: then only running statistics change, if `norm` is train. Without
+    M, `similarity` must be none."""
+    baseline: Baseline = "none"
     """Another adapter of the convolutions in place of M: ssf (scale and shift of each filter), lora
     (of rank 1, by PEFT), oft (diag-OFT in blocks of 4 filters, by LyCORIS), or turn (of the images,
     by one angle)."""
     where: str | None = None
-    """Layers that get a similarity or a rival: a name or a glob such as layer4.*; by default all
+    """Layers that get a similarity or a baseline: a name or a glob such as layer4.*; by default all
     convolutions larger than 1x1."""
     norm: Literal["auto", "eval", "train"] = "auto"
     """Normalise by frozen running statistics (eval) or by the batch's statistics (train); auto is
@@ -101,10 +101,21 @@ class AdaptationRecipe(Recipe):
         self._require(self.per_class is None or self.per_class > 0, "per_class", "be at least 1")
         if self.similarity is None and "M" in parts:
             raise ValueError(f"`train` must not name M without a similarity, got {self.train!r}")
-        alone = self.rival == "none" or self.similarity is None
-        self._require(alone, "rival", "be none with a similarity")
-        told = (self.rival != "none") == ("rival" in parts) or parts == ["all"]
-        self._require(told, "train", f"name rival where there is one, and {self.rival} is given")
+        alone = self.baseline == "none" or self.similarity is None
+        self._require(alone, "baseline", "be none with a similarity")
+        told = (self.baseline != "none") == ("baseline" in parts) or parts == ["all"]
+        self._require(told, "train", f"name baseline exactly where it is one, got {self.baseline}")
+
+    @classmethod
+    def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of 0.2, which called the baseline a rival."""
+        if "rival" not in fields:
+            return fields
+        renamed = {
+            "baseline": fields["rival"],
+            "train": fields["train"].replace("rival", "baseline"),
+        }
+        return {name: value for name, value in fields.items() if name != "rival"} | renamed
 
     @property
     def trains_head(self) -> bool:
@@ -144,9 +155,9 @@ class AdaptationRun(Run):
         """The adapted network without its weights; the backbone's files are not needed.
 
         Args:
-            overrides: fields of the recipe to change, such as `similarity=None`; no rival then.
+            overrides: fields of the recipe to change, such as `similarity=None`; no baseline then.
         """
-        plain: dict[str, Any] = {"train": "all", "rival": "none"}
+        plain: dict[str, Any] = {"train": "all", "baseline": "none"}
         recipe = replace(self.recipe, **plain | overrides) if overrides else self.recipe
         torch.manual_seed(recipe.seed)
         network = recipe.source.plain(recipe, len(self.classes), **self.sizes)
@@ -164,14 +175,14 @@ class AdaptationRun(Run):
 
 
 def adapted(network: nn.Module, recipe: AdaptationRecipe, converted: bool = False) -> nn.Module:
-    """A network, changed in place, with the recipe's similarity or rival; its parts alone train."""
+    """A network, changed in place, with the recipe's similarity or baseline; its parts train."""
     head = head_name(network)
     if recipe.similarity is not None and not converted:
         network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
-    rival = with_rival(network, recipe.rival, recipe.where)
+    baseline = with_baseline(network, recipe.baseline, recipe.where)
     norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
     named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"]}
-    named |= {"rival": rival, "all": ["*"]}
+    named |= {"baseline": baseline, "all": ["*"]}
     if recipe.train == "nothing":
         return freeze_backbone(network, norm=recipe.norm_mode, train=()).requires_grad_(False)
     parts = recipe.train.split("+")

@@ -23,8 +23,8 @@ from neural_similarity.lab.data import (
     Preprocess,
 )
 from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.tasks.baselines import merged
 from neural_similarity.lab.tasks.learned import learned
-from neural_similarity.lab.tasks.rivals import merged
 from neural_similarity.lab.train import (
     Recipe,
     Run,

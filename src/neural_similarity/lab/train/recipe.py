@@ -193,6 +193,11 @@ class Recipe:
         """The usual name of a run's folder."""
         return f"{name}-seed{self.seed}"
 
+    @classmethod
+    def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields in a file, under the names of today."""
+        return fields
+
     def start_terms(self, budget: float) -> dict[str, Any]:
         """Facts that the run to start from shares with a run of this recipe, besides the seed."""
         return {"budget": budget}
@@ -308,4 +313,5 @@ def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
 def recipe_from_json(fields: dict[str, Any], kind: type[AnyRecipe] = Recipe) -> AnyRecipe:
     """The recipe of class `kind` that `recipe_to_json` wrote."""
     similarity = parse_similarity(fields["similarity"])
+    fields = kind.current_fields(fields)
     return kind(**fields | {"similarity": similarity, "drops": tuple(fields["drops"])})

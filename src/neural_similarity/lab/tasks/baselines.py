@@ -15,14 +15,14 @@ from neural_similarity.choices import optional
 from neural_similarity.conversion import plan
 from neural_similarity.nn import Diagonal, Static
 
-Rival = Literal["none", "ssf", "lora", "oft", "turn"]
+Baseline = Literal["none", "ssf", "lora", "oft", "turn"]
 RANK = 1
 """The rank of LoRA, the least: 6,331 numbers for ResNet-20; full M in every layer has 1,539."""
 BLOCK = 4
 """Filters in each block of diag-OFT, LyCORIS's default."""
 
 
-class Rivalled(nn.Conv2d, ABC):
+class BaselineConv2d(nn.Conv2d, ABC):
     """A convolution whose kernel and bias are computed from its own and from a few numbers."""
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Rivalled(nn.Conv2d, ABC):
         return layer
 
 
-class ScaleShift(Rivalled):
+class ScaleShift(BaselineConv2d):
     """s (W * x + b) + t with s, t of each filter: SSF (Lian et al., arXiv:2210.08823).
 
     Starts at s = 1, t = 0.
@@ -64,7 +64,7 @@ class ScaleShift(Rivalled):
         return kernel, self.shift if self.bias is None else self.bias * self.scale + self.shift
 
 
-class Turned(Rivalled):
+class Turned(BaselineConv2d):
     """R W, R orthogonal within blocks of filters: diag-OFT (Qiu et al., arXiv:2306.07280).
 
     By LyCORIS, R = (I + Q)(I - Q)^-1 with Q = B - Bᵀ and B = 0 (blocks, size, size) at first.
@@ -82,7 +82,7 @@ class Turned(Rivalled):
 class TurnedInput(nn.Conv2d):
     """A first convolution that sees images turned by an angle, in right angles; 0 at first.
 
-    The trivial rival of `ns.Affine("angle")`. Bilinear, zero outside. No kernel computes it, so
+    The trivial baseline of `ns.Affine("angle")`. Bilinear, zero outside. No kernel computes it, so
     that it is not merged.
     """
 
@@ -101,12 +101,12 @@ def _lycoris() -> Any:
     return optional("lycoris.functional.diag_oft", "diag-OFT", "adapt")
 
 
-def _change(network: nn.Module, rival: Rival, layers: Mapping[str, nn.Conv2d]) -> None:
-    if rival == "lora":
+def _change(network: nn.Module, baseline: Baseline, layers: Mapping[str, nn.Conv2d]) -> None:
+    if baseline == "lora":
         grouped = [name for name, layer in layers.items() if layer.groups > 1]
         if grouped:
             raise ValueError(
-                f"`rival` must not be lora of grouped convolutions, got {', '.join(grouped)}; "
+                f"`baseline` must not be lora of grouped convolutions, got {', '.join(grouped)}; "
                 "`where` names others"
             )
         peft = optional("peft", "LoRA", "adapt")
@@ -117,11 +117,11 @@ def _change(network: nn.Module, rival: Rival, layers: Mapping[str, nn.Conv2d]) -
         return
     kinds = {"ssf": ScaleShift, "oft": Turned, "turn": TurnedInput}
     for layer in layers.values():
-        layer.__class__ = kinds[rival]
+        layer.__class__ = kinds[baseline]
         cast(Any, layer).add()
 
 
-PARTS: dict[Rival, tuple[str, ...]] = {
+PARTS: dict[Baseline, tuple[str, ...]] = {
     "ssf": ("scale", "shift"),
     "lora": ("lora_A", "lora_B"),
     "oft": ("blocks",),
@@ -130,7 +130,7 @@ PARTS: dict[Rival, tuple[str, ...]] = {
 """The new parameters of a layer."""
 
 
-def with_rival(network: nn.Module, rival: Rival, where: str | None = None) -> list[str]:
+def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = None) -> list[str]:
     """Change the 2-d convolutions that `ns.convert` would, in place, to compute as before.
 
     Of "turn" the first one alone.
@@ -142,30 +142,30 @@ def with_rival(network: nn.Module, rival: Rival, where: str | None = None) -> li
         ModuleNotFoundError: LoRA needs peft, diag-OFT lycoris-lora.
         ValueError: there is no such convolution, LoRA gets a grouped one, or "turn" not the first.
     """
-    if rival == "none":
+    if baseline == "none":
         return []
     reasons = plan(network, Static(Diagonal()), where=where)
     converted = {name: network.get_submodule(name) for name, why in reasons.items() if why is None}
     layers = {name: m for name, m in converted.items() if isinstance(m, nn.Conv2d)}
     if not layers:
         raise ValueError(
-            f"`rival` must have convolutions to change, got a network without:\n{reasons}"
+            f"`baseline` must have convolutions to change, got a network without:\n{reasons}"
         )
-    if rival == "turn":
+    if baseline == "turn":
         first = next(name for name, m in network.named_modules() if isinstance(m, nn.Conv2d))
         if first not in layers:
-            raise ValueError(f"`rival` must not be turn where {first} is not converted")
+            raise ValueError(f"`baseline` must not be turn where {first} is not converted")
         layers = {first: layers[first]}
-    _change(network, rival, layers)
-    return [f"{name}.{part}" for name in layers for part in PARTS[rival]]
+    _change(network, baseline, layers)
+    return [f"{name}.{part}" for name in layers for part in PARTS[baseline]]
 
 
 @torch.no_grad()
 def merged(network: nn.Module) -> nn.Module:
-    """A copy in which rivals have become kernels and biases of plain convolutions."""
+    """A copy in which baselines have become kernels and biases of plain convolutions."""
     network = deepcopy(network)
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, Rivalled):
+        if isinstance(layer, BaselineConv2d):
             network.set_submodule(name, layer.merged())
         elif hasattr(layer, "lora_A"):
             lora = cast(Any, layer)

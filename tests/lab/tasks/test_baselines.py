@@ -1,4 +1,4 @@
-"""Rivals of M: at first the network, then as many numbers as told, merged what they are apart."""
+"""Baselines of M: at first the network, then as many numbers as told, merged what they are."""
 
 import shutil
 import sys
@@ -15,21 +15,22 @@ from neural_similarity.files import read_json
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data.corruption import rotate_images
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapted
-from neural_similarity.lab.tasks.rivals import BLOCK, merged, with_rival
+from neural_similarity.lab.tasks.baselines import BLOCK, merged, with_baseline
 from neural_similarity.lab.train import Recipe
+from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 
 # What peft imports, torchao and transformers among it, warns.
 pytestmark = pytest.mark.filterwarnings("ignore")
-RIVALS = ["ssf", "oft", pytest.param("lora", marks=pytest.mark.long)]
+BASELINES = ["ssf", "oft", pytest.param("lora", marks=pytest.mark.long)]
 
 
-def moved(rival):
-    """A network, its copy with a rival whose numbers are not those of the start, and images."""
+def moved(baseline):
+    """A network, its copy with a baseline whose numbers are not those of the start, and images."""
     torch.manual_seed(0)
     plain = ns.models.resnet20(num_classes=3).eval()
     network = ns.models.resnet20(num_classes=3).eval()
     network.load_state_dict(plain.state_dict())
-    recipe = AdaptationRecipe(rival=rival, train="rival", similarity=None)
+    recipe = AdaptationRecipe(baseline=baseline, train="baseline", similarity=None)
     adapted(network, recipe)
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(network(x), plain(x))
@@ -39,10 +40,10 @@ def moved(rival):
     return plain, network, x, sum(p.numel() for p in new)
 
 
-@pytest.mark.parametrize("rival", RIVALS)
-def test_merged_outputs_are_those_of_the_rival(rival):
-    plain, network, x, count = moved(rival)
-    assert count == {"ssf": 2 * 688, "oft": 688 * BLOCK, "lora": 6_331}[rival]
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_merged_outputs_are_those_of_the_baseline(baseline):
+    plain, network, x, count = moved(baseline)
+    assert count == {"ssf": 2 * 688, "oft": 688 * BLOCK, "lora": 6_331}[baseline]
     alone = merged(network)
     scale = plain(x).abs().max()
     assert (network(x) - plain(x)).abs().max() > 0.01 * scale
@@ -57,7 +58,7 @@ def test_merged_outputs_are_those_of_the_rival(rival):
 def test_batch_statistics_undo_ssf(norm, learns):
     """docs/results-adaptation.md: it has no row with running statistics that follow."""
     torch.manual_seed(0)
-    recipe = AdaptationRecipe(rival="ssf", train="rival", similarity=None, norm=norm)
+    recipe = AdaptationRecipe(baseline="ssf", train="baseline", similarity=None, norm=norm)
     network = adapted(ns.models.resnet20(num_classes=3), recipe).double().train()
     x = torch.randn(8, 3, 32, 32, dtype=torch.float64)
     nn.functional.cross_entropy(network(x), torch.arange(8) % 3).backward()
@@ -71,7 +72,7 @@ def test_ssf_scales_and_shifts_what_a_convolution_gives():
     x = torch.randn(2, 3, 7, 6, dtype=torch.float64)
     before = layer(x)
     network = nn.Sequential(layer)
-    with_rival(network, "ssf")
+    with_baseline(network, "ssf")
     gains, shifts = torch.randn(2, 4, dtype=torch.float64)
     with torch.no_grad():
         layer.scale.copy_(gains)
@@ -88,22 +89,22 @@ class Padded(nn.Conv2d):
         return super().forward(nn.functional.pad(input, (0, 1, 0, 1)))
 
 
-@pytest.mark.parametrize("rival", RIVALS)
-def test_layers_are_those_that_a_conversion_would_take(rival):
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_layers_are_those_that_a_conversion_would_take(baseline):
     """A subclass keeps its forward pass, and `where` chooses among the others."""
     network = nn.Sequential(Padded(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).eval()
     x = torch.randn(2, 3, 9, 9)
     before = network(x)
-    with_rival(network, rival, "2")
+    with_baseline(network, baseline, "2")
     assert torch.equal(network(x), before)
     assert [type(layer) for layer in network[:2]] == [Padded, nn.Conv2d]
     assert type(network[2]) is not nn.Conv2d
-    with pytest.raises(ValueError, match="`rival` must have convolutions to change"):
-        with_rival(nn.Sequential(Padded(3, 4, 3)), rival)
+    with pytest.raises(ValueError, match="`baseline` must have convolutions to change"):
+        with_baseline(nn.Sequential(Padded(3, 4, 3)), baseline)
 
 
 class Scaled(nn.Module):
-    """A network that has names such as those of rivals."""
+    """A network that has names such as those of baselines."""
 
     def __init__(self):
         super().__init__()
@@ -114,13 +115,13 @@ class Scaled(nn.Module):
         return self.blocks(input) * self.scale + self.shift
 
 
-@pytest.mark.parametrize("rival", [*RIVALS, "turn"])
-def test_only_what_is_new_trains(rival):
+@pytest.mark.parametrize("baseline", [*BASELINES, "turn"])
+def test_only_what_is_new_trains(baseline):
     """Not parameters of the network, nor layers whose names end as that of one of `where` does."""
     network = nn.Sequential(Scaled(), nn.Conv2d(4, 2, 1))
     network[0].blocks.insert(2, nn.Sequential(nn.Sequential(nn.Conv2d(4, 4, 3))))
     before = {id(p) for p in network.parameters()}
-    names = with_rival(network, rival, "0.blocks.0")
+    names = with_baseline(network, baseline, "0.blocks.0")
     ns.freeze_backbone(network, train=names)
     for name, parameter in network.named_parameters():
         assert parameter.requires_grad == (id(parameter) not in before), name
@@ -130,14 +131,14 @@ def test_only_what_is_new_trains(rival):
 @pytest.mark.long
 def test_lora_takes_no_layer_whose_name_only_ends_alike():
     network = ns.models.resnet20(num_classes=3)
-    with_rival(network, "lora", "conv1")
+    with_baseline(network, "lora", "conv1")
     assert [name for name, m in network.named_modules() if hasattr(m, "lora_A")] == ["conv1"]
 
 
 def test_lora_of_grouped_convolutions_is_refused():
     network = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, groups=4))
-    with pytest.raises(ValueError, match="`rival` must not be lora of grouped"):
-        with_rival(network, "lora")
+    with pytest.raises(ValueError, match="`baseline` must not be lora of grouped"):
+        with_baseline(network, "lora")
 
 
 @pytest.mark.parametrize(
@@ -146,8 +147,8 @@ def test_lora_of_grouped_convolutions_is_refused():
 )
 def test_turned_is_what_the_first_convolution_sees_or_nothing(first, where):
     network = nn.Sequential(first, nn.Conv2d(4, 4, 3))
-    with pytest.raises(ValueError, match="`rival` must not be turn where 0 is not converted"):
-        with_rival(network, "turn", where)
+    with pytest.raises(ValueError, match="`baseline` must not be turn where 0 is not converted"):
+        with_baseline(network, "turn", where)
 
 
 def test_oft_turns_filters_within_their_blocks():
@@ -166,7 +167,7 @@ def test_turned_images_are_those_of_the_data_set_turned_back():
     torch.manual_seed(0)
     plain = ns.models.resnet20(num_classes=3).eval()
     network = deepcopy(plain)
-    assert with_rival(network, "turn") == ["conv1.angle"]
+    assert with_baseline(network, "turn") == ["conv1.angle"]
     (angle,) = (p for name, p in network.named_parameters() if name.endswith(".angle"))
     x = 128 + 20 * torch.randn(2, 3, 32, 32)
     scale = plain(x).abs().max()
@@ -190,15 +191,15 @@ def test_lora_adds_a_product_of_its_factors():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rival", ["ssf", "oft", "lora"])
+@pytest.mark.parametrize("baseline", ["ssf", "oft", "lora"])
 @pytest.mark.usefixtures("tiny")
-def test_a_run_resumes_and_leaves_a_plain_network(rival, tmp_path, capsys):
+def test_a_run_resumes_and_leaves_a_plain_network(baseline, tmp_path, capsys):
     start = Recipe(dataset="embedded", width=0.1, steps=2, drops=(), precision="fp32")
     start = session.train(start, out=tmp_path / "start", device="cpu")
     settings = {"steps": 4, "drops": (), "checkpoint_every": 2, "precision": "fp32"}
     recipe = AdaptationRecipe(
-        backbone=str(start.path), dataset="embedded", similarity=None, rival=rival,
-        train="rival+head", lr=0.05, **settings,
+        backbone=str(start.path), dataset="embedded", similarity=None, baseline=baseline,
+        train="baseline+head", lr=0.05, **settings,
     )  # fmt: skip
     run = session.train(recipe, out=tmp_path / "run", device="cpu")
     network = session.load(run)
@@ -219,25 +220,36 @@ def test_a_run_resumes_and_leaves_a_plain_network(rival, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("rival", "package", "module"),
+    ("baseline", "package", "module"),
     [("lora", "peft", "peft"), ("oft", "lycoris", "lycoris.functional.diag_oft")],
 )
-def test_a_library_that_is_missing(rival, package, module, monkeypatch):
+def test_a_library_that_is_missing(baseline, package, module, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'neural-similarity\[adapt\]'"):
-        with_rival(ns.models.resnet20(), rival)
+        with_baseline(ns.models.resnet20(), baseline)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rival": "ssf", "train": "rival+M"}, "`rival` must be none with a similarity"),
-        ({"rival": "ssf", "train": "head", "similarity": None}, "`train` must name rival"),
-        ({"train": "rival", "similarity": None}, "`train` must name rival"),
-        ({"rival": "boft", "train": "rival", "similarity": None}, "`rival` must be one of"),
+        ({"baseline": "ssf", "train": "baseline+M"}, "`baseline` must be none with a similarity"),
+        ({"baseline": "ssf", "train": "head", "similarity": None}, "`train` must name baseline"),
+        ({"train": "baseline", "similarity": None}, "`train` must name baseline"),
+        (
+            {"baseline": "boft", "train": "baseline", "similarity": None},
+            "`baseline` must be one of",
+        ),
     ],
 )
 def test_what_does_not_go_together(fields, message):
     with pytest.raises(ValueError, match=message):
         AdaptationRecipe(**fields)
+
+
+def test_a_configuration_of_0_2_says_rival():
+    recipe = AdaptationRecipe(baseline="ssf", train="baseline+head", similarity=None)
+    fields = recipe_to_json(recipe)
+    older = {name: value for name, value in fields.items() if name != "baseline"}
+    older |= {"rival": "ssf", "train": "rival+head"}
+    assert recipe_from_json(older, AdaptationRecipe) == recipe

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from neural_similarity.ops.window import promoted, without_autocast
 
 
-class Rival(nn.Module):
+class BaselineLayer(nn.Module):
     """A square convolution whose kernel, or where it looks, depends on the image.
 
     Args:
@@ -57,7 +57,7 @@ class Rival(nn.Module):
         return f"{size}, stride={self.stride}, padding={self.padding}"
 
 
-class _PerImage(Rival):
+class _PerImage(BaselineLayer):
     """A convolution with a kernel per image, from the averages of its channels."""
 
     def kernels(self, averages: Tensor) -> Tensor:
@@ -79,7 +79,8 @@ class CondConv2d(_PerImage):
     $$y = \Big(\sum_e \alpha_e W_e\Big) * x, \qquad \alpha = \sigma(R\,\bar x + r)$$
 
     with $\bar x$ the channels' averages over the positions. Yang et al., CondConv
-    (https://arxiv.org/abs/1904.04971), of 4 to 16 kernels `experts`. Other arguments: see `Rival`.
+    (https://arxiv.org/abs/1904.04971), of 4 to 16 kernels `experts`.
+    Other arguments: see `BaselineLayer`.
     """
 
     def __init__(self, *args: Any, experts: int = 4, **options: Any):
@@ -110,7 +111,7 @@ class DynamicFilter2d(_PerImage):
     generator, as that of one layer of 128 to 128 channels makes 147,456 numbers. Units are bounded:
     with ReLU a kernel grows with its input, so that a layer is quadratic in the scale of an image,
     nine of them are of degree 512, and few images own the batch statistics of all. Other
-    arguments: see `Rival`.
+    arguments: see `BaselineLayer`.
     """
 
     def __init__(self, *args: Any, hidden: int = 4, **options: Any):
@@ -132,7 +133,7 @@ class DynamicFilter2d(_PerImage):
         return self.generate(self.hide(averages).tanh()).view(-1, *self.kernel_shape)
 
 
-class DeformableConv2d(Rival):
+class DeformableConv2d(BaselineLayer):
     r"""Modulated deformable convolution: every tap of a position has an offset and a weight.
 
     $$y_o(p) = \sum_{c,k} W_{ock}\, m_k(p)\, x_c(p + p_k + \Delta_k(p))$$
@@ -141,7 +142,7 @@ class DeformableConv2d(Rival):
     the layer's own window that starts at zero, where the layer is the plain convolution. m alone is
     a dynamic diagonal similarity. Zhu et al., Deformable ConvNets v2
     (https://arxiv.org/abs/1811.11168), whose m is σ(·) and starts at one half. Arguments: see
-    `Rival`.
+    `BaselineLayer`.
     """
 
     def __init__(self, *args: Any, **options: Any):

@@ -1,4 +1,4 @@
-"""Rival layers against a plain convolution of each image, timm and torchvision."""
+"""BaselineLayer layers against a plain convolution of each image, timm and torchvision."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torchvision.ops import deform_conv2d
 
 from neural_similarity import models
 from neural_similarity.lab.train import choose_runtime
-from neural_similarity.models.rivals import (
+from neural_similarity.models.baselines import (
     CondConv2d,
     DeformableConv2d,
     DynamicFilter2d,
@@ -98,7 +98,7 @@ def test_gradients_are_finite_differences(kind):
     assert torch.autograd.gradcheck(output, (images(2, 2, 3, 3).requires_grad_(), *values))
 
 
-@pytest.mark.parametrize("name", sorted(models.RIVALS))
+@pytest.mark.parametrize("name", sorted(models.BASELINES))
 def test_cnn9_has_nine_of_them_and_trains_in_bf16(name):
     network = models.build(name, 10, width=0.1)
     layers = [m for m in network.modules() if isinstance(m, KINDS)]
@@ -108,7 +108,7 @@ def test_cnn9_has_nine_of_them_and_trains_in_bf16(name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(models.RIVALS))
+@pytest.mark.parametrize("name", sorted(models.BASELINES))
 def test_layout_changes_no_score(name):
     model = models.build(name, 10, width=0.1).double()
     x = torch.randn(2, 3, 32, 32).double()
@@ -138,8 +138,8 @@ def test_starts_are_those_of_the_layers_also_in_a_network():
     assert 0.8 < kernels.std().item() / (2 / 1152) ** 0.5 < 2
 
 
-@pytest.mark.parametrize("name", sorted(models.RIVALS))
-def test_rivals_take_no_similarity(name):
+@pytest.mark.parametrize("name", sorted(models.BASELINES))
+def test_baselines_take_no_similarity(name):
     with pytest.raises(ValueError, match=r"`similarity` must be None in a network of .*, got 'st"):
         models.build(name, 10, similarity="static-full")
 
