@@ -100,5 +100,5 @@ def test_sizes_behind_strides_may_stay_open_in_an_export(similarity):
 
 def test_fx_says_that_a_layer_alone_is_no_network():
     layer = ns.Conv2d(3, 4, 3, similarity="static-diagonal")
-    with pytest.raises(ValueError, match=r"must be inside a network, got the layer alone"):
+    with pytest.raises(ValueError, match=r"cannot trace a single layer .* wrap it in a network"):
         fx.symbolic_trace(layer)

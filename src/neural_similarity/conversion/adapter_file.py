@@ -19,11 +19,11 @@ FORMAT = "neural-similarity adapter 1"
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         texts: The complete text of every layer's similarity, by the layer's name.
-        tensors: By their names in the network; one that stands at several is the same object.
+        tensors: By their names in the network; shared tensors are one object.
         backbone: Digests of all else in the network, see `digests`.
     """
 
@@ -32,14 +32,14 @@ class AdapterFile:
     backbone: dict[str, str]
 
     def without_prefix(self, prefix: str) -> "AdapterFile":
-        """The same with names that lack their common prefix."""
+        """The content with names that lack their common prefix."""
         texts = {name.removeprefix(prefix): text for name, text in self.texts.items()}
         tensors = {name.removeprefix(prefix): t for name, t in self.tensors.items()}
         return AdapterFile(texts, tensors, self.backbone)
 
 
 def write(path: Path, content: AdapterFile) -> int:
-    """Write a file, all of it or nothing, and return its size in bytes."""
+    """Write a file atomically, and return its size in bytes."""
     first: dict[int, str] = {}
     names = {key: first.setdefault(id(tensor), key) for key, tensor in content.tensors.items()}
     tensors = {
@@ -53,7 +53,7 @@ def write(path: Path, content: AdapterFile) -> int:
         "same": {key: name for key, name in names.items() if key != name},
         "backbone": content.backbone,
     }
-    # What safetensors.torch does, but without numpy, which the library does not need.
+    # As safetensors.torch does it, but without numpy, which the library does not require.
     specs = {
         name: TensorSpec(
             dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape),
@@ -67,7 +67,7 @@ def write(path: Path, content: AdapterFile) -> int:
 
 
 def _layers(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """The names of layers by their text, each of which is written once."""
+    """The names of layers by their text, so that every text is written once."""
     layers: dict[str, list[str]] = {}
     for name, text in texts.items():
         layers.setdefault(text, []).append(name)
@@ -75,14 +75,14 @@ def _layers(texts: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def read(path: Path) -> AdapterFile:
-    """What `write` wrote.
+    """The content that `write` wrote.
 
     Raises:
-        Exception: of any kind, where the file is another one.
+        Exception: of any type, if the file is not such a file.
     """
     with safe_open(path, "pt") as file:
         facts = json.loads((file.metadata() or {}).get("adapter", "{}"))
-        # Copies lie as torch allocates them: from elsewhere, vector code may round otherwise.
+        # Copies are aligned as torch allocates: elsewhere, vector code may round differently.
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}
     if facts.get("format") != FORMAT:
         raise ValueError(f"its format must be {FORMAT!r}, got {facts.get('format')!r}")
@@ -94,7 +94,7 @@ def read(path: Path) -> AdapterFile:
 def digests(state: Mapping[str, Tensor]) -> dict[str, str]:
     """SHA-256 of the names, shapes and types of tensors, of parameters and of buffers.
 
-    How many batches normalisation has seen is not among them, as nothing depends on it.
+    `num_batches_tracked` is left out, as nothing depends on it.
     """
     state = {key: state[key] for key in sorted(state) if not key.endswith("num_batches_tracked")}
     names = [[key, str(tensor.dtype), list(tensor.shape)] for key, tensor in state.items()]
@@ -116,7 +116,7 @@ def _digest(tensors: Iterable[Tensor]) -> str:
 
 
 def tensor_digest(tensor: Tensor) -> bytes | None:
-    """SHA-256 of the bytes of a tensor, None where this process does not hold them."""
+    """SHA-256 of the bytes of a tensor, None if this process does not hold them."""
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not plain or tensor.is_meta or tensor.is_quantized:
         return None
@@ -126,7 +126,7 @@ def tensor_digest(tensor: Tensor) -> bytes | None:
 
 
 def _hash(digest: "hashlib._Hash", tensor: Tensor) -> None:
-    """Add the bytes of a tensor, where they lie, to a digest."""
+    """Add the bytes of a tensor to a digest, without a further copy."""
     whole = tensor.detach().cpu().contiguous()
     if whole.nbytes:
         digest.update((ctypes.c_char * whole.nbytes).from_address(whole.data_ptr()))

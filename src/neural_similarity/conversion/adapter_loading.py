@@ -18,7 +18,7 @@ _WRAPPED = re.compile(r"\A(?:(?:_orig_mod|module)\.)+")
 
 
 class Adapter(NamedTuple):
-    """Similarities by the names of their layers, and what else stands in the backbone's place."""
+    """Similarities by the names of their layers, and the tensors that replace the backbone's."""
 
     similarities: dict[str, nn.Module]
     values: dict[str, Tensor]
@@ -29,7 +29,7 @@ class Adapter(NamedTuple):
 
 
 def adapter_of(backbone: nn.Module, path: Path) -> Adapter:
-    """An adapter as it is in a file, for this backbone."""
+    """The adapter in a file, built for this backbone."""
     with _naming(path):
         state, layers = plain_state(backbone), plain_modules(backbone, remove_duplicate=False)
         content = _of_backbone(read(path), state)
@@ -43,9 +43,9 @@ def adapter_of(backbone: nn.Module, path: Path) -> Adapter:
 
 
 def _of_backbone(content: AdapterFile, state: Mapping[str, Tensor]) -> AdapterFile:
-    """The content of a file, once its digests are those of the backbone's state.
+    """The content of a file, after a check that its digests are those of the backbone's state.
 
-    Version 0.2 wrote the names of what `torch.compile` or DDP had wrapped with their prefix.
+    For networks wrapped by `torch.compile` or DDP, version 0.2 wrote names with their prefix.
     """
     have = digests(without(state, content.tensors))
     prefixes = {"".join(_WRAPPED.findall(key)) for key in content.tensors}
@@ -93,7 +93,7 @@ def _check_shapes(prefix: str, have: Mapping[str, Tensor], need: Mapping[str, Te
 
 
 class _Loaded:
-    """One tensor and one parameter for each tensor of a file, even where several layers have it."""
+    """One tensor and one parameter for each tensor of a file, even if several layers share it."""
 
     def __init__(self) -> None:
         self._casts: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -112,7 +112,7 @@ class _Loaded:
 def _values(
     state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], loaded: _Loaded
 ) -> dict[str, Tensor]:
-    """What replaces parameters and buffers of the backbone."""
+    """The tensors that replace parameters and buffers of the backbone."""
     values: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         present = state.get(key)
@@ -140,12 +140,12 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _shortened(text: str, most: int = 500) -> str:
-    """Text that may come from a file, as long as anybody reads."""
+    """Text that may come from a file, cut to a readable length."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _check_backbone(have: Mapping[str, str], need: Mapping[str, str]) -> None:
-    """Raise a `ValueError` where digests differ."""
+    """Raise a `ValueError` if digests differ."""
     reasons = {
         "names": "its parameters and buffers have other names, shapes or types",
         "parameters": "its weights differ",

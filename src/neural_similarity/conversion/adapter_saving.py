@@ -26,15 +26,16 @@ log = logging.getLogger(__name__)
 def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     """Write what a converted network learned into one file.
 
-    A safetensors file: the state of the similarities, with predictors and their statistics, the
-    complete text of each, what `freeze_backbone` left to train, with `norm="train"` the running
-    statistics, what `extra` names, and digests of all else, the backbone, which is not written.
-    Logs how large the file is (INFO): kilobytes, where M is static. What `torch.compile`,
-    DistributedDataParallel and the like wrap is written as if they did not.
+    The safetensors file holds the state of the similarities, with predictors and their statistics,
+    the complete text of each, the parameters that `freeze_backbone` left trainable, with
+    `norm="train"` the running statistics, the tensors that `extra` names, and digests of all else:
+    the backbone, which is not written. Its size is logged (INFO): kilobytes, if M is static. A
+    network inside `torch.compile`, DistributedDataParallel and the like is written as if it were
+    not.
 
     Args:
         model: A converted network, see `convert`.
-        path: Of the file; its folder is made.
+        path: Path of the file; its folder is created.
         extra: What else was trained or estimated: names or globs of modules, parameters and
             buffers, or modules ("fc", "*.bn?", "*running*").
 
@@ -42,7 +43,7 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
         ValueError: the network has no similarity and `extra` is empty, or it has one that is not
             made of the library's own parts alone (the message has the layer's name), or `extra`
             names what is not there; something besides similarities and `extra` has changed since
-            `convert`, and `freeze_backbone` has not said what is the backbone; a number to be
+            `convert`, and `freeze_backbone` was not called to define the backbone; a value to be
             written is NaN or infinite.
     """
     check_module(model)
@@ -79,13 +80,13 @@ def learned_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def without(state: Mapping[str, Tensor], keys: Iterable[str]) -> dict[str, Tensor]:
-    """A state without some of its tensors, whatever they are called."""
+    """A state without some of its tensors, under any of their names."""
     gone = {id(state[key]) for key in keys if key in state}
     return {key: tensor for key, tensor in state.items() if id(tensor) not in gone}
 
 
 def _trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """What `freeze_backbone` left to train outside of similarities, or an adapter has brought."""
+    """Tensors outside similarities that `freeze_backbone` left trainable or an adapter brought."""
     owners = _owners(model)
     state = plain_state(model)
     return {key: t for key, t in state.items() if key in owners and is_trained(*owners[key])}
@@ -119,7 +120,7 @@ def _owners(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 
 def _check_types(name: str, layer: SimilarityLayer) -> None:
-    """Check that the layer's type, which a loaded similarity gets, holds the numbers of this."""
+    """Check that the layer's type, which a loaded similarity gets, holds this one's values."""
     dtype = next(layer.parameters(recurse=False), next(layer.parameters())).dtype
     for key, tensor in layer.get_submodule("similarity").state_dict().items():
         if tensor.is_floating_point():
@@ -150,7 +151,7 @@ def _spec(layer: SimilarityLayer) -> Similarity:
 
 
 def built(layer: nn.Module, text: str) -> nn.Module:
-    """A layer's similarity on the meta device, so that no file can ask for much memory."""
+    """A layer's similarity on the meta device, so that no file can make it allocate memory."""
     kind = type(layer)
     try:
         with torch.device("meta"):

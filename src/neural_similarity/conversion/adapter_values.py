@@ -1,4 +1,4 @@
-"""Which numbers an adapter may hold."""
+"""Checks of the values that an adapter may hold."""
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 
 def exact_cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A floating-point tensor in another such type that holds all of its numbers.
+    """A floating-point tensor in another floating-point type that holds its values exactly.
 
     Raises:
-        ValueError: one of the types is another kind, or digits would be lost.
+        ValueError: one of the types is not floating-point, or digits would be lost.
     """
     if tensor.dtype == dtype:
         return tensor

@@ -29,16 +29,16 @@ def load_adapter(backbone: Network, path: File, inplace: bool = False) -> Networ
     """The network that `save_adapter` wrote, on its backbone, equal to the last bit.
 
     Args:
-        backbone: The network without similarities, with the same weights; what the file holds
-            besides, as a head, has to have the same shape there, of any values. It may be compiled
-            or inside DistributedDataParallel, whether the saved one was or not.
-        path: Of the file. It may come from anyone: nothing in it is executed.
-        inplace: Adapt `backbone` itself, not a copy; where that fails, it is as it was.
+        backbone: The network without similarities, with the same weights; other parts that the file
+            holds, such as a head, must have the same shape, but may have other values. It may be
+            compiled or inside DistributedDataParallel, whether the saved one was or not.
+        path: Path of the file. It may come from anyone: nothing in it is executed.
+        inplace: Adapt `backbone` itself, not a copy; if that fails, it is left unchanged.
 
     Raises:
-        ValueError: `backbone` has similarities, or is another one than that of the file, or the
-            file was not written by `save_adapter`, or holds numbers that are not finite or that
-            the network's types do not hold exactly. All but the first name the file.
+        ValueError: `backbone` has similarities, or is not the one of the file, or the file was not
+            written by `save_adapter`, or holds values that are not finite or that the network's
+            types cannot hold exactly. All but the first name the file.
         FileNotFoundError: there is no such file.
     """
     check_module(backbone, "backbone")
@@ -48,7 +48,7 @@ def load_adapter(backbone: Network, path: File, inplace: bool = False) -> Networ
 
 
 def adapters(backbone: nn.Module, **files: File) -> "Adapters":
-    """Several adapters on one backbone by their names, none in use yet; see `Adapters`.
+    """Several adapters on one backbone by their names, none active; see `Adapters`.
 
     Raises:
         ValueError, FileNotFoundError: as `load_adapter`.
@@ -62,14 +62,14 @@ def adapters(backbone: nn.Module, **files: File) -> "Adapters":
 class Adapters:
     """Switches a backbone, in place, between adapters and none, merged or not.
 
-    Layers and parameters of the backbone stay the objects that they are: without an adapter it
-    computes what it did before, to the last bit. A switch that fails changes nothing.
+    Layers and parameters of the backbone stay the same objects: without an adapter it computes what
+    it did before, to the last bit. A switch that fails changes nothing.
 
     Args:
         backbone: A network without similarities.
 
     Raises:
-        ValueError: it has some.
+        ValueError: the backbone has similarities.
     """
 
     def __init__(self, backbone: nn.Module):
@@ -101,10 +101,10 @@ class Adapters:
     def use(self, name: str | None, merged: bool = False) -> Self:
         """Switch to an adapter; None switches back to the plain backbone.
 
-        Where that fails or is interrupted, all is as it was before the call.
+        If that fails or is interrupted, everything is left as it was.
 
         Args:
-            name: Of the adapter.
+            name: Name of the adapter.
             merged: Fold M into the kernels: the layers are plain until the next `use`.
 
         Raises:
@@ -139,7 +139,7 @@ class Adapters:
             self._remember(adapter, merged)
 
     def _equip(self, layer: nn.Module, similarity: nn.Module, merged: bool) -> dict[str, Tensor]:
-        """Give a layer its similarity, or the kernels with M in them, and return those without."""
+        """Give a layer its similarity, or merge M into its kernels and return the old kernels."""
         device = next(layer.parameters()).device
         ours = become(layer)
         ours.similarity = similarity.to(device).train(layer.training)

@@ -1,7 +1,7 @@
-"""What a network was before it was trained: a digest of every tensor, kept on its module.
+"""The state of a network before it was trained: a digest of every tensor, kept on its module.
 
-It is a plain attribute, so that copies and pickles have it and state dicts do not. As every module
-has that of its own tensors alone, wrappers around the network and parts of it do not matter.
+It is a plain attribute, so that copies and pickles have it and state dicts do not. Each module has
+the digests of its own tensors only, so that a network may be wrapped, or used in parts.
 """
 
 from collections.abc import Collection, Iterator
@@ -16,11 +16,11 @@ _ATTRIBUTE = "_backbone_state"
 
 
 class BackboneState(NamedTuple):
-    """Of the tensors of one module.
+    """The state of the tensors of one module.
 
     Attributes:
         digests: Type and SHA-256 of each when `convert` or `load_adapter` saw it.
-        trained: Names of those that were left to train, or that an adapter brought.
+        trained: Names of tensors that were left trainable, or that an adapter brought.
         frozen: Whether `freeze_backbone` froze the others.
     """
 
@@ -67,7 +67,7 @@ def forget(model: nn.Module) -> None:
 def mark_trained(
     model: nn.Module, similarities: Collection[nn.Module], tensors: Collection[Tensor], frozen: bool
 ) -> None:
-    """Note that these tensors train, beside those noted before, and whether all others do not."""
+    """Record that these tensors train, besides earlier ones, and whether all others are frozen."""
     ids = {id(tensor) for tensor in tensors}
     for module in modules_outside(model, similarities):
         known = _state(module)
@@ -76,20 +76,20 @@ def mark_trained(
 
 
 def mark_unfrozen(model: nn.Module) -> None:
-    """Note that everything trains."""
+    """Record that everything trains."""
     for module in model.modules():
         if _ATTRIBUTE in vars(module):
             set_state(module, _state(module)._replace(frozen=False))
 
 
 def is_trained(module: nn.Module, name: str) -> bool:
-    """Whether a tensor of a module was left to train, or trains although the rest is frozen."""
+    """Whether a tensor of a module was left trainable, or trains although the rest is frozen."""
     state = _state(module)
     return name in state.trained or (state.frozen and getattr(module, name).requires_grad)
 
 
 def may_have_moved(module: nn.Module, name: str, unknown: bool = True) -> bool:
-    """Whether nothing froze a tensor, and it is not as `convert` saw it.
+    """Whether a tensor was not frozen and differs from what `convert` saw.
 
     `unknown` is the answer for a tensor that `convert` did not see.
     """
@@ -103,7 +103,7 @@ def may_have_moved(module: nn.Module, name: str, unknown: bool = True) -> bool:
 
 
 def modules_outside(model: nn.Module, similarities: Collection[nn.Module]) -> Iterator[nn.Module]:
-    """The modules of a network that are no part of a similarity and have tensors of their own."""
+    """The modules of a network that are not in a similarity and have tensors of their own."""
     inside = {part for similarity in similarities for part in similarity.modules()}
     for module in model.modules():
         if module not in inside and own_tensors(module):
@@ -113,7 +113,7 @@ def modules_outside(model: nn.Module, similarities: Collection[nn.Module]) -> It
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of a module that are in its state dict, without its children's.
 
-    How many batches normalisation has seen is not among them, as nothing depends on it.
+    `num_batches_tracked` is left out, as nothing depends on it.
     """
     passing = {*module._non_persistent_buffers_set, "num_batches_tracked"}
     named = {**module._parameters, **module._buffers}

@@ -14,8 +14,8 @@ from neural_similarity.ops import require_tensors
 def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float:
     """Largest absolute difference between two networks' outputs on `example`, in evaluation mode.
 
-    Outputs are tensors, or mappings and sequences of such; None in these is skipped, and mappings
-    are compared key by key. Equal infinite numbers do not differ. Every module is in its mode again
+    Outputs are tensors, or mappings and sequences of tensors; None in these is skipped, and
+    mappings are compared key by key. Equal infinite values do not differ. Modes are restored
     afterwards.
 
     Raises:

@@ -26,19 +26,19 @@ log = logging.getLogger(__name__)
 def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None = None) -> Network:
     """Let only the similarities of `model` train, and what `train` names, in place. Paper, §4.
 
-    All else is the backbone: `save_adapter` writes what trains, and expects `load_adapter` to find
-    the rest. Logs how many of all parameters train (INFO). A warning names the last layer that is
-    frozen with the backbone where `train=None`, in case it is a new head, and another one tells
-    where the backbone is no longer what `convert` saw. Freeze last: what puts new normalisation in
-    place of the old, as `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, drops the hold.
+    All else is the backbone: `save_adapter` writes what trains, and `load_adapter` expects the rest
+    to be there. The number of trainable parameters is logged (INFO). With `train=None` a warning
+    names the last frozen layer, in case it is a new head; another warning says if the backbone is
+    no longer what `convert` saw. Freeze last: a tool that replaces normalisation, such as
+    `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, undoes its freezing.
 
     Args:
         model: A converted network.
-        norm: "eval" holds normalisation at its running statistics in training mode too, so that
-            the backbone stays the function that it was; "train" leaves it to the mode, and
+        norm: "eval" keeps normalisation at its running statistics in training mode too, so that
+            the backbone computes the same function; "train" lets it follow the mode, and
             `save_adapter` writes the statistics.
         train: What else trains: names or globs of modules and parameters ("fc", "*.bn?"), or
-            modules. () is nothing else.
+            modules; () for nothing else.
 
     Raises:
         ValueError: the network has no similarity and `train` is None, or `train` names what has no
@@ -82,7 +82,7 @@ def _hold(norms: Iterable[nn.Module]) -> None:
 def _warn_of_moved(
     model: nn.Module, similarities: Collection[nn.Module], trained: Iterable[Tensor]
 ) -> None:
-    """Warn where what counts as the backbone from now on is no longer what `convert` saw."""
+    """Warn if the tensors that are the backbone from now on have changed since `convert`."""
     learned = {id(tensor) for tensor in trained}
     moved = [
         name
@@ -112,9 +112,9 @@ def _last_layer(model: nn.Module, similarities: Container[nn.Module]) -> str:
 
 
 def unfreeze_backbone(model: Network) -> Network:
-    """Let all of `model` train again, in place: `freeze_backbone` undone.
+    """Undo `freeze_backbone`: let all of `model` train again, in place.
 
-    `save_adapter` goes on to write what was left to train until then.
+    `save_adapter` still writes what was trainable until then.
     """
     check_module(model)
     let_go(model)

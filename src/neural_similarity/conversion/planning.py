@@ -47,7 +47,7 @@ class _Unfit(str):
 
 
 class Plan(dict[str, str | None]):
-    """Why each layer is not converted, or None where it is; printed, a table with its numbers."""
+    """Why each layer is not converted, or None if it is; prints as a table with M's parameters."""
 
     def __init__(self, reasons: Mapping[str, str | None], model: nn.Module, spec: Similarity):
         super().__init__(reasons)
@@ -58,7 +58,7 @@ class Plan(dict[str, str | None]):
         self._unit = " a position" if isinstance(spec, Dynamic) else ""
 
     def __str__(self) -> str:
-        """The table: layer, kind, numbers of M, and why not."""
+        """The table: layer, kind, parameters of M, and why not."""
         head = ("layer", "kind", "scalars", "why not")
         rows = [
             (name, self._kinds[name], f"{self._scalars.get(name, '')}", why or "")
@@ -75,7 +75,7 @@ class Plan(dict[str, str | None]):
 
 
 def scalars(spec: Similarity, layer: nn.Module) -> int:
-    """How many numbers make up the M of a layer: learned, or predicted at every position."""
+    """The number of parameters of a layer's M: learned, or predicted at every position."""
     return sum(spec.structure.build(geometry).scalars for geometry in _geometries(layer))
 
 
@@ -101,7 +101,7 @@ def identity_start(similarity: Similarity | str) -> Similarity:
 
 
 def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[str, str | None]:
-    """`plan` of arguments that are parsed."""
+    """`plan` for arguments that are parsed already."""
     check_module(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     names = named(where)
@@ -188,7 +188,7 @@ def _mend(layer: nn.Module) -> str:
 
 
 def _kind(layer: nn.Module) -> str:
-    """The name of a layer's class, with its module where it is called as one of torch.nn's."""
+    """The name of a layer's class, with its module if torch.nn has a class of that name."""
     kind = type(layer)
     known = {one.__name__ for one in LAYERS}
     return f"{kind.__module__}.{kind.__name__}" if kind.__name__ in known else kind.__name__
@@ -207,7 +207,7 @@ def _misfit(geometries: list[Geometry], spec: Similarity, where: Choice | None) 
     try:
         predicted = max(predicted_scalars(spec, geometry) for geometry in geometries)
         strangers = [g.taps for g in geometries if not starts_at_identity(spec, g)]
-    except (ValueError, RuntimeError) as error:  # as torch's own, of a structure of a user
+    except (ValueError, RuntimeError) as error:  # torch's own, from a user's structure
         return _Unfit(f"does not fit: {error}")
     if strangers:
         return _Unfit(f"does not start at the identity: {spec.structure!r} of {strangers[0]} taps")
@@ -219,7 +219,7 @@ def _misfit(geometries: list[Geometry], spec: Similarity, where: Choice | None) 
 def check_plan(
     model: nn.Module, reasons: Mapping[str, str | None], spec: Similarity, where: Choice | None
 ) -> None:
-    """Raise a `ValueError` where a plan does not do what the caller asked for."""
+    """Raise a `ValueError` if a plan does not do what the caller asked for."""
     refused = {name: reasons[name] for name in named(where) if reasons[name]}
     if refused:
         raise ValueError(f"`where` names modules that cannot be converted: {refused}")

@@ -1,10 +1,10 @@
-"""Converted networks with a `save_pretrained`, as those of transformers and diffusers.
+"""Converted networks with a `save_pretrained`, such as those of transformers and diffusers.
 
-Their `from_pretrained` builds the plain network and drops what it does not know, M's tensors. A
-refusal to save would end a Trainer's run at its first checkpoint, or lose the network at its end,
-so that `save_pretrained` writes all it did and an adapter beside it, which `load_adapter` puts on
-what `from_pretrained` returns. A Trainer goes on from its checkpoints as before, as it reads them
-into the network that it has.
+Their `from_pretrained` builds the plain network and drops the tensors of M, which it does not know.
+Refusing to save would end a Trainer's run at its first checkpoint, or lose the network at its end.
+So `save_pretrained` writes the same files as before, and beside them an adapter that `load_adapter`
+puts on the network that `from_pretrained` returns. A Trainer resumes from its checkpoints as it
+did, since it reads them into its own network.
 """
 
 import logging

@@ -9,7 +9,7 @@ from torch import nn
 
 @contextmanager
 def whole_or_nothing(model: nn.Module) -> Iterator[None]:
-    """Give every module its class and attributes back where the block fails or is interrupted.
+    """Restore class and attributes of every module if the block fails or is interrupted.
 
     Tensors are put back as the objects that they were; the block may not write into them.
     """

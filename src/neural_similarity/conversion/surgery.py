@@ -32,13 +32,13 @@ def convert(
     """`model` with a similarity in its convolutions, and the same outputs until it is trained.
 
     Converts every module that is exactly a `torch.nn.Conv2d` with more than one kernel tap:
-    parameters, hooks, dtype, device and training mode stay, and a module that stands in several
-    places stays one module. `where` reaches torch's other layers that the library has with a
-    similarity as well. A second call changes nothing; what `where` names must have none yet. `plan`
-    tells what is skipped and why.
+    parameters, hooks, dtype, device and training mode stay, and a module that is used in several
+    places stays one module. `where` selects torch's other layers, too, for which the library has a
+    counterpart. A second call changes nothing; modules named in `where` must have no similarity
+    yet. `plan` lists what is skipped and why.
 
-    A similarity is in the layer's `forward`: networks that read a layer's weight and do not call it
-    (torchvision's Swin does so with `qkv` and `proj`) go on as if it were not there.
+    A similarity acts in the layer's `forward`: networks that read a layer's weight without calling
+    it (torchvision's Swin does so with `qkv` and `proj`) ignore the similarity.
 
     Args:
         model: Any network; a copy is converted unless `inplace`.
@@ -46,10 +46,10 @@ def convert(
             is a ready module serves a single layer.
         where: Name or names of the modules to convert, as in `model.named_modules()`, globs among
             them ("layer4.*": whatever fits and can be converted), or a class or classes, such as
-            `torch.nn.Linear`, or a function of (name, module) that tells whether to; by default all
+            `torch.nn.Linear`, or a function of (name, module) that decides; by default all
             convolutions. A class that overrides no more than `__init__` of torch's (torchvision's
-            Conv3DSimple) is converted where it is named itself, and `fold` leaves torch's class.
-        inplace: Convert `model` itself; where that fails, it is as it was.
+            Conv3DSimple) is converted if it is named itself, and `fold` returns torch's class.
+        inplace: Convert `model` itself; if that fails, it is left unchanged.
 
     Raises:
         ValueError: a module named in `where` is missing or cannot be converted, a glob fits no
@@ -75,7 +75,7 @@ def convert(
 def unconvert(model: Network, inplace: bool = False) -> Network:
     """`model` with its similarities dropped: the plain network with the kernels it has now.
 
-    What `freeze_backbone` holds is let go; which parameters are trained stays.
+    Normalisation that `freeze_backbone` holds is released; `requires_grad` does not change.
 
     Raises:
         ValueError: a layer is of another class than ours, as with a parametrization.
@@ -95,10 +95,10 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
 def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
     """A copy in which every static layer is torch's own and computes the same.
 
-    Selections and shifts become smaller layers still, see `ns.Conv2d.fold`. Normalisation that
-    `freeze_backbone` holds is let go where no similarity is left. A full M mixes taps, so that
-    kernels that were pruned lose their zeros: prune after folding. Quantise and wrap (PEFT) after
-    folding, too: such tools read the kernel without M.
+    Selections and shifts become even smaller layers, see `ns.Conv2d.fold`. Normalisation that
+    `freeze_backbone` holds is released if no similarity is left. A full M mixes taps, so that
+    pruned kernels lose their zeros: prune after folding. Quantise and wrap (PEFT) after folding,
+    too, since those tools read the kernel without M.
 
     Args:
         model: Any network.
@@ -106,8 +106,8 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
             "keep" them as they are.
 
     Raises:
-        ValueError: the network has dynamic layers and `dynamic` is "error", or a layer cannot be
-            folded, which carries its name, see `ns.Conv2d.fold`.
+        ValueError: the network has dynamic layers and `dynamic` is "error", or a layer, which the
+            error names, cannot be folded, see `ns.Conv2d.fold`.
     """
     if dynamic not in get_args(OnDynamic):
         raise ValueError(f'`dynamic` must be "error" or "keep", got {dynamic!r}')
@@ -161,7 +161,7 @@ def copied(model: Network) -> Network:
 
 
 def _equip_all(names: Mapping[nn.Module, str], spec: Similarity) -> None:
-    """Equip all layers, those of a device and type inside one `sharing`."""
+    """Equip all layers; those of one device and type share predictors by one `sharing`."""
     places: dict[tuple[torch.device, torch.dtype], list[nn.Module]] = {}
     for layer in names:
         parameter = next(layer.parameters())

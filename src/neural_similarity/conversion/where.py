@@ -19,25 +19,25 @@ Where = str | type[nn.Module] | Collection[str] | Kinds | Choose
 
 
 def is_glob(name: str) -> bool:
-    """Whether a name has a character that no name of a module has."""
+    """Whether a name has a wildcard, which no name of a module has."""
     return any(character in name for character in "*?[")
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name is `pattern`, or fits it where it is a glob, as "layer4.*"."""
+    """Whether a name is `pattern`, or matches it if it is a glob such as "layer4.*"."""
     return fnmatchcase(name, pattern) if is_glob(pattern) else name == pattern
 
 
 def chosen(
     model: nn.Module, parts: Parts, argument: str, kind: type[Tensor] = Tensor
 ) -> dict[str, Tensor]:
-    """Parameters and buffers of this kind that `parts` name, or that are inside what they name.
+    """Parameters and buffers of this kind that `parts` name, or that are in modules they name.
 
     A part is a name or glob of modules, parameters and buffers ("fc", "layer4.*", "*.bias"), or a
     module of the network.
 
     Raises:
-        ValueError: a part is another thing, or there is nothing of it in the network.
+        ValueError: a part has another type, or matches nothing in the network.
     """
     state = {k: v for k, v in plain_state(model).items() if isinstance(v, kind)}
     found: dict[str, Tensor] = {}
@@ -102,7 +102,7 @@ def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
 
 
 def converts_class(where: Choice | None, layer: nn.Module) -> bool:
-    """Whether a layer is of a class that has one of ours, or that `where` names and may be one."""
+    """Whether a layer's class is exact, or is named by `where` and can be converted."""
     if is_exact(layer):
         return True
     asked = isinstance(where, tuple) and type(layer) in where
@@ -110,9 +110,9 @@ def converts_class(where: Choice | None, layer: nn.Module) -> bool:
 
 
 def is_exact(layer: nn.Module) -> bool:
-    """Whether a layer's class is one of torch's that has one of ours, or is ours or a user's on it.
+    """Whether a layer's class is torch's with a counterpart, our counterpart, or a user's of it.
 
-    Classes that torch puts on top, as for parametrizations and FSDP, are none of these.
+    Classes that torch puts on top, as for parametrizations and FSDP, do not count.
     """
     above = type(layer).__mro__
     ours = next((n for n, base in enumerate(above) if base in LAYERS.values()), None)

@@ -1,4 +1,4 @@
-"""Networks inside torch's wrappers, and names without what the wrappers add to them."""
+"""Networks inside torch's wrappers, and names without the parts that wrappers add."""
 
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel

@@ -27,7 +27,7 @@ class Affine(Structure):
 
     for taps q = (row, column) about the kernel's centre and $\tilde w$ the kernel between taps,
     bilinear, zero outside: $M_{pq} = \Lambda(p_y - y)\,\Lambda(p_x - x)$ for the place (y, x) that
-    q reads, with $\Lambda(d) = \max(0, 1 - |d|)$. The raw numbers, in this order, where `parts` has
+    q reads, with $\Lambda(d) = \max(0, 1 - |d|)$. The raw parameters, in this order, if `parts` has
     them:
 
     - angle, in right angles: 1 turns the kernel as `torch.rot90` does, and every whole number is
@@ -37,18 +37,18 @@ class Affine(Structure):
     - shear h, rows moved along by columns;
     - shift t, in taps, (down, right) in the kernel that is read.
 
-    They are zero at first, where M = I. There the derivative is the mean of both sides'. Spatial
-    transformers (https://arxiv.org/abs/1506.02025) do this to maps. It folds, as every static M.
+    They start at zero, where M = I; the derivative there is the mean of the one-sided ones. Spatial
+    transformers (https://arxiv.org/abs/1506.02025) do this to maps. It folds like every static M.
 
     Attributes:
         parts: Which of "angle", "scale", "shear" and "shift" are learned; by default all,
-            6 numbers.
+            6 parameters.
         tied: Whether all layers built in the same `ns.sharing()`, such as those that one
-            `ns.convert` converts, have the same numbers; see `Shared`.
+            `ns.convert` converts, share their parameters; see `Shared`.
 
     Raises:
-        ValueError: `parts` is empty or has others; or (when built) the kernel has not two
-            dimensions.
+        ValueError: `parts` is empty or has an unknown part; or (when built) the kernel does not
+            have two dimensions.
     """
 
     parts: Part | Sequence[Part] = PARTS
@@ -64,7 +64,7 @@ class Affine(Structure):
 
     @property
     def shared(self) -> bool:
-        """Whether the layers of one `ns.sharing()` learn the same numbers."""
+        """Whether the layers of one `ns.sharing()` share their parameters."""
         return self.tied
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -96,7 +96,7 @@ class _Affine(StructureModule):
         return _weight(read_y - y) * _weight(read_x - x)
 
     def _numbers(self, raw: Tensor) -> dict[str, list[Tensor]]:
-        """The numbers of each part, (n, 1, 1, *positions); zeros where it is not learned."""
+        """The parameters of each part, (n, 1, 1, *positions); zeros if it is not learned."""
         columns = iter(raw.unsqueeze(1).split(1, 2))
         zero = raw.new_zeros(1)
         return {
@@ -128,6 +128,6 @@ def _turned(angle: Tensor) -> tuple[Tensor, Tensor]:
 def _weight(distance: Tensor) -> Tensor:
     """max(0, 1 − |d|), whose derivative at its corners is the mean of both sides'.
 
-    `relu` would have 0 there: at M = I, where all distances are whole, nothing would move.
+    `relu` has derivative 0 there: from M = I, where all distances are whole, nothing would learn.
     """
     return ((distance + 1).abs() + (distance - 1).abs()) / 2 - distance.abs()

@@ -19,10 +19,10 @@ _PADS = {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d}
 def compacted(layer: _ConvNd, geometry: Geometry, structure: StructureModule) -> nn.Module:
     """A folded layer without the taps that its M keeps at zero.
 
-    Selected taps: border taps that no kernel tap selects go, and the padding with them; where the
-    two sides differ, a padding layer stands before the convolution. One tap for every channel: a
-    depthwise convolution that shifts, then a 1×1 convolution. Other layers stay as they are, and
-    so do those with hooks, which are of this layer, and those of a user's class.
+    Selections: border taps that no kernel tap selects are removed, and their padding with them; if
+    the two sides then differ, a padding layer precedes the convolution. One tap for every channel:
+    a depthwise convolution that shifts, then a 1×1 convolution. Other layers stay as they are, and
+    so do layers with hooks, which belong to this very layer, and layers of a user's class.
     """
     if has_hooks(layer) or type(layer) not in CONV_LAYERS.values():
         return layer
@@ -59,7 +59,7 @@ def _cropped(layer: _ConvNd, geometry: Geometry) -> nn.Module:
 
 
 def _span(used: Tensor) -> tuple[int, int]:
-    """First and last of the taps in use along a dimension; one tap of a kernel of zeros."""
+    """First and last of the taps in use along a dimension; the first tap if all are zero."""
     taps = used.nonzero().flatten().tolist() or [0]
     return taps[0], taps[-1]
 
@@ -80,7 +80,7 @@ def _shift_and_join(layer: _ConvNd, geometry: Geometry) -> nn.Sequential:
 
 
 def _like(layer: _ConvNd, kernel: Tensor, bias: Tensor | None, **changes: Any) -> _ConvNd:
-    """A convolution with another kernel, and options of `layer` but for `changes`."""
+    """A convolution with this kernel and the options of `layer`, except for `changes`."""
     names = ("stride", "padding", "dilation", "groups")
     options = {name: getattr(layer, name) for name in names} | changes
     out_channels, per_group, *size = kernel.shape

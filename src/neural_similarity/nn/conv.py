@@ -43,7 +43,7 @@ class _Convolution(SimilarityLayer):
         self.with_similarity(similarity)
 
     def geometry(self) -> Geometry:
-        """What a similarity needs to know of the layer."""
+        """The sizes of the layer that a similarity depends on."""
         return convolution_geometry(cast(_ConvNd, self))
 
     @leaf
@@ -76,7 +76,7 @@ class _Convolution(SimilarityLayer):
         return similarity.convolve(x, weight, layer.bias)
 
     def fold(self) -> nn.Module:
-        """Turn the layer into torch's in place, or into a smaller equal one, see `compacted`."""
+        """Turn the layer into torch's in place, or return a smaller equal one, see `compacted`."""
         structure, geometry = getattr(self.similarity, "structure", None), self.geometry()
         plain = cast(_ConvNd, super().fold())
         return plain if structure is None else compacted(plain, geometry, structure)
@@ -113,8 +113,8 @@ class Conv2d(_Convolution, nn.Conv2d):
     layer equals `torch.nn.Conv2d`. Paper (https://arxiv.org/abs/1910.13003): §3, Eq. 1-2.
 
     Parameters `weight` and `bias` are `torch.nn.Conv2d`'s own, so that its checkpoints load with
-    only `similarity.*` missing. Cost: a static M none once folded (`fuse`); a dynamic one its
-    predictor and K·c (diagonal) or K²·c (full) multiplications per position.
+    only `similarity.*` missing. Cost: none for a static M once it is folded (`fuse`); for a dynamic
+    one its predictor and K·c (diagonal) or K²·c (full) multiplications per position.
 
     Args:
         in_channels: Channels of the input.
@@ -126,8 +126,8 @@ class Conv2d(_Convolution, nn.Conv2d):
         groups: Channel groups.
         bias: Whether to add one.
         padding_mode: "zeros", "reflect", "replicate" or "circular".
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
         similarity: None (plain), a name ("static-diagonal", "static-full", "dynamic-diagonal",
             "dynamic-full"), an `ns.Static` or `ns.Dynamic`, or a module called with (layer, x).
 
@@ -187,7 +187,7 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
         self.with_similarity(similarity)
 
     def geometry(self) -> Geometry:
-        """What a similarity needs to know of the layer."""
+        """The sizes of the layer that a similarity depends on."""
         return convolution_geometry(cast(_ConvNd, self))
 
     def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:

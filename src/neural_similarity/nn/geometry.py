@@ -69,8 +69,8 @@ class Geometry:
 def convolution_geometry(layer: _ConvNd) -> Geometry:
     """The geometry of one of torch's convolutions or of a subclass, as its `forward` uses it.
 
-    Sizes are the weight's own, which a network may have replaced (as for grey images), and a window
-    that was set as one number is that of every dimension.
+    Sizes are read from the weight, which a network may have replaced (as for grey images). A single
+    number for stride, padding or dilation applies to every dimension.
     """
     outer, inner, *taps = layer.weight.shape
     channels = inner * layer.groups, outer

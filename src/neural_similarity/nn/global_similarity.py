@@ -36,17 +36,18 @@ class GlobalSimilarity(nn.Module):
 
     Args:
         channels: Channels of the map.
-        size: Height and width of the map; no other size is taken.
-        similarity: A name or spec as in `ns.Conv2d`. Full static matrices have m² numbers. Dynamic
-            ones are predicted from the whole map, one M_G an image.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        size: Height and width of the map; no other size is accepted.
+        similarity: A name or spec as in `ns.Conv2d`. Full static matrices have m² parameters.
+            Dynamic ones are predicted from the whole map, one M_G per image.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
 
     Shape:
         (n, channels, *size) or (channels, *size) to the same.
 
     Raises:
-        ValueError: `similarity` is neither or has blocks of filters, or a map has another size.
+        ValueError: `similarity` is neither a name nor a spec, or has blocks of filters; or a map
+            has another size.
     """
 
     def __init__(
@@ -104,19 +105,19 @@ class SelfAttention(nn.Module):
     identity unless `value_channels` differ from `channels`), and one `gain` that starts at 0, where
     y = x. Paper, App. B, Eq. 11, in the form of SAGAN
     (https://arxiv.org/abs/1805.08318) that its released code has. That code puts a ReLU after G1;
-    here is none, as in both papers.
+    this layer does not, as in both papers.
 
     Args:
         channels: Channels of the map.
-        inner_channels: Of G1 and G2; by default an eighth of `channels`, at least 1.
-        value_channels: Of V1; by default `channels`.
+        inner_channels: Channels of G1 and G2; by default an eighth of `channels`, at least 1.
+        value_channels: Channels of V1; by default `channels`.
         normalize: "softmax", or "none": M_G = G1 G2ᵀ as the paper writes it, without a matrix of
             positions by positions where that is cheaper.
         fused: See `ns.functional.global_attention`; False for second derivatives.
         convolution: Makes the 1×1 convolutions, with the arguments of `torch.nn.Conv2d`:
             `ns.SphereConv2d` in a SphereNet.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
 
     Shape:
         (n, channels, height, width) or (channels, height, width) to the same.

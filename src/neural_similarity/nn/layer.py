@@ -21,7 +21,7 @@ from neural_similarity.ops import require_tensors
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 LAYERS: dict[type[nn.Module], type["SimilarityLayer"]] = {}
-"""Our layer classes by torch's."""
+"""Maps torch's layer classes to ours."""
 _OF_EVERY_CLASS = {
     "__init__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
     "__static_attributes__", "plain",
@@ -49,8 +49,8 @@ def _record(tracer: fx.Tracer, layer: nn.Module, args: Any, kwargs: Any) -> fx.P
     path = tracer.path_of_module(layer)
     if not path:
         raise ValueError(
-            "torch.fx records a layer with a similarity as one call, so that it must be inside a "
-            "network, got the layer alone; trace torch.nn.Sequential(layer)"
+            "torch.fx cannot trace a single layer with a similarity, which it records as one call; "
+            "wrap it in a network: torch.nn.Sequential(layer)"
         )
     if "quantization" in type(tracer).__module__ and has_similarity(layer):
         warnings.warn(f"{path!r} {_AFTER_FOLDING.format('quantised')}", stacklevel=3)
@@ -72,7 +72,7 @@ class SimilarityLayer(nn.Module):
         """Set an attribute.
 
         Raises:
-            ValueError: LyCORIS puts its own `forward` in place, which reads the kernel without M.
+            ValueError: LyCORIS installs its own `forward`, which reads the kernel without M.
         """
         given = name == "forward" and is_made_by("lycoris", getattr(value, "__self__", None))
         if (given or name.startswith("_lycoris")) and has_similarity(self):
@@ -87,8 +87,8 @@ class SimilarityLayer(nn.Module):
         """Give the layer a similarity, in place, on its device, in its dtype and mode.
 
         Raises:
-            ValueError: it is not a similarity, or does not fit the layer: complex numbers, a way of
-                padding or a geometry that it does not support.
+            ValueError: it is not a similarity, or does not fit the layer: complex weights, or a
+                padding or geometry that it does not support.
         """
         module = self.build_similarity(resolve(similarity))
         if module is not None:
@@ -100,7 +100,7 @@ class SimilarityLayer(nn.Module):
         return self
 
     def without_similarity(self) -> nn.Module:
-        """Turn the layer back into torch's in place and drop its similarity: `equip` undone.
+        """Undo `equip`: turn the layer back into torch's in place and drop its similarity.
 
         Raises:
             ValueError: the layer is of another class, or has a replaced `forward`.
@@ -149,7 +149,7 @@ class SimilarityLayer(nn.Module):
         """torch's layer that computes the same; the layer itself where M is dynamic.
 
         timm's `reparameterize_model` calls it. Blocks that merge kernels themselves (RepVGG,
-        MobileOne, RepViT, FastViT) read the kernel without M: `ns.fold` such a network before.
+        MobileOne, RepViT, FastViT) read the kernel without M: `ns.fold` these networks first.
         """
         return deepcopy(self).fold() if self.foldable() else self
 
@@ -158,10 +158,10 @@ Registered = TypeVar("Registered", bound=type[SimilarityLayer])
 
 
 def register(kind: Registered) -> Registered:
-    """Make `kind`, as a decorator, the class that its `plain` is converted into, and folds back to.
+    """Decorator: layers of the class `kind.plain` are converted into `kind`, and fold back.
 
     Raises:
-        ValueError: another class is that already, or `kind` names no `plain` of its own.
+        ValueError: another class is registered for this `plain`, or `kind` has none of its own.
     """
     plain = vars(kind).get("plain")
     if not (isinstance(plain, type) and issubclass(plain, nn.Module)):
@@ -193,7 +193,7 @@ def equip(layer: nn.Module, similarity: Similarity | str) -> SimilarityLayer:
 
 
 def become(layer: nn.Module) -> SimilarityLayer:
-    """Turn a torch layer into one of our class in place, still without its `similarity`.
+    """Turn a torch layer into one of our class in place, without setting its `similarity`.
 
     Raises:
         ValueError: no layer with a similarity exists for its class, or its `forward` is replaced.
@@ -208,17 +208,17 @@ def become(layer: nn.Module) -> SimilarityLayer:
 
 
 def replaced_forward(layer: nn.Module) -> Any:
-    """The `forward` in a layer itself, None where that is its class's, as tools put it back."""
+    """The `forward` set on a layer itself; None if it is the class's, as tools restore it."""
     forward = vars(layer).get("forward")
     own = getattr(forward, "__self__", None) is layer
     return None if own and getattr(forward, "__func__", None) is type(layer).forward else forward
 
 
 def _release_forward(layer: nn.Module) -> None:
-    """Let a layer's class alone have its `forward`, so that another class may be put in place.
+    """Remove the class's `forward` from the layer itself, so that its class can be exchanged.
 
     Raises:
-        ValueError: it is another one.
+        ValueError: the layer itself has another `forward`.
     """
     if replaced_forward(layer) is not None:
         raise ValueError(
@@ -308,7 +308,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_made_by(tool: str, thing: object) -> bool:
-    """Whether a class that a thing is of comes from a package."""
+    """Whether the class of a thing, or a base of it, comes from the package `tool`."""
     return any(kind.__module__.split(".")[0] == tool for kind in type(thing).__mro__)
 
 

@@ -25,16 +25,16 @@ class Linear(SimilarityLayer, nn.Linear):
         in_features: C.
         out_features: Number of outputs.
         bias: Whether to add one.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
         similarity: As in `Conv2d`.
 
     Shape:
         (*n, in_features) to (*n, out_features).
 
     Raises:
-        ValueError: `similarity` is not one of these; when called with a dynamic one, the input has
-            not C features.
+        ValueError: `similarity` is not one of these; when called with a dynamic one, the input does
+            not have C features.
     """
 
     plain = nn.Linear
@@ -53,7 +53,7 @@ class Linear(SimilarityLayer, nn.Linear):
         self.with_similarity(similarity)
 
     def geometry(self) -> Geometry:
-        """What a similarity needs to know of the layer."""
+        """The sizes of the layer that a similarity depends on."""
         return linear_geometry(self.in_features, self.out_features)
 
     @leaf
@@ -79,10 +79,10 @@ def linear_geometry(in_features: int, out_features: int) -> Geometry:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that stands for a layer where one layer has several, or only M in it is wanted.
+    """A kernel in place of a layer: one of a layer's several, or to fold M into.
 
-    A static one returns the kernel with M in it, a dynamic one the linear function of x. No tuple,
-    in which torch's counter of FLOPs would look for tensors.
+    With a static M it returns the kernel with M folded in, with a dynamic M the linear function of
+    x. It is not a tuple, in which torch's FLOP counter would look for tensors.
     """
 
     weight: Tensor

@@ -8,9 +8,9 @@ from torch import nn
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Hold networks in evaluation mode; afterwards every module is back in its own mode.
+    """Hold networks in evaluation mode; afterwards restore the mode of every module.
 
-    So a normalisation that is held in evaluation mode inside a training network stays there.
+    A normalisation in evaluation mode inside a network in training mode therefore stays so.
     """
     modes = {part: part.training for model in models for part in model.modules()}
     try:

@@ -51,13 +51,13 @@ class TwoLayers(Spec, ABC):
 
     Attributes:
         hidden: Channels between the two; by default 64 for up to K scalars, 128 for more (App. A).
-        last_kernel_size: Of the second convolution, 3 or 1, along every dimension.
+        last_kernel_size: Kernel size of the second convolution, 3 or 1, along every dimension.
         resolution: Predict at every `resolution`-th position along each dimension, and interpolate
-            linearly to those between; after the last, its prediction stays.
-        per_image: Average the hidden channels over the positions: one M for all of an image, which
-            the module outputs once, (n, scalars, 1, ...).
+            linearly between them; positions after the last take its prediction.
+        per_image: Average the hidden channels over the positions: the module then outputs one M per
+            image, (n, scalars, 1, ...).
         batch_norm: Normalise after both convolutions; with `per_image`, batches need two images.
-        batch_norm_eps: Its eps. With PyTorch's usual 1e-5 the released small start is undone.
+        batch_norm_eps: Its eps. PyTorch's usual 1e-5 would undo the released small initial scales.
         scales: Factors on He's standard deviation for the two kernels.
 
     Raises:
@@ -122,10 +122,10 @@ class SphereNet(TwoLayers):
     the patch X of N = C·K numbers that M will act on, and positions always match; it divides by
     their root mean square, $\|X\|/\sqrt N$ with $\|X\| = \sqrt{\sum X^2 + \varepsilon}$, and
     leaves the kernel as it is ("SphereConv, only x being normalized", App. A). The second is 3×3,
-    stride 1. Both start at He's.
+    stride 1. Both start at He's initialisation.
 
-    With `normalize="input"` it divides by the norm, as the paper has it: the same functions, of a
-    kernel that is √N times larger, and that gradient descent at the same rate moves N times less,
+    With `normalize="input"` it divides by the norm, as in the paper. The functions are the same,
+    but the kernel is √N times larger, and gradient descent at the same rate moves it N times less,
     relative to its size. On CIFAR-10 it hardly learned in 8,000 updates (docs/results.md). It
     starts at standard deviation √2, which is He's for patches of norm 1.
 
@@ -139,7 +139,7 @@ class SphereNet(TwoLayers):
         angle: Function of the angle, see `ns.functional.sphere_conv2d`; all but "cosine" need both
             normalised.
         k: Width of the "sigmoid".
-        bounded: Make the second convolution such a function with both normalised, so that every
+        bounded: Make the second convolution hyperspherical too, with both normalised, so that every
             prediction lies in [-1, 1] (§3.3.1).
         eps: Added to the squared norms.
 
@@ -201,7 +201,7 @@ class CNN(TwoLayers):
     its output is bounded or normalised.
 
     Attributes:
-        bound: "tanh" or "sigmoid" of every number; "normalize" divides a position's numbers by
+        bound: "tanh" or "sigmoid" of every value; "normalize" divides a position's values by
             their norm; None leaves them as they are.
 
     Raises:
@@ -235,18 +235,18 @@ class Pooled(Spec):
 
     where a has the averages of the C channels over all positions, as squeeze-and-excitation
     predicts its gains (https://arxiv.org/abs/1709.01507). They are divided by their root mean
-    square, as patches are in `SphereNet`: else M would grow with its own layer's input. Without a
-    convolution in the predictor, and with an M that folds into one kernel per image where that is
-    cheaper, the layer has hardly more multiplications than a plain one. Without a bound CNN-9
-    trains worse than its plain twin, as the paper reports of predictors by a CNN (§3.3.1).
+    square, as patches are in `SphereNet`: else M would grow with its own layer's input. The
+    predictor has no convolution, and M folds into one kernel per image where that is cheaper, so
+    the layer has hardly more multiplications than a plain one. Without a bound CNN-9 trains worse
+    than its plain twin, as the paper reports of CNN predictors (§3.3.1).
 
-    One average over its own length is ±1, whatever the image. So a of a single channel has the
-    standard deviation of its pixels as well; and a of linear and recurrent layers, whose inputs
-    have one position, is the input's features.
+    A single average divided by its own length is ±1, whatever the image. So for one channel a also
+    has the standard deviation of its pixels; and for linear and recurrent layers, whose inputs have
+    one position, a is the input's features.
 
     Attributes:
-        hidden: Numbers between the two linear layers.
-        bound: "tanh" or "sigmoid" of every number; "normalize" divides an image's numbers by
+        hidden: Units between the two linear layers.
+        bound: "tanh" or "sigmoid" of every value; "normalize" divides an image's values by
             their norm; None leaves them as they are.
 
     Raises:
@@ -293,7 +293,7 @@ class _Pooled(nn.Module):
         return raw.view(*raw.shape, *[1] * (x.dim() - 2))
 
     def _summary(self, x: Tensor) -> Tensor:
-        """The averages a; of one channel average and deviation, of one position its features."""
+        """The averages a; for one channel average and deviation, for one position its features."""
         if not self.spatial:
             return x.flatten(1)
         pixels = wide(x.flatten(2))
@@ -388,9 +388,9 @@ def reset_kernel(layer: Any, scale: float = 1.0) -> None:
 
 
 def _interpolated(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
-    """`raw` at every `every`-th of `size` positions, and linearly between them.
+    """Interpolate linearly between `raw`, given at every `every`-th of `size` positions.
 
-    Unlike `F.interpolate`, which takes `raw` for that of the middles of as many equal parts.
+    `F.interpolate` would take `raw` for the values at the centres of as many equal parts.
     """
     for dim, length in enumerate(size, start=2):
         position = torch.arange(length, device=raw.device)

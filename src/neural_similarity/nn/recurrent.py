@@ -29,14 +29,14 @@ class LSTM(SimilarityLayer, nn.LSTM):
     Args:
         input_size: Features of the input.
         hidden_size: Features of the state.
-        num_layers: Layers on top of each other.
+        num_layers: Number of stacked layers.
         bias: Whether to add b.
         batch_first: (n, time, features) instead of (time, n, features).
         dropout: Share of outputs dropped between layers.
         bidirectional: Two directions, without a similarity only.
         proj_size: Size of the projected state, without a similarity only.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
         similarity: As in `Conv2d`, but no module.
 
     Shape:
@@ -44,7 +44,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
 
     Raises:
         ValueError: the similarity, or its predictor, is a module, or there are two directions or a
-            projection with a similarity; or the input is a packed sequence, or of other
+            projection with a similarity; or the input is a packed sequence, or has other
             dimensions.
     """
 
@@ -178,7 +178,7 @@ def lstm_geometries(layer: nn.LSTM) -> dict[str, Geometry]:
 def _cell(gates: Tensor, c: Tensor) -> State:
     """The next (h, c) from all gates, in torch's order: input, forget, cell, output.
 
-    Under autocast the gates and h are in its type, and c in the wider one that it came in.
+    Under autocast the gates and h have its type, and c keeps its own, wider one.
     """
     i, f, g, o = gates.chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()

@@ -42,18 +42,18 @@ class Shared(Spec):
     A patch-normalised convolution C to `channels` with the layer's own window and ReLU, the
     adaptation, brings every layer's input to one width; then 3×3 `channels` to `hidden`, ReLU and
     3×3 `hidden` to the scalars are one module, registered in every layer that was built in the
-    same `ns.sharing()` (torch's tied weights). On CNN-9 it has half of the parameters of one
-    predictor a layer. A layer built outside has them to itself. As with all of torch's tied
-    weights, safetensors saves them by `save_model`, not by `save_file`.
+    same `ns.sharing()` (torch's tied weights). On CNN-9 it has half of the parameters of separate
+    predictors. A layer built outside has its own. As with all of torch's tied weights, safetensors
+    saves them by `save_model`, not by `save_file`.
 
     Attributes:
-        channels: Of the adaptation's output.
-        hidden: Between the shared convolutions.
+        channels: Channels of the adaptation's output.
+        hidden: Channels between the shared convolutions.
         share_adaptation: Share the adaptation as well, between layers of the same input channels,
-            window and stride, as are those of one stage of a network.
+            window and stride, such as those of one stage of a network.
         batch_norm: Normalise after all three convolutions, every layer by statistics, gains and
             biases of its own.
-        batch_norm_eps: Its eps.
+        batch_norm_eps: Eps of the normalisation.
 
     Raises:
         ValueError: a number is not positive.

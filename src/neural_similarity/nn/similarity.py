@@ -21,7 +21,7 @@ from neural_similarity.ops.window import promoted
 Init = Literal["identity", "released"]
 
 MOST_SCALARS = 25**2
-"""`ns.convert` adds a dynamic M of more numbers per position, a full one of 5×5, only if asked."""
+"""Above so many predicted entries per position, a full 5×5 M's, `ns.convert` must be asked."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,10 +31,10 @@ class Static(Spec):
     It folds into the kernel, W' = W M, so that inference is a plain convolution's.
 
     Attributes:
-        structure: Maps the learned numbers to M.
-        init: "identity", as far as M can be that. "released" starts a diagonal M of a 2-d kernel as
-            the authors' code does: at eye(kh, kw) flattened, so that of 3×3 taps only the three on
-            the kernel's own diagonal start at 1 and six start at 0, where I has nine ones.
+        structure: Maps the learned parameters to M.
+        init: "identity", as far as the structure has it. "released" starts a diagonal M of a 2-d
+            kernel as the authors' code does: at eye(kh, kw) flattened, so that of 3×3 taps only the
+            three on the kernel's own diagonal start at 1 and six start at 0, where I has nine ones.
 
     Raises:
         ValueError: `structure` is not a `Structure`, or `init` is unknown, or "released" for a
@@ -60,17 +60,17 @@ class Dynamic(Spec):
     """M(x) at every output position, predicted from the layer's input. Paper, §3.3.
 
     Attributes:
-        structure: Maps the predicted numbers to M.
+        structure: Maps the predicted values to M.
         predictor: A callable `(geometry, scalars) -> nn.Module`, such as `SphereNet`; the module
             maps the layer's input (n, c, height, width) to (n, scalars, h, w). Or such a module
             itself, for a single layer.
-        init: "identity" multiplies every predicted number by a learnable gain that starts at 0,
-            so that M = I exactly at first, in training and evaluation (of a dilation, the part of
+        init: "identity" multiplies every predicted value by a learnable gain that starts at 0,
+            so that M = I exactly at first, in training and evaluation (with a dilation, the part of
             I that it has). "released" has no gain: M starts where the predictor's own small
             initialisation puts it.
 
     Raises:
-        ValueError: an argument is of another kind; or the structure cannot be predicted, or has no
+        ValueError: an argument has another type; or the structure cannot be predicted, or has no
             residual (or cannot be the identity) and `init` is "identity": M would start at zero and
             stay there.
     """
@@ -189,11 +189,11 @@ class StaticSimilarity(nn.Module):
         self.raw.copy_(self._start())
 
     def matrix(self) -> Tensor:
-        """M: (K,) diagonal or (K, K), with an axis of blocks first where there are; float32."""
-        # Between forward passes FSDP has a part of it, a DTensor, whose import takes half a second.
+        """M: (K,) diagonal or (K, K), with an axis of blocks first if there are any; float32."""
+        # Between forward passes FSDP keeps a part of it, a DTensor, whose import takes 0.5 s.
         whole = getattr(self.raw, "full_tensor", None)
-        # `stack`, as a view of a parameter requires gradients under no_grad too, at which torch's
-        # FlopCounterMode fails.
+        # `stack` copies: a view of a parameter requires gradients even under no_grad, on which
+        # torch's FlopCounterMode fails.
         return self.structure(promoted(torch.stack([whole() if whole else self.raw])))[0]
 
     def full_matrix(self) -> Tensor:
@@ -247,7 +247,7 @@ class DynamicSimilarity(nn.Module):
     def matrix(self, x: Tensor) -> Tensor:
         """M at every output position of x (n, c, *size), in float32 at least.
 
-        (n, K, *out) or (n, K, K, *out), with an axis of blocks after n where there are.
+        (n, K, *out) or (n, K, K, *out), with an axis of blocks after n if there are any.
         """
         output = self.geometry.output_size(x.shape[2:])
         m = self._matrix(self.structure, x, output)
@@ -274,7 +274,7 @@ class DynamicSimilarity(nn.Module):
         """Predict once from zeros, in evaluation mode, to check that the predictor fits the layer.
 
         Raises:
-            ValueError: it does not.
+            ValueError: the predictor does not fit.
         """
         x = next(self.parameters()).new_zeros(1, self.geometry.in_channels, *self._some_size())
         with evaluating(self.predictor):
@@ -294,7 +294,7 @@ class DynamicSimilarity(nn.Module):
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution of x (n, c, *size) with M between `weight` and the patches.
 
-        Its layer has checked that x, `weight` and `bias` are of the geometry.
+        The layer has already checked that x, `weight` and `bias` fit the geometry.
         """
         structure, padded = self.structure, self.geometry.pad(x)
         output = self.window.output_size(padded.shape[2:])
@@ -312,7 +312,7 @@ class DynamicSimilarity(nn.Module):
 
 
 def _predictor_of(make: Predictor | nn.Module, geometry: Geometry, scalars: int) -> nn.Module:
-    """The predictor of a spec, built where it is not a module already."""
+    """The predictor of a spec, built unless it is a module already."""
     module = make if isinstance(make, nn.Module) else make(geometry, scalars)
     if not isinstance(module, nn.Module):
         raise ValueError(f"`predictor` must make an nn.Module, got {module!r} from {make!r}")

@@ -22,7 +22,7 @@ from neural_similarity.nn.structure import (
 
 @dataclass(frozen=True, repr=False)
 class Masked(Wrapper):
-    """M = D R: which taps the kernel has (D, K numbers of the layer's own) and R of `structure`.
+    """M = D R: D, K parameters of the layer's own, selects the kernel's taps; R is of `structure`.
 
     D is Boolean and diagonal, D = 1[D_r > threshold]; the output and the gradient of R see D only,
     and the real-valued D_r takes D's gradient (straight-through). D_r starts at 1, so D = I, and at
@@ -31,11 +31,11 @@ class Masked(Wrapper):
     the threshold, the start and the decay of D_r (none here, see `ns.parameter_groups`).
 
     Attributes:
-        structure: Of R.
+        structure: Structure of R.
         threshold: The value above which a tap is kept, alpha in the paper.
         continuous: D = D_r, a spatial mask without a threshold.
-        rate: Factor on the gradient of D_r, so that gradient descent has η of Eq. 5 apart from the
-            rate of all else; 1 where D is continuous.
+        rate: Factor on the gradient of D_r, which thereby has a step size of its own, η of Eq. 5;
+            1 where D is continuous.
 
     Raises:
         ValueError: `structure` cannot be masked, `threshold` is not a finite number, or `rate`
@@ -118,16 +118,16 @@ class Sparse(Wrapper):
     """M = R with all but the `keep` largest entries set to zero. Hard sparsity, paper, §3.4.
 
     Entries compete by magnitude, at each position where M is predicted. Every entry of R
-    takes the gradient of M (straight-through), so that what was dropped can return. Contains the
+    takes the gradient of M (straight-through), so that dropped entries can return. Contains the
     identity if `keep` is at least K. As many scalars as R has.
 
     Attributes:
-        structure: Of R, diagonal or full.
+        structure: Structure of R, diagonal or full.
         keep: Number of entries that stay.
 
     Raises:
-        ValueError: `structure` is another one, or `keep` not positive or (when built) more than R
-            has.
+        ValueError: `structure` is another one, or `keep` is not positive or (when built) exceeds
+            the number of R's entries.
     """
 
     structure: Structure = field(default_factory=Full)
@@ -179,8 +179,8 @@ class Shift(Structure):
     """A single one in M, where the K² scores are highest: M = e_p e_qᵀ. Sparsity-one, paper, §3.4.
 
     With a block for every channel, `Unshared(Shift(), channels="each")`, each channel is shifted
-    by one tap and then joined by one number of the kernel: the shift operation (Wu et al., CVPR
-    2018, https://arxiv.org/abs/1711.08141) after a 1×1 convolution, as which such a layer folds.
+    by one tap and then multiplied by one entry of the kernel: the shift operation (Wu et al., CVPR
+    2018, https://arxiv.org/abs/1711.08141) and a 1×1 convolution, into which the layer folds.
     Block b starts at patch tap b mod K and at the kernel's centre tap. Scores take the gradient of
     M (straight-through). Does not contain the identity.
     """
@@ -203,14 +203,14 @@ class Shift(Structure):
 
 
 class _Around(StructureModule):
-    """A module around that of R, with R's raw numbers and start."""
+    """Wraps the module of R, with its raw parameters and their initial values."""
 
     def __init__(self, inner: StructureModule):
         super().__init__(inner.scalars)
         self.inner = inner
 
     def initial(self, block: int = 0) -> Tensor:
-        """The raw numbers to start R from."""
+        """The initial raw parameters of R."""
         return self.inner.initial(block)
 
 
@@ -237,7 +237,7 @@ class MaskedModule(_Around):
         return _straight_through(kept.to(real.dtype), self.rate * self.mask)
 
     def forward(self, raw: Tensor) -> Tensor:
-        """M = D R from the raw numbers of R."""
+        """M = D R from the raw parameters of R."""
         return _masked(self.inner(raw), self.kernel_shape())
 
 
@@ -304,7 +304,7 @@ class ShiftModule(StructureModule):
 
 
 def _masked(m: Tensor, shape: Tensor) -> Tensor:
-    """Rows of M (n, K, ...) times the numbers of their taps (K,)."""
+    """Rows of M (n, K, ...) times the factors of their taps (K,)."""
     return m * shape.to(m.dtype).view(-1, *[1] * (m.dim() - 2))
 
 

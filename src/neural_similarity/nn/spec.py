@@ -8,7 +8,7 @@ class Spec:
     """Base of the frozen dataclasses; their decorator has `repr=False`."""
 
     def __repr__(self) -> str:
-        """The constructor call, without what is at its default."""
+        """The constructor call, without fields at their defaults."""
         given = {
             field.name: getattr(self, field.name)
             for field in fields(cast(Any, self))
@@ -19,7 +19,7 @@ class Spec:
 
 
 def written_out(value: Any) -> str:
-    """The constructor call with every field, which means the same whatever defaults become."""
+    """The constructor call with every field, whose meaning does not change with the defaults."""
     if not isinstance(value, Spec):
         return repr(value)
     parts = ((field.name, getattr(value, field.name)) for field in fields(cast(Any, value)))
@@ -28,5 +28,5 @@ def written_out(value: Any) -> str:
 
 
 def _default(field: "Field[Any]") -> Any:
-    """A field's default; nothing else equals what it is where there is none."""
+    """A field's default, or MISSING, which equals no value."""
     return field.default if field.default_factory is MISSING else field.default_factory()

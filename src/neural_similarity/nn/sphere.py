@@ -39,10 +39,10 @@ class SphereConv2d(nn.Conv2d):
         padding: Amount on both sides, "same" or "valid".
         dilation: Distance between taps.
         groups: Channel groups; the patch norm is each group's own.
-        bias: Whether to add one to g(θ).
+        bias: Whether to add a bias to g(θ).
         padding_mode: "zeros", "reflect", "replicate" or "circular".
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
         angle: g.
         k: Width of the sigmoid, positive.
         learn_k: Learn k, one number, as k = exp(`log_k`), which is positive for every `log_k`.
@@ -93,7 +93,7 @@ class SphereConv2d(nn.Conv2d):
     def reset_parameters(self) -> None:
         """Reset kernel and bias as torch does, and a learned width to its start."""
         super().reset_parameters()
-        if getattr(self, "log_k", None) is not None:  # torch's constructor comes here before it is
+        if getattr(self, "log_k", None) is not None:  # torch's constructor calls this first
             nn.init.constant_(cast(nn.Parameter, self.log_k), log(self.fixed_k))
 
     @property
@@ -111,7 +111,7 @@ class SphereConv2d(nn.Conv2d):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        """Those of the convolution, and the options that differ from the defaults."""
+        """The convolution's fields, and the options that differ from the defaults."""
         text = f"{super().extra_repr()}, angle={self.angle}"
         if self.angle == "sigmoid":
             text += f", k={self.fixed_k if self.log_k is None else 'learned'}"
@@ -133,8 +133,8 @@ class SphereLinear(nn.Linear):
         normalize: "weight", or "both" for x as well.
         scale: s, positive.
         eps: Added to the squared norms, positive.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
 
     Shape:
         (*n, in_features) to (*n, num_classes).
@@ -184,8 +184,8 @@ def orthogonality(
 
     $$\sum_{\text{layers}} \big\|\hat W \hat W^\top - I\big\|_F^2, \qquad \hat w = w / \|w\|$$
 
-    with one kernel, of C·K numbers, a row of W; kernels of different groups see different channels
-    and are orthogonal as they are. In float32 at least. Adding it to the loss keeps kernels at
+    where each row of W is one kernel, C·K entries. Kernels of different groups see different
+    channels and are orthogonal anyway. In float32 at least. Adding it to the loss keeps kernels at
     different angles. Deep Hyperspherical Learning; its released code
     (https://github.com/wy1iu/SphereNet) adds 1e-4 times the penalty with `unit=False`.
 
@@ -195,7 +195,7 @@ def orthogonality(
             towards 1 as well.
 
     Raises:
-        ValueError: what is no module is in `layers`, or no `SphereConv2d`.
+        ValueError: `layers` holds something that is not a module, or no `SphereConv2d`.
     """
     require_flag("unit", unit)
     if not isinstance(layers, Iterable) and not isinstance(layers, nn.Module):

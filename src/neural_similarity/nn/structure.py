@@ -1,4 +1,4 @@
-"""Structures of M: modules that map raw numbers to a matrix, zero to the identity."""
+"""Structures of M: modules that map raw parameters to a matrix, zero to the identity."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ class StructureModule(nn.Module):
         self.scalars = scalars
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
-        """M of predicted numbers (n, scalars, *positions) times gains (scalars,)."""
+        """M of predicted values (n, scalars, *positions) times gains (scalars,)."""
         return self(gained(raw, gain, 0))
 
     def initial(self, block: int = 0) -> Float[Tensor, " scalars"]:
-        """The raw numbers to start from: those of the identity, where M can be that.
+        """The initial raw parameters: those of the identity, if the structure has it.
 
-        `block` counts the blocks of an unshared M, which may start in different places.
+        `block` is the index of a block in an unshared M, whose blocks may start differently.
         """
         del block
         return torch.zeros(self.scalars)
@@ -54,7 +54,7 @@ class Structure(Spec, ABC):
     def contains_identity(self, geometry: Geometry) -> bool:
         """Whether M can be I in a layer of this geometry, and then starts there.
 
-        A promise that the laws (`ns.testing`) keep structures to; `ns.convert` looks for itself.
+        The laws (`ns.testing`) check this claim; `ns.convert` does not rely on it.
         """
         del geometry
         return True
@@ -66,12 +66,12 @@ class Structure(Spec, ABC):
 
     @property
     def zero_is_identity(self) -> bool:
-        """Whether raw numbers of zero mean I where M can be that, as a gated prediction needs."""
+        """Whether raw zeros mean I (if M can be I), as predictions times gains require."""
         return True
 
     @property
     def shared(self) -> bool:
-        """Whether the layers of one `ns.sharing()` learn the same numbers."""
+        """Whether the layers of one `ns.sharing()` share their parameters."""
         return False
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Wrapper(Structure):
 
 @dataclass(frozen=True, repr=False)
 class _Residual(Structure):
-    """A structure that adds the identity, unless told not to."""
+    """A structure that adds the identity, unless `residual` is False."""
 
     residual: bool = True
 
@@ -148,10 +148,10 @@ class Diagonal(_Residual):
 class Full(_Residual):
     """M any K×K matrix: K² scalars. UNS in the paper, §3.1.
 
-    M = I + raw, or with `residual=False` M = raw. The kernels W M of a kernel W of c channels and o
-    filters span at most K² of its o·c·K dimensions: 81 of 216 for 4 to 6 channels and 3×3 taps. A
-    dynamic filter network, which predicts any kernel (§6), takes an M over channels as well, as
-    `Unstructured` is.
+    M = I + raw, or with `residual=False` M = raw. For a kernel W of c channels and o filters, the
+    kernels W M span at most K² of o·c·K dimensions: 81 of 216 from 4 to 6 channels with 3×3 taps. A
+    dynamic filter network, which predicts any kernel (§6), needs an M over channels as well, such
+    as `Unstructured`.
     """
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -163,7 +163,7 @@ class Full(_Residual):
 class Symmetric(_Residual):
     """M = Mᵀ: K(K + 1)/2 scalars, the lower triangle row by row. Paper, §3.1, 3.4.
 
-    M = I + S, or with `residual=False` M = S, for the symmetric S of the raw numbers.
+    M = I + S, or with `residual=False` M = S, for the symmetric S of the raw parameters.
     """
 
     def build(self, geometry: Geometry) -> StructureModule:
@@ -188,8 +188,8 @@ class PositiveSemidefinite(_Residual):
 class Unstructured(Structure):
     """M any matrix over channels and taps: (C·K)² scalars for C = c/groups. Static only.
 
-    M = I + raw. The paper's full CHV×CHV matrix, §3.1: with one, W M may be every kernel where the
-    filters are no more than C·K and W has no dependent ones.
+    M = I + raw. The paper's full CHV×CHV matrix, §3.1: with it, W M can be any kernel, provided W
+    has at most C·K filters and they are linearly independent.
     """
 
     dynamic: ClassVar[bool] = False
@@ -208,9 +208,9 @@ class Unshared(Wrapper):
     cost as much mixing as G layers.
 
     Attributes:
-        structure: Of every block.
-        channels: Number of groups that the input's channels are split into; "each" is one apiece.
-        filters: The same for the kernels; exactly one of both is given.
+        structure: Structure of every block.
+        channels: Number of groups of the input's channels; "each" is a group per channel.
+        filters: Number of groups of the kernels, likewise; exactly one of the two is given.
 
     Raises:
         ValueError: `structure` is not a structure, or is unshared itself; not exactly one number of
@@ -281,7 +281,7 @@ class _Diagonal(StructureModule):
 
 
 class _Matrix(StructureModule):
-    """A K×K matrix of some of the raw numbers, and the identity where there is a residual."""
+    """A K×K matrix made of the raw parameters, plus the identity if there is a residual."""
 
     def __init__(self, taps: int, residual: bool, scalars: int):
         super().__init__(scalars)
@@ -289,7 +289,7 @@ class _Matrix(StructureModule):
         self.residual = residual
 
     def with_identity(self, matrix: Tensor) -> Tensor:
-        """`matrix` (n, K, K, *positions), plus I where there is a residual."""
+        """`matrix` (n, K, K, *positions), plus I if there is a residual."""
         if not self.residual:
             return matrix
         eye = torch.eye(self.taps, dtype=matrix.dtype, device=matrix.device)
@@ -312,7 +312,7 @@ class _Full(_Matrix):
 
 
 class _Triangular(_Matrix):
-    """Places the raw numbers in the lower triangle of a K×K matrix, row by row."""
+    """Places the raw parameters in the lower triangle of a K×K matrix, row by row."""
 
     def __init__(self, taps: int, residual: bool):
         super().__init__(taps, residual, taps * (taps + 1) // 2)

@@ -43,7 +43,7 @@ def parse_similarity(text: str) -> Similarity | None:
         return SIMILARITIES[text]
     try:
         node = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the latter two of a deep text
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two for deep nesting
         node = None
     if not isinstance(node, ast.Call):
         raise ValueError(
@@ -76,11 +76,11 @@ def format_similarity(similarity: Similarity | None, *, complete: bool = False) 
 
     Args:
         similarity: what to write.
-        complete: Name every field, as what is stored has to: defaults may change. Otherwise the
+        complete: Name every field, as stored texts must, since defaults may change. Otherwise the
             shortest text.
 
     Raises:
-        ValueError: a part of it is not one of the library's own, as a user's predictor.
+        ValueError: a part of it is not one of the library's own, such as a user's predictor.
     """
     if similarity is None:
         return "none"
@@ -104,7 +104,7 @@ def _construct(node: ast.expr) -> Any:
     if not isinstance(node, ast.Call):
         try:
             return ast.literal_eval(node)
-        except (ValueError, TypeError):  # the latter of a list as a key
+        except (ValueError, TypeError):  # TypeError for a list as a key
             raise ValueError(f"expected a literal value, got {ast.unparse(node)!r}") from None
     name = ast.unparse(node.func)
     if name not in SPECS:
