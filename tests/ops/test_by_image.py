@@ -66,6 +66,20 @@ def test_memory_format_dtype_and_empty_batches():
     assert similarity_conv2d(x[:0], weight, m[:0]).shape == (0, *last.shape[1:])
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_channels_last_images_are_convolved_one_by_one(groups):
+    """They would have to be copied to lie side by side; the gradients are the same."""
+    given = operands(2, FOLDED, diagonal=False, groups=groups)
+    last = [given[0].detach().to(memory_format=torch.channels_last).requires_grad_(), *given[1:]]
+    found, expected = (similarity_conv2d(*leaves, groups=groups) for leaves in (last, given))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    cotangent = torch.randn_like(expected)
+    assert_close(
+        (found, *torch.autograd.grad(found, last, cotangent)),
+        (expected, *torch.autograd.grad(expected, given, cotangent)),
+    )
+
+
 def test_m_of_other_sizes_is_refused():
     x, weight, m = operands(2, FOLDED, diagonal=False)
     with pytest.raises(ValueError, match="one per image"):

@@ -22,18 +22,24 @@ def folds_by_image(x: Tensor, weight: Tensor, output: tuple[int, ...], groups: i
 
 
 def by_image(given: Operands, bias: Tensor | None) -> Tensor:
-    """The convolution with M (n, K, 1, ...) or (n, K, K, 1, ...).
+    """The convolution with M (n, K, 1, ...) or (n, K, K, 1, ...), each image with its kernel W M.
 
-    The images lie side by side as groups of channels, each with its kernel W M.
+    The images lie side by side as groups of channels. Where channels are adjacent they would have
+    to be copied for that, and back: these go through one convolution each.
     """
     x, weight, m, window, groups = given
     n, dims = len(x), x.dim() - 2
     m = m.flatten(-dims - 1)
     kernel = weight.flatten(2).to(m.dtype)
     folded = kernel * m[:, None, None] if m.dim() == 2 else kernel.flatten(0, 1) @ m
-    kernels = folded.to(weight.dtype).reshape(n * weight.shape[0], *weight.shape[1:])
-    side_by_side = x.reshape(1, -1, *x.shape[2:])
-    geometry = (window.stride, window.padding, window.dilation, n * groups)
-    y = CONVOLUTIONS[dims](side_by_side, kernels, None, *geometry)
-    y = given.in_format(y.view(n, -1, *y.shape[2:]))
+    kernels = folded.to(weight.dtype).reshape(n, *weight.shape)
+    geometry, convolve = (window.stride, window.padding, window.dilation), CONVOLUTIONS[dims]
+    if given.has_channels_last():
+        parts = zip(x.split(1), kernels.unbind(), strict=True)
+        y = torch.cat([convolve(image, own, None, *geometry, groups) for image, own in parts])
+    else:
+        side_by_side = x.reshape(1, -1, *x.shape[2:])
+        y = convolve(side_by_side, kernels.flatten(0, 1), None, *geometry, n * groups)
+        y = y.view(n, -1, *y.shape[2:])
+    y = given.in_format(y)
     return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * dims)

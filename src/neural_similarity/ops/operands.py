@@ -51,6 +51,10 @@ class Operands(NamedTuple):
         )
         return x, weight, m
 
+    def has_channels_last(self) -> bool:
+        """Whether torch's convolution gives y channels-last."""
+        return self._format() != torch.contiguous_format
+
     def _format(self) -> torch.memory_format:
         """Channels-last where the input or the kernel is."""
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
