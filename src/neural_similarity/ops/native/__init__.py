@@ -1,10 +1,10 @@
 """The dynamic operators in C, compiled for this machine when they are first used.
 
-Small files without torch's headers: they compile in seconds, and the library is kept in the
-user's cache folder for the next process. Patches of some positions at a time, of one image or of
-several, are gathered, mixed by M and multiplied with the kernel while they are in a core's caches.
+The sources are small and need none of torch's headers: they compile in seconds, and the library is
+kept in the user's cache folder for later processes. Patches of a few positions at a time, of one
+image or several, are gathered, mixed by M and multiplied with the kernel in a core's caches.
 bfloat16 is multiplied by the processor's matrix unit (AMX) or dot products (AVX512-BF16) where it
-has them. Threads are those of torch's own OpenMP.
+has them. The threads are torch's own, of OpenMP.
 """
 
 import ctypes
@@ -25,13 +25,13 @@ MOST_TAPS = 64
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _TILE = 32
 _TOGETHER = (1, 2, 4, 8, 16)
-"""Channels of a group that are fewer than a tile has, and lie in a vector or fill some."""
+"""Numbers of channels per group that are below a tile's, and divide a vector or fill some."""
 _Count = ctypes.c_int64
 _Triple = _Count * 3
 
 
 class Compiled:
-    """`operands.Implementation` in C, of a diagonal or a full M."""
+    """`operands.Implementation` in C, for a diagonal or a full M."""
 
     def __init__(self, *, full: bool):
         self.full = full
@@ -70,7 +70,7 @@ class Compiled:
         return results
 
     def _groups(self, given: Operands, *laid_out: Tensor) -> "list[_Group]":
-        """Every group, for operands that are laid out as `_Group` has them."""
+        """Every group, for operands in the layout that `_Group` describes."""
         shapes, threads = tuple([tensor.shape for tensor in laid_out]), torch.get_num_threads()
         together = takes_together(given)
         groups = 1 if together else given.groups
@@ -82,9 +82,9 @@ class Compiled:
 
 
 def takes_together(given: Operands) -> bool:
-    """Whether C takes the groups in one call: narrow ones of as many filters, with one M.
+    """Whether C takes all groups in one call: narrow, with as many filters, and with one M.
 
-    A single group of few channels as well, unless bfloat16's own products are faster.
+    So is a single group of few channels, unless bfloat16's own products are faster.
     """
     filters, each = given.weight.shape[:2]
     several = given.groups > 1 or given.x.dtype == torch.float32
@@ -186,7 +186,7 @@ def declines(x: Tensor, taps: int) -> str | None:
 
 
 def available(x: Tensor) -> bool:
-    """Whether a function in C can take the maps `x` here: nothing declines or traces."""
+    """Whether a C function can take the maps `x`: it does not decline them, and nothing traces."""
     return unwatched(x) and declines(x, 1) is None
 
 
@@ -198,17 +198,17 @@ def channel_sums(x: Tensor, centre: Tensor) -> Tensor:
 
 
 def pool_relu(x: Tensor, line: Tensor) -> Tensor:
-    """The ReLU of the largest of every 2×2 window of `line`, slope and offset (2, c), at x."""
+    """ReLU of the maximum over 2×2 windows of slope · x + offset; `line` is both, (2, c)."""
     return _written(empty_pooled(x), "pool_relu", x, _last(x), line)
 
 
 def pool_chosen(maps: Tensor, x: Tensor, line: Tensor) -> Tensor:
-    """The numbers of maps (n, c, h, w) where the windows of x in `pool_relu` have their maximum."""
+    """The values of maps (n, c, h, w) at the positions of the maxima of x in `pool_relu`."""
     return _written(empty_pooled(x), "pool_chosen", x, _last(x), _last(maps), line)
 
 
 def pool_scattered(pooled: Tensor, x: Tensor, line: Tensor) -> Tensor:
-    """The transpose of `pool_chosen`: each number where it came from, 0 elsewhere."""
+    """The transpose of `pool_chosen`: each value at the position of its maximum, 0 elsewhere."""
     z = torch.zeros_like(x)
     return _written(z, "pool_scattered", x, _last(x), _last(pooled), line)
 
@@ -220,7 +220,7 @@ def empty_pooled(x: Tensor) -> Tensor:
 
 
 def _written(z: Tensor, name: str, x: Tensor, *operands: Tensor) -> Tensor:
-    """`z`, which a C function writes channels-last, as the last of its operands."""
+    """Let a C function write `z`, the last of its operands, channels-last; return `z`."""
     target = _last(z)
     _run(name, x, *operands, target)
     _fill(z, target.movedim(-1, 1))
@@ -251,7 +251,7 @@ def _positions_first(m: Tensor, dims: int) -> Tensor:
 
 
 def _unwritten(result: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Contiguous memory for what `result` views: its own where that is so, of `dtype` if given."""
+    """Memory to compute `result` in: its own if it is contiguous and of `dtype`, else new."""
     if result.is_contiguous() and result.dtype == (dtype or result.dtype):
         return result
     return torch.empty_like(result, dtype=dtype, memory_format=torch.contiguous_format)

@@ -1,8 +1,8 @@
-/* Sums of maps' channels, and what 2 x 2 windows of maps (images, height, width, n) choose: the
-   largest v = slope x + offset, the first of equals. A last odd row or column is in no window. Maps
-   are channels-last, of the element type T. See element.h. */
+/* Sums of each channel of maps, and pooling: each 2 x 2 window of maps (images, height, width, n)
+   chooses its largest v = slope x + offset, the first if several are equal. A last odd row or
+   column is in no window. Maps are channels-last, of the element type T. See element.h. */
 
-/* Over some positions, of one vector of channels, the sums of x - centre and of its square. */
+/* For one vector of channels, the sums of x - centre and of its square over some positions. */
 INLINE void NAME(channel_sums_of)(int64_t from, int64_t to, int64_t n, const T *x,
                                   const float *centre, double *sum, int64_t lanes) {
     const vector middle = load_some_float32(centre, lanes);
@@ -18,7 +18,7 @@ INLINE void NAME(channel_sums_of)(int64_t from, int64_t to, int64_t n, const T *
     }
 }
 
-/* `channel_sums_of` all positions and channels, each thread's own. */
+/* `channel_sums_of` all positions and channels, a partial sum per thread. */
 void NAME(channel_sums)(int64_t images, int64_t height, int64_t width, int64_t n, int64_t threads,
                         const T *x, const float *centre, double *sums) {
     const int64_t positions = images * height * width, chunks = pieces(positions, POSITIONS);
@@ -35,7 +35,7 @@ void NAME(channel_sums)(int64_t images, int64_t height, int64_t width, int64_t n
     }
 }
 
-struct NAME(window) { vector most; words chosen; }; /* chosen: whose v is the most */
+struct NAME(window) { vector most; words chosen; }; /* chosen: the index of the largest v */
 
 INLINE struct NAME(window) NAME(window_at)(const T *x, int64_t n, int64_t width,
                                            const float *line, int64_t lanes) {
@@ -52,17 +52,17 @@ INLINE struct NAME(window) NAME(window_at)(const T *x, int64_t n, int64_t width,
     return w;
 }
 
-/* v where the window chose its number k, 0 elsewhere. */
+/* v where the window chose its element k, 0 elsewhere. */
 INLINE vector NAME(where)(struct NAME(window) w, uint32_t k, vector v) {
     return (vector)((words)v & (words)(w.chosen == k));
 }
 
-/* The first element of a row of windows, all images' rows being counted on. */
+/* The first element of a row of windows; rows are numbered through all images. */
 INLINE int64_t NAME(windows)(int64_t row, int64_t rows, int64_t height, int64_t width, int64_t n) {
     return (row / rows * height + row % rows * 2) * width * n;
 }
 
-/* z = the largest v of every window where that is above 0. */
+/* z = the largest v of every window, or 0 if that is negative. */
 void NAME(pool_relu)(int64_t images, int64_t height, int64_t width, int64_t n, int64_t threads,
                      const T *x, const float *line, T *z) {
     const int64_t rows = height / 2, columns = width / 2;
@@ -78,7 +78,7 @@ void NAME(pool_relu)(int64_t images, int64_t height, int64_t width, int64_t n, i
     }
 }
 
-/* z = what every window of x chose of `maps`, which are like x. */
+/* z = the elements of `maps`, which have x's shape, that the windows of x choose. */
 void NAME(pool_chosen)(int64_t images, int64_t height, int64_t width, int64_t n, int64_t threads,
                        const T *x, const T *maps, const float *line, T *z) {
     const int64_t rows = height / 2, columns = width / 2;
@@ -101,7 +101,7 @@ void NAME(pool_chosen)(int64_t images, int64_t height, int64_t width, int64_t n,
     }
 }
 
-/* z, maps like x that are 0: v, a number of every window of x, where the window chose. */
+/* Write v, one value per window of x, into z, zeros of x's shape, at the chosen elements. */
 void NAME(pool_scattered)(int64_t images, int64_t height, int64_t width, int64_t n,
                           int64_t threads, const T *x, const T *v, const float *line, T *z) {
     const int64_t rows = height / 2, columns = width / 2;

@@ -25,12 +25,12 @@ _INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {
     "Darwin x86_64": {"-fopenmp": ("-Xclang", "-fopenmp")},
     "Darwin arm64": {"-fopenmp": ("-Xclang", "-fopenmp"), "-march=native": ("-mcpu=native",)},
 }
-"""What stands for some of them elsewhere: Apple's clang has its own names."""
+"""Replacements for some of the flags on other systems: Apple's clang has its own names."""
 _SUFFIX = ".dylib" if platform.system() == "Darwin" else ".so"
 _COMPILERS = ("cc", "gcc")
-"""Tried in this order, after what CC names; `cc` may be another one, which lacks what GCC has."""
+"""Tried in this order, after CC's compiler; `cc` may be one without GCC's extensions."""
 _SECONDS = 600
-"""A compiler that takes longer hangs; it takes seconds, or minutes where many wait for a core."""
+"""Limit for a compiler; it takes seconds, or minutes if many processes wait for a core."""
 _SOURCES = (
     "operators.c", "batch_norm.h", "element.h", "grouped.h", "passes.h", "product.h", "vector.h",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def library() -> ctypes.CDLL | str:
 
 
 def _chosen_command() -> list[str]:
-    """The words of CC, none where it is unset or blank; one that a shell cannot read is told."""
+    """The words of CC, none if it is unset or blank; warns if a shell cannot parse it."""
     chosen = os.environ.get("CC", "")
     try:
         return shlex.split(chosen)
@@ -72,7 +72,7 @@ def _chosen_command() -> list[str]:
 
 
 def _built(compiler: Sequence[str]) -> ctypes.CDLL | str:
-    """The library by a compiler and its own options, or why it has none."""
+    """The library that this compiler built, now or earlier, or why it failed."""
     sources = [(Path(__file__).parent / name).read_bytes() for name in _SOURCES]
     machine = " ".join((*compiler, platform.machine(), _processor(), *_flags())).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
@@ -82,9 +82,9 @@ def _built(compiler: Sequence[str]) -> ctypes.CDLL | str:
 
 
 def _load(path: Path) -> ctypes.CDLL | str:
-    """The library in a file `path`-DIGEST, or why none loads; a file that does not goes.
+    """The library in a file `path`-DIGEST, or why none loads; files that do not are removed.
 
-    Code that was cut short, as by a lost machine, would end the process that calls it.
+    The digest is checked, since truncated code, after a power cut say, would crash the process.
     """
     problem = "it is missing"
     own = re.compile(rf"{re.escape(path.name)}-[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
@@ -101,18 +101,18 @@ def _load(path: Path) -> ctypes.CDLL | str:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a file is no link and only this user can have written it."""
+    """Whether a file is a regular one that only this user can have written."""
     found = file.lstat()
     return found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o22
 
 
 def _sealed(path: Path, content: bytes) -> Path:
-    """Rename a library's file so that its name has the digest of its content."""
+    """The path of a library's file, with the digest of its content in its name."""
     return path.with_name(f"{path.name}-{hashlib.sha256(content).hexdigest()}{_SUFFIX}")
 
 
 def _compile(compiler: Sequence[str], path: Path) -> str | None:
-    """Compile into a file beside `path`, atomically; what went wrong, or None."""
+    """Compile into a file beside `path`, atomically; return the error, or None."""
     try:
         return _call_compiler(compiler, path)
     except OSError as error:
@@ -137,7 +137,7 @@ def _call_compiler(compiler: Sequence[str], path: Path) -> str | None:
 
 
 def _run(command: list[str]) -> str | None:
-    """Run a compiler, with all that it starts, for a limited time; its first error if it fails."""
+    """Run a compiler and its subprocesses, within a time limit; return its first error, if any."""
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(
         command, stdin=nothing, stdout=nothing, stderr=pipe, text=True, process_group=0
@@ -169,7 +169,7 @@ def _flush(path: Path) -> None:
 
 
 def _cache_folder() -> Path:
-    """Where compiled libraries stay: the user's cache, or a temporary folder of this process."""
+    """The folder of compiled libraries: the user's cache, or a temporary one of this process."""
     try:
         root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(root) / "neural_similarity"
@@ -186,7 +186,7 @@ def _cache_folder() -> Path:
 
 
 def _processor() -> str:
-    """What this processor can: libraries built for it may not run on another."""
+    """The features of this processor: a library built for them may not run on another."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-/* The operators for the element type T; NAME(f) is f's form for it, PAIRED whether T is half a
-   word. Maps are channels-last. P positions at a time; their patches and columns are rows of taps
-   of channels, padded with zeros to `depth` elements. */
+/* The operators for the element type T; NAME(f) is f for this type, PAIRED whether T is half a
+   word. Maps are channels-last. Several positions are taken at a time; their patches and columns
+   are rows of taps x channels, padded with zeros to `depth` elements. */
 
 #ifndef MASKED
 INLINE vector NAME(load_part)(const T *from, int64_t lanes) {
@@ -23,7 +23,7 @@ INLINE void NAME(store_some)(T *to, vector v, int64_t lanes) {
     else NAME(store_part)(to, v, lanes);
 }
 
-/* Channels of an input at one tap, times m's number for their block. */
+/* Channels of an input at one tap, times the entry of m for their block. */
 INLINE void NAME(take)(T *to, const T *from, const float *m, int64_t n, int64_t blocks,
                        int64_t taps) {
     const int64_t size = n / blocks;
@@ -35,8 +35,8 @@ INLINE void NAME(take)(T *to, const T *from, const float *m, int64_t n, int64_t 
     }
 }
 
-/* `take` for positions of a line, of one block of whole pairs of vectors. Not to be inlined: there
-   are not enough registers in the loops that call it. */
+/* `take` for positions of a line, with one block and whole pairs of vectors. Not to be inlined: the
+   loops that call it do not have enough registers. */
 static __attribute__((noinline)) void NAME(take_row)(T *to, const T *from, const float *m,
                                                      int64_t count, int64_t n, int64_t to_step,
                                                      int64_t from_step, int64_t m_step) {
@@ -44,8 +44,8 @@ static __attribute__((noinline)) void NAME(take_row)(T *to, const T *from, const
         for (int64_t i = 0; i < n; i += 2 * LANES) NAME(times)(to + i, from + i, *m);
 }
 
-/* What a tap sees from a line of positions, n channels of each, into rows so far apart; where `m`
-   is there, times the diagonal M. */
+/* Copy the n channels that a tap sees from each position of a line into rows `to_step` apart; times
+   the diagonal M if `m` is given. */
 INLINE void NAME(look)(const struct frame *f, struct line line, int64_t t, const T *x,
                        const float *m, T *to, int64_t to_step, int64_t taps, int64_t n,
                        int64_t blocks) {
@@ -65,7 +65,7 @@ INLINE void NAME(look)(const struct frame *f, struct line line, int64_t t, const
     for (; j < line.run; j++) memset(to + j * to_step, 0, n * sizeof(T));
 }
 
-/* The patches of positions `at` and following; where `m` is there, times the diagonal M. */
+/* Gather the patches of positions from `at` on; times the diagonal M if `m` is given. */
 INLINE void NAME(gather)(const struct frame *f, const T *x, const float *m, int64_t at,
                          int64_t count, T *to, int64_t taps, int64_t n, int64_t blocks) {
     for (int64_t done = 0, run; done < count; done += run) {
@@ -107,7 +107,7 @@ INLINE void NAME(agree)(float *grad_m, const float *g, const T *x, int64_t taps,
     }
 }
 
-/* Whether the matrix unit multiplies taps x taps numbers of n channels. */
+/* Whether the matrix unit computes the taps x taps products over n channels. */
 INLINE int NAME(squares)(const struct frame *f, int64_t taps, int64_t n) {
     return PAIRED && f->full && taps <= LANES && n % TILE == 0 && has_matrix_unit();
 }
@@ -124,8 +124,9 @@ INLINE void NAME(outer)(float *grad_m, const float *g, const T *x, int64_t taps,
     }
 }
 
-/* The same without it, for n <= LANES: x is turned, so that lanes are its taps and a row of grad_m
-   is Σ_c g[s][c] x[.][c]. Sums over lanes would take longer than the products of few channels. */
+/* `outer` without the matrix unit, for n <= LANES: x is transposed, so that lanes are its taps and
+   a row of grad_m is Σ_c g[s][c] x[.][c]. With few channels, sums over lanes would take longer than
+   the products. */
 INLINE void NAME(outer_few)(float *grad_m, const float *g, const T *x, int64_t taps, int64_t n,
                             int64_t step, int more) {
     float rows[LANES * LANES], turned[LANES * LANES];
@@ -144,7 +145,7 @@ INLINE void NAME(outer_few)(float *grad_m, const float *g, const T *x, int64_t t
     }
 }
 
-/* Full M at one position: grad_m = g xᵀ, where it is wanted, and then g = Mᵀ g. */
+/* Full M at one position: grad_m = g xᵀ, if it is wanted, and then g = Mᵀ g. */
 INLINE void NAME(unmix)(float *grad_m, float *g, const T *x, const float *m, vector *products,
                         int64_t taps, int64_t n, int64_t step, int more) {
     vector patch[MOST_TAPS], outgoing[MOST_TAPS];
@@ -172,7 +173,7 @@ INLINE void NAME(unmix)(float *grad_m, float *g, const T *x, const float *m, vec
     }
 }
 
-/* The columns of some positions, M times their patches; `patches` is used by a full M. */
+/* The columns of some positions, M times their patches; `patches` is work space for a full M. */
 INLINE void NAME(columns)(const struct frame *f, const T *x, const float *m, int64_t at,
                           int64_t count, T *columns, T *patches, int64_t taps, int64_t n,
                           int64_t blocks) {
@@ -187,8 +188,8 @@ INLINE void NAME(columns)(const struct frame *f, const T *x, const float *m, int
                       m + (at + j) * f->m + block * taps * taps, taps, b, n);
 }
 
-/* From the gradient g of the columns those of M and of the patches; g becomes the latter but for
-   a diagonal M's factors. */
+/* From the columns' gradient g compute M's and the patches'; g becomes the patches' gradient,
+   except for the factors of a diagonal M. */
 INLINE void NAME(derive)(const struct frame *f, float *g, const T *patches, const float *m,
                          float *grad_m, int64_t at, int64_t count, vector *products,
                          int64_t taps, int64_t n,

@@ -10,17 +10,17 @@
    and a vector of y takes `each` products a tap, where a tile of TILE filters would take TILE.
    See element.h. */
 
-/* Of channels from `at` on, for every lane the number i of its group; groups of a vector or more
-   have one for all lanes. Lanes beyond the last channel are of no group that counts. */
+/* For every lane of the channels from `at` on, channel i of the lane's group; a group of a vector
+   or more has one for all lanes. Lanes beyond the last channel are not used. */
 INLINE vector NAME(spread)(const T *row, int64_t at, int64_t i, int64_t each) {
     if (each >= LANES) return NAME(wide)(row[at / each * each + i]) - (vector){0};
     const vector v = NAME(load)(row + at);
     return each == 1 ? v : __builtin_shuffle(v, (LANE & -(uint32_t)each) | (uint32_t)i);
 }
 
-/* The kernel (filters, taps, each) as vectors [filters / LANES][taps][each]; `turned`, those of the
-   channels that a filter's gradient goes to: lane l of number i is what filter i of l's group has
-   for channel l. */
+/* The kernel (filters, taps, each) as vectors [filters / LANES][taps][each]; `turned`, its
+   transpose within each group, for the gradient: lane l of entry i is the weight of filter i of l's
+   group for channel l. */
 static void NAME(pack)(const struct frame *f, const T *weight, float *to, int turned) {
     const int64_t each = f->each, row = f->taps * each;
     for (int64_t v = 0; v < f->width; v += LANES)
@@ -68,7 +68,7 @@ INLINE void NAME(grouped_expand)(const struct frame *f, const float *kernel, con
             }
 }
 
-/* Add to `some` numbers of a kernel's gradient, from number `at` of [taps][each] on. */
+/* Add to `some` entries of a kernel's gradient, from entry `at` of [taps][each] on. */
 INLINE void NAME(grouped_sums)(const struct frame *f, const T *outgoing, const T *columns,
                                float *grad, int64_t i, int64_t at, int64_t count, int64_t each,
                                int some) {
@@ -83,7 +83,7 @@ INLINE void NAME(grouped_sums)(const struct frame *f, const T *outgoing, const T
     for (int s = 0; s < some; s++) store_float32(grad + s * LANES, total[s]);
 }
 
-/* Add the gradient of the kernel, as it is packed. */
+/* Add the gradient of the kernel, in the layout of `pack`. */
 INLINE void NAME(grouped_correlate)(const struct frame *f, const T *outgoing, const T *columns,
                                     float *grad, int64_t count, int64_t each) {
     const int64_t numbers = f->taps * each;
@@ -96,8 +96,8 @@ INLINE void NAME(grouped_correlate)(const struct frame *f, const T *outgoing, co
     }
 }
 
-/* W M x of a depthwise kernel and a diagonal M at one position, for so many vectors of channels:
-   no columns, every tap is added as it is read. `in` is where each tap looks, or 0. */
+/* W M x of a depthwise kernel and a diagonal M at one position, for some vectors of channels: there
+   are no columns, every tap is added as it is read. `in` is each tap's input, or 0 outside. */
 INLINE void NAME(depthwise_sum)(const T *const *in, const float *m, const float *kernel, float *sum,
                                 int64_t i, int64_t taps, int64_t lanes, int vectors) {
     vector total[ROWS] = {{0}};

@@ -9,23 +9,23 @@
 #define POSITIONS 96 /* taken at a time */
 #define FEW 512      /* positions of images that are taken together */
 #define NEARBY 32768 /* numbers of patches of grouped kernels that are taken together */
-#define ROWS 4       /* of which some sums stay in registers, in grouped.h */
+#define ROWS 4       /* rows whose sums stay in registers, in grouped.h */
 
 struct frame {
     int64_t images, in[3], out[3], stride[3];
-    int64_t tap[MOST_TAPS][3]; /* where a tap looks from a window's corner, less the padding */
+    int64_t tap[MOST_TAPS][3]; /* offset of a tap from the window's corner, less the padding */
     int64_t taps, channels, filters, blocks, full;
     int64_t depth, width; /* taps x channels and filters, rounded up to a tile */
     int64_t image, x_pixel, y_pixel, m; /* elements from image to image, position to position */
     int64_t more, threads;  /* more: add to the gradient of M */
-    int64_t each;           /* channels and filters of a group where all are taken at once, or 0 */
+    int64_t each;           /* channels and filters of a group if all are taken at once, or 0 */
 };
 
 static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
 static int64_t inputs(const struct frame *f) { return f->in[0] * f->in[1] * f->in[2]; }
 static int64_t whole(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
 
-/* How many pieces of at most so many positions. */
+/* The number of pieces of at most `most` positions. */
 static int64_t pieces(int64_t positions, int64_t most) { return (positions + most - 1) / most; }
 
 /* Whether forward adds every tap as it is read. */
@@ -37,7 +37,7 @@ static int64_t positions_for(const struct frame *f) {
     return f->each ? (near < ROWS ? ROWS : least(near, POSITIONS)) : POSITIONS;
 }
 
-/* Rows that the products of so many positions fill. */
+/* The rows that the products of `count` positions fill. */
 static int64_t rows_of(const struct frame *f, int paired, int64_t count) {
     return f->each ? pieces(count, ROWS) * ROWS : rows_for(paired, count);
 }
@@ -67,7 +67,7 @@ static int64_t together(const struct frame *f) {
     return most ? most : 1;
 }
 
-/* Memory, or 0 and a note in `full` where there is none left. */
+/* Memory; if none is left, 0, and `full` is set. */
 static void *room(int64_t bytes, int *full) {
     void *found = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!found) {
@@ -90,7 +90,7 @@ INLINE struct line line_of(const struct frame *f, int64_t at, int64_t most) {
 /* What a tap sees along a line: positions first to last - 1, at offset + j * step. */
 struct reach { int64_t first, last, offset, step; };
 
-INLINE int64_t steps(int64_t length, int64_t step, int64_t most) { /* that cover a length */
+INLINE int64_t steps(int64_t length, int64_t step, int64_t most) { /* that cover length */
     return least(length <= 0 ? 0 : (length + step - 1) / step, most);
 }
 
@@ -120,7 +120,7 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
         else FUNCTION(f, __VA_ARGS__, f->taps, f->channels, f->blocks);                      \
     } while (0)
 
-/* The functions' form for every `each` there is: the compiler then knows the spread. */
+/* The function compiled for every possible `each`, so that the compiler knows the spread. */
 #define BY_EACH(FUNCTION, f, ...)                              \
     do {                                                       \
         if (f->each == 1) FUNCTION(f, __VA_ARGS__, 1);         \
@@ -133,7 +133,7 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
 INLINE vector load_some_float32(const float *from, int64_t lanes);
 INLINE void store_some_float32(float *to, vector v, int64_t lanes);
 
-/* Add gradients of patches, times the diagonal M where `m` is there, to their images. */
+/* Add gradients of patches, times the diagonal M if `m` is given, to their images. */
 INLINE void scatter(const struct frame *f, float *images, const float *m, int64_t at,
                     int64_t count, const float *g, int64_t taps, int64_t n, int64_t blocks) {
     const int64_t depth = f->depth, m_step = f->m, size = n / blocks;

@@ -1,12 +1,12 @@
 /* The passes of an operator for the element type T, forward and backward. See element.h. */
 
-/* Whether the kernel has no need of a border; pairs are taken as words, which lie at even places. */
+/* Whether the kernel needs no border; pairs are read as words, which start at even elements. */
 INLINE int NAME(fits)(const struct frame *f) {
     return f->each ||
            (!PAIRED && f->width == f->filters && f->depth == f->taps * f->channels);
 }
 
-/* The kernel (filters, taps, channels) in a zero border, as depth and width ask. */
+/* The kernel (filters, taps, channels), padded with zeros to depth and width. */
 static const T *NAME(border)(const struct frame *f, const T *weight, T *to) {
     const int64_t row = f->taps * f->channels;
     if (NAME(fits)(f)) return weight;
@@ -22,8 +22,8 @@ INLINE int NAME(flows)(const struct frame *f) {
            has_matrix_unit();
 }
 
-/* Of some positions W M x for a diagonal M: the matrix unit multiplies what a tap sees while the
-   next one is gathered. */
+/* W M x at some positions for a diagonal M: the matrix unit multiplies the input of one tap while
+   that of the next is gathered. */
 INLINE void NAME(flow)(const struct frame *f, const T *x, const float *m, int64_t at,
                        int64_t count, const uint32_t *packed, float *sum, int64_t taps, int64_t n,
                        int64_t blocks) {
@@ -51,7 +51,7 @@ INLINE void NAME(flow)(const struct frame *f, const T *x, const float *m, int64_
     }
 }
 
-/* The kernel as `forward` reads it: panels of filters, or as `grouped.h` has it. */
+/* The kernel as `forward` reads it: panels of filters, or the layout of `grouped.h`. */
 static void NAME(lay_out)(const struct frame *f, const T *weight, T *bordered, uint32_t *packed) {
     const int64_t words_deep = f->depth / (1 + PAIRED);
     if (f->each) {
@@ -85,7 +85,7 @@ INLINE void NAME(sum_chunk)(const struct frame *f, const T *x, const float *m, i
     else multiply(PAIRED, a, b, c, rows_for(PAIRED, count), f->width, words_deep, 0);
 }
 
-/* y = W M x. Not 0: there was no memory for it, and y is not written. */
+/* y = W M x. Returns 0, or 1 if memory ran out and y is not written. */
 int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *weight, T *y) {
     const int64_t most = needs_no_columns(f) ? POSITIONS : positions_for(f);
     const int64_t positions = f->images * outputs(f), chunks = pieces(positions, most);
@@ -120,7 +120,7 @@ int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *we
     return full;
 }
 
-/* What one thread of backward works with. */
+/* The work space of one thread of backward. */
 struct NAME(desk) {
     T *columns, *patches, *outgoing;
     uint32_t *woven, *turned, *woven_columns;
@@ -174,9 +174,9 @@ INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d
 
 /* The gradient (filters, taps, channels) of the kernel, in float, as the sum of every thread's.
 
-   Theirs lie in panels: TILE numbers of filter 0, TILE of filter 1, ..., then the next TILE of 0;
-   or as `grouped.h` has them: number 0 of LANES filters, number 1 of these, ..., then the next
-   filters. So a filter has `run` numbers that are `step` apart, and then some elsewhere. */
+   Theirs are in panels: TILE entries of filter 0, TILE of filter 1, ..., then the next TILE of 0;
+   or in the layout of `grouped.h`: entry 0 of LANES filters, entry 1 of these, ..., then the next
+   filters. So a filter has runs of `run` entries that are `step` apart. */
 static void NAME(sum_kernels)(const struct frame *f, int64_t threads, const float *from,
                               float *to) {
     const int64_t row = f->taps * (f->each ? f->each : f->channels), size = kernel_size(f);
@@ -194,7 +194,7 @@ static void NAME(sum_kernels)(const struct frame *f, int64_t threads, const floa
     }
 }
 
-/* Pixels `from` to `to` of grad_x as the sums of `parts` images that are so many floats apart. */
+/* Pixels `from` to `to` of grad_x as the sums of `parts` images that are `apart` floats apart. */
 static void NAME(write_images)(const struct frame *f, const float *images, int64_t apart,
                                int64_t parts, T *grad_x, int64_t from, int64_t to) {
     for (int64_t at = from; at < to; at++)
@@ -207,14 +207,15 @@ static void NAME(write_images)(const struct frame *f, const float *images, int64
         }
 }
 
-/* Gradients, those that are not null: grad_weight (filters, taps, channels) in float. Positions of
-   an image add to the same input, so threads share out images, and the positions of each where
-   there are more threads; each sums images and a grad_weight of its own. Not 0: as of `forward`. */
+/* The gradients that are not null; grad_weight (filters, taps, channels) is in float. Positions of
+   an image add to the same input, so threads divide the images among them, or the positions of each
+   image if there are more threads; each thread sums images and a grad_weight of its own. Returns
+   what `forward` does. */
 int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *weight,
                    const T *grad, T *grad_x, float *grad_m, float *grad_weight) {
     const int64_t size = kernel_size(f), most = together(f), rows = positions_for(f);
     const int64_t pixels = inputs(f), image_size = most * pixels * f->channels;
-    int64_t team = 1; /* threads that there are: the system may give fewer than are asked for */
+    int64_t team = 1; /* actual threads: the system may give fewer than requested */
     int full = 0;
     T *bordered = NAME(fits)(f) ? 0 : room(f->width * f->depth * sizeof(T), &full);
     uint32_t *woven = room(size * 4, &full);

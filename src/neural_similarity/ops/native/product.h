@@ -3,14 +3,14 @@
 
 #define TILE 32 /* rows and columns come in multiples of this, and elements of depth too */
 #define DEPTH 512
-#define NEAR 128 /* rows of up to so many columns' gradients stay in the first cache */
+#define NEAR 128 /* rows of gradients of up to so many columns stay in the first-level cache */
 #if defined(__AVX512F__)
 #define TALL 8
 #else
 #define TALL 4
 #endif
 
-/* GCC would load both again for every row, and loads would be what a product waits for. */
+/* GCC would load both again for every row, and the loads would limit the product's speed. */
 #if defined(__AVX__) && !defined(__AVX512F__)
 #define IN_REGISTERS(a, b) __asm__("" : "+x"(a), "+x"(b))
 #else
@@ -86,7 +86,7 @@ struct tiles { uint8_t palette, start, zero[14]; uint16_t bytes[16]; uint8_t row
 /* The intrinsics do not tell the compiler which memory they use. */
 #define MEMORY_IS_USED(...) __asm__ volatile("" ::"r"(__VA_ARGS__) : "memory")
 
-/* Configure eight tiles of 16 rows of 64 bytes, and give back what was configured. */
+/* Configure eight tiles of 16 rows of 64 bytes, and return the previous configuration. */
 static struct tiles take_matrix_unit(void) {
     struct tiles before = {0}, ours = {.palette = 1};
     if (!has_matrix_unit()) return before;
@@ -105,7 +105,7 @@ static void release_matrix_unit(struct tiles before) {
     else _tile_release();
 }
 
-/* What four tiles sum up: TILE rows and columns. */
+/* The sums of four tiles: TILE rows and columns. */
 INLINE void matrix_unit_zero(void) {
     _tile_zero(0);
     _tile_zero(1);
@@ -153,8 +153,8 @@ INLINE void matrix_unit_tile(struct matrix a, struct matrix b, float *c, int64_t
     matrix_unit_store(c, c_row);
 }
 
-/* c = a bᵀ, 16 x 16 numbers of which `rows` x `rows` count, for rows of n numbers, a multiple of
-   TILE, which are so many apart. */
+/* c = a bᵀ, 16 x 16 values of which `rows` x `rows` are used, for rows of n values, a multiple of
+   TILE, that are `step` apart. */
 INLINE void matrix_unit_outer(float *c, const float *a, const bfloat16 *b, int64_t rows, int64_t n,
                               int64_t step) {
     uint32_t left[16 * 16] __attribute__((aligned(64))), right[16 * 16] __attribute__((aligned(64)));
@@ -189,7 +189,7 @@ INLINE void matrix_unit_outer(float *c, const float *a, const bfloat16 *b, int64
                               int64_t step) {}
 #endif
 
-/* Rows that `multiply` takes for so many. */
+/* `count` rows, rounded up as `multiply` needs them. */
 static int64_t rows_for(int paired, int64_t count) {
     const int64_t tall = paired && has_matrix_unit() ? TILE : TALL;
     return (count + tall - 1) / tall * tall;
@@ -213,7 +213,7 @@ INLINE void multiply(int paired, struct matrix a, struct matrix b, struct target
 }
 
 /* Rows of elements as panels of TILE columns of words, each panel in one piece: pairs of rows
-   interleaved, or as they are. Rows that are a multiple of a page apart would evict each other. */
+   interleaved, or as they are. Rows a multiple of a page apart would evict each other. */
 INLINE struct matrix panels(int paired, uint32_t *to, const void *from, int64_t rows,
                             int64_t columns) {
     const int64_t tall = rows / (1 + paired);
@@ -227,7 +227,7 @@ INLINE struct matrix panels(int paired, uint32_t *to, const void *from, int64_t 
     return (struct matrix){to, tall * TILE, TILE};
 }
 
-/* Rows of words into columns; multiples of LANES of both. */
+/* Transpose words; rows and columns are multiples of LANES. */
 INLINE void turn(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row,
                  int64_t rows, int64_t columns) {
     for (int64_t row = 0; row < rows; row += LANES)

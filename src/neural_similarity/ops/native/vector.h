@@ -1,5 +1,6 @@
 /* Vectors of floats, as long as the processor's, and the two element types, float32 and bfloat16,
-   seen through them. Longer ones would live in memory: GCC keeps what it has to cut on the stack. */
+   seen through them. Longer ones would live in memory: GCC keeps vectors that it splits on the
+   stack. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,7 +67,7 @@ INLINE void store_pair_bfloat16(bfloat16 *to, vector low, vector high) {
 #endif
 }
 
-/* Fewer lanes than a vector has; those that are loaded beside them are 0. See element.h. */
+/* Fewer lanes than a vector has; the other lanes are loaded as 0. See element.h. */
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define MASKED
 INLINE __mmask16 first(int64_t lanes) { return (__mmask16)((1u << lanes) - 1); }
@@ -93,7 +94,7 @@ INLINE void times_float32(float *to, const float *from, float m) {
     store_float32(to + LANES, m * load_float32(from + LANES));
 }
 INLINE void times_bfloat16(bfloat16 *to, const bfloat16 *from, float m) {
-    if (m != m) m = __builtin_nanf(""); /* rounding carries out of others, as 0xffffffff */
+    if (m != m) m = __builtin_nanf(""); /* rounding other NaNs, such as 0xffffffff, overflows */
     const words v = *(const pairs *)from, half = {0};
     const words low = (words)(m * (vector)(v << 16)) + (half + 0x8000);
     const words high = (words)(m * (vector)(v & 0xffff0000)) + (half + 0x8000);
@@ -110,9 +111,9 @@ INLINE void add(float *to, vector v, int64_t lanes) {
     else for (int lane = 0; lane < lanes; lane++) to[lane] += v[lane];
 }
 
-/* Lanes of a pair of vectors, those of the second from LANES on: where bit `width` of a lane's
-   number is off that lane of the first and where it is on the lane below of the second, or the same
-   one step up. By bit: width 1, 2, 4, 8. */
+/* Shuffles of a pair of vectors; lanes of the second count from LANES on. EVEN takes lane l of the
+   first where bit `width` of l is off, and lane l - width of the second where it is on; ODD takes
+   the lanes that are `width` further. One for each bit: width 1, 2, 4, 8. */
 #if LANES == 16
 static const words EVEN[BITS] = {
     {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
@@ -159,7 +160,7 @@ INLINE vector sums(const vector v[LANES]) {
     return level[0];
 }
 
-/* A matrix of `rows` x LANES words, LANES rows at most, so many words apart, into its transpose. */
+/* Transpose a matrix of `rows` x LANES words, LANES rows at most, `from_row` words apart. */
 INLINE void transpose(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row,
                       int64_t rows) {
     words v[LANES];

@@ -1,8 +1,8 @@
 """The dynamic operators on a GPU: one kernel each instead of tiles of columns.
 
-M meets the patches in registers, on their way into an implicit matrix product, so nothing of K
-times the input's size is written. No kernel adds to memory that another program writes: results do
-not depend on the order of programs. Importing this imports no triton.
+M is applied to patches in registers, on their way into an implicit matrix product, so that no
+tensor of K times the input's size is written. No kernel adds to memory that another program writes:
+results do not depend on the order of programs. Importing this does not import triton.
 """
 
 import sys
@@ -37,15 +37,15 @@ def declines(x: Tensor, taps: int) -> str | None:
 
 
 def takes_traced(x: Tensor) -> bool:
-    """`declines` as far as a tracer can follow; its own compiler for GPUs is Triton, too."""
+    """Whether the kernels take x, as far as a tracer can tell; its own GPU compiler is Triton."""
     return x.dtype in _DTYPES and _FAULTS.get(x.device) is None
 
 
 def _fault(device: torch.device) -> str | None:
-    """Why no kernel runs on a GPU, or None; an empty kernel, launched once, tells.
+    """Why no kernel runs on a GPU, or None; found out by launching an empty kernel once.
 
-    Triton's package may be there without a C compiler, or broken. While a graph is captured, which
-    must not be disturbed, or a program traced, a GPU that was not tried before is believed in.
+    Triton may be installed without a C compiler, or be broken. While a graph is captured, which
+    must not be disturbed, or a program traced, an untried GPU is assumed to work.
     """
     if device not in _FAULTS:
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
@@ -61,7 +61,7 @@ def _tried(device: torch.device) -> str | None:
         from neural_similarity.ops.triton import trial
 
         trial.launch(device)
-    except Exception as error:  # Of the import, a driver, a compiler or an assembler: any.
+    except Exception as error:  # The import, driver, compiler and assembler raise any.
         words = type(error).__name__, str(error).strip().partition("\n")[0]
         return f"triton does not run here: {': '.join(filter(None, words))}"
     return None

@@ -1,4 +1,4 @@
-"""The kernels: implicit matrix products whose tiles meet M on their way in.
+"""The kernels: implicit matrix products that apply M to their tiles as they are loaded.
 
 Programs take `ROWS` positions, or pixels of the input, by `INPUTS` input channels or `OUTPUTS`
 kernels. A piece is up to `INPUTS` consecutive channels of one group and one block. Sums are
@@ -69,7 +69,7 @@ def diagonal_gradients(
 
     A pixel is seen by a tap at one position at most, and all pixels of a program have the same
     remainder by the strides, so the same taps see them. G = Wᵀ·grad at that position gives both
-    gradients: dx = Σ m·G, dm = <G, x>. Every sum is taken by one program, every number is written
+    gradients: dx = Σ m·G, dm = <G, x>. Every sum is taken by one program, every value is written
     once: nothing depends on the order of programs.
     """
     TAPS: tl.constexpr = FRAME.kh * FRAME.kw
@@ -112,9 +112,9 @@ def full_data_gradient(
 ):  # fmt: skip
     """Gradient of x under a full M. Programs: pixels, pieces.
 
-    What the K positions that see a pixel, tap t at p_t, add to it is mixed before W is applied:
-    dx = Σ_s W_sᵀ Σ_t M_st(p_t)·grad(p_t). One matrix product as in `forward`, and no sum over
-    programs.
+    K positions see a pixel, tap t at p_t, and add to its gradient; M mixes their contributions
+    before W is applied: dx = Σ_s W_sᵀ Σ_t M_st(p_t)·grad(p_t). It is one matrix product, as in
+    `forward`, and needs no sum over programs.
     """
     TAPS: tl.constexpr = FRAME.kh * FRAME.kw
     pixel = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
@@ -227,7 +227,7 @@ def _pieces(count, channels, INPUTS: tl.constexpr):
 
 @triton.jit
 def _piece(piece, channels, INPUTS: tl.constexpr, FRAME: tl.constexpr):
-    """The channels of a piece, which of them are in it, its group and its block."""
+    """The channels of a piece, the mask of those in it, its group and its block."""
     # A run is the longest row of channels of one group and one block; `parts` pieces cover it, of
     # which the last may be narrower than INPUTS.
     parts = tl.cdiv(channels.run, INPUTS)
@@ -280,7 +280,8 @@ def _outgoing(
 ):  # fmt: skip
     """Wᵀ·grad of one tap: the gradient (ROWS, INPUTS) of its column.
 
-    A loop inside the one over taps would keep Triton from loading for the next tap ahead.
+    A loop inside the one over taps would keep Triton from prefetching the next tap, hence the case
+    of a single tile.
     """
     total = tl.zeros((ROWS, own.shape[0]), tl.float32)
     if TILES == 1:

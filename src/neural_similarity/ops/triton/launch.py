@@ -17,15 +17,15 @@ from neural_similarity.ops.triton import interpreted, kernels, places
 from neural_similarity.ops.window import Window
 
 PROGRAMS = 512
-"""About how many programs share the sum over positions in the gradient of the weight."""
+"""Approximate number of programs that share the sum over positions in the weight's gradient."""
 LEAST_SPAN = 512
-"""Positions that each of them takes at least."""
+"""The fewest positions that each of these programs takes."""
 WARP_GROUP = 64
 """Rows of the matrix products of a Hopper GPU's four warps."""
 MOST_TOGETHER = 5
-"""Taps of a kernel's row that one program of the gradient of the weight takes: each has its sum."""
+"""Most taps of a kernel row per program of the weight's gradient; each tap has a sum of its own."""
 FAR = 2**31 - 2**24
-"""Offsets from here on are int64; some of those that are masked lie beyond the tensor."""
+"""Tensors with offsets from here on use int64; some masked offsets lie beyond the tensor."""
 _SMALL = {"ROWS": 32, "num_warps": 4, "num_stages": 2}
 _NARROW = {"ROWS": 32, "num_warps": 4, "num_stages": 3}
 _MEDIUM = {"ROWS": 64, "num_warps": 4, "num_stages": 3}
@@ -38,12 +38,12 @@ CONFIGS = {
     (4, False): (_EIGHT, _MANY),
     (4, True): (_MANY, _SMALL),
 }
-"""What tuning tries, by the bytes of a number and whether M is full.
+"""The configurations that tuning tries, by bytes per element and whether M is full.
 
-The first is taken while torch must be deterministic, and spills no registers. Those of two bytes
-were the fastest of eight for one kernel each on an H200, of 64 channels at 32×32; those of float32
-are unmeasured. Every one more is a second or two at the first step, for each kernel and number of
-channels.
+The first is used while torch must be deterministic, and spills no registers. Those of two bytes
+were the fastest of eight, each for one kernel, on an H200 with 64 channels at 32×32; those of
+float32 are unmeasured. Another configuration would cost a second or two at the first step, for each
+kernel and number of channels.
 """
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
         return self.sizes.images * self.sizes.out_height * self.sizes.out_width
 
     def tiles(self, inputs: int, outputs: int) -> Constants:
-        """The constants of a kernel, with tiles of at most `channels`; half of them in float32."""
+        """The constants of a kernel, with tiles of at most these channels; half in float32."""
         share = self.constants["DTYPE"].primitive_bitwidth // 16
         return self.constants | {
             "INPUTS": _tile(self.channels.run, inputs // share),
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
         return constants | {"TILES": triton.cdiv(self.channels.outputs, constants["OUTPUTS"])}
 
     def pieces(self, channels: int, constants: Constants) -> int:
-        """Pieces in so many channels."""
+        """The number of pieces in `channels` channels."""
         return channels // self.channels.run * triton.cdiv(self.channels.run, constants["INPUTS"])
 
 
@@ -163,10 +163,10 @@ def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) 
 
 
 def _together(task: Plan, outputs: int) -> int:
-    """Taps that one program takes: they share what it loads, and have a sum each.
+    """The number of taps that one program takes: they share its loads, and have a sum each.
 
-    With a full M and less than a warp group's outputs, ptxas gives three sums 32 registers and puts
-    15 kB a thread in memory.
+    With a full M and less than a warp group's outputs, ptxas gives three sums only 32 registers and
+    spills 15 kB per thread.
     """
     row = task.frame.kw
     narrow = task.full and outputs < WARP_GROUP
@@ -181,7 +181,7 @@ def _diagonal_gradients(
     constants = task.tiled(64, 64) | {"NEEDS_X": needs_x, "NEEDS_M": needs_m}
     parts = _parts(task, grad_m, constants) if needs_m else m[None]
     if needs_m:
-        parts.zero_()  # no pixel answers for the taps in the border
+        parts.zero_()  # no pixel computes the taps in the border
     arguments = (
         *(images(grad), images(x), _filters(weight), _similarities(m[None], task.full)),
         *(images(grad_x if needs_x else x), _similarities(parts, task.full)),
@@ -218,7 +218,7 @@ def _full_similarity_gradient(task: Plan, grad: Tensor, given: Operands, grad_m:
 
 
 def _parts(task: Plan, gradient: Tensor, constants: Constants) -> Tensor:
-    """Room (parts, *gradient) for what every piece of a block adds to the gradient of its M."""
+    """Memory (parts, *gradient) for the terms that a block's pieces add to its M's gradient."""
     count = task.pieces(task.channels.block, constants)
     if count == 1:
         return gradient[None]
@@ -255,9 +255,9 @@ def _launch(
 
 
 _CHOSEN: dict[tuple[Any, ...], Constants] = {}
-"""The fastest configurations: a launch by the tuner costs the host as much again."""
+"""The fastest configurations: launching through the tuner would take the host twice as long."""
 _TUNING = Lock()
-"""Triton's tuner keeps what it is called with in itself, and threads share it."""
+"""Triton's tuner stores the arguments of a call in itself, and threads share the tuner."""
 
 
 @cache
@@ -278,7 +278,7 @@ def _options(config: Any) -> Constants:
 
 
 def _tiles(count: int) -> Callable[[Constants], int]:
-    """How many tiles of rows so many positions are."""
+    """The number of row tiles for `count` positions, as a function of the configuration."""
     return lambda chosen: triton.cdiv(count, chosen["ROWS"])
 
 
@@ -292,7 +292,7 @@ def _tile(size: int, most: int) -> int:
 
 
 def pair(flat: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """Sizes in two dimensions; `flat` stands for the one that a line lacks."""
+    """Sizes in two dimensions; `flat` is the first one of one-dimensional data."""
     height, width = (flat, *sizes)[-2:]
     return height, width
 

@@ -1,9 +1,9 @@
 """Tensors as kernels take them, and the places in them that a program works on.
 
-A place is (image, row, column, exists, down, right): the positions or pixels of a program, and by
-how much, the same for all, they are shifted. What differs between taps is the shift alone, so that
-offsets of whole tiles are taken once. They are int32 unless `Frame.far`: of int64 ones a kernel
-spent more instructions on addresses than on numbers.
+A place is (image, row, column, exists, down, right): the positions or pixels of a program, and the
+shift that all of them have. Taps differ in the shift alone, so that the offsets of a tile are
+computed once. They are int32 unless `Frame.far`: with int64 a kernel spent more instructions on
+addresses than on values.
 """
 
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ class Sizes(NamedTuple):
 
 
 class Channels(NamedTuple):
-    """Of a group its inputs and outputs, of a block of M, and of a run in one group and block."""
+    """Channels: a group's inputs and outputs, a block of M, and a run in one group and block."""
 
     inputs: Any
     outputs: Any
@@ -87,7 +87,7 @@ class Frame(NamedTuple):
 
 @triton.jit
 def offset_of(index, FRAME: tl.constexpr):
-    """In the type in which offsets are counted."""
+    """The index in the type of offsets."""
     return tl.cast(index, tl.int64) if FRAME.far else index
 
 
@@ -109,7 +109,7 @@ def places_of(program, height, width, sizes, ROWS: tl.constexpr, FRAME: tl.const
 
 @triton.jit
 def shifted(place, down, right, height, width):
-    """Places so far from `place`; they exist in maps of this size."""
+    """The places shifted by (down, right); they exist if they are in maps of this size."""
     image, row, column, exists, _, _ = place
     exists = exists & (row >= -down) & (row < height - down)
     exists = exists & (column >= -right) & (column < width - right)
@@ -133,7 +133,7 @@ def seers(pixel, tap, sizes, FRAME: tl.constexpr):
 
 @triton.jit
 def rows_of(tensor, place):
-    """Where a tensor begins, shifted as the places are; their offsets; whether they exist."""
+    """The start of a tensor, shifted like the places; their offsets; whether they exist."""
     image, row, column, exists, down, right = place
     at = tensor.at + (down * tensor.h + right * tensor.w)
     return at, image * tensor.n + row * tensor.h + column * tensor.w, exists

@@ -1,7 +1,7 @@
 """The pointwise operations of a predictor, each in one pass over a map.
 
-As torch's operations these are five to ten passes over copies in float32, and cost a layer more
-time than its convolutions.
+With torch's operations they would be five to ten passes over copies in float32, and take more time
+than the layer's convolutions.
 """
 
 from math import prod
@@ -18,7 +18,7 @@ from neural_similarity.ops.triton.places import Sizes
 from neural_similarity.ops.window import Window
 
 ROWS, WIDEST = 32, 128
-"""Places of a program; channels that it takes at a time at most."""
+"""Places of a program, and the most channels that it takes at a time."""
 
 
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
@@ -46,7 +46,7 @@ def patch_factors_gradient(
 
 
 def scaled(y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
-    """y (n, c, *size) times factors (n, 1, *size) in y's type; negative numbers are 0 if asked."""
+    """y (n, c, *size) times factors (n, 1, *size) in y's type, or the ReLU of that."""
     y = channels_last(y)
     z = torch.empty_like(y)
     _run_over(kernels.scale, y, factors, z, RECTIFIED=rectified)
@@ -81,7 +81,7 @@ def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Te
 
 
 def _run_over(kernel: Any, *tensors: Tensor, **constants: Any) -> None:
-    """A kernel of the places of its first map; vectors and matrices are handed over as they are."""
+    """Run a kernel over the places of its first map; vectors and matrices are passed unchanged."""
     first = tensors[0]
     given = [images(t) if t.dim() > 2 else t for t in tensors]
     frame = framed(Window((1, 1), (1, 1), (0, 0), (1, 1)), *tensors)
@@ -92,7 +92,7 @@ def _run_over(kernel: Any, *tensors: Tensor, **constants: Any) -> None:
 
 
 def _run(kernel: Any, over: Tensor, *arguments: Any, **constants: Any) -> None:
-    """A program for every `ROWS` places of the map `over`."""
+    """Run a program for every `ROWS` places of the map `over`."""
     *arguments, frame = arguments  # pyright: ignore[reportAssignmentType]
     if over.numel():
         with torch.cuda.device_of(over):
