@@ -148,7 +148,7 @@ def test_taps_of_static_matrices_stand_in_their_places():
 
 def test_learning_curves_have_held_out_points_and_the_test(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     records = [{"step": 5 * n, "loss": 1 / n, "accuracy": 0.1 * n} for n in range(1, 4)]
     records += [{"step": 10, "validation_loss": 0.7, "validation_accuracy": 0.2}]
     summary = {"steps": 15, "test_loss": 0.6, "test_accuracy": 0.25}

@@ -1,18 +1,26 @@
-"""Files: one writer for every output, whole or not at all, and one reader for every input.
+"""One writer for every output, whole or not at all, and one reader for every input.
 
-Importing it loads no torch.
+The writer works under a hidden name beside the target, `.NAME.NUMBER.partial`, locked while it is
+in use, and renames it when its content is on the disk. A hidden name that nobody has locked is
+left from a process that was killed; the next writer of the same target removes it, and nothing
+else. Importing this loads no torch.
 """
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 if sys.platform != "win32":
     import fcntl
@@ -20,6 +28,20 @@ if sys.platform != "win32":
 PARTIAL = ".partial"
 MOST_BYTES, MOST_TEXT = 2 << 30, 64 << 20
 """The most bytes that a file may hold, so that an error comes before memory runs out."""
+_ADDED_BYTES = len(f"..0123456789{PARTIAL}")
+"""What a hidden name has more than the target's."""
+_ALWAYS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+"""Flags of every opening: nothing waits for a pipe's other end or takes over a terminal."""
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_KINDS = {
+    stat.S_IFREG: "regular file",
+    stat.S_IFDIR: "folder",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -28,118 +50,198 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` beside `path`, flush it to the disk and rename it into place."""
-    with new_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    """Write `text` in UTF-8, as `new_file`."""
+    content = text.encode()
+    with new_file(path) as file:
+        file.write(content)
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path`; the file written there is flushed and renamed to `path`.
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield an open file that becomes `path` when it is whole, with the mode that umask gives.
 
-    The folder is created. After an error the new file is removed: on a full disk it would take up
-    the last space.
+    The folder is made. `file.name` is the hidden name until then. After an error the new file is
+    gone: where the disk is full, it would take what space there was.
 
     Raises:
+        ValueError: as `check_target`.
         OSError: it cannot be written; the error names `path`.
     """
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = _hidden_path(path)
-        try:
-            yield fresh
-            sync_path(fresh)
-            fresh.replace(path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
+    check_target(path)
+    with _disk_errors(path), _hidden_name(path, partial(Path.touch, exist_ok=False)) as fresh:
+        with fresh.open("r+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        check_target(path)
+        fresh.replace(path)
         sync_path(path.parent)
 
 
 @contextlib.contextmanager
 def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
-    """Yield an empty folder beside `path`; its files are flushed and it is renamed to `path`.
+    """Yield an empty folder that becomes `path` when all is written; write by `new_file` into it.
 
-    After an error the new folder is removed.
+    After an error the new one is gone.
 
     Args:
-        path: the folder to make.
-        replace: whether an existing folder is replaced. If not, one that holds anything is an
-            error, also if it was made in the meantime.
+        path: where it goes.
+        replace: whether a folder that is there already gives way. If not, and it holds anything,
+            that is an error, also where it came in the meantime.
 
     Raises:
+        ValueError: as `check_target`.
         OSError: it cannot be written, or must not be replaced.
     """
-    with disk_errors(path):
-        temporary = _hidden_path(path)
-        temporary.mkdir(parents=True)
-        try:
-            yield temporary
-            for file in temporary.iterdir():
-                sync_path(file)
-            if replace and path.exists():
-                shutil.rmtree(path)
-            temporary.rename(path)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    check_target(path, folder=True)
+    with _disk_errors(path), _hidden_name(path, Path.mkdir) as fresh:
+        yield fresh
+        _rename_folder(fresh, path, replace)
         sync_path(path.parent)
 
 
+def _rename_folder(fresh: Path, path: Path, replace: bool) -> None:
+    """Rename; what is there already, also of another process in the meantime, gives way."""
+    while True:
+        try:
+            fresh.rename(path)
+            return
+        except OSError as error:
+            if not replace or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        remove_folder(path)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append `text` in UTF-8 to a file.
+
+    Raises:
+        ValueError, OSError: as `new_file`.
+    """
+    with _disk_errors(path), _open_append(path) as file:
+        file.write(text.encode())
+
+
+def remove_file(path: Path) -> None:
+    """Remove a regular file, if it is there; anything else stays."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()
+
+
 def remove_folder(path: Path) -> None:
-    """Remove a folder; an interrupted removal leaves a hidden one, see `remove_leftovers`."""
-    shutil.rmtree(path.rename(_hidden_path(path)))
+    """Remove a folder, if it is there; cut short, it leaves a hidden one."""
+    if not path.is_dir() or path.is_symlink():
+        return
+    names = (_hidden(path, number) for number in itertools.count(os.getpid()))
+    gone = next(name for name in names if not name.exists())
+    with contextlib.suppress(FileNotFoundError):  # Another process was faster.
+        shutil.rmtree(path.rename(gone))
 
 
 def remove_leftovers(folder: Path, names: str) -> None:
-    """Remove files and folders that killed processes left half written or half removed.
-
-    Only names of `_hidden_path` are touched; anything else in the folder is not ours.
+    """Remove what killed processes left of files and folders that were written or removed.
 
     Args:
-        folder: the folder to search; it may be missing.
+        folder: where they are, or nothing.
         names: a regular expression of the names that they would have, or had.
     """
-    hidden = re.compile(rf"\.(?:{names})\.(?P<process>[1-9][0-9]*){re.escape(PARTIAL)}")
-    for old in folder.iterdir() if folder.is_dir() else ():
-        match = hidden.fullmatch(old.name)
-        if match is None:
-            continue
-        process = int(match["process"])
-        if process != os.getpid() and is_running(process):
-            continue
-        if old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.unlink(missing_ok=True)
+    hidden = re.compile(rf"\.(?:{names})\.[0-9]+{re.escape(PARTIAL)}")
+    for other in folder.iterdir() if folder.is_dir() else ():
+        if hidden.fullmatch(other.name):
+            with contextlib.suppress(OSError), _claim(other) as mine:
+                if mine:
+                    _remove(other)
 
 
-def _hidden_path(path: Path) -> Path:
-    """A name beside `path` of this process alone; leftovers of killed processes are removed."""
-    remove_leftovers(path.parent, re.escape(path.name))
-    return path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+def check_target(path: Path, *, folder: bool = False) -> None:
+    """Check that `path` can be written: a regular file, or a folder, or nothing yet.
+
+    Raises:
+        ValueError: it is anything else, as a link or a device, or its name is too long for the
+            disk, hidden names included.
+    """
+    most, length = _most_bytes(path) - _ADDED_BYTES, len(os.fsencode(path.name))
+    if length > most:
+        raise ValueError(f"{path} must have a name of at most {most} bytes, got {length}")
+    with contextlib.suppress(FileNotFoundError):
+        kind = "folder" if folder else "regular file"
+        _require_kind(path, path.lstat(), kind, " or not exist")
 
 
-def is_running(process: int) -> bool:
-    """Whether a process of this machine lives, or has not been collected yet by its parent."""
-    if sys.platform == "win32":  # Where `os.kill` ends a process, whatever the signal.
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def _most_bytes(path: Path) -> int:
+    """How many bytes a name beside `path` may have."""
+    if not hasattr(os, "pathconf"):  # On Windows.
+        return 255
+    return os.pathconf(next(f for f in path.absolute().parents if f.is_dir()), "PC_NAME_MAX")
+
+
+def _hidden(path: Path, number: int) -> Path:
+    return path.with_name(f".{path.name}.{number}{PARTIAL}")
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Name the file being written in errors of the disk, such as a full one."""
+def _hidden_name(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """Make a file or folder beside `path` for this writer alone; after an error it is gone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path.parent, re.escape(path.name))
+    for number in itertools.count(os.getpid()):  # Threads, and containers, have one in common.
+        fresh = _hidden(path, number)
+        try:
+            make(fresh)
+        except FileExistsError:
+            continue
+        with _claim(fresh) as mine:
+            if mine is False:
+                continue
+            try:
+                yield fresh
+            except BaseException:
+                _remove(fresh)
+                raise
+            return
+
+
+@contextlib.contextmanager
+def _claim(path: Path) -> Iterator[bool | None]:
+    """Lock a hidden name; False where another process has it, None where there are no locks."""
+    if sys.platform == "win32":
+        yield None
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _ALWAYS | _NO_LINK)
+    except FileNotFoundError:  # Another process took it for a leftover.
+        yield False
+        return
+    try:
+        yield _locks(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _locks(descriptor: int, path: Path) -> bool | None:
+    """Lock what was opened at `path`, and see whether that has the name still."""
+    try:
+        lock_file(descriptor, wait=False)
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:  # of file systems that have no locks
+        return None
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Name the file being written, not its hidden name, in errors of the disk, as a full one."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename is not None:
+        other = error.filename is not None and not str(error.filename).endswith(PARTIAL)
+        if error.errno is None or other:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -160,57 +262,136 @@ def lock_file(descriptor: int, *, wait: bool) -> None:
     """Lock an open file or folder against other processes, except on Windows.
 
     Raises:
-        BlockingIOError: another process holds the lock, and `wait` is False.
+        BlockingIOError: another process has it, and this one is not to wait.
     """
     if sys.platform != "win32":
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def read_bytes(path: Path, size: int | None = None, most: int = MOST_BYTES) -> bytes:
-    """The content of `path`.
+@contextlib.contextmanager
+def locked_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for appending, locked against other processes; it is made where it is missing.
+
+    A child process that inherits the file keeps the lock until it ends.
 
     Raises:
-        FileNotFoundError: it is not a regular file; reading a pipe might never end.
-        ValueError: its size is not `size`, or above `most`.
+        BlockingIOError: another process has it.
+        ValueError, OSError: as `new_file`.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing")
-    found = path.stat().st_size
-    if size is not None and found != size:
-        raise ValueError(f"{path} must hold {size:,} bytes, got {found:,}")
-    if found > most:
-        raise ValueError(f"{path} must hold at most {most:,} bytes, got {found:,}")
-    return path.read_bytes()
+    with _open_append(path) as file:
+        lock_file(file.fileno(), wait=False)
+        yield file
 
 
-def read_text(path: Path, most: int = MOST_TEXT) -> str:
-    """The text of `path`, as `read_bytes`, without the byte-order mark that Excel writes.
+@contextlib.contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Wait until no other process has a folder locked, and keep others out."""
+    if sys.platform == "win32":  # It opens no folders.
+        yield
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        lock_file(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_append(path: Path) -> BinaryIO:
+    check_target(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _ALWAYS | _NO_LINK
+    return os.fdopen(os.open(path, flags, 0o666), "ab")
+
+
+def open_file(path: Path, *, within: Path | None = None) -> BufferedReader:
+    """Open a regular file to be read. A link to one is followed.
+
+    Args:
+        path: the file.
+        within: the folder that the file must lie in, links resolved, as a run folder that comes
+            from others: they could link a private file into it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not a regular file, as a pipe, which would be waited for, or it lies
+            outside of `within`.
+    """
+    try:
+        _require_kind(path, path.stat(), "regular file")
+        real = path if within is None else path.resolve()
+        if within is not None and not real.is_relative_to(within.resolve()):
+            raise ValueError(f"{path} must lie in {within}, got a link to {real}")
+        flags = os.O_RDONLY | _ALWAYS | (_NO_LINK if within else 0)
+        file = os.fdopen(os.open(real, flags), "rb")
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path} is missing") from None
+    try:
+        _require_kind(path, os.fstat(file.fileno()), "regular file")
+    except ValueError:
+        file.close()
+        raise
+    return file
+
+
+def _require_kind(path: Path, found: os.stat_result, kind: str, rest: str = "") -> None:
+    here = _KINDS.get(stat.S_IFMT(found.st_mode), "special file")
+    if here != kind:
+        raise ValueError(f"{path} must be a {kind}{rest}, got a {here}")
+
+
+def regular_file(path: Path, *, within: Path | None = None) -> Path:
+    """`path`, checked as by `open_file`: for readers that take names, no open files."""
+    open_file(path, within=within).close()
+    return path
+
+
+def read_bytes(
+    path: Path, *, size: int | None = None, most: int = MOST_BYTES, within: Path | None = None
+) -> bytes:
+    """The content of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: as `open_file`, or its size is not `size`, or above `most`.
+    """
+    with open_file(path, within=within) as file:
+        found = os.fstat(file.fileno()).st_size
+        if size is not None and found != size:
+            raise ValueError(f"{path} must hold {size:,} bytes, got {found:,}")
+        if found > most:
+            raise ValueError(f"{path} must hold at most {most:,} bytes, got {found:,}")
+        return file.read()
+
+
+def read_text(path: Path, *, most: int = MOST_TEXT, within: Path | None = None) -> str:
+    """The text of a file, as `read_bytes`, without the byte-order mark that Excel writes.
 
     Raises:
         ValueError: it is not in UTF-8.
     """
     try:
-        return read_bytes(path, most=most).decode("utf-8-sig")
+        return read_bytes(path, most=most, within=within).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be in UTF-8, got {error}") from error
 
 
-def read_json(path: Path, most: int = MOST_TEXT) -> Any:
-    """The value in `path`, as `read_text`.
+def read_json(path: Path, *, most: int = MOST_TEXT, within: Path | None = None) -> Any:
+    """The value in a file, as `read_text`.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply to be read.
+        ValueError: it is no JSON, or nested too deeply to be read.
     """
-    text = read_text(path, most)
+    text = read_text(path, most=most, within=within)
     try:
         return json.loads(text)
-    except ValueError as error:  # also for a number with too many digits
+    except ValueError as error:  # of JSON, or of a number of too many digits
         raise ValueError(f"{path} must be JSON, got {error}") from error
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
 
 
-def file_digest(path: Path) -> str:
-    """Hexadecimal digest of a file's content."""
-    with path.open("rb") as file:
+def file_digest(path: Path, *, within: Path | None = None) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    with open_file(path, within=within) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

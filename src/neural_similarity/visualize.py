@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from neural_similarity.choices import extra_needed, require_count
+from neural_similarity.files import new_file
 from neural_similarity.nn import (
     DynamicSimilarity,
     MaskedModule,
@@ -300,8 +301,8 @@ def draw(model: nn.Module, x: Tensor, folder: str | Path) -> list[Path]:
             figures[f"maps-{name}"] = plot_maps(x, m, name, kernels[name])
     if shapes := kernel_shapes(model):
         figures["shapes"] = plot_shapes(shapes)
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
-        figure.savefig(path, dpi=110)
+        with new_file(path) as file:
+            figure.savefig(file, format="png", dpi=110)
     return paths

@@ -12,7 +12,7 @@ from safetensors import TensorSpec, safe_open, serialize
 from torch import Tensor, nn
 
 from neural_similarity.choices import VERSION
-from neural_similarity.files import new_file
+from neural_similarity.files import new_file, regular_file
 
 FORMAT = "neural-similarity adapter 1"
 
@@ -61,9 +61,8 @@ def write(path: Path, content: AdapterFile) -> int:
         )
         for name, tensor in tensors.items()
     }  # fmt: skip
-    with new_file(path) as fresh:
-        fresh.write_bytes(serialize(specs, {"adapter": json.dumps(facts)}))
-    return path.stat().st_size
+    with new_file(path) as file:
+        return file.write(serialize(specs, {"adapter": json.dumps(facts)}))
 
 
 def _layers(texts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -80,7 +79,7 @@ def read(path: Path) -> AdapterFile:
     Raises:
         Exception: of any type, if the file is not such a file.
     """
-    with safe_open(path, "pt") as file:
+    with safe_open(regular_file(path), "pt") as file:
         facts = json.loads((file.metadata() or {}).get("adapter", "{}"))
         # Copies are aligned as torch allocates: elsewhere, vector code may round differently.
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}

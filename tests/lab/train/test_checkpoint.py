@@ -1,14 +1,12 @@
 import json
 import logging
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from neural_similarity.files import new_file, new_folder, read_json, write_json, write_text
+from neural_similarity.files import new_folder, read_json, write_json, write_text
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import (
@@ -23,7 +21,6 @@ from neural_similarity.lab.train.checkpoint import (
     save,
     weights_digest,
 )
-from neural_similarity.lab.train.journal import append_line
 
 
 def make_state(seed=0):
@@ -204,22 +201,6 @@ def test_a_forged_checkpoint_is_refused_or_passed_over(tmp_path, name):
     write_json(path / MANIFEST, {name: checkpoint._seal(path / name) for name in (WEIGHTS, STATE)})
     with pytest.raises(RunError, match=r"state.pt cannot be restored|holds no weights"):
         restore(newest(tmp_path), state)
-
-
-def test_partial_files_are_of_one_process_and_go_with_it(tmp_path):
-    living, dead = (tmp_path / f".x.json.{number}.partial" for number in (os.getppid(), 2**22 + 1))
-    living.touch()
-    dead.mkdir()
-    write_json(tmp_path / "x.json", {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living.name, "x.json"])
-
-
-def test_errors_of_the_disk_name_the_file(tmp_path):
-    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
-        append_line(Path("/dev/full"), {})
-    with pytest.raises(OSError, match=r"No space left .*x\.json"), new_file(tmp_path / "x.json"):
-        raise OSError(28, "No space left on device")
-    assert list(tmp_path.iterdir()) == []
 
 
 def truncate(path):

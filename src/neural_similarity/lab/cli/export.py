@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ from neural_similarity.lab.train.exporting import (
     traced,
 )
 from neural_similarity.lab.train.run import load_network
-from neural_similarity.lab.train.weights import load_weights, save_weights
+from neural_similarity.lab.train.weights import load_weights, packed_weights
 
 BATCH, BATCHES = 50, (1, 7)
 CALIBRATION = 10
@@ -77,12 +77,14 @@ def export(args: Sequence[str]) -> int:
         require_foldable(run, model)
         model = fold(merged(model)).eval()
     path = options.out or run.path / f"{options.stem}.{options.format}"
-    with new_file(path) as temporary:
+    with new_file(path) as file:
         if options.format == "safetensors":
-            save_weights(temporary, model, run.metadata)
-            lines = [_read_weights(run, whole, temporary, _head(run, dataset.test), options.fold)]
+            file.write(packed_weights(model, run.metadata))
+            file.flush()
+            x = _head(run, dataset.test)
+            lines = [_read_weights(run, whole, Path(file.name), x, options.fold)]
         else:
-            lines = _program(run, model, temporary, (dataset.train, dataset.test), options)
+            lines = _program(run, model, file, (dataset.train, dataset.test), options)
     say(f"{path}: {path.stat().st_size / 1000:,.1f} kB")
     for line in lines:
         say(line)
@@ -99,7 +101,11 @@ def _read_weights(run: Run, model: nn.Module, path: Path, x: Tensor, folded: boo
 
 
 def _program(
-    run: Run, model: nn.Module, path: Path, parts: tuple[ImageSet, ImageSet], options: ExportOptions
+    run: Run,
+    model: nn.Module,
+    file: BinaryIO,
+    parts: tuple[ImageSet, ImageSet],
+    options: ExportOptions,
 ) -> list[str]:
     train, test = parts
     x, lines = _head(run, test), list[str]()
@@ -111,7 +117,7 @@ def _program(
         network = quantised(model, x, batches)
     write = WRITERS[options.format]
     facts = facts_of(run.classes, run.preprocess, run.image_size)
-    written = write(traced(network, x), path, facts)
+    written = write(traced(network, x), file, facts)
     worst, sizes = agreement(network, written, x, BATCHES, ROUNDED if options.int8 else TOLERANCE)
     reader = "onnxruntime" if options.format == "onnx" else "torch.export.load"
     lines.append(

@@ -3,11 +3,11 @@
 `python -m neural_similarity.lab.recipes` writes the list; a test compares it with the recipes.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from neural_similarity.files import read_json
 from neural_similarity.lab.cli.commands import print_table, require, say, say_json
 from neural_similarity.lab.errors import UsageError
 
@@ -52,7 +52,7 @@ def recipes(args: Sequence[str]) -> int:
 
 def recipe_list() -> tuple[list[str], dict[str, Any]]:
     """Columns, and title and rows of every family."""
-    content = json.loads(LIST.read_text(encoding="utf-8"))
+    content = read_json(LIST)
     return content["columns"], content["families"]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from neural_similarity.files import write_text
+from neural_similarity.files import read_bytes, write_text
 from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import say
 from neural_similarity.lab.cli.parsing import parse
@@ -65,7 +65,6 @@ def report(args: Sequence[str]) -> int:
     if not options.runs:
         raise UsageError("nsim report needs at least one run folder")
     runs = [session.open_run(path) for path in options.runs]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, page(runs))
     say(str(options.out))
     return 0
@@ -99,7 +98,7 @@ def _results(run: Run) -> dict[str, Any]:
     found = {name: value for name, value in summary.items() if not isinstance(value, dict | list)}
     for file in evaluation_files(run.path):
         with content_errors(file):
-            scores = read_facts(file)["summary"]
+            scores = read_facts(file, within=run.path)["summary"]
             found[file.stem] = f"{100 * scores['accuracy']:.2f} ± {100 * scores['reach']:.2f} %"
     return found
 
@@ -172,7 +171,7 @@ def _curves(logs: Mapping[str, Mapping[str, list[tuple[float, float]]]]) -> str:
 def _pictures(name: str, run: Run) -> str:
     """The pictures of M in a run's folder; others there are a user's."""
     files = [f for f in sorted(run.plots.glob("*.png")) if PICTURE.fullmatch(f.stem)]
-    images = "".join(_image(file.read_bytes(), file.stem) for file in files)
+    images = "".join(_image(read_bytes(file, within=run.path), file.stem) for file in files)
     return f"<h3>{_html(name)}</h3>\n{images or '<p>It has none.</p>'}\n"
 
 

@@ -2,16 +2,13 @@
 
 import hashlib
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from neural_similarity.files import lock_file, new_file
+from neural_similarity.files import locked_folder, new_file, regular_file
 from neural_similarity.lab.data.class_split import PARTS, ClassFiles, ClassSplit
 from neural_similarity.lab.data.decoding import read_all_pixels, read_header
 from neural_similarity.lab.data.files import Progress
@@ -45,7 +42,7 @@ class PixelCache:
         Raises:
             ValueError: the cache is damaged; the error names it.
         """
-        with _lock_folder(self.path.parent):
+        with locked_folder(self.path.parent):
             return self._load_cached(name) or self._make(name)
 
     def _load_cached(self, name: str) -> ClassSplit | None:
@@ -53,7 +50,7 @@ class PixelCache:
         if not self.path.is_file():
             return None
         try:
-            found = torch.load(self.path, mmap=True, weights_only=True)
+            found = torch.load(regular_file(self.path), mmap=True, weights_only=True)
             if (found["version"], found["signature"]) != (VERSION, self.signature):
                 return None
             parts = [Images(**part) for part in found["parts"]]
@@ -71,23 +68,9 @@ class PixelCache:
         content = {"version": VERSION, "signature": self.signature, "digest": digest}
         content["parts"] = [vars(part) for part in parts]
         # To an open file: torch hides the reason where it cannot write to a path.
-        with new_file(self.path) as fresh, fresh.open("wb") as file:
+        with new_file(self.path) as file:
             torch.save(content, file)
         return ClassSplit(name, *parts, digest=digest)
-
-
-@contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes a cache in `folder`, and keep others out."""
-    if sys.platform == "win32":  # It opens no folders.
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        lock_file(descriptor, wait=True)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def load_class_images(

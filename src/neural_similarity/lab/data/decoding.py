@@ -18,6 +18,7 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from neural_similarity.files import open_file
 from neural_similarity.lab.data.files import Progress
 
 CENTRE = 224 / 256
@@ -163,12 +164,10 @@ def _show_upright(image: Image.Image, mode: str) -> Image.Image:
 
 def _open_image(path: Path, work: Callable[[Image.Image], T]) -> T:
     """The result of `work` on the first frame of an image file."""
-    if not path.is_file():  # a pipe would be waited for
-        raise ValueError(f"{path} must be an image, but is not a regular file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged metadata, and of sizes
-            with Image.open(path, formats=FORMATS) as image:
+            with open_file(path) as file, Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
                     raise ValueError(
                         f"it has {image.width}x{image.height} pixels, more than {MOST_PIXELS:,}"

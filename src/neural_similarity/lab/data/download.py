@@ -2,12 +2,15 @@
 
 import hashlib
 import http.client
+import shutil
 import tarfile
 import tempfile
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from neural_similarity.files import new_file
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.registry import find_folder, load
 
@@ -83,35 +86,33 @@ def _is_whole(name: str, root: Path) -> bool:
 
 
 def _install_file(remote: Remote, root: Path, name: str, progress: Progress | None) -> None:
-    """Fetch one file, unpack it if it is an archive, and move the content into place."""
-    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch:
-        fetched = Path(scratch, remote.name)
+    """Fetch one file, and write it, or the files of an archive, to where they are read."""
+    with tempfile.TemporaryFile(dir=root) as fetched:  # It has no name, so a kill leaves nothing.
         _fetch_file(remote, fetched, progress)
+        fetched.seek(0)
         if remote.name.endswith(".tar.gz"):
-            fetched = _unpack_archive(fetched)
-        _move_files(fetched, root / name if fetched.is_file() else root / fetched.name)
+            _unpack_archive(fetched, root)
+        else:
+            _copy_content(fetched, root / name / remote.name)
 
 
-def _unpack_archive(archive: Path) -> Path:
-    """The one folder at the top of an archive."""
-    target = archive.parent / "unpacked"
-    with tarfile.open(archive) as tar:
-        tar.extractall(target, filter="data")
-    (folder,) = target.iterdir()
-    return folder
+def _unpack_archive(archive: IO[bytes], root: Path) -> None:
+    with tarfile.open(fileobj=archive) as tar:
+        for member in tar:
+            content = tar.extractfile(tarfile.data_filter(member, str(root)))
+            if content is not None:
+                _copy_content(content, root / member.name)
 
 
-def _move_files(source: Path, folder: Path) -> None:
-    """Move a file, or the files of a folder, into `folder`, replacing earlier ones."""
-    folder.mkdir(exist_ok=True)
-    for file in [source] if source.is_file() else sorted(source.iterdir()):
-        file.replace(folder / file.name)
+def _copy_content(content: IO[bytes], path: Path) -> None:
+    with new_file(path) as file:
+        shutil.copyfileobj(content, file)
 
 
-def _fetch_file(remote: Remote, path: Path, progress: Progress | None) -> None:
-    """Write a remote file to `path`."""
+def _fetch_file(remote: Remote, file: IO[bytes], progress: Progress | None) -> None:
+    """Write a remote file to an open one."""
     try:
-        md5 = _copy_url(remote.url, path, progress)
+        md5 = _copy_url(remote.url, file, progress)
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionError(f"{remote.url} cannot be downloaded: {error}; try again") from error
     if md5 != remote.md5:
@@ -121,10 +122,10 @@ def _fetch_file(remote: Remote, path: Path, progress: Progress | None) -> None:
         )
 
 
-def _copy_url(url: str, path: Path, progress: Progress | None) -> str:
-    """Copy `url` to `path` and return the MD5 of what came."""
+def _copy_url(url: str, file: IO[bytes], progress: Progress | None) -> str:
+    """Copy `url` to an open file and return the MD5 of what came."""
     md5, done = hashlib.md5(usedforsecurity=False), 0
-    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as reply, path.open("wb") as file:
+    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as reply:
         total = int(reply.headers["Content-Length"]) if reply.headers["Content-Length"] else None
         while chunk := reply.read(CHUNK):
             file.write(chunk)

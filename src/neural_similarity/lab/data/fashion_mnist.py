@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from neural_similarity.files import open_file
 from neural_similarity.lab.data.files import first_folder, suggest_download
 from neural_similarity.lab.data.images import Dataset, Images
 
@@ -94,11 +95,9 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 def _read_start(path: Path, count: int) -> bytes:
     """The first bytes of a file, unpacked: what a few bytes unpack to may fill the memory."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing")
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read(count)
+        with open_file(path) as file:
+            return (gzip.open(file) if path.suffix == ".gz" else file).read(count)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} must be a whole gzip file, got a damaged one: {error}") from error
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from neural_similarity.choices import require_count, require_least
-from neural_similarity.files import new_folder
+from neural_similarity.files import new_file, new_folder, open_file
 from neural_similarity.lab.data.decoding import read_header
 from neural_similarity.lab.data.images import Dataset, ImageFiles
 from neural_similarity.lab.data.listing import (
@@ -133,4 +133,5 @@ def _link_file(source: Path, target: Path) -> None:
     try:
         os.link(source.resolve(), target)
     except OSError:
-        shutil.copyfile(source, target)
+        with open_file(source) as content, new_file(target) as file:
+            shutil.copyfileobj(content, file)

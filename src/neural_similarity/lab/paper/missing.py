@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from neural_similarity.files import read_json
 from neural_similarity.lab.paper.recording import overridden, start_option
 from neural_similarity.lab.paper.records import budget_name, read_placed, records_folder
 from neural_similarity.lab.paper.rows import Row, Table
@@ -16,7 +15,7 @@ from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train import Run, RunError
 from neural_similarity.lab.train.checkpoint import checkpoints, step_of
 from neural_similarity.lab.train.recipe import scaled
-from neural_similarity.lab.train.run import ENVIRONMENT
+from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
 from neural_similarity.lab.train.runtime import PrecisionChoice
 from neural_similarity.lab.train.task import Trial
 
@@ -246,7 +245,7 @@ def _train_words(key: Key, scope: Scope) -> Iterator[str]:
 def require_same_run(run: Run, key: Key, budget: float) -> None:
     """Check that a folder holds the run that it is named after."""
     changed = overridden(run)
-    chosen = read_json(run.path / ENVIRONMENT).get("retrained")
+    chosen = read_facts(run.path / ENVIRONMENT).get("retrained")
     if (chosen is not None) != key.retrained:
         changed += ["whether it is retrained"]
     if (run.name, run.budget, run.recipe.seed) != (key.name, budget, key.seed):

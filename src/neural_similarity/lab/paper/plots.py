@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from neural_similarity.files import new_file
 from neural_similarity.lab.paper.markdown import BETTER, cost, interval, ours, paper_change
 from neural_similarity.lab.paper.report import Line, PanelReport, Report
 from neural_similarity.lab.train.statistics import Interval
@@ -44,8 +45,8 @@ def draw(report: Report, path: Path) -> None:
         handles |= dict(zip(labels, drawn, strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
     figure.suptitle(f"{report.table.title}\n{report.schedule}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with new_file(path) as file:
+        figure.savefig(file, format="png")
 
 
 def _draw_values(axes: Any, report: PanelReport) -> None:

@@ -18,7 +18,7 @@ from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train import Run, RunError
 from neural_similarity.lab.train.files import layout
 from neural_similarity.lab.train.recipe import MACHINE, recipe_from_json, recipe_to_json
-from neural_similarity.lab.train.run import ENVIRONMENT, require_finished
+from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, require_finished
 
 
 def write_records(run: Run, results: Path) -> list[Path]:
@@ -60,7 +60,7 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
 
 def _run_facts(run: Run) -> dict[str, Any]:
     """What every record says about its run."""
-    environment = read_json(run.path / ENVIRONMENT)
+    environment = read_facts(run.path / ENVIRONMENT)
     config = recipe_to_json(run.recipe)
     if run.name in STARTS:  # By a path on this machine.
         config[run.recipe.START] = getattr(RECIPES[run.name], run.recipe.START)
@@ -87,7 +87,7 @@ def repeat_command(run: Run) -> str:
     It has the precision and the threads of the run, which another machine may choose otherwise,
     and names the run that training started from, or that was retrained, by its usual folder.
     """
-    environment = read_json(run.path / ENVIRONMENT)
+    environment = read_facts(run.path / ENVIRONMENT)
     start = _start_words(run, environment.get("start"))
     if environment.get("retrained") is not None:
         before = replace(RECIPES[run.name], seed=run.recipe.seed).folder(run.name)
@@ -120,7 +120,7 @@ def overridden(run: Run) -> list[str]:
     """
     if run.name not in RECIPES:
         raise RunError(f"{run.path} is not a run of a named recipe, but of {run.name!r}")
-    environment = read_json(run.path / ENVIRONMENT)
+    environment = read_facts(run.path / ENVIRONMENT)
     start, retrained = environment.get("start"), environment.get("retrained")
     changed = changed_fields(run.name, run.budget, run.recipe, start, retrained)
     other_data = start and run.name in STARTS and start.get("digest", run.digest) != run.digest

@@ -1,5 +1,6 @@
 """Write the list of recipes that `nsim recipes` shows."""
 
+from neural_similarity.files import write_text
 from neural_similarity.lab.recipes.listing import LIST, recipe_list
 
-LIST.write_text(recipe_list(), encoding="utf-8")
+write_text(LIST, recipe_list())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from neural_similarity import models
 from neural_similarity.choices import nearest, optional
 from neural_similarity.conversion import convert, fold
+from neural_similarity.files import open_file, regular_file
 from neural_similarity.lab.data import IN_PLACE, Preprocess
 from neural_similarity.lab.data.transforms import IMAGENET
 from neural_similarity.lab.errors import RunError
@@ -317,9 +318,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors or torch file; no code in the file is executed."""
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        with tensors_alone():
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return load_file(regular_file(path))
+        with tensors_alone(), open_file(path) as file:
+            content = torch.load(file, map_location="cpu", weights_only=True)
         content = content.get("state_dict", content.get("model", content))
         return {str(key): tensor for key, tensor in content.items() if isinstance(tensor, Tensor)}
     except Exception as error:  # a damaged file makes readers raise almost anything

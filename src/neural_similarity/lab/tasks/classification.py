@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from neural_similarity import models, visualize
 from neural_similarity.conversion import fold
-from neural_similarity.files import read_json
 from neural_similarity.lab import data
 from neural_similarity.lab.data import (
     Augment,
@@ -45,7 +44,7 @@ from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import clock, notice
 from neural_similarity.lab.train.recipe import AnyRecipe
 from neural_similarity.lab.train.record import Outcome, Record
-from neural_similarity.lab.train.run import checkpoint_facts, load_network
+from neural_similarity.lab.train.run import checkpoint_facts, load_network, read_facts
 from neural_similarity.lab.train.statistics import Interval, by_image
 from neural_similarity.lab.train.task import Trial
 
@@ -208,7 +207,7 @@ class ClassificationTask:
     @staticmethod
     def outcomes(run: Run, command: str) -> dict[str, dict[str, Any]]:
         """What the run was scored, cost and learned."""
-        summary = read_json(run.summary)
+        summary = read_facts(run.summary)
         correct = summary.pop("test_correct")
         size = (run.channels, run.image_size, run.image_size)
         summary["macs"] = models.macs(fold(merged(run.build()), dynamic="keep"), *size)

@@ -74,9 +74,8 @@ def run(name: str, out: Path, *, seeds: int, runs: Sequence[Path] = ()) -> tuple
     }
     figure = Figure(figsize=(9, 3.8), dpi=110, layout="constrained")
     experiment.draw(result, figure)
-    out.mkdir(parents=True, exist_ok=True)
     numbers, picture = out / f"{name}.json", out / f"{name}.png"
     write_json(numbers, record)
-    with new_file(picture) as temporary:
-        figure.savefig(temporary, format="png")
+    with new_file(picture) as file:
+        figure.savefig(file, format="png")
     return numbers, picture

@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from neural_similarity.files import (
     file_digest,
+    new_file,
     new_folder,
+    open_file,
     read_json,
+    regular_file,
     remove_folder,
     remove_leftovers,
     write_json,
@@ -91,7 +94,8 @@ def _write(path: Path, state: State, rest: dict[str, Any], metadata: dict[str, s
     try:
         with new_folder(path) as temporary:
             save_weights(temporary / WEIGHTS, state.model, metadata)
-            torch.save(rest, temporary / STATE)
+            with new_file(temporary / STATE) as file:
+                torch.save(rest, file)
             write_json(
                 temporary / MANIFEST, {name: _seal(temporary / name) for name in (WEIGHTS, STATE)}
             )
@@ -142,7 +146,7 @@ def weights_digest(checkpoint: Path) -> str:
 
     The digest of the file would not: safetensors writes the texts of its header in any order.
     """
-    return state_digest(load_file(checkpoint / WEIGHTS))
+    return state_digest(load_file(regular_file(checkpoint / WEIGHTS)))
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
@@ -184,7 +188,7 @@ def newest(folder: Path) -> Path:
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file, or None if it is whole."""
     try:
-        seals = read_json(path / MANIFEST)
+        seals = read_json(path / MANIFEST, within=path)
     except (OSError, ValueError):
         seals = None
     if not isinstance(seals, dict):
@@ -212,8 +216,8 @@ def restore(path: Path, state: State) -> None:
 
 def _restore_rest(path: Path, state: State) -> None:
     device = state.totals.device
-    with tensors_alone():
-        rest: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    with tensors_alone(), open_file(path) as file:
+        rest: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
     state.optimizer.load_state_dict(rest["optimizer"])
     torch.set_rng_state(_own(rest["random"]))
     if "random_cuda" in rest:
@@ -244,4 +248,4 @@ def _rest(state: State) -> dict[str, Any]:
 
 
 def _seal(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+    return {"bytes": path.stat().st_size, "sha256": file_digest(path, within=path.parent)}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from neural_similarity.choices import VERSION
+from neural_similarity.files import read_text
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.ops import declines
@@ -62,7 +63,7 @@ def cpu_name() -> str:
     convolutions and our operators run at other speeds.
     """
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    lines = read_text(info).splitlines() if info.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     name = next(names, platform.processor() or platform.machine())
     return f"{name} (AVX2)" if torch.backends.cpu.get_cpu_capability() == "AVX2" else name

@@ -3,8 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -45,16 +44,16 @@ def quantised(model: nn.Module, x: Tensor, batches: Iterable[Tensor]) -> nn.Modu
     return steps.convert_pt2e(prepared)
 
 
-def write_pt2(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -> Network:
+def write_pt2(program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str]) -> Network:
     """Write a file for `torch.export.load`, and return the network that it loads from it."""
     content = io.BytesIO()
     torch.export.save(program, content, extra_files=dict(facts))
-    path.write_bytes(content.getvalue())
-    with path.open("rb") as file:
-        return torch.export.load(file).module()
+    file.write(content.getvalue())
+    content.seek(0)
+    return torch.export.load(content).module()
 
 
-def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -> Network:
+def write_onnx(program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str]) -> Network:
     """Write an ONNX file with `facts` as metadata, and return onnxruntime's network of it."""
     runtime = optional("onnxruntime", "--format onnx", "export")
     optional("onnxscript", "--format onnx", "export")
@@ -68,12 +67,13 @@ def write_onnx(program: ExportedProgram, path: Path, facts: Mapping[str, str]) -
     if written is None:
         raise RunError("torch.onnx returned no program")
     written.model.metadata_props.update(facts)
-    written.save(path)
-    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    content = written.model_proto.SerializeToString()
+    file.write(content)
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     return lambda x: torch.from_numpy(session.run(None, {NAME: x.numpy()})[0])
 
 
-WRITERS: dict[str, Callable[[ExportedProgram, Path, Mapping[str, str]], Network]] = {
+WRITERS: dict[str, Callable[[ExportedProgram, BinaryIO, Mapping[str, str]], Network]] = {
     "onnx": write_onnx,
     "pt2": write_pt2,
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from neural_similarity.files import lock_file
+from neural_similarity.files import locked_file
 from neural_similarity.lab.errors import RunError
 
 
@@ -31,8 +31,6 @@ def _value(value: Any) -> str:
 def locked(path: Path, taken: str) -> Iterator[IO[bytes]]:
     """Open a file for appending, locked against other processes.
 
-    A child process that inherits the file keeps the lock until it ends.
-
     Args:
         path: the file; it is created if it is missing.
         taken: the message of the error if another process holds the lock.
@@ -40,10 +38,9 @@ def locked(path: Path, taken: str) -> Iterator[IO[bytes]]:
     Raises:
         RunError: another process holds the lock.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with contextlib.ExitStack() as stack:
         try:
-            lock_file(file.fileno(), wait=False)
+            file = stack.enter_context(locked_file(path))
         except BlockingIOError:
             raise RunError(taken) from None
         yield file

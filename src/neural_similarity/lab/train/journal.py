@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.choices import optional
-from neural_similarity.files import disk_errors, sync_path, write_text
+from neural_similarity.files import (
+    MOST_BYTES,
+    append_text,
+    new_file,
+    read_text,
+    sync_path,
+    write_text,
+)
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import State
@@ -109,8 +116,7 @@ def tracker(run: Run) -> Callable[[dict[str, Any]], None]:
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append `record` to a file of JSON lines."""
-    with disk_errors(path), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    append_text(path, json.dumps(record) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -122,7 +128,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with content_errors(path):
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        lines = read_text(path, most=MOST_BYTES, within=path.parent).split("\n")[:-1]
         return [_record(json.loads(line)) for line in lines]
 
 
@@ -176,5 +182,5 @@ def draw_learning_curves(
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with new_file(path) as file:
+        figure.savefig(file, format="png")

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from types import FrameType
 
 from torch import distributed as dist
 
-from neural_similarity.files import is_running
 from neural_similarity.lab.errors import PeerDied
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.run import CONFIG
@@ -94,4 +94,17 @@ def _dead_ranks(seconds: float = 0.0) -> list[int]:
 def _now_dead() -> list[int]:
     here = socket.gethostname()
     places = enumerate(distributed.peers())
-    return [rank for rank, (host, number) in places if host == here and not is_running(number)]
+    return [rank for rank, (host, number) in places if host == here and not _is_running(number)]
+
+
+def _is_running(process: int) -> bool:
+    """Whether a process of this machine lives, or has not been collected yet by its parent."""
+    if sys.platform == "win32":  # Where `os.kill` ends a process, whatever the signal.
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

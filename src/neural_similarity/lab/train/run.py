@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import nn
 
 from neural_similarity import models
 from neural_similarity.choices import require_count, require_known, require_positive
-from neural_similarity.files import new_folder, read_json, write_json
+from neural_similarity.files import check_target, new_folder, read_json, remove_folder, write_json
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.errors import PeerDied, RunError, content_errors
 from neural_similarity.lab.train.checkpoint import (
@@ -148,7 +147,8 @@ def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
 
 
 def require_new(path: Path, command: str = Run.COMMAND) -> None:
-    """Check that the folder does not exist: runs never overwrite each other."""
+    """Check that the folder can be made: runs never overwrite each other."""
+    check_target(path, folder=True)
     if not path.exists():
         return
     found = command_of(path)
@@ -174,15 +174,15 @@ def require_same_data(run: Run, digest: str, root: str | Path) -> None:
         )
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+def read_facts(path: Path, *, within: Path | None = None) -> dict[str, Any]:
+    """The JSON object in a file of a run, which must lie in `within`, or in its own folder.
 
     Raises:
         RunError: it holds none.
         FileNotFoundError: it is missing.
     """
     with content_errors(path):
-        facts = read_json(path)
+        facts = read_json(path, within=within or path.parent)
         if not isinstance(facts, dict):
             raise TypeError(f"it must hold an object, got {type(facts).__name__}")
     return facts
@@ -241,7 +241,7 @@ def removed_if_nothing_began(run: Run) -> Iterator[None]:
         only_ours = all(path.name in BEGUN for path in run.path.glob("*"))
         if not written and only_ours and not any(run.checkpoints.glob("*")):
             with suppress(RunError), locked(run.path / CONFIG, "it goes on in another process"):
-                shutil.rmtree(run.path)
+                remove_folder(run.path)
         raise
 
 

@@ -7,21 +7,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from neural_similarity.files import new_file, regular_file
 from neural_similarity.lab.errors import RunError
 from neural_similarity.nn import StaticSimilarity
 
 
 def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
-    """Write a network's parameters and buffers; shared tensors are written once.
+    """Write a network's parameters and buffers into a file, see `packed_weights`."""
+    content = packed_weights(model, metadata)
+    with new_file(path) as file:
+        file.write(content)
+
+
+def packed_weights(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
+    """A network's parameters and buffers as safetensors; shared tensors are stored once.
 
     safetensors' own `save_model` writes such files too, but fails on a shared tensor in
     channels-last memory.
 
     Args:
-        path: file to write.
         model: the network, in any memory layout.
         metadata: texts for the header, which also maps the other names of shared tensors to the
             written one.
@@ -33,7 +40,7 @@ def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> N
         if kept[name] == name
     }
     others = {name: first for name, first in kept.items() if first != name}
-    save_file(tensors, path, metadata=others | dict(metadata))
+    return save(tensors, metadata=others | dict(metadata))
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
@@ -43,7 +50,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
         RunError: the file holds no weights, or their names or shapes differ from the model's.
     """
     try:
-        stored = load_file(path)
+        stored = load_file(regular_file(path))
     except SafetensorError as error:
         raise RunError(f"{path} holds no weights: {error}") from error
     shared = {name: stored[first] for name, first in _kept_names(model).items() if first in stored}

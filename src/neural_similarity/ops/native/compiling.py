@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 
+from neural_similarity.files import read_bytes, sync_path
+
 _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
 _INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {
     "Darwin x86_64": {"-fopenmp": ("-Xclang", "-fopenmp")},
@@ -73,7 +75,7 @@ def _chosen_command() -> list[str]:
 
 def _built(compiler: Sequence[str]) -> ctypes.CDLL | str:
     """The library that this compiler built, now or earlier, or why it failed."""
-    sources = [(Path(__file__).parent / name).read_bytes() for name in _SOURCES]
+    sources = [read_bytes(Path(__file__).parent / name) for name in _SOURCES]
     machine = " ".join((*compiler, platform.machine(), _processor(), *_flags())).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
     path = _cache_folder() / f"operators-{key}"
@@ -90,7 +92,7 @@ def _load(path: Path) -> ctypes.CDLL | str:
     own = re.compile(rf"{re.escape(path.name)}-[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
     for file in filter(lambda file: own.fullmatch(file.name), path.parent.iterdir()):
         try:
-            if _is_ours(file) and file == _sealed(path, file.read_bytes()):
+            if _is_ours(file) and file == _sealed(path, read_bytes(file)):
                 return ctypes.CDLL(str(file))
             problem = f"{file} is damaged, or another user can write to it"
         except OSError as error:
@@ -130,9 +132,9 @@ def _call_compiler(compiler: Sequence[str], path: Path) -> str | None:
         if error is not None:
             return f"{shlex.join(compiler)} fails: {error}"
         built.chmod(0o700)
-        _flush(built)
-        built.replace(_sealed(path, built.read_bytes()))
-    _flush(path.parent)
+        sync_path(built)
+        built.replace(_sealed(path, read_bytes(built)))
+    sync_path(path.parent)
     return None
 
 
@@ -159,20 +161,19 @@ def _flags() -> list[str]:
     return [word for flag in _FLAGS for word in instead.get(flag, (flag,))]
 
 
-def _flush(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _cache_folder() -> Path:
     """The folder of compiled libraries: the user's cache, or a temporary one of this process."""
     try:
-        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(root) / "neural_similarity"
+        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        # A relative one is ignored, as https://specifications.freedesktop.org/basedir-spec has it.
+        folder = (named if named.is_absolute() else Path.home() / ".cache") / "neural_similarity"
+        if folder.is_symlink():  # What it leads to is another's, which must not get our mode.
+            warnings.warn(
+                f"compiled code stays in {folder}, which must be a folder, not a link; it is "
+                "compiled again by every process until the link is removed",
+                stacklevel=2,
+            )
+            raise NotADirectoryError(f"{folder} is a link")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.geteuid():  # Who owns a folder can change what is in it.
             raise PermissionError(f"{folder} is another user's")
@@ -188,7 +189,7 @@ def _cache_folder() -> Path:
 def _processor() -> str:
     """The features of this processor: a library built for them may not run on another."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = read_bytes(Path("/proc/cpuinfo")).decode("ascii", "replace").splitlines()
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -168,7 +168,6 @@ class Evaluator:
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
     """Write an evaluation to a file, whose folder is created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, layout(evaluation.to_json()))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neural_similarity.files import read_json, write_json
+from neural_similarity.files import read_json, remove_file, write_json
 
 SAVE_SECONDS = 10.0
 
@@ -41,7 +41,6 @@ class Partial:
         """Save the results, unless they were saved a few seconds ago."""
         if time.monotonic() - self._saved < SAVE_SECONDS:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         fields = {"of": self._of, "seconds": self.spent, "correct": correct.tolist()}
         write_json(self._path, fields)
         self._saved = time.monotonic()
@@ -57,7 +56,7 @@ class Partial:
 
     def remove(self) -> None:
         """Remove the file once the evaluation is recorded."""
-        self._path.unlink(missing_ok=True)
+        remove_file(self._path)
 
 
 def _held(path: Path, of: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any, cast, get_args
 
-from neural_similarity.files import read_json
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.few_shot.evaluation import (
     EVALUATIONS,
@@ -65,7 +64,7 @@ def recorded_outcomes(run: FewShotRun, command: str) -> dict[str, dict[str, Any]
     evaluations = read_evaluations(run)
     if not evaluations:
         raise RunError(f"{run.path} has no evaluations; `nsim evaluate {run.path}` first")
-    recipe, training = run.recipe, read_json(run.summary) | {"command": command}
+    recipe, training = run.recipe, read_facts(run.summary) | {"command": command}
     return {
         one.name(recipe.train_on, recipe.seed): {"training": training} | _evaluation_json(run, one)
         for one in evaluations

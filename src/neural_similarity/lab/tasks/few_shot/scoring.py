@@ -97,7 +97,6 @@ def task_list(options: Scoring, recipe: FewShotRecipe, split: ClassSplit) -> Tas
     sizes = TaskSizes(**chosen)
     tasks = draw_tasks(images, sizes, count, seed=seed, data=split.digest, part=options.part)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_tasks(path, tasks)
     return tasks
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
-from neural_similarity.files import read_json
 from neural_similarity.lab import data
 from neural_similarity.lab.data import ClassSplit, Images, Preprocess
 from neural_similarity.lab.data.files import Progress
@@ -37,7 +36,7 @@ from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
 from neural_similarity.lab.train.progress import clock
 from neural_similarity.lab.train.record import Record
-from neural_similarity.lab.train.run import require_finished, start_facts
+from neural_similarity.lab.train.run import read_facts, require_finished, start_facts
 from neural_similarity.lab.train.statistics import by_task
 
 SELECTION_SEED = 1
@@ -176,7 +175,7 @@ class FewShotTask:
             RunError: the run is not finished or chose no step, or started from another and `start`
                 is not given or not trained on validation classes.
         """
-        summary = read_json(run.summary) if run.summary.exists() else {}
+        summary = read_facts(run.summary) if run.summary.exists() else {}
         if "best_checkpoint" not in summary:
             raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")
         if run.recipe.start is not None:
