@@ -201,7 +201,14 @@ def test_a_full_disk_leaves_what_was_there_and_names_the_file(tmp_path):
 
 def test_other_names_stay_bit_for_bit(tmp_path):
     for name in (
-        *(".x.partial", ".x.12a.partial", ".x..partial", ".x.12.partial.bak", ".y.12.partial"),
+        *(
+            ".x.partial",
+            ".x.12a.partial",
+            ".x..partial",
+            ".x.012.partial",
+            ".x.12.partial.bak",
+            ".y.12.partial",
+        ),
         *("x.12.partial", ".x.1.2.partial", ".x.\u0662.partial", "xx", ".xx.12.partial", "x.bak"),
     ):
         (tmp_path / name).write_text("others'")

@@ -146,7 +146,7 @@ def remove_leftovers(folder: Path, names: str) -> None:
         folder: where they are, or nothing.
         names: a regular expression of the names that they would have, or had.
     """
-    hidden = re.compile(rf"\.(?:{names})\.[0-9]+{re.escape(PARTIAL)}")
+    hidden = re.compile(rf"\.(?:{names})\.[1-9][0-9]*{re.escape(PARTIAL)}")
     for other in folder.iterdir() if folder.is_dir() else ():
         if hidden.fullmatch(other.name):
             with contextlib.suppress(OSError), _claim(other) as mine:

@@ -23,7 +23,7 @@ from tiny_images import tiny as tiny
 from tiny_results import STATIC
 from tiny_results import tiny_table as tiny_table
 
-from neural_similarity.files import remove_folder
+from neural_similarity.files import locked_folder, remove_folder
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.paper.records import budgets, read_records
 from neural_similarity.lab.recipes import RECIPES
@@ -89,7 +89,8 @@ def test_leftovers_of_killed_processes_go_and_those_of_running_ones_stay(tmp_pat
     for name in (running, f".step-00000007.{GONE}.partial", f".step-100000000.{GONE}.partial"):
         shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
     (tmp_path / f".step-00000006.{os.getpid()}.partial").touch()
-    tidy(tmp_path, step=3, keep=2)
+    with locked_folder(tmp_path / running):  # As a process does that writes to it.
+        tidy(tmp_path, step=3, keep=2)
     assert names_in(tmp_path) == [running, "step-00000002", "step-00000003", "step-00000004"]
     tidy(tmp_path / "missing", step=3, keep=2)
 
