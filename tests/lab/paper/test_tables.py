@@ -149,7 +149,7 @@ def test_row_by_hand(tmp_path):
 def test_the_picture_has_the_intervals_of_the_table(tmp_path, monkeypatch):
     write_three_seeds(tmp_path)
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     draw(make_report(TINY_TABLE, budget=1, results=tmp_path), tmp_path / "table.png")
     found = []
     for middle, _, (bars,) in drawn[0].axes[1].containers:

@@ -51,7 +51,6 @@ def write_records(run: Run, results: Path) -> list[Path]:
 
 def _write(path: Path, content: dict[str, Any]) -> Path:
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, layout(content))
     elif read_record(path) and read_json(path)["correct"] != content["correct"]:
         raise RunError(f"{path} exists already with another outcome; delete it to write it again")

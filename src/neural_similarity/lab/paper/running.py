@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.paper.missing import Key, Line
+from neural_similarity.lab.train.files import locked
 from neural_similarity.lab.train.stopping import signals_noted
 
 PROGRAM = (sys.executable, "-m", "neural_similarity")
@@ -46,7 +48,10 @@ def run_lines(lines: Sequence[Line], jobs: int) -> Outcome:
             if line.records and all(path.exists() for path in line.records):
                 return None  # Another command recorded them meanwhile.
             log = line.folder.with_name(f"{line.folder.name}.log") if jobs > 1 else None
-            return _run_commands(line, log, stop)
+            try:
+                return _run_commands(line, log, stop)
+            except RunError as error:  # Another process has the log.
+                return str(error)
 
         for stage in sorted({line.stage for line in lines}):
             own = [line for line in lines if line.stage == stage]
@@ -59,9 +64,8 @@ def run_lines(lines: Sequence[Line], jobs: int) -> Outcome:
 
 def _run_commands(line: Line, log: Path | None, stop: Callable[[], int | None]) -> str | None:
     """Run the commands of a line; why one failed."""
-    if log is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext() if log is None else log.open("ab") as output:
+    taken = f"another process runs it already and writes to {log}"
+    with nullcontext() if log is None else locked(log, taken) as output:
         for words in line.commands:
             if stop() is not None:
                 return "stopped"

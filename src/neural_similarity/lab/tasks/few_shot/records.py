@@ -18,6 +18,7 @@ from neural_similarity.lab.tasks.few_shot.recipe import Classes, FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train.record import Outcome, Record
+from neural_similarity.lab.train.run import read_facts
 from neural_similarity.lab.train.task import Trial
 
 WAYS, QUERIES, TASK_SEED = 5, 15, 0
