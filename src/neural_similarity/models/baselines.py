@@ -1,7 +1,7 @@
 """Other layers whose kernel depends on the image, for comparison in the same networks.
 
-Each takes the arguments of a plain convolution without groups, and so the place of one in
-`building.stages`. They compare with `ns.Dynamic`, which predicts a small M per position for a
+Each takes the arguments of a plain convolution without groups, so that `building.stages` can use it
+in place of one. They are baselines for `ns.Dynamic`, which predicts a small M per position for a
 kernel that all images share.
 """
 
@@ -15,7 +15,7 @@ from neural_similarity.ops.window import promoted, without_autocast
 
 
 class BaselineLayer(nn.Module):
-    """A square convolution whose kernel, or where it looks, depends on the image.
+    """A square convolution whose kernel, or whose sampling positions, depend on the image.
 
     Args:
         in_channels: Channels of the input.
@@ -23,7 +23,7 @@ class BaselineLayer(nn.Module):
         kernel_size: Taps along each dimension.
         stride: Step of the window.
         padding: Zeros on every side.
-        bias: Whether to add one.
+        bias: Whether to add a bias.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class BaselineLayer(nn.Module):
         return self.out_channels, self.in_channels, self.kernel_size, self.kernel_size
 
     def start(self) -> None:
-        """Draw the first parameters; networks do so after they have drawn those of plain layers."""
+        """Draw the initial parameters; networks do so after drawing those of plain layers."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -58,7 +58,7 @@ class BaselineLayer(nn.Module):
 
 
 class _PerImage(BaselineLayer):
-    """A convolution with a kernel per image, from the averages of its channels."""
+    """A convolution with a kernel per image, computed from the averages of its channels."""
 
     def kernels(self, averages: Tensor) -> Tensor:
         """Averages (n, c) to kernels (n, o, c, k, k)."""
@@ -108,10 +108,10 @@ class DynamicFilter2d(_PerImage):
 
     with $\bar x$ the channels' averages over the positions and G as large as `hidden` kernels. De
     Brabandere et al., Dynamic Filter Networks (https://arxiv.org/abs/1605.09673), with the smallest
-    generator, as that of one layer of 128 to 128 channels makes 147,456 numbers. Units are bounded:
+    generator, since for 128 to 128 channels it must generate 147,456 weights. Units are bounded:
     with ReLU a kernel grows with its input, so that a layer is quadratic in the scale of an image,
-    nine of them are of degree 512, and few images own the batch statistics of all. Other
-    arguments: see `BaselineLayer`.
+    nine of them have degree 512, and few images dominate the batch statistics. Other arguments: see
+    `BaselineLayer`.
     """
 
     def __init__(self, *args: Any, hidden: int = 4, **options: Any):
@@ -121,7 +121,7 @@ class DynamicFilter2d(_PerImage):
         self.start()
 
     def start(self) -> None:
-        """He's initialisation of what every unit adds to the kernel, and of g."""
+        """He's initialisation of every unit's contribution to the kernel, and of g."""
         nn.init.kaiming_normal_(self.hide.weight, nonlinearity="relu")
         nn.init.zeros_(self.hide.bias)
         std = (2 / (self.in_channels * self.kernel_size**2)) ** 0.5

@@ -21,7 +21,7 @@ from neural_similarity.ops.window import promoted
 Init = Literal["identity", "released"]
 
 MOST_SCALARS = 25**2
-"""Above so many predicted entries per position, a full 5×5 M's, `ns.convert` must be asked."""
+"""Most entries predicted per position, a full 5×5 M's, unless `ns.convert` is asked for more."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -138,7 +138,7 @@ def survives_copies(case: Case) -> None:
     loaded = case.layer()
     loaded.load_state_dict(torch.load(buffer))
     for copy in (deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
-        _require(torch.equal(_output(copy, x), _output(layer, x)), "a copy computes otherwise")
+        _require(torch.equal(_output(copy, x), _output(layer, x)), "a copy computes something else")
 
 
 def is_a_function_of_its_seed(case: Case) -> None:

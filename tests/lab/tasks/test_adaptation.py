@@ -74,7 +74,7 @@ def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
     size = (run / "adapter.safetensors").stat().st_size
     assert size < 10_000
     file = f"{run}/adapter.safetensors, {size / 1000:.1f} kB"
-    assert f"{trained:,} numbers trained, to be kept in {file}\n" in told.out
+    assert f"{trained:,} parameters trained, in {file}\n" in told.out
     assert cli.main(["evaluate", str(run), "--device", "cpu"]) == 0
     accuracy = read_json(run / "summary.json")["test_accuracy"]
     assert f"accuracy {100 * accuracy:.2f} %" in capsys.readouterr().out

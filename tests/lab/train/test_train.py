@@ -123,7 +123,7 @@ def test_run_is_never_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("classes", "size", "message"),
     [
-        (2, (8, 9), "images must be square, or `image_size` be given to cut them, got 8x9"),
+        (2, (8, 9), "images must be square, got 8x9; `image_size` crops them"),
         (1, (8, 8), "there must be at least two classes, got "),
     ],
 )

@@ -175,7 +175,7 @@ class AdaptationRun(Run):
 
 
 def adapted(network: nn.Module, recipe: AdaptationRecipe, converted: bool = False) -> nn.Module:
-    """A network, changed in place, with the recipe's similarity or baseline; its parts train."""
+    """Add the recipe's similarity or baseline to a network in place; freeze what does not train."""
     head = head_name(network)
     if recipe.similarity is not None and not converted:
         network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
@@ -280,13 +280,13 @@ class AdaptationTask(ClassificationTask):
 
     @staticmethod
     def result_text(run: Run, summary: dict[str, Any]) -> str:
-        """As of classification, and what the adapter holds."""
+        """The text of classification, and the size of the adapter."""
         text, file = ClassificationTask.result_text(run, summary), run.path / ADAPTER
         if not file.exists():
             return text
         scores, _, folder = text.rpartition("\n")
         size = f"{summary['bytes'] / 1000:,.1f} kB"
-        trained = f"{summary['trained']:,} numbers trained, to be kept in {file}, {size}"
+        trained = f"{summary['trained']:,} parameters trained, in {file}, {size}"
         return f"{scores}\n{trained}\n{folder}"
 
 

@@ -129,7 +129,7 @@ class Backbone:
             )
         sized = recipe.image_size is not None or recipe.dataset in IN_PLACE
         if not sized or (self.weights is None and self._named):
-            return  # The data tell the size; weights that are downloaded for a name fit it.
+            return  # The data set the size, and downloaded weights fit their network.
         recipe = replace(recipe, **usual.fields)
         sizes = {"in_channels": usual.channels, "image_size": recipe.image_size or usual.image_size}
         with torch.random.fork_rng(devices=[]):
@@ -187,7 +187,7 @@ class Backbone:
         return Pretrained(model, same, converted)
 
     def _misfit(self, reason: str) -> RunError:
-        """The error of weights of another network, and what names theirs."""
+        """The error for weights of another network, with the options that name the right one."""
         theirs = "--backbone" if self.weights else "--model and --width"
         hint = "" if self.is_run else f"; name the network that they are of by {theirs}"
         return RunError(f"the weights of {self.weights or self.word} do not fit: {reason}{hint}")

@@ -17,17 +17,17 @@ from neural_similarity.nn import Diagonal, Static
 
 Baseline = Literal["none", "ssf", "lora", "oft", "turn"]
 RANK = 1
-"""The rank of LoRA, the least: 6,331 numbers for ResNet-20; full M in every layer has 1,539."""
+"""The rank of LoRA, the least: 6,331 parameters for ResNet-20; full M in every layer has 1,539."""
 BLOCK = 4
 """Filters in each block of diag-OFT, LyCORIS's default."""
 
 
 class BaselineConv2d(nn.Conv2d, ABC):
-    """A convolution whose kernel and bias are computed from its own and from a few numbers."""
+    """A convolution whose kernel and bias are computed from its own and a few new parameters."""
 
     @abstractmethod
     def add(self) -> None:
-        """Add the new numbers, at which the layer computes as before."""
+        """Add the new parameters, with values at which the layer computes the same as before."""
 
     @abstractmethod
     def computed(self) -> tuple[Tensor, Tensor | None]:
@@ -37,7 +37,7 @@ class BaselineConv2d(nn.Conv2d, ABC):
         return self._conv_forward(input, *self.computed())
 
     def merged(self) -> nn.Module:
-        """The plain convolution that computes the same."""
+        """The equivalent plain convolution."""
         layer = nn.utils.skip_init(
             nn.Conv2d, self.in_channels, self.out_channels, self.kernel_size,
             stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups,
@@ -67,23 +67,23 @@ class ScaleShift(BaselineConv2d):
 class Turned(BaselineConv2d):
     """R W, R orthogonal within blocks of filters: diag-OFT (Qiu et al., arXiv:2306.07280).
 
-    By LyCORIS, R = (I + Q)(I - Q)^-1 with Q = B - Bᵀ and B = 0 (blocks, size, size) at first.
+    As in LyCORIS, R = (I + Q)(I - Q)^-1 with Q = B - Bᵀ, and B (blocks, size, size) starts at 0.
     """
 
     def add(self) -> None:
         self.blocks = nn.Parameter(_lycoris().weight_gen(self.weight, BLOCK)[0].to(self.weight))
 
     def computed(self) -> tuple[Tensor, Tensor | None]:
-        # Pinned, as other backends round otherwise.
+        # Pinned, as other backends round differently.
         change = _lycoris().diff_weight(self.weight, self.blocks, None, backend="torch")
         return self.weight + change, self.bias
 
 
 class TurnedInput(nn.Conv2d):
-    """A first convolution that sees images turned by an angle, in right angles; 0 at first.
+    """A first convolution of images that are turned by an angle, in right angles, from 0 on.
 
-    The trivial baseline of `ns.Affine("angle")`. Bilinear, zero outside. No kernel computes it, so
-    that it is not merged.
+    The trivial baseline of `ns.Affine("angle")`; bilinear, zero outside. No kernel computes the
+    same, so it cannot be merged.
     """
 
     def add(self) -> None:
@@ -107,10 +107,10 @@ def _change(network: nn.Module, baseline: Baseline, layers: Mapping[str, nn.Conv
         if grouped:
             raise ValueError(
                 f"`baseline` must not be lora of grouped convolutions, got {', '.join(grouped)}; "
-                "`where` names others"
+                "choose others by `where`"
             )
         peft = optional("peft", "LoRA", "adapt")
-        # An expression, as PEFT takes each name of a list for an end of longer ones, too.
+        # A regular expression, since PEFT matches each name of a list as a suffix of longer ones.
         names = "|".join(map(re.escape, layers))
         config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names)
         peft.inject_adapter_in_model(config, network)
@@ -131,12 +131,12 @@ PARTS: dict[Baseline, tuple[str, ...]] = {
 
 
 def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = None) -> list[str]:
-    """Change the 2-d convolutions that `ns.convert` would, in place, to compute as before.
+    """Add a baseline to the 2-d convolutions that `ns.convert` would convert, in place.
 
-    Of "turn" the first one alone.
+    Outputs stay the same. "turn" changes the first convolution only.
 
     Returns:
-        Names of what is new.
+        Names of the new parameters.
 
     Raises:
         ModuleNotFoundError: LoRA needs peft, diag-OFT lycoris-lora.
@@ -162,7 +162,7 @@ def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = No
 
 @torch.no_grad()
 def merged(network: nn.Module) -> nn.Module:
-    """A copy in which baselines have become kernels and biases of plain convolutions."""
+    """A copy in which baselines are merged into kernels and biases of plain convolutions."""
     network = deepcopy(network)
     for name, layer in list(network.named_modules()):
         if isinstance(layer, BaselineConv2d):

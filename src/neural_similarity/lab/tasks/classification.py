@@ -123,7 +123,7 @@ class ClassificationTask:
         _, height, width = self.images.shape
         if height != width:
             raise ValueError(
-                f"images must be square, or `image_size` be given to cut them, got {height}x{width}"
+                f"images must be square, got {height}x{width}; `image_size` crops them"
             )
         if len(self.images.classes) < 2:
             raise ValueError(f"there must be at least two classes, got {self.images.classes}")
@@ -196,7 +196,7 @@ class ClassificationTask:
 
     @classmethod
     def retrained(cls, run: Run, start: object, load: object) -> tuple[Recipe, dict[str, Any]]:
-        """Such runs choose no number of steps by validation data."""
+        """Always an error: these runs do not choose their number of steps on validation data."""
         raise RunError(f"{run.path} cannot be retrained: only few-shot runs with select_on can")
 
     @classmethod
@@ -206,7 +206,7 @@ class ClassificationTask:
 
     @staticmethod
     def outcomes(run: Run, command: str) -> dict[str, dict[str, Any]]:
-        """What the run was scored, cost and learned."""
+        """The scores, costs and learned parameters of the run."""
         summary = read_facts(run.summary)
         correct = summary.pop("test_correct")
         size = (run.channels, run.image_size, run.image_size)
@@ -227,7 +227,7 @@ class ClassificationTask:
 
     @staticmethod
     def read_outcome(content: dict[str, Any], recipe: Recipe) -> Outcome:
-        """Which test images were right."""
+        """Whether each test image was classified correctly."""
         right = unpack_correct(content["correct"])
         share = right.sum().item() / len(right)
         if share != content["summary"]["test_accuracy"]:
@@ -243,12 +243,12 @@ class ClassificationTask:
 
     @classmethod
     def comparable(cls, ours: Record, theirs: Record) -> bool:
-        """Always: a table is of one data set."""
+        """Always True: a table has one data set."""
         return True
 
     @staticmethod
     def interval(values: Tensor) -> Interval:
-        """Over test images."""
+        """The interval of a mean over test images."""
         return by_image(values.tolist())
 
     @staticmethod
@@ -311,7 +311,7 @@ def score_facts(scores: Scores) -> dict[str, Any]:
 
 
 def score_text(scores: Scores) -> str:
-    """Scores in a line."""
+    """The scores as a line of text."""
     top5 = scores.top5_error_percent
     return (
         f"accuracy {100 * scores.accuracy:.2f} %, error {scores.error_percent:.2f} %, "

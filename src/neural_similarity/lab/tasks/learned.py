@@ -1,4 +1,4 @@
-"""What a network learned besides its kernels: kilobytes, from which figures are drawn."""
+"""The parameters that a network learned besides its kernels, for records and figures."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from neural_similarity.nn import (
 )
 
 MOST_NUMBERS = 2_000
-"""The most numbers of one tensor: an M for each of many filters is left out."""
+"""Largest tensor that is kept: an M for each of many filters is left out."""
 
 
 @torch.no_grad()
 def learned(network: nn.Module) -> dict[str, dict[str, Any]]:
-    """By layer: static M, D_r and the taps that D keeps, gains of dynamic M; all to four digits.
+    """By layer: static M, D_r and the taps that D keeps, gains of dynamic M; to four digits.
 
-    Of every convolution, plain ones too, the singular values of its folded kernel as a matrix of
-    filters × (channels·taps); of a dynamic one, of W alone.
+    For every convolution, plain ones too, also the singular values of its folded kernel as a matrix
+    of filters × (channels·taps); for a dynamic one, those of W alone.
     """
     kernels, found = folded_kernels(network), {}
     for name, layer in network.named_modules():

@@ -209,5 +209,5 @@ def with_sync_norms(model: nn.Module) -> nn.Module:
     """
     device = next(model.parameters()).device
     if device.type == "cpu":
-        raise ValueError("`sync_norms` must be False on the CPU, which torch does not support")
+        raise ValueError("`sync_norms` must be False on the CPU, unsupported by torch, got True")
     return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))

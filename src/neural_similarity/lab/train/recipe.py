@@ -77,9 +77,9 @@ class Recipe:
     DATASETS: ClassVar[Collection[str]] = NAMES
     """The choices of `dataset`."""
     START: ClassVar[str] = ""
-    """The field that names the run to start from, where training starts from one."""
+    """The field that names the run to start from, if training can start from one."""
     START_REQUIRED: ClassVar[bool] = False
-    """Whether there is no training without it."""
+    """Whether training requires that field."""
 
     dataset: str = "cifar10"
     """Data set: embedded, fashion-mnist, cifar10 (also changed: cifar10-noise-25, -noise-50,
@@ -195,20 +195,20 @@ class Recipe:
 
     @classmethod
     def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields in a file, under the names of today."""
+        """The fields in a file, with older names replaced by current ones."""
         return fields
 
     def start_terms(self, budget: float) -> dict[str, Any]:
-        """Facts that the run to start from shares with a run of this recipe, besides the seed."""
+        """Facts, besides the seed, in which the run to start from must equal this recipe's run."""
         return {"budget": budget}
 
     @property
     def retrained_fields(self) -> tuple[str, ...]:
-        """The fields that training on validation data as well has changed."""
+        """The fields that retraining on validation data has changed."""
         return ()
 
     def retrained(self, step: int, growth: float) -> Self:
-        """The recipe on validation data as well, by what was chosen, see `Task.retrained`."""
+        """The recipe with validation data added, by the chosen step, see `Task.retrained`."""
         raise NotImplementedError
 
     def _require_known_names(self) -> None:

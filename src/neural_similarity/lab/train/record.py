@@ -1,4 +1,4 @@
-"""A run record: what a table is built from."""
+"""Run records, from which tables are built."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,45 +11,45 @@ from neural_similarity.lab.train.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What a run was scored on."""
+    """The scores of a run."""
 
     stem: str
     """The name of the record's file, without .json."""
     correct: Tensor
-    """Which test images were right, boolean; or how many queries of each task."""
+    """Whether each test image was classified correctly; or the correct queries of each task."""
     accuracies: Tensor
-    """Share of right answers of each image or task; float64."""
+    """Share of correct answers for each image or task; float64."""
     evaluation: Any = None
-    """For a few-shot run, what was evaluated."""
+    """The evaluation of a few-shot run."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record(Outcome):
-    """A finished run of a named recipe with nothing overridden, and what it was scored on."""
+    """A finished run of a named recipe without overrides, and its scores."""
 
     path: Path
     name: str
     budget: float
     """Share of the recipe's steps."""
     recipe: Recipe
-    """Every setting, steps scaled already."""
+    """All settings, with the steps already scaled."""
     code: dict[str, Any]
     """Version, commits, and whether files differed from a commit."""
     environment: dict[str, Any]
     """Machine, versions, device and precision."""
     data: dict[str, Any]
-    """Name and digest of the data set; how many classes, where the record says it."""
+    """Name and digest of the data set; the number of classes, if the record has it."""
     training: dict[str, Any]
     """Summary of the training: steps, seconds, parameters."""
     summary: dict[str, Any]
     start: dict[str, Any] | None = None
     """Recipe, seed, classes and budget of the run that training started from, and SHA-256 of its
-    weights, by which its own evaluations are known."""
+    weights, which identifies its own evaluations."""
     retrained: dict[str, Any] | None = None
-    """The step that was chosen on validation classes, and how many times more images there are,
-    where training was anew on both; older records do not say."""
+    """If the run was retrained on validation classes too: the step that was chosen on them, and the
+    ratio of the numbers of images; missing in older records."""
     learned: dict[str, Any] | None = None
-    """By layer, see `tasks.learned`; only of recognition, and older records have none."""
+    """By layer, see `tasks.learned`; for recognition only, and missing in older records."""
 
     @property
     def seed(self) -> int:

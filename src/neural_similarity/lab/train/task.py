@@ -24,39 +24,39 @@ AnyRecipe = TypeVar("AnyRecipe", bound=Recipe, contravariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A record that a row of a table asks of each seed."""
+    """A record that a table's row needs for each seed."""
 
     stem: str
     """The name of the record's file, without .json."""
     product: str = SUMMARY
-    """The file in the run folder that exists once there is something to record."""
+    """The file in the run folder whose presence means that the run can be recorded."""
     options: tuple[str, ...] | None = None
-    """Options of `nsim evaluate`, which makes it; None where training does."""
+    """Options of `nsim evaluate`, which makes that file; None if training makes it."""
     retrained: bool = False
-    """Whether the run is trained again on validation data as well."""
+    """Whether the run is retrained with validation data added."""
 
 
 class Task(Protocol[AnyRun, AnyRecipe]):
     """A recipe with its data, from which the session trains and scores a network.
 
-    Its class methods are the words of a kind of run: what the command line says about it, and how
-    its records are written, read and shown.
+    Its class methods define a kind of run: its texts on the command line, and how its records are
+    written, read and shown.
     """
 
     RUN: ClassVar[type[Run]]
     HELP: ClassVar[str]
     """Help of `nsim train` with such a recipe."""
     NAMES_CLASSES: ClassVar[bool]
-    """Whether the network names the classes of images, as `nsim predict` needs it."""
+    """Whether the network classifies images, as `nsim predict` requires."""
     SCORING: ClassVar[type[Any]]
     """Dataclass of the options of `nsim evaluate` that such runs have."""
     SCORING_HELP: ClassVar[str]
     """Help of `nsim evaluate`."""
     RECORDS: ClassVar[str]
-    """Folder of the records, in that of all results."""
+    """Folder of the records, inside the folder of all results."""
     COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]]
-    """What a table shows of records that differ in their seed alone, by heading; empty for what
-    images are classified by."""
+    """The columns of a table, by heading, for records that differ in their seed alone; empty for
+    image classification."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -82,7 +82,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
 
     @classmethod
     def check_recipe(cls, recipe: AnyRecipe) -> None:
-        """Check what a new run starts from, before images are decoded.
+        """Check the start of a new run, before images are decoded.
 
         Raises:
             ValueError: the recipe names what does not exist, or does not fit.
@@ -125,14 +125,14 @@ class Task(Protocol[AnyRun, AnyRecipe]):
 
     @staticmethod
     def result_text(run: AnyRun, summary: dict[str, Any]) -> str:
-        """What the end of a training tells."""
+        """The text to print at the end of training."""
         ...
 
     @classmethod
     def retrained(
         cls, run: AnyRun, start: str | Path | None, load: Callable[[], Any]
     ) -> tuple[Recipe, dict[str, Any]]:
-        """The recipe of a run on validation data as well, and what was chosen for it.
+        """The recipe of a run with validation data added, and the step that the run chose.
 
         Raises:
             RunError: the run chose nothing on validation data.
@@ -141,22 +141,22 @@ class Task(Protocol[AnyRun, AnyRecipe]):
 
     @staticmethod
     def trials(seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
-        """The records that a row of a table asks of a seed.
+        """The records that a table's row needs for a seed.
 
         Args:
-            seed: of the runs.
-            method: what is evaluated, where the network is evaluated by methods.
-            shots: labelled images of each class, likewise.
-            count: number of test tasks, likewise.
+            seed: seed of the runs.
+            method: for few-shot runs, the method to evaluate.
+            shots: for few-shot runs, labelled images of each class.
+            count: for few-shot runs, number of test tasks.
         """
         ...
 
     @staticmethod
     def outcomes(run: AnyRun, command: str) -> dict[str, dict[str, Any]]:
-        """What only records of this kind say, by the names of their files.
+        """The parts of records that only this kind of run has, by the names of their files.
 
         Args:
-            run: finished.
+            run: a finished run.
             command: the command that repeats it.
 
         Raises:
@@ -166,12 +166,12 @@ class Task(Protocol[AnyRun, AnyRecipe]):
 
     @staticmethod
     def is_record(path: Path) -> bool:
-        """Whether a file in a folder of records has the name of one; other names are a user's."""
+        """Whether a file in a folder of records is named like one; other files are the user's."""
         ...
 
     @staticmethod
     def read_outcome(content: dict[str, Any], recipe: AnyRecipe) -> Outcome:
-        """What `outcomes` wrote.
+        """The outcome that `outcomes` wrote.
 
         Raises:
             ValueError: it is damaged.
@@ -195,5 +195,5 @@ class Task(Protocol[AnyRun, AnyRecipe]):
 
     @staticmethod
     def facts(records: Sequence[Record]) -> dict[str, Any]:
-        """What a table says of such records as JSON values, besides their accuracies."""
+        """The facts that a table gives about these records in JSON, besides accuracies."""
         ...

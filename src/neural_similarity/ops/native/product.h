@@ -129,7 +129,7 @@ INLINE void matrix_unit_store(float *c, int64_t c_row) {
     MEMORY_IS_USED(c);
 }
 
-/* Add a b of 16 words of depth, whose rows are so many words apart. */
+/* Add a b of 16 words of depth, whose rows are `a_row` and `b_row` words apart. */
 INLINE void matrix_unit_add(const uint32_t *a, int64_t a_row, const uint32_t *b, int64_t b_row) {
     MEMORY_IS_USED(a);
     _tile_loadd(4, a, 4 * a_row);

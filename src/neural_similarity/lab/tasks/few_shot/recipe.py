@@ -128,16 +128,16 @@ class FewShotRecipe(Recipe):
         return super().folder(name if self.train_on == "train" else f"{name}-{self.train_on}")
 
     def start_terms(self, budget: float) -> dict[str, Any]:
-        """The classes; of which budget the start was, records say."""
+        """The classes; records give the budget of the start."""
         return {"classes": self.train_on}
 
     @property
     def retrained_fields(self) -> tuple[str, ...]:
-        """Fields that differ after training on validation classes as well."""
+        """Fields that retraining on validation classes has changed."""
         return () if self.train_on == "train" else RETRAINED
 
     def retrained(self, step: int, growth: float) -> Self:
-        """The recipe on training and validation classes, as `retraining` has it."""
+        """The recipe on training and validation classes, see `retraining`."""
         return retraining(self, step, growth)
 
     @property

@@ -26,10 +26,10 @@ WAYS, QUERIES, TASK_SEED = 5, 15, 0
 
 
 def wanted_trials(seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
-    """The evaluations of a method: by training classes, and on validation classes as well.
+    """The evaluations of a method: trained on training classes, and on validation classes too.
 
-    Of MAML, ANIL and meta-learned NSN, whose classifier has a learned start, by training classes
-    alone: the paper trains static and dynamic NSN on validation classes as well.
+    MAML, ANIL and meta-learned NSN, whose initial classifier is learned, are trained on training
+    classes alone; the paper trains static and dynamic NSN on validation classes as well.
     """
     kind, sizes = METHODS[method], table_sizes(shots)
     facts = {"part": "test", "count": count, "seed": TASK_SEED}
@@ -57,7 +57,7 @@ def evaluate_options(method: str, sizes: TaskSizes, count: int, seed: int, part:
 
 
 def recorded_outcomes(run: FewShotRun, command: str) -> dict[str, dict[str, Any]]:
-    """What records say about a run's evaluations, by the names of their files.
+    """The contents of records of a run's evaluations, by the names of their files.
 
     Raises:
         RunError: there is no evaluation.
@@ -82,7 +82,7 @@ def _evaluation_json(run: FewShotRun, one: Evaluation) -> dict[str, Any]:
 
 
 def read_outcome(content: dict[str, Any], recipe: FewShotRecipe) -> Outcome:
-    """How many queries of each task were right."""
+    """The number of correct queries of each task."""
     evaluation = Evaluation.from_json(content)
     return Outcome(
         stem=evaluation.name(recipe.train_on, recipe.seed),
@@ -95,7 +95,7 @@ def read_outcome(content: dict[str, Any], recipe: FewShotRecipe) -> Outcome:
 def grouped_records(
     records: Sequence[Record], method: str, shots: int
 ) -> dict[Hashable, list[Record]]:
-    """Evaluations on test classes by classes of training, statistics, tasks and start."""
+    """Evaluations on test classes, grouped by training classes, statistics, tasks and start."""
     groups: dict[Hashable, list[Record]] = {}
     for one in _longest(records):
         of = _evaluation(one)
@@ -106,7 +106,7 @@ def grouped_records(
 
 
 def _longest(records: Iterable[Record]) -> list[Record]:
-    """Of those that differ only in the number of tasks, the one with the most."""
+    """Of records that differ only in the number of tasks, the one with the most."""
     longest: dict[str, Record] = {}
     for one in sorted(records, key=lambda one: len(one.correct)):
         of = _evaluation(one)
@@ -115,7 +115,7 @@ def _longest(records: Iterable[Record]) -> list[Record]:
 
 
 def comparable_records(ours: Record, theirs: Record) -> bool:
-    """Whether both are of the same classes and tasks, by the usual statistics of `theirs`.
+    """Whether both have the same classes and tasks, and `theirs` the usual statistics.
 
     Lists with the same seed and data share their first tasks.
     """
@@ -131,7 +131,7 @@ def comparable_records(ours: Record, theirs: Record) -> bool:
 
 
 def record_facts(records: Sequence[Record]) -> dict[str, Any]:
-    """Classes of training, statistics and number of tasks."""
+    """Training classes, statistics and number of tasks."""
     first = records[0]
     return {
         "trained_on": _classes(first),
@@ -141,7 +141,7 @@ def record_facts(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _evaluation(record: Record) -> Evaluation:
-    """What was evaluated; every few-shot record has it."""
+    """The evaluation, which every few-shot record has."""
     return cast(Evaluation, record.evaluation)
 
 
@@ -154,13 +154,13 @@ def _start_budget(record: Record) -> float:
 
 
 def _budget_text(records: Sequence[Record]) -> str:
-    """The budget of the run, and that of the run it started from where they differ."""
+    """The budget of the run, and the budget of its start if that differs."""
     budget, start = records[0].budget, _start_budget(records[0])
     return f"{budget:g}" + (f" (start: {start:g})" if start != budget else "")
 
 
 def _seeds_text(records: Sequence[Record]) -> str:
-    """How many there are, the deviation between them from two on, and those of changed code."""
+    """The number of seeds, their deviation from two on, and the seeds run with local changes."""
     values = [100 * one.summary["accuracy"] for one in records]
     text = f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
     changed = ", ".join(str(one.seed) for one in records if one.code["dirty"])
@@ -181,4 +181,4 @@ COLUMNS: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "tasks": lambda records: f"{len(records[0].correct):,}",
     "seeds": _seeds_text,
 }
-"""What a table shows of evaluations that differ in their seed alone."""
+"""The columns of a table, for evaluations that differ in their seed alone."""

@@ -38,17 +38,17 @@ class Scoring:
     """Options of `nsim evaluate`."""
 
     method: str | None = None
-    """Another method on the network of a run that was trained to name the base classes:
-    fine-tuning, nearest-neighbour, static-nsn (of a network without dynamic M; -rate0.1 and
-    -rate0.01 after it let M take smaller steps), k-shot."""
+    """Another method on the network of a run that was pretrained on the base classes: fine-tuning,
+    nearest-neighbour, static-nsn (for a network without dynamic M; with the suffix -rate0.1 or
+    -rate0.01 M takes smaller steps), k-shot."""
     ways: int | None = None
-    """Classes of a task; the default is 5, or all test classes where there are fewer, or that of
-    the training for MAML and related methods, which take no other."""
+    """Classes of a task; the default is 5, or all test classes if there are fewer. MAML and related
+    methods take as many as in training."""
     shots: int | None = None
-    """Labelled images of each class; the default is that of the training."""
+    """Labelled images of each class; the default is as many as in training."""
     queries: int | None = None
-    """Images of each class to be recognised; the default is 15, or what the smallest class has
-    beside its labelled images, where that is fewer."""
+    """Images of each class to classify; the default is 15, or all unlabelled images of the smallest
+    class if there are fewer."""
     tasks: int | None = None
     """Number of tasks; the default is 2,000."""
     task_seed: int | None = None
@@ -56,9 +56,9 @@ class Scoring:
     task_list: Path | None = None
     """File of the list of tasks: used if it is there, else written."""
     part: Literal["test", "val"] = "test"
-    """Part of the data from which the tasks take their classes."""
+    """Part of the data from which the classes of tasks are drawn."""
     batch_norm: Literal["running", "support", "transductive"] | None = None
-    """Whose statistics normalise queries; the default is the method's own, always inductive."""
+    """Statistics that normalise queries; the default is the method's own, always inductive."""
 
     def __post_init__(self) -> None:
         if self.method is not None:
@@ -71,7 +71,7 @@ class Scoring:
 def score_run(
     run: FewShotRun, split: ClassSplit, scoring: Scoring, device: str
 ) -> tuple[dict[str, Any], str]:
-    """Evaluate a run, from where that was interrupted: facts for JSON, and a text."""
+    """Evaluate a run, resuming an interrupted evaluation: facts for JSON, and a text."""
     tasks = task_list(scoring, run.recipe, split)
     evaluator = Evaluator(method=scoring.method, statistics=scoring.batch_norm, device=device)
     evaluation, path = evaluator(run, split, tasks)
@@ -80,7 +80,7 @@ def score_run(
 
 
 def task_list(options: Scoring, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
-    """The list of tasks: read from the file that is named, if it is there, or drawn."""
+    """The list of tasks: read from the named file if it exists, else drawn."""
     images, path = split.part(options.part), options.task_list
     given = {name: getattr(options, name) for name in TASK_OPTIONS}
     if path is not None and path.exists():

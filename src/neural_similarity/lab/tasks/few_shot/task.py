@@ -150,7 +150,7 @@ class FewShotTask:
 
     @staticmethod
     def result_text(run: FewShotRun, summary: dict[str, Any]) -> str:
-        """Time, the best step on validation classes, and how to go on."""
+        """Time, the best step on validation classes, and the command to evaluate."""
         text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
         if best := summary.get("best_checkpoint"):
             text += (
