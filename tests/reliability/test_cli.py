@@ -17,8 +17,9 @@ from tiny_images import tiny as tiny
 from tiny_images import train_tiny
 
 from neural_similarity.lab import cli, session
-from neural_similarity.lab.cli import COMMANDS, few_shot
+from neural_similarity.lab.cli import COMMANDS
 from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.tasks.few_shot import scoring
 
 CALLS = int(os.environ.get("RELIABILITY_CALLS", "500"))
 VALUES = [
@@ -102,7 +103,7 @@ def test_random_command_lines(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(names["FOLDER"])
     signal.signal(signal.SIGALRM, hangs)
     monkeypatch.setattr(session, "fit", enough)
-    monkeypatch.setitem(few_shot.USUAL, "tasks", 4)
+    monkeypatch.setitem(scoring.USUAL, "tasks", 4)
     chance, outcomes, deep = random.Random(2019), collections.Counter(), {}
     for number in range(CALLS):
         out = tmp_path / f"out{number}"
