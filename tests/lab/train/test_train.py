@@ -18,7 +18,6 @@ from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.train import (
     RunError,
     choose_runtime,
-    distributed,
     evaluate,
     pack_correct,
     read_run,
@@ -151,13 +150,6 @@ def test_run_that_fails_before_its_first_metrics_leaves_no_folder(tmp_path, monk
             train(TINY, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
     assert train(TINY, out=tmp_path / "run", device="cpu").summary.exists()
-
-
-def test_more_processes_than_images_in_a_batch_are_refused(tmp_path, monkeypatch):
-    run = train(replace(TINY, steps=1, drops=()), out=tmp_path / "run", device="cpu")
-    monkeypatch.setattr(distributed, "size", lambda: 9)
-    with pytest.raises(ValueError, match=r"`batch_size` must be at least 9, .* got 8"):
-        classification.batches_of(make_images(16, 0), run, choose_runtime("cpu", "fp32"))
 
 
 def test_read_run_gives_back_the_run(tmp_path):

@@ -21,7 +21,7 @@ CIFAR10 = {
         "the same with self-attention behind two pools",
         replace(MILD, model="cnn9_wide_attention"),
     ),
-    "cifar10-spherenet": ("the same of hyperspherical convolutions", SPHERE),
+    "cifar10-spherenet": ("the same with hyperspherical convolutions", SPHERE),
     "cifar10-spherenet-attention": (
         "hyperspherical, with self-attention",
         replace(SPHERE, model="spherenet9_attention"),
