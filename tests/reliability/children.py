@@ -4,13 +4,18 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 
-def started(work):
+def started(work, output=os.devnull):
     """The number of a process that does `work`; it ends with 1 after an error.
 
     It leads a group, to which the processes belong that it starts.
+
+    Args:
+        work: what it does.
+        output: file for what it prints.
     """
     number = os.fork()
     if number:
@@ -18,10 +23,15 @@ def started(work):
         return number
     code = 1
     try:
-        sys.stderr = sys.stdout = Path(os.devnull).open("w")
+        sys.stderr = sys.stdout = Path(output).open("a", encoding="utf-8")
         work()
         code = 0
+    except SystemExit as stop:
+        code = stop.code
+    except Exception:
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
         os._exit(code)
 
 

@@ -10,6 +10,7 @@ RESULTS = Path(__file__).parents[2] / "results" / "reliability.json"
 
 
 def record(part, **counts):
-    """Write what a part of the campaign tried and found."""
+    """Write what a part of the campaign tried and found, beside what is known of that part."""
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    write_text(RESULTS, layout(dict(sorted((known | {part: counts}).items()))))
+    known[part] = known.get(part, {}) | counts
+    write_text(RESULTS, layout(dict(sorted(known.items()))))

@@ -10,8 +10,7 @@ from dataclasses import MISSING, fields
 
 import pytest
 import torch
-from reliability import test_api
-from reliability.test_api import CALLED, SPECS, drawn, tensors, use
+from reliability.calls import CALLED, FUNCTIONS, LAYERS, REFUSED, SPECS, known_value, tensors, use
 from torch import nn
 
 import neural_similarity as ns
@@ -87,9 +86,9 @@ SPEC_CASES = {
 REQUIRED = {"structure": ns.Full(), "channels": 2}
 
 ELSEWHERE = {
-    "functional": "a module, whose functions test_api calls",
+    "functional": "a module, whose functions are in CALLED",
     "hub": "a module, see tests/test_hub.py",
-    "models": "a module, whose builders test_api calls by `build`",
+    "models": "a module, whose builders `build` calls",
     "nn": "a module, whose names are those of ns and what they are made of",
     "testing": "a module, see CASES",
     "visualize": "a module, see CASES",
@@ -189,18 +188,18 @@ def torchs(odd, name):
     return inputs or (isinstance(odd, nn.Module) and name in ("model", "other", "measure"))
 
 
-LAYERS = [f for f in CALLED if f not in SPECS and f not in CASES]
+LIKE_TORCH = [f for f in CALLED if f not in SPECS and f not in CASES]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("function", LAYERS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", LIKE_TORCH, ids=lambda f: f.__name__)
 def test_odd_arguments_of_layers_and_operators_raise_errors_of_callers(function):
     """Of torch's constructors and operators as well: ValueError, TypeError, RuntimeError."""
     for name in CALLED[function]:
         for odd in ODD:
             known = tensors()
-            arguments = {k: drawn(None, v, known) for k, v in CALLED[function].items()}
-            with suppress(*test_api.REFUSED):
+            arguments = {k: known_value(v, known) for k, v in CALLED[function].items()}
+            with suppress(*REFUSED):
                 use(function, arguments | {name: odd}, known.__getitem__)
 
 
@@ -226,3 +225,44 @@ def test_macs_are_those_of_a_size_of_counts():
     for odd in (None, 0, -1, 1.5, float("nan"), 1j):
         with pytest.raises(ValueError, match="`size` must be an integer of at least 1"):
             ns.macs(plain(), 4, odd, 5)
+
+
+@pytest.mark.parametrize("function", CALLED)
+def test_calls_as_they_should_be_work(function):
+    known = tensors()
+    arguments = {name: known_value(value, known) for name, value in CALLED[function].items()}
+    use(function, arguments, lambda name: known[name])
+
+
+NEEDED = [
+    (function, name)
+    for function, arguments in CALLED.items()
+    for name, value in arguments.items()
+    if function in FUNCTIONS and isinstance(value, str) and value in tensors()
+]
+
+
+@pytest.mark.parametrize("value", [3, "x", [1.0]])
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer is not models.build])
+def test_layers_take_tensors(layer, value):
+    with pytest.raises(ValueError, match="`input` must be a tensor, got"):
+        layer(**LAYERS[layer])(value)
+
+
+@pytest.mark.parametrize("value", [3, "x", [1.0]])
+@pytest.mark.parametrize(("function", "name"), NEEDED)
+def test_what_is_no_tensor_or_module_is_refused_by_name(function, name, value):
+    known = tensors()
+    arguments = {key: known_value(value, known) for key, value in CALLED[function].items()}
+    with pytest.raises((ValueError, TypeError), match=f"{name}|iterable|conv2d"):
+        use(function, arguments | {name: value}, None)
+
+
+@pytest.mark.parametrize("blocks", [(), torch.zeros(0), "x", ("channels",)])
+def test_blocks_that_are_none_are_refused_by_name(blocks):
+    with pytest.raises(ValueError, match="`blocks` must be a pair"):
+        functional.global_similarity(torch.ones(1, 4, 2, 2), torch.ones(4), blocks=blocks)
+
+
+def test_a_network_without_parameters_has_macs():
+    assert ns.macs(torch.nn.ReLU(), 3, 8, 8) == 0

@@ -1,16 +1,16 @@
-"""Random command lines of `nsim`, in this process: each ends with a code and its own words."""
+"""Every option of every command of `nsim` with every odd value: a code and the command's own words.
 
-import collections
-import os
-import random
-import shutil
+Options are read from `--help`, so that a new one is tried too.
+"""
+
+import re
 import signal
 import traceback
 
 import pytest
 from PIL import Image
+from reliability.calls import bounded as bounded
 from reliability.counts import record
-from reliability.test_api import bounded as bounded
 from tiny_classes import BY_NAMES
 from tiny_classes import tiny_classes as tiny_classes
 from tiny_images import tiny as tiny
@@ -19,65 +19,42 @@ from tiny_images import train_tiny
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import COMMANDS
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.tasks.few_shot import scoring
 
-CALLS = int(os.environ.get("RELIABILITY_CALLS", "500"))
+SECONDS = 120
 VALUES = [
-    "", " ", "0", "1", "-1", "2", "0.5", "nan", "inf", "1e300", "1e-300", "-1e300", "9" * 30,
-    "99999999999999", "100000", "1" * 5000, "true", "None", "none", "x", "../x", "/dev/null",
-    "/dev/zero", "/", "\x00", "\x1b[31m", "\ud800", "é", "*", "--", "static-full", "auto", "cpu",
-    "cuda", "meta", "Static({[]:1})", "Static(Diagonal())", "Static(Static(Full()))", "Full()",
-    "Dynamic(Diagonal(), predictor=SphereNet(hidden=10**9))", "Dynamic(Diagonal(),", "(" * 500,
-    "Dynamic(Diagonal(), predictor=SphereNet(hidden=1000000000000))", "Static(Shift(-1))",
-    "Static(Masked(1))", "Static(Sparse(nan))", "Static(Unshared(0))", "Static(*[1])", "1,2", "1,1",
-    "RUN", "RUN/config.json", "SHOTS", "FOLDER", "MISSING", "IMAGE", "DAMAGED", "onnx", "pt2",
-    "static-nsn", "maml", "2**70", "cifar10-cnn*", "1e308",
+    "", " ", "0", "-1", "0.5", "nan", "inf", "1e300", "9" * 30, "1" * 5000, "None", "x", "../x",
+    "/dev/null", "/dev/zero", "\x00", "\x1b[31m", "\ud800", "é", "--", "meta", "(" * 500,
+    "Static({[]:1})", "Dynamic(Diagonal(), predictor=SphereNet(hidden=1000000000000))", "1,1",
+    "RUN", "SHOTS", "FOLDER", "MISSING", "IMAGE", "DAMAGED",
 ]  # fmt: skip
-OPTIONS = {
-    "train": (
-        "width", "lr", "steps", "seed", "similarity", "batch-size", "crop", "drops", "precision",
-        "threads", "budget", "validation", "data", "device", "resume", "retrain", "dataset",
-        "model", "variant", "image-size", "checkpoint-seconds", "log-every", "penalty", "config",
-        "track", "workers", "optimizer", "start", "momentum", "norm-eps", "label-smoothing",
-    ),
-    "evaluate": (
-        "checkpoint", "data", "device", "processes", "ways", "tasks", "task-list", "shots",
-        "queries", "task-seed", "method", "part", "batch-norm",
-    ),
-    "predict": ("checkpoint", "device"),
-    "export": ("format", "fold", "checkpoint", "out", "data"),
-    "inspect": ("out", "images", "data"),
-    "report": ("out",),
-    "reproduce": (
-        "seeds", "jobs", "budget", "results", "runs", "only", "variant", "shots", "tasks",
-        "processes", "precision", "device", "stage",
-    ),
-    "table": ("results", "budget", "out", "costs", "variant"),
-    "record": ("results",),
-    "models": ("similarity",),
-    "data": ("data", "source"),
-    "theory": ("seeds", "out"),
-}  # fmt: skip
-WORDS = [
-    "quickstart", "fewshot-quickstart", "RUN", "RUN", "SHOTS", "SHOTS", "IMAGE", "4", "6",
-    "embedded", "cnn9", "--help",
-]  # fmt: skip
+STARTS = {
+    "train": ["train quickstart", "train fewshot-quickstart", "train adapt --backbone RUN"],
+    "evaluate": ["evaluate RUN", "evaluate SHOTS"],
+    "predict": ["predict RUN IMAGE"],
+    "export": ["export RUN --format safetensors"],
+    "inspect": ["inspect RUN"],
+    "report": ["report RUN"],
+    "reproduce": ["reproduce 1 --print"],
+    "table": ["table 1"],
+    "record": ["record RUN"],
+    "theory": ["theory x"],
+    "recipes": ["recipes"],
+    "models": ["models cnn9"],
+    "data": ["data embedded"],
+    "completion": ["completion bash"],
+}
+"""What a command line starts with, by command; it is tried as it is, too."""
 
 
-def command_line(chance, places):
-    """Mostly a command with an argument it may have, and options with odd values."""
-    command = chance.choice([*OPTIONS, *OPTIONS, *COMMANDS, chance.choice(VALUES)])
-    words = [command, *chance.choices(WORDS, k=chance.choice([0, 1, 1, 2]))]
-    for option in chance.choices(OPTIONS.get(command, ("out",)), k=chance.choice([0, 1, 1, 2, 3])):
-        words += [f"--{option}", chance.choice(VALUES)]
-    if command in ("export", "inspect", "report", "train"):
-        words += ["--out", str(places["OUT"])]
-    if command == "reproduce":
-        words += ["--runs", str(places["OUT"]), "--print"]
-    if command == "models":  # All of them take a minute.
-        words += ["cnn9"]
-    words = [str(places.get(word, word)) for word in words]
-    return [word.replace("RUN", str(places["RUN"])) for word in words]
+def options_of(start, places, capsys):
+    """The options that `--help` names."""
+    cli.main([*words_of(start, places), "--help"])
+    found = re.findall(r"(?<![\w-])--[a-z][\w-]*", capsys.readouterr().out)
+    return sorted(set(found) - {"--help"})
+
+
+def words_of(line, places):
+    return [str(places.get(word, word)) for word in line.split()]
 
 
 def enough(*_, **__):
@@ -86,39 +63,61 @@ def enough(*_, **__):
 
 
 def hangs(*_):
-    raise AssertionError("it takes three minutes")
+    raise AssertionError(f"it takes {SECONDS} s")
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Things that words of a command line name."""
+    run = train_tiny(tmp_path).path
+    shots = session.train(BY_NAMES, out=tmp_path / "shots", device="cpu").path
+    names = {"FOLDER": "folder", "MISSING": "no", "IMAGE": "image.png", "DAMAGED": "damaged.png"}
+    names = {name: tmp_path / file for name, file in names.items()}
+    Image.new("L", (8, 8)).save(names["IMAGE"])
+    names["DAMAGED"].write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
+    names["FOLDER"].mkdir()
+    return names | {"RUN": run, "SHOTS": shots}
+
+
+def fault_of(words, capsys):
+    """What is wrong with how a command line ends, or None."""
+    signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(SECONDS)
+    try:
+        code = cli.main(words)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = [f"{f.filename.split('/')[-1]}:{f.lineno}" for f in frames[-3:]]
+        return f"{error!r:.120} at {' < '.join(where[::-1])}"
+    finally:
+        signal.alarm(0)
+    printed = capsys.readouterr()
+    if code not in (0, 1, 2) or "Traceback" in printed.err:
+        return f"code {code}: {printed.err:.200}"
+    return "it prints control characters" if re.search("[\0\x07\x1b]", str(printed)) else None
+
+
+def test_every_command_has_a_start():
+    assert set(STARTS) == set(COMMANDS)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny", "tiny_classes", "bounded")
-def test_random_command_lines(tmp_path, monkeypatch, capsys):
-    run = train_tiny(tmp_path).path
-    shots = session.train(BY_NAMES, out=tmp_path / "shots", device="cpu").path
-    image = tmp_path / "image.png"
-    Image.new("L", (8, 8)).save(image)
-    names = {"RUN": run, "SHOTS": shots, "IMAGE": image, "DAMAGED": tmp_path / "damaged.png"}
-    names |= {"FOLDER": tmp_path / "folder", "MISSING": tmp_path / "no"}
-    names["DAMAGED"].write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
-    names["FOLDER"].mkdir()
-    monkeypatch.chdir(names["FOLDER"])
-    signal.signal(signal.SIGALRM, hangs)
+@pytest.mark.parametrize("command", STARTS)
+def test_odd_values_of_every_option(tmp_path, monkeypatch, capsys, places, command):
+    monkeypatch.chdir(places["FOLDER"])
     monkeypatch.setattr(session, "fit", enough)
-    monkeypatch.setitem(scoring.USUAL, "tasks", 4)
-    chance, outcomes, deep = random.Random(2019), collections.Counter(), {}
-    for number in range(CALLS):
-        out = tmp_path / f"out{number}"
-        words = command_line(chance, names | {"OUT": out})
-        signal.alarm(180)
-        try:
-            outcomes[cli.main(words)] += 1
-        except Exception as error:
-            error = error.__cause__ or error
-            frames = traceback.extract_tb(error.__traceback__)
-            where = [f"{f.filename.split('/')[-1]}:{f.lineno}" for f in frames[-3:]]
-            deep[f"{words!r:.200}: {error!r:.120} at {' < '.join(where[::-1])}"] = error
-        signal.alarm(0)
-        shutil.rmtree(out, ignore_errors=True)
-        assert "Traceback" not in capsys.readouterr().err
-    record("calls of the CLI", tried=CALLS, refused=outcomes[1] + outcomes[2], errors=len(deep))
-    assert set(outcomes) <= {0, 1, 2}
-    assert not deep, "\n".join(deep)
+    tried, wrong = 0, []
+    for start in STARTS[command]:
+        options = options_of(start, places, capsys)
+        for option in [None, *options]:
+            for value in VALUES:
+                odd = [str(places.get(value, value))]
+                words = words_of(start, places) + ([option, *odd] if option else odd)
+                if "--out" not in words and command in ("train", "export", "inspect", "report"):
+                    words += ["--out", str(tmp_path / f"out{tried}")]
+                tried += 1
+                if fault := fault_of(words, capsys):
+                    wrong.append(f"{words!r:.160}: {fault}")
+    record(f"nsim {command}", **{"hostile": tried, "hostile, errors": len(wrong)})
+    assert not wrong, "\n".join(wrong)

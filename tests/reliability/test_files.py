@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from lab.data.test_unpickling import test_hostile_pickles_crash_nothing as crash_nothing
 from PIL import Image
+from reliability.calls import bounded as bounded
 from reliability.counts import record
-from reliability.test_api import bounded as bounded
 
 from neural_similarity.files import read_json
 from neural_similarity.lab.data.decoding import read_header, read_pixels

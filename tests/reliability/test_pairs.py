@@ -1,41 +1,37 @@
 """Two processes that do the same at once."""
 
-import shutil
+import os
 
 import pytest
 from reliability.children import ended, started
 from reliability.counts import record
-from reliability.test_kills import KILLS, Evaluation, Training, new
-from reliability.test_kills import _tiny as _tiny
+from reliability.test_writes import Trial
+from reliability.test_writes import tiny_world as tiny_world
+from reliability.works import outcome
+from tiny_results import tiny_table as tiny_table
 
-from neural_similarity.lab import session
-
-
-@pytest.mark.slow
-def test_of_two_trainings_into_one_folder_one_wins(tmp_path):
-    pairs, wrong = KILLS // 2, 0
-    whole = Training(new(tmp_path / "whole"))
-    whole.work()
-    expected = whole.outcome()
-    for _ in range(pairs):
-        both = Training(new(tmp_path / "both"))
-
-        def begin(folder=both.folder):
-            session.train(Training.recipe, out=folder / "run", device="cpu")
-
-        codes = [ended(number) for number in [started(begin), started(begin)]]
-        wrong += sorted(codes) != [0, 1] or both.outcome() != expected
-        shutil.rmtree(both.folder)
-    record("pairs of trainings into one folder", tried=pairs, errors=wrong)
-    assert not wrong
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny_table", "tiny_world")]
+PAIRS = 20
 
 
-@pytest.mark.slow
-def test_two_evaluations_of_one_run_both_succeed(tmp_path):
-    pairs, wrong = max(2, KILLS // 10), 0
-    both = Evaluation(new(tmp_path / "both"))
-    for _ in range(pairs):
-        shutil.rmtree(both.run.path / "evaluations", ignore_errors=True)
-        wrong += [ended(number) for number in [started(both.work), started(both.work)]] != [0, 0]
-    record("pairs of evaluations of one run", tried=pairs, errors=wrong)
+def pair_of(trial):
+    """The exit codes of two processes that begin the work of a trial at once."""
+
+    def work():
+        os.chdir(trial.here)
+        raise SystemExit(trial.work())
+
+    return sorted(ended(number) for number in [started(work), started(work)])
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [("classification", [0, 1]), ("evaluation on tasks", [0, 0]), ("save_adapter", [0, 0])],
+)
+def test_one_wins_or_both_succeed(tmp_path, name, codes):
+    expected, wrong = Trial(name, tmp_path).finish(), 0
+    for _ in range(PAIRS):
+        trial = Trial(name, tmp_path)
+        wrong += pair_of(trial) != codes or outcome(trial.here) != expected
+    record(name, **{"pairs": PAIRS, "pairs, errors": wrong})
     assert not wrong

@@ -10,8 +10,8 @@ import traceback
 import pytest
 import torch
 from PIL import Image
+from reliability.calls import bounded as bounded
 from reliability.counts import record
-from reliability.test_api import bounded as bounded
 from tiny_images import TINY, train_tiny
 from tiny_images import tiny as tiny
 
@@ -29,7 +29,7 @@ BYTES = [
     b"", b"null", b"[]", b"{}", b"[" * 100_000, b"\x00" * 100, b"\xff\xfe", b'"x"', b"1e999",
     b"9" * 5000,
 ]  # fmt: skip
-COMMANDS = ["train --resume RUN", "evaluate RUN", "predict RUN IMAGE", "fold RUN", "record RUN"]
+COMMANDS = ["train --resume RUN", "evaluate RUN", "predict RUN IMAGE", "record RUN"]
 
 
 def few_steps(_journal, step):

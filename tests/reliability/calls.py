@@ -1,25 +1,18 @@
-"""Random calls of the functions and layers: each works, or says in its own words what does not fit.
+"""Functions, layers and specs, the arguments that each takes, and a way to call them.
 
 What is refused is a ValueError, or TypeError and RuntimeError as of torch; an AttributeError, say,
 comes from the depths.
 """
 
-import collections
-import os
-import random
 import resource
-import traceback
-import warnings
 
 import pytest
 import torch
-from reliability.counts import record
 
 import neural_similarity as ns
 from neural_similarity import functional, models
 from neural_similarity.nn import parse_similarity
 
-CALLS = int(os.environ.get("RELIABILITY_CALLS", "5000"))
 REFUSED = ValueError, TypeError, RuntimeError
 
 
@@ -65,13 +58,6 @@ def tensors():
     }
 
 
-ODD = [
-    None, True, 0, 1, 2, 3, -1, 2**31, 2**70, 0.5, -0.5, float("nan"), float("inf"), 1j, "", "x",
-    "same", "valid", "static-full", "dynamic-diagonal", "channels", b"x", (), (1, 2), (0, 0), (-1,),
-    [1, "x"], ["x"], {}, {"x": 1}, {1}, object(), int, len, torch.float32, torch.device("meta"),
-    ns.Diagonal(), ns.Full(), ns.Static(ns.Full()), ns.Dynamic(ns.Diagonal()), torch.nn.ReLU(),
-    range(3), ("channels", 2), ("filters", 0), ("x", 1), (None, None), "zeros", "eager", "compiled",
-]  # fmt: skip
 WINDOW = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 CONV = {"x": "x", "weight": "weight", "similarity": "m", "bias": None, **WINDOW, "blocks": None}
 LAYER = {"in_channels": 4, "out_channels": 3, "kernel_size": 3, **WINDOW, "padding_mode": "zeros"}
@@ -140,10 +126,8 @@ def layer_of(spec):
     return ns.Conv2d(4, 4, 3, similarity=similarity)
 
 
-def drawn(chance, value, known):
-    """A value, or, with a `chance`, now and then an odd one, or any tensor."""
-    if chance and chance.random() < 0.2:
-        value = chance.choice([*ODD, *known])
+def known_value(value, known):
+    """A value, or the tensor or layer that it names."""
     return known[value] if isinstance(value, str) and value in known else value
 
 
@@ -162,56 +146,6 @@ def use(function, arguments, draw):
         made.sum().backward()
 
 
-def called(chance):
-    """Call anything at random."""
-    known, function = tensors(), chance.choice(list(CALLED))
-    arguments = {name: drawn(chance, value, known) for name, value in CALLED[function].items()}
-    if function is not ns.macs:
-        arguments.pop(chance.choice([None, None, None, *arguments]), None)
-    use(function, arguments, lambda name: drawn(chance, name, known))
-
-
-@pytest.mark.parametrize("function", CALLED)
-def test_calls_as_they_should_be_work(function):
-    known = tensors()
-    arguments = {name: drawn(None, value, known) for name, value in CALLED[function].items()}
-    use(function, arguments, lambda name: known[name])
-
-
-NEEDED = [
-    (function, name)
-    for function, arguments in CALLED.items()
-    for name, value in arguments.items()
-    if function in FUNCTIONS and isinstance(value, str) and value in tensors()
-]
-
-
-@pytest.mark.parametrize("value", [3, "x", [1.0]])
-@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer is not models.build])
-def test_layers_take_tensors(layer, value):
-    with pytest.raises(ValueError, match="`input` must be a tensor, got"):
-        layer(**LAYERS[layer])(value)
-
-
-@pytest.mark.parametrize("value", [3, "x", [1.0]])
-@pytest.mark.parametrize(("function", "name"), NEEDED)
-def test_what_is_no_tensor_or_module_is_refused_by_name(function, name, value):
-    known = tensors()
-    arguments = {key: drawn(None, value, known) for key, value in CALLED[function].items()}
-    with pytest.raises((ValueError, TypeError), match=f"{name}|iterable|conv2d"):
-        use(function, arguments | {name: value}, None)
-
-
-@pytest.mark.parametrize("blocks", [(), torch.zeros(0), "x", ("channels",)])
-def test_blocks_that_are_none_are_refused_by_name(blocks):
-    with pytest.raises(ValueError, match="`blocks` must be a pair"):
-        functional.global_similarity(torch.ones(1, 4, 2, 2), torch.ones(4), blocks=blocks)
-
-
-def test_a_network_without_parameters_has_macs():
-    assert ns.macs(torch.nn.ReLU(), 3, 8, 8) == 0
-
-
 @pytest.fixture
 def bounded():
     """What asks for more memory gets none, as it would on a smaller machine."""
@@ -219,27 +153,3 @@ def bounded():
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("bounded")
-def test_random_calls_of_the_api():
-    chance, outcomes, deep = random.Random(2019), collections.Counter(), {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(CALLS):
-            try:
-                called(chance)
-                outcomes["worked"] += 1
-            except REFUSED:
-                outcomes["refused"] += 1
-            except Exception as error:
-                frames = traceback.extract_tb(error.__traceback__)
-                if isinstance(error, OverflowError) and "/torch/" in frames[-1].filename:
-                    outcomes["refused"] += 1  # of torch's own layer, too
-                    continue
-                where = [f"{f.filename.split('/')[-1]}:{f.lineno}" for f in frames[-3:]]
-                deep[f"{error!r:.120} at {' < '.join(where[::-1])}"] = error
-                outcomes["deep"] += 1
-    record("calls of the API", tried=CALLS, refused=outcomes["refused"], errors=outcomes["deep"])
-    assert not deep, "\n".join(deep)

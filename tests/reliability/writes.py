@@ -1,0 +1,104 @@
+"""Every write of a piece of work: counted, the last one before a kill, or refused by a full disk.
+
+Python tells an audit hook of each opening for writing, renaming, removal, folder or truncation
+before it happens, and the hook may raise or kill. Flushing to the disk, of which it does not tell,
+counts as one more: what was written is in the file by then. A hook stays for ever, so that all of
+this belongs into a process of its own, see `children.started`.
+"""
+
+import errno
+import os
+import signal
+import sys
+from pathlib import Path
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+FOLDERS = {"open": None, "os.mkdir": 2, "os.rmdir": 1, "os.remove": 1, "os.truncate": None}
+"""Events, and where their arguments name the folder that a path is relative to."""
+FILLING = "open", "os.mkdir", "fsync"
+"""Events that need space."""
+
+
+def place(path, folder=-1):
+    """The absolute path that an event is about, or None for an open file."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return None
+    base = Path(f"/proc/self/fd/{folder}").resolve() if folder not in (-1, None) else Path.cwd()
+    return base / os.fsdecode(path)
+
+
+def places(event, args):
+    """The paths that an event is about to change; none where it only reads."""
+    if event == "open":
+        path, mode, flags = args
+        writes = set(mode or "") & set("wax+") or (flags or 0) & WRITING
+        return [place(path)] if writes else []
+    if event == "os.rename":
+        return [place(args[0], args[2]), place(args[1], args[3])]
+    if event in ("os.link", "os.symlink"):
+        return [place(args[1], args[2])]
+    if event in FOLDERS:
+        number = FOLDERS[event]
+        return [place(args[0], args[number] if number else -1)]
+    return []
+
+
+def watch(act, *folders):
+    """Call `act(event, paths)` before every write below `folders`, from now on in this process."""
+    roots = [Path(folder).resolve() for folder in folders]
+    flush, busy = os.fsync, False
+
+    def tell(event, paths):
+        nonlocal busy
+        inside = [p for p in paths if p and any(p.is_relative_to(root) for root in roots)]
+        if inside and not busy:
+            busy = True
+            try:
+                act(event, inside)
+            finally:
+                busy = False
+
+    def hook(event, args):
+        if event in FOLDERS or event in ("os.rename", "os.link", "os.symlink"):
+            tell(event, places(event, args))
+
+    def fsync(descriptor):
+        tell("fsync", [Path(f"/proc/self/fd/{descriptor}").resolve()])
+        flush(descriptor)
+
+    os.fsync = fsync
+    sys.addaudithook(hook)
+
+
+class Count:
+    """Writes the events, one a line, into the open file `descriptor`."""
+
+    def __init__(self, descriptor):
+        self.descriptor = descriptor
+
+    def __call__(self, event, paths):
+        os.write(self.descriptor, f"{event} {' '.join(map(str, paths))}\n".encode())
+
+
+class Kill:
+    """SIGKILL to this process before write `number`, counted from 0."""
+
+    def __init__(self, number):
+        self.left = number
+
+    def __call__(self, *_):
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= 1
+
+
+class FullDisk:
+    """No space from write `number` on: what would take some fails, what frees some does not."""
+
+    def __init__(self, number):
+        self.left = number
+
+    def __call__(self, event, paths):
+        self.left -= 1
+        if self.left < 0 and event in FILLING:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths[-1]))
