@@ -1,10 +1,13 @@
 """What the experiments on section 5 compute, against closed forms and torch's own routines."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from moved import moved
+from numpy.testing import assert_allclose
 from torch import nn
 
 import neural_similarity as ns
@@ -12,6 +15,12 @@ from neural_similarity.lab import cli
 from neural_similarity.lab.tasks.learned import learned
 from neural_similarity.lab.theory import bias, euler, factors, flow, order, spectra
 from neural_similarity.lab.theory.measures import effective_rank, generators, nuclear_norm
+
+
+def published(experiment):
+    """Numbers of five seeds: those of the first seeds come out again."""
+    file = Path(__file__).parents[3] / f"results/theory/{experiment}.json"
+    return json.loads(file.read_text())["result"]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +44,10 @@ def test_gradient_descent_of_a_layer_follows_equation_6():
     assert max(found.plain_errors) < 1e-9
     assert max(found.invariant_drift) < 1e-9
     assert min(curve[-1] for curve in found.distance_to_plain) > 0.01
+    told = published("flow")
+    assert_allclose(found.distance_to_plain, told["distance_to_plain"][:3], rtol=1e-6)
+    assert_allclose(found.trajectory_errors, [row[:3] for row in told["trajectory_errors"]], 1e-6)
+    assert (list(found.steps), found.times) == (told["steps"], told["times"])
 
 
 def test_equation_6_is_the_derivative_of_the_product():
@@ -83,17 +96,36 @@ def test_snapshots_are_of_their_steps(depth):
 
 def test_what_is_measured_of_a_start(monkeypatch):
     """Differences are to the plain kernel of the same start, seed by seed."""
-    monkeypatch.setattr(bias, "SNAPSHOTS", (0, 20))
-    found = bias.compute(seeds=3).problems["sensing"]
+    monkeypatch.setattr(bias, "SNAPSHOTS", bias.SNAPSHOTS[:2])
+    whole, told = bias.compute(seeds=5), published("bias")
+    found = whole.problems["sensing"]
     plain, product = (
         next(each for each in found.outcomes if each.start.depth == d and each.start.weight == 1)
         for d in (1, 2)
     )
-    apart = sum(a - b for a, b in zip(product.nuclear_norm, plain.nuclear_norm, strict=True)) / 3
+    apart = sum(a - b for a, b in zip(product.nuclear_norm, plain.nuclear_norm, strict=True)) / 5
     assert product.nuclear_norm_to_plain["mean"] == pytest.approx(apart)
     assert plain.nuclear_norm_to_plain["mean"] == 0
     assert min(product.moved) > 0
     assert max(plain.moved) == 0
+    for kind, panel in whole.problems.items():
+        truth = [panel.truth_nuclear_norm, panel.least_norm_nuclear_norm]
+        names = ("truth_nuclear_norm", "least_norm_nuclear_norm")
+        assert_allclose(truth, [told["problems"][kind][name] for name in names])
+        for ours, theirs in zip(panel.outcomes, told["problems"][kind]["outcomes"], strict=True):
+            for name, curve in ours.curves.items():
+                assert_allclose(curve, theirs["curves"][name][:2], rtol=1e-3, atol=1e-30)
+    assert_the_picture_has_every_mean(whole)
+
+
+def assert_the_picture_has_every_mean(found):
+    figure = Figure()
+    bias.draw(found, figure)
+    for place, panel in enumerate(found.problems.values()):
+        for axes, name in zip(figure.axes[3 * place :], ("nuclear_norm", "error"), strict=False):
+            drawn = [bar.lines[0].get_xdata()[0] for bar in axes.containers]
+            means = [sum(getattr(outcome, name)) / 5 for outcome in panel.outcomes]
+            assert drawn == pytest.approx(means)
 
 
 def test_residual_layers_are_steps_of_euler():
@@ -102,6 +134,9 @@ def test_residual_layers_are_steps_of_euler():
     assert found.order == pytest.approx([1] * 3, abs=0.1)
     assert max(found.full_misfit) < 1e-12
     assert min(found.shared_misfit) > 0.1
+    told = published("euler")
+    assert_allclose(found.flow_errors, [row[:3] for row in told["flow_errors"]], rtol=1e-6)
+    assert found.shared_misfit == pytest.approx(told["shared_misfit"][:3])
 
 
 def test_the_solution_of_the_equation_is_that_of_small_steps():
@@ -120,6 +155,15 @@ def test_one_dynamic_layer_is_a_quadratic_function(monkeypatch):
     assert max(found.test["diagonal"] + found.test["full"]) < 0.01
     assert found.train["plain"] == pytest.approx(found.floor, rel=1e-6)
     assert min(found.test["plain"]) > 0.8
+
+
+def test_layers_start_as_the_published_ones(monkeypatch):
+    monkeypatch.setattr(order, "STEPS", 1)
+    found, told = order.compute(seeds=3), published("order")
+    assert found.floor == pytest.approx(told["floor"][:3])
+    for name, curves in found.curves.items():
+        starts = [curve[0] for curve in told["curves"][name][:3]]
+        assert [curve[0] for curve in curves] == pytest.approx(starts)
 
 
 def test_the_variance_of_a_quadratic_form():
