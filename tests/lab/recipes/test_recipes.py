@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -58,6 +59,15 @@ def test_published_results_are_of_the_recipes_as_they_are_now():
         if getattr(found, "train_on", None) != "train+val":
             kept = {field: getattr(recipe, field) for field in ("seed", "threads", "precision")}
             assert replace(found, **kept) == recipe, content["recipe"]
+
+
+def test_the_page_tells_how_long_quick_starts_train():
+    page = (RESULTS.parent / "docs/results.md").read_text("utf-8")
+    rows = re.findall(r"`nsim train ?([\w-]*)` \|.*, (\d+) steps of (\d+) \|", page)
+    assert len(rows) == 2
+    for name, *told in rows:
+        recipe = RECIPES[name or "quickstart"]
+        assert [recipe.steps, recipe.batch_size] == [int(number) for number in told]
 
 
 def test_every_row_of_every_table_has_its_recipe():
