@@ -13,11 +13,13 @@ from neural_similarity.lab.recipes import FAMILIES, RECIPES, Recipe
 from neural_similarity.lab.recipes.cifar import CIFAR
 from neural_similarity.lab.recipes.released import RELEASED
 from neural_similarity.lab.recipes.studies import CHEAPER, STUDIES
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scaled
 from neural_similarity.models import counts
 from neural_similarity.nn import Full
 
-RESULTS = Path(__file__).parents[3] / "results"
+ROOT = Path(__file__).parents[3]
+DOCS, RESULTS = ROOT / "docs", ROOT / "results"
 TABLE_8 = ("wide-cnn", "wide-cnn-attention", "spherenet", "spherenet-attention")
 
 
@@ -62,12 +64,33 @@ def test_published_results_are_of_the_recipes_as_they_are_now():
 
 
 def test_the_page_tells_how_long_quick_starts_train():
-    page = (RESULTS.parent / "docs/results.md").read_text("utf-8")
+    page = (DOCS / "results.md").read_text("utf-8")
     rows = re.findall(r"`nsim train ?([\w-]*)` \|.*, (\d+) steps of (\d+) \|", page)
     assert len(rows) == 2
     for name, *told in rows:
         recipe = RECIPES[name or "quickstart"]
         assert [recipe.steps, recipe.batch_size] == [int(number) for number in told]
+
+
+def test_the_page_tells_the_schedules_of_the_paper_and_of_the_released_code():
+    page = (DOCS / "reproduction.md").read_text("utf-8")
+    (row,) = re.findall(r"\| updates \| (.*) \| (.*) \| `steps`, `drops` \|", page)
+    for text, name in zip(row, ("cifar10-cnn", "cifar10-cnn@released"), strict=True):
+        recipe = RECIPES[name]
+        told = [int(number.replace(",", "")) for number in re.findall(r"\d+,\d+", text)]
+        assert told == [recipe.steps, *recipe.drops]
+
+
+def test_recipes_train_differently():
+    """But for few-shot recipes that start from a network or not, which `RECIPES` does not say."""
+    names = [name for name in RECIPES if "proto-pretrained" not in name]
+    assert len({RECIPES[name] for name in names}) == len(names)
+
+
+def test_few_shot_rates_drop_after_60_and_85_percent_or_not_at_all():
+    for name, recipe in RECIPES.items():
+        if isinstance(recipe, FewShotRecipe) and recipe.drops:
+            assert recipe.drops == tuple(round(part * recipe.steps) for part in (0.6, 0.85)), name
 
 
 def test_every_row_of_every_table_has_its_recipe():
