@@ -35,7 +35,6 @@ OPTIONS = Options(
 )
 BOTH = pytest.mark.parametrize("kind", ["diagonal", "full"])
 DTYPES = pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-FUNCTIONS = [(kind, f) for kind, fs in formulations.BY_KIND.items() for f in fs.values()]
 
 
 def by_loops(x, weight, m):
@@ -53,21 +52,6 @@ def by_loops(x, weight, m):
                     mixed = mixed + full[:, s, t, h, w, None] * patch[:, :, t]
                 y[:, :, h, w] += mixed @ weight[:, :, s // 3, s % 3].T
     return y
-
-
-def outcome(function, *tensors):
-    """Output and gradients in float64."""
-    tensors = [t.detach().double().requires_grad_() for t in tensors]
-    y = function(*tensors)
-    torch.manual_seed(1)
-    return [y, *torch.autograd.grad(y, tensors, torch.randn(y.shape, dtype=y.dtype))]
-
-
-@pytest.mark.parametrize(("kind", "function"), FUNCTIONS, ids=lambda v: getattr(v, "__name__", v))
-def test_formulations_are_the_loops(kind, function):
-    x, weight = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 3, 3)
-    m = torch.randn(2, 9 if kind == "diagonal" else 81, 4, 5)
-    assert_close(outcome(function, x, weight, m), outcome(by_loops, x, weight, m))
 
 
 @BOTH

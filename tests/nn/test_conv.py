@@ -40,13 +40,6 @@ def plain_of(layer):
     return ns.unconvert(layer)
 
 
-@named
-def test_an_image_without_a_batch_is_one_of_a_batch(similarity):
-    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity, dtype=torch.float64))
-    x = torch.randn(2, 4, 5, 7, dtype=torch.float64)
-    assert_close(layer(x[1]), layer(x)[1])
-
-
 @everywhere
 @named
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -222,30 +215,6 @@ def test_the_default_predictor_is_traced_as_one_graph():
     assert_close(*gradients)
 
 
-@pytest.mark.slow
-@named
-def test_compiles_without_a_graph_break(similarity):
-    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
-    x = torch.randn(2, 4, 8, 8, requires_grad=True)
-    compiled = torch.compile(layer, fullgraph=True)
-    assert_close(compiled(x), layer(x))
-    inputs = [x, *layer.parameters()]
-    gradients = [torch.autograd.grad(f(x).square().sum(), inputs) for f in (compiled, layer)]
-    assert_close(*gradients, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.long
-@named
-def test_exports_in_plain_operators_for_any_size(similarity):
-    layer = moved(ns.Conv2d(4, 6, 3, padding=1, stride=2, similarity=similarity)).eval()
-    dim = torch.export.Dim
-    sizes = ({0: dim("n"), 2: dim("height", min=4), 3: dim("width", min=4)},)
-    program = torch.export.export(layer, (torch.randn(2, 4, 9, 9),), dynamic_shapes=sizes)
-    assert not [n for n in program.graph.nodes if "neural_similarity" in str(n.target)]
-    x = torch.randn(3, 4, 11, 8)
-    assert_close(program.module()(x), layer(x))
-
-
 @pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
 def test_windows_of_one_number_in_a_tuple(similarity):
     """torch's layers repeat it for every dimension."""
@@ -340,18 +309,3 @@ def test_parameters_are_reset_as_torchs_are(similarity):
 def test_dynamic_layers_do_not_fold(kind):
     with pytest.raises(ValueError, match="`similarity` must be static for the layer to be folded"):
         LAYERS[kind][0]("dynamic-diagonal").fold()
-
-
-@pytest.mark.parametrize("use", ["fold", "without_similarity"])
-def test_what_a_subclass_adds_is_not_dropped(use):
-    class Louder(ns.Conv2d):
-        def forward(self, input):
-            return 2 * super().forward(input)
-
-    layer = Louder(2, 3, 3, similarity="static-full")
-    with pytest.raises(
-        ValueError, match=r"exactly an ns\.Conv2d .* torch\.nn\.Conv2d, got a Louder"
-    ):
-        getattr(layer, use)()
-    assert type(layer) is Louder
-    assert layer.similarity is not None

@@ -28,18 +28,6 @@ def input_of():
 
 
 @everywhere
-@pytest.mark.parametrize("similarity", ["none", "static-diagonal", "static-full"])
-def test_starts_as_torchs(options, similarity):
-    layer = layer_of(similarity, **options)
-    plain = nn.ConvTranspose2d(4, 6, SIZE, dtype=torch.float64, **options)
-    report = layer.load_state_dict(plain.state_dict(), strict=False)
-    assert all(key.startswith("similarity.") for key in report.missing_keys)
-    x = input_of()
-    assert torch.equal(layer(x), plain(x))
-    assert torch.equal(layer(x[0]), plain(x[0]))
-
-
-@everywhere
 @pytest.mark.parametrize("structure", STRUCTURES, ids=str)
 def test_is_torchs_with_every_kernel_times_m_and_folds(options, structure):
     layer = layer_of(ns.Static(structure), **options)

@@ -3,13 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
 
-SHAPES = [(7,), (3, 7), (2, 3, 7), (0, 7), (2, 0, 7)]
-NAMES = [name for name in ns.SIMILARITIES if name != "none"]
 STRUCTURES = [ns.Diagonal(), ns.Full(), ns.Symmetric(), ns.PositiveSemidefinite()]
 
 
@@ -19,19 +16,6 @@ def layer_of(similarity, **options):
 
 def input_of(*shape):
     return torch.randn(shape, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("similarity", ["none", *NAMES])
-def test_starts_as_torchs_linear(similarity, bias, shape):
-    layer = layer_of(similarity, bias=bias)
-    x = input_of(*shape)
-    y = layer(x)
-    assert_close(y, F.linear(x, layer.weight, layer.bias))
-    if not similarity.startswith("dynamic"):
-        assert torch.equal(y, F.linear(x, layer.weight, layer.bias))
-    assert y.shape == (*shape[:-1], 5)
 
 
 @pytest.mark.parametrize("structure", [*STRUCTURES, ns.Select()], ids=str)
