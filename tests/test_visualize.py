@@ -187,12 +187,3 @@ def test_a_matrix_over_channels_and_taps_is_drawn_as_it_is(tmp_path):
     assert visualize.similarities(model, torch.randn(1, 3, 7, 8))["0"].shape == (27, 27)
     (path,) = visualize.draw(model, torch.randn(1, 3, 7, 8), tmp_path)
     assert path.name == "similarities.png"
-
-
-def test_layers_stand_wider_apart_than_the_taps_of_one():
-    figure = visualize.plot_matrices(
-        {name: torch.randn(9, 9) for name in "abcd"}, kernels=dict.fromkeys("abcd", (3, 3))
-    )
-    figure.draw_without_rendering()
-    first, second = (axes.get_position() for axes in figure.axes[:2])
-    assert second.x0 - first.x1 > 1.5 * first.width / 11  # 9 numbers and 2 gaps wide

@@ -471,25 +471,6 @@ def test_the_normalisation_of_predictors_is_not_held():
     assert all(norm.num_batches_tracked == 1 for norm in norms.values())
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        ns.fold,
-        ns.unconvert,
-        ns.freeze_backbone,
-        ns.unfreeze_backbone,
-        ns.penalty,
-        lambda model: ns.parameter_groups(model, weight_decay=0.0),
-        lambda model: ns.plan(model, "static-full"),
-        lambda model: ns.convert(model, "static-full"),
-        lambda model: ns.save_adapter(model, "never.safetensors"),
-    ],
-)
-def test_what_is_no_network_is_refused(use):
-    with pytest.raises(ValueError, match=r"`model` must be an nn.Module, got \[\]"):
-        use([])
-
-
 @pytest.mark.parametrize("name", ["weight", "similarity", "predictor", "sphere"])
 def test_decays_are_numbers_and_not_negative(network, name):
     for decay in (-1, float("nan"), *([None] if name in ("weight", "similarity") else [])):
@@ -515,8 +496,3 @@ def test_complex_layers_have_no_similarity(kind, sizes):
     ):
         layer.with_similarity("static-diagonal")
     assert layer.with_similarity(None).similarity is None
-    layers = nn.Sequential(layer, nn.Conv2d(2, 2, 3))
-    assert ns.plan(layers, "static-full", lambda *_: True) == {
-        "0": "has complex weights, and similarities are real",
-        "1": None,
-    }

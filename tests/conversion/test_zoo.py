@@ -193,9 +193,3 @@ def test_layers_run_in_onnx():
 @pytest.mark.parametrize("name", ZOO)
 def test_converted_networks_run_in_onnx(name, similarity):
     check_onnx(perturbed(ns.convert(build(name).float(), similarity)), name not in ONE_SIZE)
-
-
-@slow
-def test_the_network_of_one_size_is_so_without_similarities():
-    with pytest.raises(Exception, match="reshape"):
-        check_onnx(build("timm/mobilevit_xxs").float())

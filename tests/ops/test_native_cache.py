@@ -107,6 +107,13 @@ def flipped(file, content):
     file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
 
 
+def linked(file, content):
+    """To what is whole now, and may change at any time."""
+    other = file.parent.with_name("elsewhere")
+    other.write_bytes(content)
+    file.symlink_to(other)
+
+
 HARMS = {
     "none": lambda file, content: (file.write_bytes(content), file.chmod(0o700)),
     "empty": lambda file, _: file.touch(),
@@ -114,7 +121,7 @@ HARMS = {
     "zeroed": lambda file, content: file.write_bytes(bytes(len(content))),
     "flipped": flipped,
     "writable": lambda file, content: (file.write_bytes(content), file.chmod(0o777)),
-    "link": lambda file, _: file.symlink_to("/bin/sh"),
+    "link": linked,
 }
 
 

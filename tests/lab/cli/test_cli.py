@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -81,11 +80,7 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
             "`variant` must be one of paper, released, got 'tf'",
         ),
         (["train", "--steps", "many"], "--steps"),
-        (["train", "--steps", "0"], "`steps` must be above 0, got 0"),
-        (["train", "--label-smoothing", "2"], "`label_smoothing` must be below 1, got 2.0"),
         (["train", "--similarity", "dynamic-diagnal"], "dynamic-diagonal"),
-        (["train", "--model", "cnn8"], "nearest: cnn9"),
-        (["train", "--dataset", "embeded"], "nearest: embedded"),
         (["train", "--precision", "bf61"], "bf16"),
         (["train", "--budget", "0", "--out", "never"], "`budget` must be above 0, got 0.0"),
         (["train", "--budget", "1e308", "--out", "never"], "at most 1,000,000, got 1e+308"),
@@ -225,13 +220,6 @@ def test_predict_sees_an_image_as_training_on_a_folder_does(dynamic, tmp_path, m
     monkeypatch.setattr(training, "predict", lambda *args: seen.append(args[1]) or real(*args))
     assert cli.main(["predict", str(dynamic.path), str(path)]) == 0
     assert torch.equal(seen[0][0], trained)
-
-
-def test_predict_refuses_what_training_refuses(dynamic, tmp_path, capsys):
-    path = tmp_path / "deep.png"
-    Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save(path)
-    assert cli.main(["predict", str(dynamic.path), str(path)]) == 1
-    assert "deep.png must have 8 bits per channel" in capsys.readouterr().err
 
 
 FOLD = ("export", "--format", "safetensors", "--fold")

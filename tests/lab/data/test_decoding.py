@@ -14,7 +14,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from tiny_imagenet import write_jpeg
 
 from neural_similarity.lab.data.decoding import (
@@ -274,13 +274,6 @@ def test_damaged_metadata_is_no_matter(tmp_path):
     path = tmp_path / "odd.jpg"
     scene().save(path, **EXACTLY["jpg"], exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x09\x01")
     assert np.abs(pixels_of(path).astype(int) - as_array(scene())).max() < 4
-
-
-def test_transposes_above_are_undone_by_pillow():
-    for orientation, method in TRANSPOSES.items():
-        image = scene().transpose(method)
-        image.getexif()[0x0112] = orientation
-        assert np.array_equal(as_array(ImageOps.exif_transpose(image)), as_array(scene()))
 
 
 @pytest.mark.parametrize("size", [(50, 40), (31, 67), (8, 90), (90, 7)])

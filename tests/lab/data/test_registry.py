@@ -77,11 +77,6 @@ def test_one_colour_image_makes_all_rgb(tmp_path):
     assert np.array_equal(dataset.test.pixels[0].numpy(), colour)
 
 
-def test_palette_images_are_rgb(tmp_path):
-    classes(tmp_path, each=2, mode="P")
-    assert load("folder", tmp_path).train.pixels.shape[1] == 3
-
-
 def test_other_files_and_hidden_ones_are_no_images(tmp_path):
     classes(tmp_path, each=5)
     (tmp_path / "cat" / "notes.txt").write_text("mine")

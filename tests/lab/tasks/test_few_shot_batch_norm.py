@@ -120,20 +120,6 @@ def test_vmap_over_adapted_normalisation_is_the_loop_and_finite_differences(stat
     assert_close((found * direction).sum(), rise / (2 * step), rtol=1e-6, atol=0)
 
 
-def test_torchs_fused_kernel_is_wrong_under_vmap_which_is_why_it_is_not_used_there():
-    """A torch that no longer fails here makes `_normalized` unnecessary under vmap."""
-    norm = layer(None)
-    support, query = torch.randn(2, 3, 4, 2, 5, 5, **DOUBLE)
-    kernel = torch.randn(3, 2, 3, 3, **DOUBLE).requires_grad_()
-    norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
-    fixed = norm.weight.detach(), norm.bias.detach()
-    batched = vmap(task(norm), (None, None, None, 0, 0))(kernel, *fixed, support, query).sum()
-    looped = sum(task(norm)(kernel, *fixed, s, q) for s, q in zip(support, query, strict=True))
-    gradients = [torch.autograd.grad(value, kernel)[0] for value in (batched, looped)]
-    assert torch.equal(batched, looped) or (batched - looped).abs() < 1e-12
-    assert (gradients[0] - gradients[1]).norm() > 1e-3 * gradients[1].norm()
-
-
 NETWORKS = {
     "convnet4": lambda: models.convnet4(5, image_size=16, width=0.2),
     "convnet4 dynamic": lambda: models.convnet4(
