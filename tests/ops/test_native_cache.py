@@ -199,6 +199,27 @@ def test_other_sources_and_processors_have_another_library(copying, monkeypatch)
     assert copying.read_text().count("call") == len(cached()) == 3
 
 
+def test_a_relative_cache_is_ignored(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
+    assert compiling._cache_folder() == tmp_path / "home" / ".cache" / "neural_similarity"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_a_cache_that_is_a_link_is_named_and_its_target_untouched(monkeypatch, tmp_path):
+    target = tmp_path / "target"
+    target.mkdir()
+    target.chmod(0o755)
+    (tmp_path / "neural_similarity").symlink_to(target)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.warns(UserWarning, match="neural_similarity, which must be a folder, not a link"):
+        folder = compiling._cache_folder()
+    assert folder.parent != tmp_path
+    assert target.stat().st_mode & 0o777 == 0o755
+    assert not list(target.iterdir())
+
+
 def test_a_compilation_that_is_interrupted_leaves_nothing(monkeypatch, tmp_path):
     """It is compiled beside its place and moved there whole, so another process finds no part."""
 

@@ -1,0 +1,96 @@
+"""What `nsim` does with targets that are no files, full disks, links out of a run, and pipes."""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from test_files import contents, full_disk
+from tiny_images import TINY
+from tiny_images import tiny as tiny
+
+from neural_similarity.lab import session
+from neural_similarity.lab.cli import main
+from neural_similarity.lab.data import registry
+
+pytestmark = pytest.mark.usefixtures("tiny")
+FORMATS = ["safetensors", *(pytest.param(f, marks=pytest.mark.long) for f in ("onnx", "pt2"))]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A short run in its own folder."""
+    session.train(TINY, out=tmp_path / "run", device="cpu")
+    return tmp_path / "run"
+
+
+def error_of(capsys, *words):
+    """The one line by which a command fails."""
+    assert main([*map(str, words)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("nsim: ")
+    return line
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_is_whole_or_not_at_all(run, tmp_path, capsys, format):
+    out = tmp_path / "new" / "deep" / "m"
+    words = ("export", run, "--format", format, "--out")
+    assert main([*map(str, (*words, out))]) == 0
+    before = os.umask(0)
+    os.umask(before)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o666 & ~before
+    (tmp_path / "link").symlink_to(out)
+    os.mkfifo(tmp_path / "pipe")
+    everything = contents(tmp_path)
+    for name, kind in (("link", "link"), ("pipe", "pipe"), ("new", "folder")):
+        assert f"or not exist, got a {kind}" in error_of(capsys, *words, tmp_path / name)
+    assert "/dev/null must be a regular file or not exist, got a device" in error_of(
+        capsys, *words, "/dev/null"
+    )
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    with full_disk(100):
+        assert str(out) in error_of(capsys, *words, out)
+    assert contents(tmp_path) == everything
+
+
+def test_a_report_follows_no_link_out_of_a_run(run, tmp_path, capsys):
+    Image.new("L", (8, 8)).save(tmp_path / "private.png")
+    out = tmp_path / "page.html"
+    for name in ("plots/similarities.png", "summary.json", "environment.json", "metrics.jsonl"):
+        shutil.copytree(run, tmp_path / "forged")
+        forged = tmp_path / "forged" / name
+        private = tmp_path / "private.png" if name.endswith("png") else run / name
+        forged.parent.mkdir(exist_ok=True)
+        forged.unlink(missing_ok=True)
+        forged.symlink_to(private)
+        line = error_of(capsys, "report", forged.parents[name.count("/")], "--out", out)
+        assert f"{forged} must lie in" in line
+        assert not out.exists()
+        shutil.rmtree(tmp_path / "forged")
+
+
+@pytest.mark.parametrize("name", ["config.json", "summary.json", "environment.json"])
+def test_a_pipe_in_a_run_is_not_waited_for(run, tmp_path, capsys, name):
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    assert str(run) in error_of(capsys, "report", run, "--out", tmp_path / "page.html")
+
+
+def test_a_pipe_of_weights_is_not_waited_for(tmp_path, capsys):
+    for name in ("weights.pth", "weights.safetensors"):
+        os.mkfifo(tmp_path / name)
+        words = ("--weights", tmp_path / name, "--data", tmp_path, "--out", tmp_path / "run")
+        line = error_of(capsys, "train", "adapt", "--backbone", "timm:resnet18", *words)
+        assert f"{name} must " in line
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_name_that_is_too_long_is_refused_before_data_are_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(registry, "load", lambda *_, **__: 1 / 0)
+    monkeypatch.chdir(tmp_path)
+    line = error_of(capsys, "train", "quickstart", "--out", Path("runs") / ("x" * 250))
+    assert "must have a name of at most 235 bytes, got 250" in line
+    assert not list(tmp_path.iterdir())
