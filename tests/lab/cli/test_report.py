@@ -94,7 +94,9 @@ def test_what_runs_are_called_and_hold_is_text(folder, tmp_path):
     runs = [tmp_path / f"<b>&{index}" for index in range(2)]
     for run in runs:
         shutil.copytree(folder / "a&b", run)
-        (run / "plots" / '"><i>.png').write_bytes(next((run / "plots").glob("*.png")).read_bytes())
+        (run / "plots" / 'maps-"><i>.png').write_bytes(
+            next((run / "plots").glob("*.png")).read_bytes()
+        )
         facts = json.loads((run / "environment.json").read_text())
         content = json.dumps(facts | {"<u>": "<s>&amp;", "device": ["<em>"]})
         (run / "environment.json").write_text(content)
@@ -102,7 +104,7 @@ def test_what_runs_are_called_and_hold_is_text(folder, tmp_path):
     assert not re.search("<(b|i|u|s|em)>", text)
     assert "<title>&lt;b&gt;&amp;0, &lt;b&gt;&amp;1</title>" in text
     assert text.count("<h3>&lt;b&gt;&amp;") == 2
-    assert 'alt="&quot;&gt;&lt;i&gt;"' in text
+    assert 'alt="maps-&quot;&gt;&lt;i&gt;"' in text
     assert cells(text, "&lt;u&gt;") == ["&lt;s&gt;&amp;amp;"] * 2
 
 
