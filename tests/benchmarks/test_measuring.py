@@ -131,25 +131,6 @@ def test_readings_of_linux(monkeypatch, tmp_path):
     assert wall > 0
 
 
-def kept(case):
-    """Floats that a position of every subject keeps."""
-    found = catalogue.subjects(case)
-    return {
-        subject.name: saved_bytes(subject.module, subject.inputs) / (case.batch * case.size**2) / 4
-        for subject in found
-    }
-
-
-def test_saved_floats_are_input_and_similarity():
-    case = Case(kind="diagonal", runtime=CPU, batch=2, channels=32, size=8)
-    floats = kept(case)
-    assert floats["nn.Conv2d"] == 32
-    assert floats["ours, compiled"] == floats["ours, eager"] == 32 + 9
-    assert floats["TensorFlow form"] > 9 * 32
-    full = kept(Case(kind="full", runtime=CPU, batch=2, channels=32, size=8))
-    assert full["ours, compiled"] == full["ours, eager"] == 32 + 81
-
-
 def test_saved_bytes_are_whole_storages_counted_once():
     class Views(nn.Module):
         def __init__(self):

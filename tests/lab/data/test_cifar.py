@@ -119,19 +119,6 @@ def test_cifar100_needs_its_names(tmp_path):
         load_cifar(CIFAR100, tmp_path, COUNTS)
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [("cifar10", "cifar-10-batches-bin/data_batch_1"), ("cifar100", "cifar-100-binary/train")],
-)
-def test_nothing_there(tmp_path, name, file):
-    if name == "cifar100":
-        file = "cifar-100-binary/fine_label_names.txt"
-    with pytest.raises(
-        FileNotFoundError, match=rf"{file}.* is missing; run `nsim data {name} --data"
-    ):
-        load(name, tmp_path)
-
-
 @pytest.mark.parametrize(("name", "form", "folder"), LAYOUTS)
 def test_one_file_is_missing(tmp_path, name, form, folder):
     write(tmp_path / folder, name, form)

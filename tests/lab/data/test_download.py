@@ -181,11 +181,3 @@ def test_unknown_name(tmp_path, name):
     match = f"one of fashion-mnist, cifar10, cifar100, embedded, got '{name}'"
     with pytest.raises(ValueError, match=match):
         download(name, tmp_path)
-
-
-def test_table_is_official():
-    assert {remote.url.split("/")[2] for remotes in REMOTES.values() for remote in remotes} == {
-        "fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-        "www.cs.toronto.edu",
-    }
-    assert all(len(bytes.fromhex(r.md5)) == 16 for remotes in REMOTES.values() for r in remotes)
