@@ -84,6 +84,16 @@ def test_pt2_and_weights(run, tmp_path, capsys):
     assert (run.path / "network-folded.safetensors").exists()
 
 
+@pytest.mark.parametrize(("sizes", "alone"), [([8], True), ([8, 10], False)])
+def test_a_network_of_one_size_is_told(run, tmp_path, capsys, monkeypatch, sizes, alone):
+    monkeypatch.setattr(command, "traced", lambda *_: None)
+    monkeypatch.setitem(command.WRITERS, "pt2", lambda *_: None)
+    monkeypatch.setattr(command, "agreement", lambda *_: (0.0, sizes))
+    assert export(run, "--format", "pt2", "--out", str(tmp_path / "network.pt2")) == 0
+    told = capsys.readouterr().out
+    assert ("the network takes images of 8 pixels alone" in told) == alone
+
+
 @pytest.mark.slow
 def test_int8_with_its_accuracy(run, tmp_path, capsys):
     pytest.importorskip("torchao")
