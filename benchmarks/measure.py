@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from math import ceil, prod
@@ -168,6 +169,8 @@ def macs(module: nn.Module, inputs: Iterable[Tensor]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     formulas: dict[Any, Callable[..., int]] = {torch.ops.aten.mul: _product_flops}
+    with suppress(ImportError):  # A first call would register the operator after this look.
+        import_module("torchvision.ops")
     if hasattr(torch.ops.torchvision, "deform_conv2d"):
         formulas[torch.ops.torchvision.deform_conv2d] = _deformable_flops
     # Not without autograd: torch's counter does not take views of parameters there.
