@@ -51,7 +51,6 @@ def main(args: Sequence[str]) -> int:
         seconds = 2 * (count - 1) / count * 4 * parameters / bandwidth
         say(f"{count} GPUs: at least {1e3 * seconds:.2f} ms a step for gradients (arithmetic)")
     path = options.out / "distributed.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"recipe": RECIPE, "images_per_second": fastest})
     say(str(path))
     return 0
