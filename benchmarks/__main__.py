@@ -14,7 +14,12 @@ from benchmarks.plots import draw
 from benchmarks.report import Report, Row, to_markdown, write
 from neural_similarity.files import write_text
 from neural_similarity.lab.cli import exit_code
-from neural_similarity.lab.cli.commands import Commands, dispatch, require, say
+from neural_similarity.lab.cli.commands import (
+    Commands,
+    dispatch_command,
+    print_line,
+    require_known_name,
+)
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import choose_runtime
@@ -79,7 +84,7 @@ def main(args: Sequence[str] | None = None) -> int:
     }
 
     def run() -> int:
-        return dispatch(
+        return dispatch_command(
             sys.argv[1:] if args is None else args,
             commands,
             prog=PROGRAM,
@@ -111,7 +116,7 @@ def _run(name: str, args: Sequence[str]) -> int:
     path, picture = write(report, options.out), options.out / f"{name}.png"
     (unfinished / path.name).unlink()
     draw(report, picture)
-    say(f"\n{path}\n{picture}")
+    print_line(f"\n{path}\n{picture}")
     if report.noise:
         sys.stderr.write(f"nsim: do not rely on these times: {report.noise}\n")
     for row in filter(lambda row: row.problem, report.rows):
@@ -126,7 +131,9 @@ def _options(name: str, args: Sequence[str]) -> Options:
         if getattr(options, option) and not getattr(default, option):
             raise UsageError(f"`{option}` is not an option of {name}")
     for similarity in options.similarity:
-        require("similarity", similarity, KINDS if default.similarity == KINDS else KNOWN)
+        require_known_name(
+            "similarity", similarity, KINDS if default.similarity == KINDS else KNOWN
+        )
     taken = {option: value for option, value in QUICK.items() if getattr(default, option)}
     return replace(options, rounds=3, **taken) if options.quick else options
 
@@ -143,7 +150,7 @@ def _page(args: Sequence[str]) -> int:
         text = performance.summary(folders, command)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, text)
-    say(str(options.out))
+    print_line(str(options.out))
     return 0
 
 

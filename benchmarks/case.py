@@ -135,7 +135,7 @@ class Placed(nn.Module):
 
     def __init__(self, network: nn.Module, runtime: Runtime):
         super().__init__()
-        self.network = runtime.place(network)
+        self.network = runtime.place_model(network)
         self.runtime = runtime
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from benchmarks.measure import Call, Clock, Timing, measure, peak_bytes
 from benchmarks.oracle import Errors
 from benchmarks.replays import Replays, clock_of
 from benchmarks.report import Group, Row, title
-from neural_similarity.lab.train.runtime import threads
+from neural_similarity.lab.train.runtime import cpu_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def compare(
     for count in case.threads:
         told = group | {"threads": count}
         sys.stderr.write(f"{title(told)}\n")
-        with threads(count):
+        with cpu_threads(count):
             rows += _compared(told, entrants, case, clock)
     return rows
 

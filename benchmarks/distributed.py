@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.options import given
 from neural_similarity.files import read_json, write_json
-from neural_similarity.lab.cli.commands import say
+from neural_similarity.lab.cli.commands import print_line
 
 RECIPE = "quickstart"
 GPUS = {8: 450e9, 64: 50e9}
@@ -42,17 +42,19 @@ def main(args: Sequence[str]) -> int:
             found = summary(count, options)
             fastest[count] = max(rate, found["images_per_second"])
             parameters = found["parameters"]
-    say("| processes | images/s | efficiency |\n|---|---|---|")
+    print_line("| processes | images/s | efficiency |\n|---|---|---|")
     first = options.processes[0]
     for count, rate in fastest.items():
-        say(f"| {count} | {rate:,.0f} | {rate / count / (fastest[first] / first):.2f} |")
+        print_line(f"| {count} | {rate:,.0f} | {rate / count / (fastest[first] / first):.2f} |")
     for count, bandwidth in GPUS.items():
         # A ring all-reduce of float32 gradients takes 2 (N - 1) / N of their bytes a GPU.
         seconds = 2 * (count - 1) / count * 4 * parameters / bandwidth
-        say(f"{count} GPUs: at least {1e3 * seconds:.2f} ms a step for gradients (arithmetic)")
+        print_line(
+            f"{count} GPUs: at least {1e3 * seconds:.2f} ms a step for gradients (arithmetic)"
+        )
     path = options.out / "distributed.json"
     write_json(path, {"recipe": RECIPE, "images_per_second": fastest})
-    say(str(path))
+    print_line(str(path))
     return 0
 
 

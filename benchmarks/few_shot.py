@@ -23,7 +23,7 @@ from neural_similarity import models
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.episode import Episode
-from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
+from neural_similarity.lab.tasks.few_shot.evaluate import evaluate_method
 from neural_similarity.lab.tasks.few_shot.gradient import maml
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
@@ -60,10 +60,10 @@ def meta_gradients(case: Case) -> list[Row]:
     plain = nn.Sequential(deepcopy(method.backbone), deepcopy(method.head))
     set_statistics(plain, None).train()
     exact = _task(case, torch.float64)
-    expected = joined(_by_definition(case.runtime.place(deepcopy(plain)).double(), exact))
+    expected = joined(_by_definition(case.runtime.place_model(deepcopy(plain)).double(), exact))
 
     def entrant(name: str, module: nn.Module, gradients: Gradients, case: Case) -> Entrant:
-        case.runtime.place(module)
+        case.runtime.place_model(module)
 
         def errors() -> Errors:
             found = joined(gradients(deepcopy(module).double(), exact))
@@ -87,7 +87,7 @@ def kept_features(case: Case) -> list[Row]:
     """
     images = _features()
     tasks = draw_tasks(images, SIZES, case.batch, seed=SEED, data="", part="test")
-    preprocess, runtime = Preprocess.fit(images), case.runtime
+    preprocess, runtime = Preprocess.fit_to_images(images), case.runtime
     features = runtime.place_images(preprocess(images.pixels)).flatten(1)
     expected = _prototypes(features.double(), tasks)
     queries = len(tasks) * len(SIZES.query_labels)
@@ -99,7 +99,7 @@ def kept_features(case: Case) -> list[Row]:
         return Entrant(name=name, errors=errors, calls={TIME: call}, speeds={SPEED: len(tasks)})
 
     method = ProtoNet(nn.Flatten())
-    ours = partial(evaluate, method, images, tasks, preprocess=preprocess, runtime=runtime)
+    ours = partial(evaluate_method, method, images, tasks, preprocess=preprocess, runtime=runtime)
     entrants = [entrant(BY_TASK, partial(_prototypes, features, tasks)), entrant(OURS, ours)]
     return compare({"what": KEPT, "dtype": runtime.precision}, entrants, case, seconds_per_call)
 

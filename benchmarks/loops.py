@@ -19,13 +19,13 @@ from benchmarks.options import Options
 from benchmarks.oracle import Errors, joined, relative
 from benchmarks.report import Row
 from neural_similarity.lab.data import Images, Preprocess
-from neural_similarity.lab.session import start
+from neural_similarity.lab.session import initial_state
 from neural_similarity.lab.tasks.classification import batches_of
 from neural_similarity.lab.train import Recipe, Run
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.graph import WARM_UP
 from neural_similarity.lab.train.journal import Journal
-from neural_similarity.lab.train.loop import Job, fit
+from neural_similarity.lab.train.loop import Job, fit_model
 from neural_similarity.lab.train.objective import Classification
 from neural_similarity.lab.train.progress import Lines
 
@@ -94,7 +94,7 @@ class _Loops:
             classes=images.classes,
             channels=case.channels,
             image_size=case.size,
-            preprocess=Preprocess.fit(images),
+            preprocess=Preprocess.fit_to_images(images),
         )
         self.batches = batches_of(images, self.run, self.runtime)
         self.ready = [self.batches.at(step) for step in range(READY)]
@@ -106,7 +106,7 @@ class _Loops:
 
     def bare(self, steps: int) -> Tensor:
         """Updates alone."""
-        state = start(self.run, self.runtime)
+        state = initial_state(self.run, self.runtime)
         model = Placed(state.model, self.runtime).train()
         for step in range(steps):
             update(model, state.optimizer, self.ready[step % READY])
@@ -115,10 +115,10 @@ class _Loops:
     def ours(self, steps: int) -> Tensor:
         """What `nsim train` does, without checkpoints."""
         recipe = replace(self.run.recipe, steps=steps)
-        run, state = replace(self.run, recipe=recipe), start(self.run, self.runtime)
+        run, state = replace(self.run, recipe=recipe), initial_state(self.run, self.runtime)
         objective = Classification(recipe, self.runtime, self.batches)
         journal = _Journal(run, Lines(steps, 0, StringIO()))
-        fit(Job(recipe, self.runtime, objective), state, journal)
+        fit_model(Job(recipe, self.runtime, objective), state, journal)
         return joined(state.model.parameters()).double()
 
 

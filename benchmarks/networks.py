@@ -42,7 +42,7 @@ COMPARED = tuple(
     dict.fromkeys(
         row.recipe
         for table in ("4", "1", "2", "3", "costs", "rivals")
-        for row in TABLES[table].rows
+        for row in TABLES[table].all_rows
         if (recipe := RECIPES[row.recipe]).dataset == "cifar10"
         and recipe.optimizer == "sgd"
         and not recipe.orthogonality

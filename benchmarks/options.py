@@ -11,15 +11,15 @@ import torch
 from benchmarks.case import Case
 from benchmarks.measure import LEAST_ROUNDS
 from neural_similarity.choices import require_least
-from neural_similarity.lab.cli.parsing import integer, listed, parse
+from neural_similarity.lab.cli.parsing import comma_list, parse_integer, parse_options
 from neural_similarity.lab.train import Runtime, choose_runtime
 from neural_similarity.lab.train.runtime import Precision
 
 PROGRAM = "python -m benchmarks"
 QUICK_EXTENT, QUICK_WIDTH = 64, 0.1
 T = TypeVar("T")
-Numbers = Annotated[tuple[int, ...], listed(integer, "N,N,...")]
-Names = Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")]
+Numbers = Annotated[tuple[int, ...], comma_list(parse_integer, "N,N,...")]
+Names = Annotated[tuple[str, ...], comma_list(str, "NAME,NAME,...")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class PageOptions:
 
 def given(default: T, args: Sequence[str], name: str, about: str) -> T:
     """The options of the benchmark `name`, `default` where the command line has none."""
-    return parse(
+    return parse_options(
         type(default),
         args,
         prog=f"{PROGRAM} {name}",

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from benchmarks.measure import Call, Clock, seconds_per_call
-from neural_similarity.lab.train.graph import aside, capture
+from neural_similarity.lab.train.graph import capture_update, update_aside
 
 CALLS = 20
 """Calls in a graph: what lies between two replays is then a small part of the shortest ones."""
@@ -65,9 +65,9 @@ class Replays:
             for _ in range(CALLS):
                 call()
 
-        aside(calls, self.device)  # Whatever is tuned, built and allocated at first.
+        update_aside(calls, self.device)  # Whatever is tuned, built and allocated at first.
         try:
-            return capture(calls, self.device)
+            return capture_update(calls, self.device)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             sys.stderr.write(f"timed with its launches, as no CUDA graph can hold it: {reason}\n")

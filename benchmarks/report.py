@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.measure import Timing
 from neural_similarity.files import read_json, write_json
-from neural_similarity.lab.paper.costs import doubt, machine
+from neural_similarity.lab.paper.costs import machine_name, timing_doubt
 
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "images_per_second": ("images/s", "{:,.0f}".format),
@@ -64,11 +64,11 @@ class Report:
     @property
     def noise(self) -> str | None:
         """Why its times are not to be relied on, or None."""
-        return doubt(self.quick, self.others, self.spread)
+        return timing_doubt(self.quick, self.others, self.spread)
 
     @property
     def machine(self) -> str:
-        return machine(self.environment)
+        return machine_name(self.environment)
 
 
 def write(report: Report, folder: Path) -> Path:

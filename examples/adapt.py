@@ -4,10 +4,10 @@ import torch
 from torch.nn import functional as F
 
 import neural_similarity as ns
-from neural_similarity.lab.data import load
+from neural_similarity.lab.data import load_dataset
 
 torch.manual_seed(0)
-data = load("embedded")  # 8,000 + 2,000 of Fashion-MNIST, which come with the package
+data = load_dataset("embedded")  # 8,000 + 2,000 of Fashion-MNIST, which come with the package
 train, test = data.train, data.test.subset(range(1000))
 
 

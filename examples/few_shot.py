@@ -10,7 +10,7 @@ from neural_similarity.lab.tasks import few_shot
 class CosinePrototypes(few_shot.Metric):
     def adapt(self, support, labels, ways):
         prototypes = few_shot.class_means(F.normalize(support, dim=-1), labels, ways)
-        return lambda query: 10 * few_shot.cosines(query, prototypes)
+        return lambda query: 10 * few_shot.cosine_matrix(query, prototypes)
 
 
 few_shot.METHODS["cosine-prototypes"] = few_shot.Kind(

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.lab.paper import read_records
-from neural_similarity.lab.paper.markdown import interval
+from neural_similarity.lab.paper.markdown import interval_text
 from neural_similarity.lab.paper.records import Record
-from neural_similarity.lab.paper.report import by_number, compare
+from neural_similarity.lab.paper.report import by_number, compare_records
 from neural_similarity.lab.train.statistics import Interval, by_task
 
 ROOT = Path(__file__).parents[1]
@@ -64,14 +64,14 @@ def _compare(text: str) -> tuple[str, str]:
     status = verdicts[0]
     if status != "unclear" and (len(verdicts) == 1 or verdicts[1] != status):
         status += f" by {kind} only"
-    found = [f"{interval(images)} by {kind}"]
-    found += [f"{interval(by_seeds)} by seed"] if by_seeds else []
+    found = [f"{interval_text(images)} by {kind}"]
+    found += [f"{interval_text(by_seeds)} by seed"] if by_seeds else []
     share = "" if classes else f", budget {budget}"
     return status, f"{', '.join(found)} (n = {seeds}{share})"
 
 
 def _verdict(found: Interval, wanted: int) -> str:
-    if not found.clear:
+    if not found.excludes_zero:
         return "unclear"
     return "holds" if found.mean * wanted > 0 else "fails"
 
@@ -80,7 +80,7 @@ def _on_images(
     first: str, second: str, budget: float, sign: str
 ) -> tuple[int, tuple[Interval | None, Interval | None]]:
     ours, theirs = (by_number(read_records(RESULTS, name, budget)) for name in (first, second))
-    found = compare(ours, theirs, "accuracy" if sign == ">" else "error")
+    found = compare_records(ours, theirs, "accuracy" if sign == ">" else "error")
     return len(found.common), (found.by_image, found.by_seed)
 
 

@@ -26,7 +26,7 @@ def exceptions() -> Iterator[str]:
 def _reasons(case: testing.Case) -> Iterator[tuple[str, str]]:
     """The laws that do not apply to a case, or fail, each with the reason."""
     try:
-        case.layer()
+        case.make_layer()
     except testing.NotApplicableError as reason:
         yield "all", str(reason).partition(", got ")[0]
         return

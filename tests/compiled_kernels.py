@@ -71,7 +71,7 @@ def launches(kind, dtype, monkeypatch, shape):
     def note(kernel, task, arguments, constants, _grid):
         found.append((kernel, (*arguments, task.sizes, task.channels), constants))
 
-    monkeypatch.setattr(launch, "_launch", note)
+    monkeypatch.setattr(launch, "_launch_kernel", note)
     given = shape.operands(kind, dtype)
     y = launch.forward(given)
     grad, needs = torch.empty_like(y), (True, True, True)
@@ -88,15 +88,15 @@ def pointwise_launches(dtype, monkeypatch, shape):
         constants |= {"FRAME": frame, "ROWS": pointwise.ROWS}
         found.append((kernel, arguments, constants))
 
-    monkeypatch.setattr(pointwise, "_run", note)
+    monkeypatch.setattr(pointwise, "_run_kernel", note)
     given = shape.operands("full", dtype)
     x, raw, gain = given.x, given.m.flatten(1, 3).to(dtype), torch.empty(81, device="meta")
     factors = pointwise.patch_factors(x, given.window, 0.1, 1.0)
     pointwise.patch_factors_gradient(factors, x, factors, given.window, 1.0)
     for rectified in (False, True):
-        pointwise.scaled(x, factors, rectified)
+        pointwise.scale_maps(x, factors, rectified)
         pointwise.scaled_gradient(x, x, factors, rectified)
-    pointwise.gained(raw, gain, 10)
+    pointwise.apply_gain(raw, gain, 10)
     pointwise.gained_gradient(raw.float(), raw, gain)
     return found
 
@@ -199,11 +199,11 @@ def test_every_kernel(kind, dtype, channels, monkeypatch, tmp_path):
 def test_an_offset_beyond_int32_in_any_tensor_is_far(tensor, far):
     window = Window((3, 3), (1, 1), (1, 1), (1, 1))
     near = torch.empty(2, device="meta")
-    assert launch.framed(window, near).far is False
-    assert launch.framed(window, near, tensor, near).far is far
+    assert launch.frame_window(window, near).far is False
+    assert launch.frame_window(window, near, tensor, near).far is far
     given = Shape(batch=2).operands("diagonal", torch.float32)
     y = torch.empty_strided((2, 64, 16, 16), (2**31, 1, 1024, 64), device="meta")
-    assert launch.plan(given, y).frame.far
+    assert launch.plan_launch(given, y).frame.far
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def _no_leaks():
 
 
 def shared_state():
-    functions = data.load, data.load_split, visualize.draw
+    functions = data.load_dataset, data.load_split, visualize.draw
     return (
         functions,
         session.draw_learning_curves,

@@ -37,7 +37,7 @@ def die(how):
 
 def set_up(rank, place, how):
     """Let the process of a rank die at a place."""
-    data.load = lambda *_, **__: tiny_images.make_dataset()
+    data.load_dataset = lambda *_, **__: tiny_images.make_dataset()
     session.draw_learning_curves = lambda *_: None
     if os.environ["RANK"] != rank:
         return

@@ -32,7 +32,7 @@ def pytest_configure() -> None:
     """Call the emulator in the place of the library of this machine."""
     if command := os.environ.get("EMULATED"):
         emulated = Emulated(*shlex.split(command))
-        native.library, native._address = lambda: emulated, _address  # type: ignore[assignment]
+        native.load_library, native._element_address = lambda: emulated, _address  # type: ignore[assignment]
 
 
 class Emulated(ctypes.CDLL):

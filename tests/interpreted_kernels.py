@@ -16,8 +16,8 @@ from torch.testing import assert_close
 
 from neural_similarity.nn import Conv2d
 from neural_similarity.ops import declines, pointwise, sphere
-from neural_similarity.ops.backend import chosen
-from neural_similarity.ops.triton import interpreted, launch
+from neural_similarity.ops.backend import choose_backend
+from neural_similarity.ops.triton import is_interpreted, launch
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 TINY = Case(Problem("tiny", (1, 2), (1, 1), (0, 1), size=(1, 2), channels=(3, 2), batch=1))
@@ -71,7 +71,7 @@ def test_second_derivatives(kind):
 
 @pytest.fixture
 def _processors_maps(monkeypatch):
-    monkeypatch.setattr(pointwise, "takes", lambda _: True)
+    monkeypatch.setattr(pointwise, "takes_maps", lambda _: True)
 
 
 @pytest.mark.usefixtures("_processors_maps")
@@ -90,7 +90,7 @@ def test_second_derivatives_of_pointwise_parts():
 @pytest.mark.usefixtures("_processors_maps")
 @pytest.mark.parametrize("angle", ["cosine", "linear"])
 def test_a_map_without_a_batch_is_one_of_a_batch_and_changes_in_place(angle, monkeypatch):
-    monkeypatch.setattr(sphere, "takes", lambda _: True)
+    monkeypatch.setattr(sphere, "takes_maps", lambda _: True)
     x, weight = torch.randn(3, 4, 5, requires_grad=True), torch.randn(2, 3, 3, 3)
     results = []
     for batch in (False, True):
@@ -112,11 +112,11 @@ def test_a_layer_computes_the_same_with_them_eager_and_compiled(monkeypatch):
         y = function(x)
         return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
 
-    monkeypatch.setattr(sphere, "takes", lambda _: True)
+    monkeypatch.setattr(sphere, "takes_maps", lambda _: True)
     eager = results(layer)
     compiled = results(torch.compile(layer, backend="aot_eager", fullgraph=True))
-    monkeypatch.setattr(sphere, "takes", lambda _: False)
-    monkeypatch.setattr(pointwise, "takes", lambda _: False)
+    monkeypatch.setattr(sphere, "takes_maps", lambda _: False)
+    monkeypatch.setattr(pointwise, "takes_maps", lambda _: False)
     for expected, *found in zip(results(layer), eager, compiled, strict=True):
         for one in found:
             assert_close(one, expected, rtol=1e-4, atol=1e-4)
@@ -132,7 +132,7 @@ def test_tuning_happens_once_per_kernel_and_channels(monkeypatch):
 
     tune = partial(launch.triton.autotune, do_bench=clock)
     monkeypatch.setattr(launch.triton, "autotune", tune)
-    monkeypatch.setattr(launch, "interpreted", lambda: False)
+    monkeypatch.setattr(launch, "is_interpreted", lambda: False)
     torch.use_deterministic_algorithms(False)
     for _ in range(2):
         check(TINY, "diagonal", torch.float32)
@@ -142,6 +142,6 @@ def test_tuning_happens_once_per_kernel_and_channels(monkeypatch):
 def test_it_takes_the_processors_tensors_when_asked_only():
     x = torch.zeros(1, 2, 4, 4)
     assert launch.triton.knobs.runtime.interpret
-    assert interpreted()
+    assert is_interpreted()
     assert declines("triton", x, 9) is None
-    assert chosen("auto", x, 9, 1) != "triton"
+    assert choose_backend("auto", x, 9, 1) != "triton"

@@ -21,7 +21,7 @@ def killed_after(step, start):
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "stepped", stepped)
+        patch.setattr(Journal, "show_step", stepped)
         with pytest.raises(Killed):
             start()
 

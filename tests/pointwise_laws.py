@@ -71,7 +71,7 @@ def check_factors(maps, dtype, device):
 def check_scaled(maps, dtype, device, rectified):
     y = maps.random(maps.channels, dtype, device)
     factors = (maps.random(1, torch.float32, device).abs() + 0.5).detach().requires_grad_()
-    found = pointwise.scaled(y, factors, rectified=rectified)
+    found = pointwise.scale_maps(y, factors, rectified=rectified)
     truth = [t.detach().double().cpu().requires_grad_() for t in (y, factors)]
     expected = truth[0] * truth[1]
     expected = expected.relu() if rectified else expected
@@ -88,7 +88,7 @@ def check_scaled(maps, dtype, device, rectified):
 def check_gained(maps, dtype, device, every):
     raw = maps.random(maps.channels, dtype, device)
     gain = torch.randn(maps.channels, device=device, requires_grad=True)
-    found = pointwise.gained(raw, gain, every)
+    found = pointwise.apply_gain(raw, gain, every)
     truth = [t.detach().double().cpu().requires_grad_() for t in (raw, gain)]
     start = torch.zeros(maps.channels, dtype=torch.float64)
     if every:
@@ -116,8 +116,8 @@ def check_second_derivatives(device):
 
     ours = (
         lambda x: pointwise.patch_factors(x, maps.window, 0.1, 3.0),
-        lambda y, f: pointwise.scaled(y, f, rectified=True),
-        lambda raw, gain: pointwise.gained(raw, gain, 1),
+        lambda y, f: pointwise.scale_maps(y, f, rectified=True),
+        lambda raw, gain: pointwise.apply_gain(raw, gain, 1),
     )
     plain = (
         lambda x: norms(x, maps.window, 0.1, 3.0).reshape(len(x), 1, *x.shape[2:]),

@@ -7,7 +7,7 @@ import claims
 import pytest
 
 from neural_similarity.lab.paper import TABLES, make_report, to_markdown
-from neural_similarity.lab.paper.markdown import ours
+from neural_similarity.lab.paper.markdown import our_result
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -44,7 +44,7 @@ def rows(table):
                 found.setdefault(line.row.label, {})[at] = line
     for label, lines in found.items():
         trained = next(iter(lines.values())).records[0].summary["trained"]
-        cells = [ours(lines[at]) if at in lines else "" for at in range(len(panels))]
+        cells = [our_result(lines[at]) if at in lines else "" for at in range(len(panels))]
         yield f"| {' | '.join((label, f'{trained:,}', *cells))} |"
 
 
@@ -90,7 +90,7 @@ def test_headlines():
 def test_the_readme_quotes_adaptations():
     readme = (ROOT / "README.md").read_text("utf-8")
     lines = {
-        line.row.recipe: ours(line)
+        line.row.recipe: our_result(line)
         for table in ("adapt", "adapt-cifar")
         for panel in report(table).panels
         for line in panel.lines

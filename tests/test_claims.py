@@ -13,7 +13,7 @@ from neural_similarity.lab.paper import (
     read_costs,
     to_markdown,
 )
-from neural_similarity.lab.paper.markdown import interval, ours, signed
+from neural_similarity.lab.paper.markdown import interval_text, our_result, signed_number
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -90,23 +90,32 @@ def test_intervals_are_counted(page):
 def test_headlines_of_recognition():
     (panel, _) = make_report(TABLES["4"], budget=0.125, results=RESULTS).panels
     lines = {line.row.label: line for line in panel.lines[1:]}
-    means = {label: signed(line.difference.by_image.mean) for label, line in lines.items()}
+    means = {
+        label: signed_number(line.baseline_difference.by_image.mean)
+        for label, line in lines.items()
+    }
     told = in_short()
     assert f"static UNS ({means['static UNS']} points)" in told
     assert f"dynamic DNS ({means['dynamic DNS']})" in told
     assert f"dynamic UNS ({means['dynamic UNS']}, one seed)" in told
-    assert len(lines["dynamic UNS"].difference.common) == 1
-    assert all(line.difference.by_image.mean < 0 for line in lines.values())
-    assert {label for label, line in lines.items() if not line.difference.by_image.clear} == {
-        "static DNS"
-    }
+    assert len(lines["dynamic UNS"].baseline_difference.common) == 1
+    assert all(line.baseline_difference.by_image.mean < 0 for line in lines.values())
+    assert {
+        label
+        for label, line in lines.items()
+        if not line.baseline_difference.by_image.excludes_zero
+    } == {"static DNS"}
     assert [
         label
         for label, line in lines.items()
-        if line.difference.by_seed and line.difference.by_seed.clear
+        if line.baseline_difference.by_seed and line.baseline_difference.by_seed.excludes_zero
     ] == ["CNN++"]
-    assert f"σ {panel.pooled[0]:.3f}, {panel.pooled[1]} degrees" in told
-    pooled = {label for label, line in lines.items() if line.difference.by_pooled_seeds.clear}
+    assert f"σ {panel.pooled_deviation[0]:.3f}, {panel.pooled_deviation[1]} degrees" in told
+    pooled = {
+        label
+        for label, line in lines.items()
+        if line.baseline_difference.by_pooled_seeds.excludes_zero
+    }
     assert pooled == {"CNN++", "static UNS", "dynamic DNS", "dynamic UNS"}
 
 
@@ -115,15 +124,20 @@ def test_headlines_of_cifar100():
     lines = {line.row.label: line for line in panel.lines[1:] if line.records}
     told = in_short()
     for label in ("dynamic DNS", "CNN++", "static DNS", "static UNS"):
-        assert f"{label} ({signed(lines[label].difference.by_image.mean)}" in told
-        assert len(lines[label].difference.common) == 3
+        assert f"{label} ({signed_number(lines[label].baseline_difference.by_image.mean)}" in told
+        assert len(lines[label].baseline_difference.common) == 3
     both = {
         name
         for name, one in lines.items()
-        if one.difference.by_image.clear and one.difference.by_seed.clear
+        if one.baseline_difference.by_image.excludes_zero
+        and one.baseline_difference.by_seed.excludes_zero
     }
     assert both == {"dynamic DNS", "CNN++", "static DNS"}
-    pooled = {label for label, line in lines.items() if line.difference.by_pooled_seeds.clear}
+    pooled = {
+        label
+        for label, line in lines.items()
+        if line.baseline_difference.by_pooled_seeds.excludes_zero
+    }
     assert pooled == {"dynamic DNS", "CNN++"}
     assert claims._compare("cifar100-dynamic-dns < cifar100-cnn++ @ 0.125")[0] == "unclear"
 
@@ -133,11 +147,11 @@ def test_headlines_of_the_full_schedule():
     lines = {line.row.label: line for line in panel.lines if line.records}
     assert {len(line.records) for line in lines.values()} == {1}
     told = in_short()
-    assert f"the plain CNN's error is {lines['CNN'].mean:.2f} %" in told
+    assert f"the plain CNN's error is {lines['CNN'].mean_value:.2f} %" in told
     for label in ("static DNS", "static UNS"):
-        change = lines[label].difference.by_image
-        assert f"{label} {signed(change.mean)}" in told
-        assert not change.clear
+        change = lines[label].baseline_difference.by_image
+        assert f"{label} {signed_number(change.mean)}" in told
+        assert not change.excludes_zero
         assert (change.high - change.low) / 2 < 0.5
 
 
@@ -154,31 +168,34 @@ def test_what_sharing_a_matrix_is_worth():
         strict=True,
     ):
         shared, own = panel.lines
-        numbers = [f"{line.mean:.2f} ± {line.deviation:.2f}" for line in (own, shared)]
+        numbers = [f"{line.mean_value:.2f} ± {line.value_deviation:.2f}" for line in (own, shared)]
         part = told.partition(name)[2]
         assert f"{numbers[0]} % against {numbers[1]}" in part
         for change in (
-            own.difference.by_seed,
-            own.difference.by_image,
-            own.difference.by_pooled_seeds,
+            own.baseline_difference.by_seed,
+            own.baseline_difference.by_image,
+            own.baseline_difference.by_pooled_seeds,
         ):
-            assert f"[{signed(change.low)}, {signed(change.high)}]" in part
-        assert (own.difference.by_image.mean < 0) == (name == "gains")
-        assert own.difference.by_image.clear
+            assert f"[{signed_number(change.low)}, {signed_number(change.high)}]" in part
+        assert (own.baseline_difference.by_image.mean < 0) == (name == "gains")
+        assert own.baseline_difference.by_image.excludes_zero
 
 
 def test_what_one_matrix_an_image_is_worth():
     told = section("One full M an image")
     (panel,) = make_report(TABLES["rivals"], budget=1 / 32, results=RESULTS).panels
     (line,) = (line for line in panel.lines if line.row.recipe == "cifar10-pooled")
-    assert len(line.difference.common) == 3
-    assert f"{ours(line)} %, three seeds: {interval(line.difference.by_seed)} points" in told
-    images = line.difference.by_image
-    assert f"[{signed(images.low)}, {signed(images.high)}] by image" in told
-    assert line.difference.by_seed.clear
-    assert interval(line.difference.by_seed) in (ROOT / "docs/explanation/which.md").read_text(
-        "utf-8"
+    assert len(line.baseline_difference.common) == 3
+    assert (
+        f"{our_result(line)} %, three seeds: {interval_text(line.baseline_difference.by_seed)} points"
+        in told
     )
+    images = line.baseline_difference.by_image
+    assert f"[{signed_number(images.low)}, {signed_number(images.high)}] by image" in told
+    assert line.baseline_difference.by_seed.excludes_zero
+    assert interval_text(line.baseline_difference.by_seed) in (
+        ROOT / "docs/explanation/which.md"
+    ).read_text("utf-8")
 
 
 def test_what_a_bound_is_worth():
@@ -186,25 +203,32 @@ def test_what_a_bound_is_worth():
     (panel,) = make_report(TABLES["bounds"], budget=1 / 64, results=RESULTS).panels
     lines = {line.row.recipe.removeprefix("cifar10-dynamic-dns-"): line for line in panel.lines}
     for name in ("cnn-unbounded", "cnn-tanh", "cnn-sigmoid", "cnn-normalized", "plain"):
-        assert f" {lines[name].mean:.2f}" in told
-        change = lines[name].difference.by_image
-        assert f"{signed(change.mean)} [{signed(change.low)}, {signed(change.high)}]" in told
-        assert lines[name].difference.by_pooled_seeds.clear == (name == "cnn-unbounded")
+        assert f" {lines[name].mean_value:.2f}" in told
+        change = lines[name].baseline_difference.by_image
+        assert (
+            f"{signed_number(change.mean)} [{signed_number(change.low)}, {signed_number(change.high)}]"
+            in told
+        )
+        assert lines[name].baseline_difference.by_pooled_seeds.excludes_zero == (
+            name == "cnn-unbounded"
+        )
 
 
 def test_what_the_pretrained_path_is_worth():
     told = section("A pretrained network (§4)")
     (panel,) = make_report(TABLES["pretrained"], budget=1 / 64, results=RESULTS).panels
     lines = {line.row.recipe.removeprefix("cifar10-pretrained-"): line for line in panel.lines}
-    assert f"({ours(lines['cnn'])} %)" in told
+    assert f"({our_result(lines['cnn'])} %)" in told
     for name in ("static-dns", "static-uns", "dynamic-dns"):
         both, alone = lines[name], lines[f"{name}-m"]
         assert {len(line.records) for line in (both, alone)} == {3}
-        assert all(f"{line.mean:.2f} ± {line.deviation:.2f}" in told for line in (both, alone))
-        assert interval(both.difference.by_seed) in told
-        assert both.difference.by_seed.clear
-        assert both.difference.by_image.clear
-        assert both.difference.by_pooled_seeds.clear
+        assert all(
+            f"{line.mean_value:.2f} ± {line.value_deviation:.2f}" in told for line in (both, alone)
+        )
+        assert interval_text(both.baseline_difference.by_seed) in told
+        assert both.baseline_difference.by_seed.excludes_zero
+        assert both.baseline_difference.by_image.excludes_zero
+        assert both.baseline_difference.by_pooled_seeds.excludes_zero
 
 
 def test_what_shapes_that_move_are_worth():
@@ -216,9 +240,12 @@ def test_what_shapes_that_move_are_worth():
         assert len(taps) == 81
         assert f" {sum(taps):.0f}" in told
         assert f"{record.summary['test_error_percent']:.2f}" in told
-        change = line.difference.by_image
-        assert f"{signed(change.mean)} [{signed(change.low)}, {signed(change.high)}]" in told
-        assert change.clear
+        change = line.baseline_difference.by_image
+        assert (
+            f"{signed_number(change.mean)} [{signed_number(change.low)}, {signed_number(change.high)}]"
+            in told
+        )
+        assert change.excludes_zero
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from neural_similarity.lab import data, session
 from neural_similarity.lab.data import ClassSplit, Images
 from neural_similarity.lab.data.images import digest_of
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
-from neural_similarity.lab.train.runtime import threads
+from neural_similarity.lab.train.runtime import cpu_threads
 
 LOAD, DRAW_CURVES = data.load_split, session.draw_learning_curves
 PARTS = {"train": (0, 5), "val": (5, 7), "test": (7, 10)}
@@ -58,7 +58,7 @@ def use_tiny_classes(patch):
 @contextlib.contextmanager
 def tiny_classes_world():
     """See `use_tiny_classes`; one thread makes every sum."""
-    with threads(1), pytest.MonkeyPatch.context() as patch:
+    with cpu_threads(1), pytest.MonkeyPatch.context() as patch:
         use_tiny_classes(patch)
         yield
 

@@ -10,10 +10,10 @@ from neural_similarity import visualize
 from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Dataset, Images
 from neural_similarity.lab.train import Recipe
-from neural_similarity.lab.train.runtime import threads
+from neural_similarity.lab.train.runtime import cpu_threads
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 
-LOAD, DRAW, DRAW_CURVES = data.load, visualize.draw, session.draw_learning_curves
+LOAD, DRAW, DRAW_CURVES = data.load_dataset, visualize.draw, session.draw_learning_curves
 CLASSES = ("up", "down", "left", "right")
 TINY = Recipe(
     dataset="embedded",
@@ -44,7 +44,7 @@ def make_dataset(test_seed=1):
 
 def use_tiny_images(patch):
     """Every data set is the tiny one and no pictures are drawn, until `patch` is undone."""
-    patch.setattr(data, "load", lambda *_, **__: make_dataset())
+    patch.setattr(data, "load_dataset", lambda *_, **__: make_dataset())
     patch.setattr(visualize, "draw", lambda *_: [])
     patch.setattr(session, "draw_learning_curves", lambda *_: None)
 
@@ -56,7 +56,7 @@ def train_tiny(folder, **changes):
 @contextlib.contextmanager
 def tiny_world():
     """See `use_tiny_images`; one thread makes every sum."""
-    with threads(1), pytest.MonkeyPatch.context() as patch:
+    with cpu_threads(1), pytest.MonkeyPatch.context() as patch:
         use_tiny_images(patch)
         yield
 

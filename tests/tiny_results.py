@@ -12,7 +12,7 @@ from neural_similarity.lab.paper.records import records_folder
 from neural_similarity.lab.paper.tables import Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import pack_correct
-from neural_similarity.lab.train.recipe import recipe_to_json, scaled
+from neural_similarity.lab.train.recipe import recipe_to_json, scale_recipe
 from neural_similarity.nn import Diagonal, Static
 
 PLAIN, STATIC = "tiny-plain", "tiny-static"
@@ -36,7 +36,7 @@ def tiny_table(monkeypatch):
 def write_by_hand(results, name, seed, correct, /, *, budget=1.0, seconds=60.0, **changes):
     """A record in which just the images `correct` are right; `changes` replace entries."""
     right = sum(correct) / len(correct)
-    recipe = replace(scaled(RECIPES[name], budget), seed=seed)
+    recipe = replace(scale_recipe(RECIPES[name], budget), seed=seed)
     content = {
         "recipe": name,
         "budget": budget,

@@ -73,13 +73,13 @@ def interrupted(out):
         here = RANK == int(os.environ.get("WORLD_SIZE", "1")) - 1
         original(job, state, journal, lambda: 15 if here and state.step == HALF else None)
 
-    original, session.fit = session.fit, fit
+    original, session.fit_model = session.fit_model, fit
     try:
         session.train(BY_CLASSES, out=out, device="cpu")
     except Interrupted:
         return
     finally:
-        session.fit = original
+        session.fit_model = original
     raise AssertionError("no signal came")
 
 

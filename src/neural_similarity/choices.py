@@ -18,7 +18,7 @@ def require_known(argument: str, name: str, names: Collection[str]) -> None:
     if not isinstance(name, str) or name not in names:
         raise ValueError(
             f"`{argument}` must be one of {', '.join(names)}, got {name!r}; "
-            f"nearest: {nearest(name, names)}"
+            f"nearest: {nearest_name(name, names)}"
         )
 
 
@@ -62,7 +62,7 @@ def require_positive(argument: str, value: float) -> None:
         raise ValueError(f"`{argument}` must be positive, got {value!r}")
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest_name(name: str, names: Iterable[str]) -> str:
     """The most similar one of `names`."""
     return get_close_matches(str(name), names, n=1, cutoff=0.0)[0]
 
@@ -82,7 +82,7 @@ def extra_needed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
     )
 
 
-def optional(module: str, what: str, extra: str) -> Any:
+def import_optional(module: str, what: str, extra: str) -> Any:
     """Import a module that an extra installs; the error says what to install."""
     try:
         return import_module(module)

@@ -133,7 +133,7 @@ def remove_folder(path: Path) -> None:
     """Remove a folder, if it is there; cut short, it leaves a hidden one."""
     if not path.is_dir() or path.is_symlink():
         return
-    names = (_hidden(path, number) for number in itertools.count(os.getpid()))
+    names = (_hidden_path(path, number) for number in itertools.count(os.getpid()))
     gone = next(name for name in names if not name.exists())
     with contextlib.suppress(FileNotFoundError):  # Another process was faster.
         shutil.rmtree(path.rename(gone))
@@ -149,9 +149,9 @@ def remove_leftovers(folder: Path, names: str) -> None:
     hidden = re.compile(rf"\.(?:{names})\.[1-9][0-9]*{re.escape(PARTIAL)}")
     for other in folder.iterdir() if folder.is_dir() else ():
         if hidden.fullmatch(other.name):
-            with contextlib.suppress(OSError), _claim(other) as mine:
+            with contextlib.suppress(OSError), _claim_hidden(other) as mine:
                 if mine:
-                    _remove(other)
+                    _remove_hidden(other)
 
 
 def check_target(path: Path, *, folder: bool = False) -> None:
@@ -176,7 +176,7 @@ def _most_bytes(path: Path) -> int:
     return os.pathconf(next(f for f in path.absolute().parents if f.is_dir()), "PC_NAME_MAX")
 
 
-def _hidden(path: Path, number: int) -> Path:
+def _hidden_path(path: Path, number: int) -> Path:
     return path.with_name(f".{path.name}.{number}{PARTIAL}")
 
 
@@ -186,24 +186,24 @@ def _hidden_name(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, re.escape(path.name))
     for number in itertools.count(os.getpid()):  # Threads, and containers, have one in common.
-        fresh = _hidden(path, number)
+        fresh = _hidden_path(path, number)
         try:
             make(fresh)
         except FileExistsError:
             continue
-        with _claim(fresh) as mine:
+        with _claim_hidden(fresh) as mine:
             if mine is False:
                 continue
             try:
                 yield fresh
             except BaseException:
-                _remove(fresh)
+                _remove_hidden(fresh)
                 raise
             return
 
 
 @contextlib.contextmanager
-def _claim(path: Path) -> Iterator[bool | None]:
+def _claim_hidden(path: Path) -> Iterator[bool | None]:
     """Lock a hidden name; False where another process has it, None where there are no locks."""
     if sys.platform == "win32":
         yield None
@@ -214,12 +214,12 @@ def _claim(path: Path) -> Iterator[bool | None]:
         yield False
         return
     try:
-        yield _locks(descriptor, path)
+        yield _lock_matches(descriptor, path)
     finally:
         os.close(descriptor)
 
 
-def _locks(descriptor: int, path: Path) -> bool | None:
+def _lock_matches(descriptor: int, path: Path) -> bool | None:
     """Lock what was opened at `path`, and see whether that has the name still."""
     try:
         lock_file(descriptor, wait=False)
@@ -230,7 +230,7 @@ def _locks(descriptor: int, path: Path) -> bool | None:
         return None
 
 
-def _remove(path: Path) -> None:
+def _remove_hidden(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 

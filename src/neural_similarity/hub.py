@@ -10,7 +10,7 @@ from neural_similarity.conversion.pretrained import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
 from neural_similarity.models import build
 from neural_similarity.nn import Similarity, format_similarity
-from neural_similarity.nn.layer import resolve
+from neural_similarity.nn.layer import resolve_similarity
 
 try:
     from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
@@ -44,7 +44,7 @@ class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
     ):
         super().__init__()
         self.network = build(name, num_classes, similarity=similarity, **options)
-        text = format_similarity(resolve(similarity), complete=True)  # pyright: ignore[reportArgumentType]
+        text = format_similarity(resolve_similarity(similarity), complete=True)  # pyright: ignore[reportArgumentType]
         named = {"name": name, "num_classes": num_classes, "similarity": text}
         self._hub_mixin_config = named | options
 

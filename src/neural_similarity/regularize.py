@@ -82,8 +82,8 @@ def _parameters_by_group(
         elif isinstance(module, DynamicSimilarity):
             groups["predictors"] |= dict.fromkeys(module.predictor.parameters())
         elif isinstance(module, SphereConv2d) and with_spheres:
-            groups["spheres"] |= _behind(module, "weight")
-        groups["undecayed"] |= _behind(module, _undecayed(module))
+            groups["spheres"] |= _source_parameters(module, "weight")
+        groups["undecayed"] |= _source_parameters(module, _undecayed_name(module))
     groups["weights"] = dict.fromkeys(model.parameters())
     taken: set[nn.Parameter] = set()
     for name, group in groups.items():
@@ -92,7 +92,7 @@ def _parameters_by_group(
     return groups
 
 
-def _undecayed(module: nn.Module) -> str | None:
+def _undecayed_name(module: nn.Module) -> str | None:
     """The name of the parameter of `module` itself that must not decay, if any."""
     if isinstance(module, DynamicSimilarity | SelfAttention):
         return "gain"
@@ -101,7 +101,7 @@ def _undecayed(module: nn.Module) -> str | None:
     return "log_k" if isinstance(module, SphereConv2d) else None
 
 
-def _behind(module: nn.Module, name: str | None) -> dict[nn.Parameter, None]:
+def _source_parameters(module: nn.Module, name: str | None) -> dict[nn.Parameter, None]:
     """The parameter of that name, or those from which pruning or a parametrization computes it."""
     starts = f"{name}_", f"parametrizations.{name}."
     return {

@@ -18,7 +18,7 @@ from neural_similarity.nn import (
     SimilarityLayer,
     StaticSimilarity,
 )
-from neural_similarity.nn.modes import check_module, evaluating
+from neural_similarity.nn.modes import check_module, evaluation_mode
 from neural_similarity.ops import require_tensors
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     require_tensors(x=x)
     found: dict[str, Tensor] = {}
     handles = [
-        layer.register_forward_pre_hook(_noting(found, name), with_kwargs=True)
+        layer.register_forward_pre_hook(_recording_hook(found, name), with_kwargs=True)
         for name, layer in model.named_modules()
         if isinstance(layer, _ConvNd) and isinstance(layer, SimilarityLayer)
     ]
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             model(x)
     finally:
         for handle in handles:
@@ -54,7 +54,7 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _noting(found: dict[str, Tensor], name: str) -> Any:
+def _recording_hook(found: dict[str, Tensor], name: str) -> Any:
     def note(layer: SimilarityLayer, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         part = layer.similarity
         if isinstance(part, StaticSimilarity):
@@ -92,7 +92,7 @@ def plot_shapes(shapes: dict[str, Tensor], columns: int = 5) -> "Figure":
     """
     _check_named("shapes", shapes)
     require_count("columns", columns)
-    figure, grid = _grid(-(-len(shapes) // columns), columns, frames=True)
+    figure, grid = _figure_grid(-(-len(shapes) // columns), columns, frames=True)
     for axis, (name, shape) in zip(grid.flat, shapes.items(), strict=False):
         axis.imshow(shape.reshape(-1, shape.shape[-1]).numpy(), cmap="gray", vmin=0, vmax=1)
         axis.set_title(f"{name}: {int(shape.count_nonzero())} taps", fontsize=7)
@@ -131,9 +131,9 @@ def plot_matrices(
     _check_named("found", found)
     require_count("columns", columns)
     _check_kernels(kernels)
-    figure, grid = _grid(-(-len(found) // columns), min(columns, len(found)), 2 * CELL)
+    figure, grid = _figure_grid(-(-len(found) // columns), min(columns, len(found)), 2 * CELL)
     figure.get_layout_engine().set(wspace=0.25)  # pyright: ignore  # wider than between taps
-    panels = {name: _panel(m, (kernels or {}).get(name)) for name, m in found.items()}
+    panels = {name: _draw_panel(m, (kernels or {}).get(name)) for name, m in found.items()}
     limit = max(1e-6, *(panel.nan_to_num().abs().max().item() for panel in panels.values()))
     for axis, (name, panel) in zip(grid.flat, panels.items(), strict=False):
         axis.imshow(panel.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -143,7 +143,7 @@ def plot_matrices(
     return figure
 
 
-def _panel(m: Tensor, kernel: Sequence[int] | None) -> Tensor:
+def _draw_panel(m: Tensor, kernel: Sequence[int] | None) -> Tensor:
     """M - I as an image."""
     mean = mean_matrix(m)
     change = mean - torch.eye(len(mean))
@@ -152,10 +152,10 @@ def _panel(m: Tensor, kernel: Sequence[int] | None) -> Tensor:
     rows, columns = prod(kernel[:-1]), kernel[-1]
     if m.dim() in (1, 4):
         return change.diagonal().view(rows, columns)
-    return _mosaic(change.view(-1, rows, columns), (rows, columns))
+    return _arrange_maps(change.view(-1, rows, columns), (rows, columns))
 
 
-def _mosaic(maps: Tensor, places: tuple[int, int]) -> Tensor:
+def _arrange_maps(maps: Tensor, places: tuple[int, int]) -> Tensor:
     """Maps (rows * columns, h, w) in their places (rows, columns), with NaN between them."""
     rows, columns = places
     framed = functional.pad(maps, (0, 1, 0, 1), value=torch.nan)
@@ -193,13 +193,13 @@ def plot_maps(
     places = kernel or ((side, side) if side * side == taps else (1, taps))
     if len(places) != 2 or prod(places) != taps:
         raise ValueError(f"`kernel` must be two numbers whose product is {taps}, got {kernel!r}")
-    distance = _distance(m)
-    figure, grid = _grid(len(x), 3, 2 * CELL)
+    distance = _identity_distance(m)
+    figure, grid = _figure_grid(len(x), 3, 2 * CELL)
     spread = max((diagonal - 1).abs().max().item(), 1e-6)
     for row, image, far, one in zip(grid, x, distance, diagonal, strict=True):
-        row[0].imshow(_displayable(image).numpy(), cmap="gray")
+        row[0].imshow(_displayable_image(image).numpy(), cmap="gray")
         row[1].imshow(far.numpy(), cmap="magma", vmin=0, vmax=max(distance.max().item(), 1e-6))
-        mosaic = _mosaic(one, places).numpy()
+        mosaic = _arrange_maps(one, places).numpy()
         row[2].imshow(mosaic, cmap="RdBu_r", vmin=1 - spread, vmax=1 + spread)
     for axis, text in zip(grid[0], ("image", "‖M - I‖", "M's diagonal, by tap"), strict=True):
         axis.set_title(text, fontsize=8)
@@ -238,7 +238,7 @@ def _check_kernels(kernels: object, argument: str = "kernels") -> None:
             raise ValueError(f"`{argument}` must give sizes of kernels, got {kernels!r}")
 
 
-def _grid(
+def _figure_grid(
     rows: int, columns: int, cell: float = CELL, *, frames: bool = False
 ) -> tuple["Figure", Any]:
     """A figure and its axes, (rows, columns), without ticks, `cell` inches each."""
@@ -253,7 +253,7 @@ def _grid(
     return figure, grid
 
 
-def _distance(m: Tensor) -> Tensor:
+def _identity_distance(m: Tensor) -> Tensor:
     """Frobenius norm of M - I at every position, (n, h, w)."""
     if m.dim() == 4:
         return (m - 1).square().sum(1).sqrt()
@@ -261,7 +261,7 @@ def _distance(m: Tensor) -> Tensor:
     return (m - identity).square().sum((1, 2)).sqrt()
 
 
-def _displayable(image: Tensor) -> Tensor:
+def _displayable_image(image: Tensor) -> Tensor:
     """(c, height, width) as (height, width) or (height, width, 3), stretched to 0..1."""
     image = image.detach().float().cpu()
     image = (image - image.min()) / (image.max() - image.min()).clamp_min(1e-12)

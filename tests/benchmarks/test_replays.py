@@ -38,8 +38,8 @@ class Tape:
             def elapsed_time(self, end):
                 return 1e3 * (end.at - self.at)  # a second a call
 
-        monkeypatch.setattr(replays, "aside", self.aside)
-        monkeypatch.setattr(replays, "capture", self.capture)
+        monkeypatch.setattr(replays, "update_aside", self.aside)
+        monkeypatch.setattr(replays, "capture_update", self.capture)
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
         monkeypatch.setattr(torch.cuda, "synchronize", lambda _: self.events.append("wait"))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import neural_similarity as ns
-from neural_similarity.nn.modes import evaluating
+from neural_similarity.nn.modes import evaluation_mode
 
 STATIC = ["static-diagonal", "static-full"]
 
@@ -340,7 +340,7 @@ def test_evaluating_switches_modes_by_train():
 
     network = nn.Sequential(Switch(), Switch()).train()
     network[1].eval()
-    with evaluating(network):
+    with evaluation_mode(network):
         assert [part.graph for part in network] == ["eval", "eval"]
     assert [part.graph for part in network] == ["train", "eval"]
 

@@ -114,7 +114,7 @@ def test_layout_changes_no_score(name):
     x = torch.randn(2, 3, 32, 32).double()
     expected = model(x)
     runtime = choose_runtime("cpu", "fp32", channels_last=True)
-    placed = runtime.place(model)
+    placed = runtime.place_model(model)
     assert all(
         tensor.is_contiguous(memory_format=torch.channels_last)
         for tensor in placed.parameters()

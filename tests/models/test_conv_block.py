@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics, support_first
 from neural_similarity.models import convnet4
-from neural_similarity.models.blocks import conv_block, pools, without_pool
+from neural_similarity.models.blocks import conv_block, has_pool, without_pool
 from neural_similarity.ops.batch_norm import pooled_relu
 
 
@@ -144,11 +144,11 @@ def test_transforms_and_tracing_take_torchs_layers(calls, statistics):
 
 def test_slices_and_a_block_without_its_pool():
     block = made()
-    assert pools(block)
-    assert not pools(made(pool=False))
+    assert has_pool(block)
+    assert not has_pool(made(pool=False))
     assert [type(layer) for layer in block[:2]] == [nn.Conv2d, nn.BatchNorm2d]
     alone = without_pool(block)
-    assert not pools(alone)
+    assert not has_pool(alone)
     assert_close(alone(images()), made(pool=False)(images()))
     assert alone[0] is block[0]
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity import models
-from neural_similarity.lab.data import load
+from neural_similarity.lab.data import load_dataset
 
 NAMES = ["resnet18", "resnet34", "resnet50"]
 DATA = Path(__file__).parents[2] / "data"
@@ -107,7 +107,7 @@ def test_the_public_weights_have_their_accuracy(name):
     network = getattr(ns.models, name)().eval()
     network.load_state_dict(torch.load(file, weights_only=True))
     network = ns.convert(network, "static-full")
-    test = load("cifar10", DATA).test
+    test = load_dataset("cifar10", DATA).test
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     right = 0
     with torch.no_grad():

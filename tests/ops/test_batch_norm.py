@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from neural_similarity.ops import native
-from neural_similarity.ops.batch_norm import moments, normalizing_line, pooled_relu
+from neural_similarity.ops.batch_norm import channel_moments, normalizing_line, pooled_relu
 
 in_every_format = pytest.mark.parametrize(
     "memory_format", [torch.contiguous_format, torch.channels_last]
@@ -32,7 +32,7 @@ def expected_moments(x):
 def test_moments_and_their_gradients(dtype, memory_format):
     x = maps(dtype, memory_format)
     right = in_float64([x])
-    ours, theirs = moments(x), expected_moments(*right)
+    ours, theirs = channel_moments(x), expected_moments(*right)
     for one, other, near in zip(ours, theirs, (1e-7, 1e-6), strict=True):
         assert one.dtype == torch.float32
         assert error(one, other) < near
@@ -47,7 +47,7 @@ def test_moments_and_their_gradients(dtype, memory_format):
 def test_derivatives_of_higher_order_of_moments():
     x = maps()
     results = []
-    for tensors, function in (([x], moments), (in_float64([x]), expected_moments)):
+    for tensors, function in (([x], channel_moments), (in_float64([x]), expected_moments)):
         mean, variance = function(*tensors)
         value, orders = (mean * variance.square()).sum(), []
         for _ in range(3):
@@ -63,14 +63,14 @@ def test_derivatives_of_higher_order_of_moments():
 def test_a_mean_far_from_zero_leaves_the_variance_exact():
     x = maps().detach() + 3e4
     exact = x.double().var((0, 2, 3), correction=0)
-    assert_close(moments(x)[1].double(), exact, rtol=1e-5, atol=0)
+    assert_close(channel_moments(x)[1].double(), exact, rtol=1e-5, atol=0)
 
 
 @in_c
 def test_a_line_by_moments_is_batch_normalisation():
     x = maps()
     weight, bias = torch.randn(2, 18)
-    slope, offset = normalizing_line(weight, bias, *moments(x), 1e-3).view(2, 18, 1, 1)
+    slope, offset = normalizing_line(weight, bias, *channel_moments(x), 1e-3).view(2, 18, 1, 1)
     right = F.batch_norm(x, None, None, weight, bias, training=True, eps=1e-3)
     assert_close(slope * x + offset, right, rtol=1e-4, atol=1e-4)
 
@@ -128,7 +128,7 @@ def test_threads_share_out_the_positions():
             torch.set_num_threads(count)
             ours = operands(channels=20)
             z = pooled_relu(*ours)
-            results.append((z, *gradients(z, ours, z.detach()), *moments(ours[0])))
+            results.append((z, *gradients(z, ours, z.detach()), *channel_moments(ours[0])))
     finally:
         torch.set_num_threads(threads)
     for one, two in zip(*results, strict=True):

@@ -19,9 +19,9 @@ LINUX = ["-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-
 def test_flags(monkeypatch, system, machine, missing, added):
     monkeypatch.setattr(compiling.platform, "system", lambda: system)
     monkeypatch.setattr(compiling.platform, "machine", lambda: machine)
-    assert sorted(compiling._flags()) == sorted({*LINUX, *added} - {*missing})
+    assert sorted(compiling._compiler_flags()) == sorted({*LINUX, *added} - {*missing})
 
 
 def test_windows_has_the_eager_form(monkeypatch):
     monkeypatch.setattr(compiling.os, "name", "nt")
-    assert compiling.library.__wrapped__() == "the C code needs Linux or macOS"
+    assert compiling.load_library.__wrapped__() == "the C code needs Linux or macOS"

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from neural_similarity.functional import similarity_conv2d, similarity_conv3d
 from neural_similarity.ops import declines, native
-from neural_similarity.ops.backend import NARROW, chosen
+from neural_similarity.ops.backend import NARROW, choose_backend
 from neural_similarity.ops.native import compiling
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
@@ -134,7 +134,7 @@ SWITCHES = ["-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512f", "-mno-avx"]
 @pytest.mark.parametrize("without", SWITCHES)
 def test_lesser_processors(without, monkeypatch, tmp_path):
     """Vectors of 16, 8 and 4 numbers."""
-    monkeypatch.setattr(native, "library", cache(compiling.library.__wrapped__))
+    monkeypatch.setattr(native, "load_library", cache(compiling.load_library.__wrapped__))
     monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
     used = SWITCHES[: SWITCHES.index(without) + 1]
     monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, *used))
@@ -154,8 +154,8 @@ def test_lesser_processors(without, monkeypatch, tmp_path):
 def test_narrow_groups_run_eagerly_unless_taken_together(channels, groups, backend):
     """One group of few channels is no slower in C."""
     x = torch.zeros(1, channels, 4, 4)
-    assert chosen("auto", x, 9, groups) == backend
-    assert chosen("auto", x, 9, groups, together=True) == "compiled"
+    assert choose_backend("auto", x, 9, groups) == backend
+    assert choose_backend("auto", x, 9, groups, together=True) == "compiled"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_groups_of_as_many_filters_are_one_call(
 ):
     """Groups of 1, 2, 4, 8 or 16 channels; calls of C are counted."""
     calls = []
-    monkeypatch.setattr(native._Group, "call", lambda _, name, *__: calls.append(name))
+    monkeypatch.setattr(native._Group, "call_native", lambda _, name, *__: calls.append(name))
     problem = Problem("calls", channels=(channels, filters), groups=groups)
     case = Case(problem, blocks)
     case(*(t.float() for t in case.operands("diagonal")), backend="compiled")

@@ -32,9 +32,9 @@ def programs(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.delenv("CC", raising=False)
-    compiling.library.cache_clear()
+    compiling.load_library.cache_clear()
     yield folder
-    compiling.library.cache_clear()
+    compiling.load_library.cache_clear()
 
 
 def add_compiler(folder, script, name="cc", shell="/bin/sh"):
@@ -47,7 +47,7 @@ def add_compiler(folder, script, name="cc", shell="/bin/sh"):
 @pytest.fixture
 def whole():
     """The library of this machine."""
-    return Path(compiling.library()._name)
+    return Path(compiling.load_library()._name)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_without_a_compiler_eager_runs():
 def test_a_compiler_that_is_no_command_is_told(monkeypatch, chosen, told):
     monkeypatch.setenv("CC", chosen)
     with pytest.warns(UserWarning, match="CC must be the command") if told else nullcontext():
-        assert compiling.library() == NO_COMPILER
+        assert compiling.load_library() == NO_COMPILER
 
 
 def test_compilers_are_tried_in_turn_and_quoted_in_one_warning(programs, monkeypatch):
@@ -134,7 +134,7 @@ def test_a_library_is_made_once_and_again_where_it_is_damaged_or_foreign(copying
     content = file.read_bytes()
     file.unlink()  # What this process has loaded stays whole.
     HARMS[harm](file, content)
-    compiling.library.cache_clear()
+    compiling.load_library.cache_clear()
     assert declines("compiled", X, 9) is None
     assert copying.read_text().count("call") == (1 if harm == "none" else 2)
     (made,) = cached()
@@ -194,7 +194,7 @@ def test_other_sources_and_processors_have_another_library(copying, monkeypatch)
         ("_processor", lambda: "another"),
     ):
         monkeypatch.setattr(compiling, name, other)
-        compiling.library.cache_clear()
+        compiling.load_library.cache_clear()
         assert declines("compiled", X, 9) is None
     assert copying.read_text().count("call") == len(cached()) == 3
 
@@ -227,7 +227,7 @@ def test_a_compilation_that_is_interrupted_leaves_nothing(monkeypatch, tmp_path)
         Path(command[command.index("-o") + 1]).write_bytes(b"a part")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compiling, "_run", interrupted)
+    monkeypatch.setattr(compiling, "_run_compiler", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compiling._compile(("cc",), tmp_path / "operators")
+        compiling._compile_sources(("cc",), tmp_path / "operators")
     assert list(tmp_path.iterdir()) == []

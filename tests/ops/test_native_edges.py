@@ -38,18 +38,18 @@ def convolved(kind):
 @pytest.mark.long
 @in_c
 def test_without_memory_it_raises_whichever_piece_is_missing(monkeypatch, tmp_path):
-    compiling.library()  # The usual one, for this process, before it would be a scarce one.
+    compiling.load_library()  # The usual one, for this process, before it would be a scarce one.
     (tmp_path / "scarce.h").write_text(FAILING)
     scarce = "-O0", "-include", str(tmp_path / "scarce.h")
     monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path)
     monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, *scarce))
-    library = compiling.library.__wrapped__()
+    library = compiling.load_library.__wrapped__()
     left = ctypes.c_int.in_dll(library, "allocations_left")
     for kind, threads in product(("diagonal", "full"), (1, 2)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         right = list(convolved(kind))
         with monkeypatch.context() as patch:
-            patch.setattr(native, "library", lambda: library)
+            patch.setattr(native, "load_library", lambda: library)
             there = left.value = 0
             while (found := convolved_or_none(kind)) is None:
                 there = left.value = there + 1

@@ -30,9 +30,9 @@ class Traffic(TorchDispatchMode):
 def megabytes(monkeypatch, *, by_kernels):
     """Of a diagonal layer in bfloat16, forward and backward."""
     if by_kernels:
-        monkeypatch.setattr(triton, "declines", lambda *_: None)
+        monkeypatch.setattr(triton, "declines_triton", lambda *_: None)
         for module in (pointwise, sphere):
-            monkeypatch.setattr(module, "takes", lambda _: True)
+            monkeypatch.setattr(module, "takes_maps", lambda _: True)
     layer = ns.Conv2d(
         *(CHANNELS, CHANNELS, 3), padding=1, bias=False, similarity=ns.Dynamic(ns.Diagonal())
     )

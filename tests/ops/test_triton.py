@@ -14,7 +14,7 @@ from processes import run_tests
 from benchmarks.compare import without_tf32
 from neural_similarity.nn import Conv2d
 from neural_similarity.ops import declines, pointwise, triton
-from neural_similarity.ops.backend import chosen
+from neural_similarity.ops.backend import choose_backend
 
 X = torch.zeros(1, 2, 4, 4)
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -80,7 +80,7 @@ def on_gpu(x):
 )
 def test_it_says_why_it_declines(x, taps, reason):
     assert reason in declines("triton", x, taps)
-    assert chosen("auto", x, taps, 1) != "triton"
+    assert choose_backend("auto", x, taps, 1) != "triton"
 
 
 class Gpu:
@@ -94,7 +94,7 @@ class Gpu:
         if find_spec("triton"):
             from neural_similarity.ops.triton import trial
 
-            monkeypatch.setattr(trial, "launch", self.launch)
+            monkeypatch.setattr(trial, "launch_empty", self.launch)
 
     def get_device_capability(self, _device):
         self.asked.append("capability")
@@ -117,14 +117,14 @@ def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch, untried):
         assert declines("triton", on_gpu(X), 9) == "the GPU's compute capability is below 8.0"
     monkeypatch.setattr(triton, "find_spec", lambda _: None)
     assert declines("triton", on_gpu(X), 9) == "triton is not installed"
-    assert chosen("auto", on_gpu(X), 9, 1) == "eager"
+    assert choose_backend("auto", on_gpu(X), 9, 1) == "eager"
 
 
 @needs_triton
 def test_auto_takes_it_on_a_gpu_that_is_tried_once(untried):
     for _ in range(3):
         assert declines("triton", on_gpu(X), 9) is None
-        assert chosen("auto", on_gpu(X), 9, 1) == "triton"
+        assert choose_backend("auto", on_gpu(X), 9, 1) == "triton"
     assert untried.asked == ["capability", "launch"]
 
 
@@ -144,7 +144,7 @@ def test_where_the_smallest_kernel_fails_eager_runs(untried, error, reason):
     untried.fails = error
     for _ in range(2):
         assert declines("triton", on_gpu(X), 9) == f"triton does not run here: {reason}"
-        assert chosen("auto", on_gpu(X), 9, 1) == "eager"
+        assert choose_backend("auto", on_gpu(X), 9, 1) == "eager"
     assert untried.asked == ["capability", "launch"]
 
 
@@ -155,7 +155,7 @@ def test_a_broken_package_is_a_reason(monkeypatch):
     monkeypatch.delitem(sys.modules, "neural_similarity.ops.triton.trial")
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(triton, "find_spec", lambda _: "there")
-    monkeypatch.setattr(triton, "interpreted", lambda: False)
+    monkeypatch.setattr(triton, "is_interpreted", lambda: False)
     reason = declines("triton", on_gpu(X), 9)
     assert reason.startswith(
         "triton does not run here: ModuleNotFoundError: import of triton halted"
@@ -169,7 +169,7 @@ def test_a_capture_is_not_disturbed_and_knows_what_was_found_before(untried):
     assert not untried.asked
     for capturing in (False, True):
         untried.capturing = capturing
-        assert chosen("auto", on_gpu(X), 9, 1) == "eager"
+        assert choose_backend("auto", on_gpu(X), 9, 1) == "eager"
     assert untried.asked == ["capability", "launch"]
 
 
@@ -179,13 +179,13 @@ def test_a_trace_holds_what_was_found_before_and_nothing_of_the_search(untried):
     untried.fails = RuntimeError("no")
 
     def traced(x):
-        return x + 1 if triton._fault(gpu) is None else x - 1
+        return x + 1 if triton._gpu_fault(gpu) is None else x - 1
 
     for expected in (X + 1, X - 1):
         torch._dynamo.reset()
         compiled = torch.compile(traced, fullgraph=True, backend="eager")
         assert torch.equal(compiled(X), expected)
-        triton._fault(gpu)
+        triton._gpu_fault(gpu)
     assert untried.asked == ["capability", "launch"]
 
 
@@ -263,8 +263,8 @@ def gradients(function, grad, *operands):
 
 
 def test_second_derivatives_of_pointwise_parts_follow_from_the_first(monkeypatch):
-    monkeypatch.setattr(pointwise, "takes", lambda _: True)
-    monkeypatch.setattr(pointwise, "_kernels", TorchForKernels)
+    monkeypatch.setattr(pointwise, "takes_maps", lambda _: True)
+    monkeypatch.setattr(pointwise, "_load_kernels", TorchForKernels)
     check_second_derivatives("cpu")
 
 

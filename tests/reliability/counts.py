@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from neural_similarity.files import write_text
-from neural_similarity.lab.train.files import layout
+from neural_similarity.lab.train.files import record_layout
 
 RESULTS = Path(__file__).parents[2] / "results" / "reliability.json"
 
@@ -13,4 +13,4 @@ def record(part, **counts):
     """Write what a part of the campaign tried and found, beside what is known of that part."""
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     known[part] = known.get(part, {}) | counts
-    write_text(RESULTS, layout(dict(sorted(known.items()))))
+    write_text(RESULTS, record_layout(dict(sorted(known.items()))))

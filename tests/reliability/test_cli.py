@@ -106,7 +106,7 @@ def test_every_command_has_a_start():
 @pytest.mark.parametrize("command", STARTS)
 def test_odd_values_of_every_option(tmp_path, monkeypatch, capsys, places, command):
     monkeypatch.chdir(places["FOLDER"])
-    monkeypatch.setattr(session, "fit", enough)
+    monkeypatch.setattr(session, "fit_model", enough)
     tried, wrong = 0, []
     for start in STARTS[command]:
         options = options_of(start, places, capsys)

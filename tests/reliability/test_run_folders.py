@@ -72,7 +72,7 @@ def forge(chance, folder):
         file.write_bytes(content)
     if file.name in (checkpoint.WEIGHTS, checkpoint.STATE):
         seals = {
-            n: checkpoint._seal(file.parent / n) for n in (checkpoint.WEIGHTS, checkpoint.STATE)
+            n: checkpoint._seal_of(file.parent / n) for n in (checkpoint.WEIGHTS, checkpoint.STATE)
         }
         (file.parent / checkpoint.MANIFEST).write_text(json.dumps(seals))
     return file.name
@@ -85,7 +85,7 @@ def test_forged_run_folders(tmp_path, monkeypatch, capsys):
     whole = train_tiny(tmp_path, validation=16, checkpoint_every=3, evaluate_every=3).path
     image = tmp_path / "image.png"
     Image.new("L", (8, 8)).save(image)
-    monkeypatch.setattr(Journal, "stepped", few_steps)
+    monkeypatch.setattr(Journal, "show_step", few_steps)
     chance, deep, outcomes = random.Random(2019), {}, collections.Counter()
     for number in range(FOLDERS):
         folder = tmp_path / f"forged{number}"

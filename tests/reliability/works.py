@@ -85,7 +85,7 @@ def one_image(folder):
 
 def fake_compiler(folder):
     """It copies the library that was compiled before."""
-    library = compiling.library()
+    library = compiling.load_library()
     assert not isinstance(library, str)
     (folder / "compiler").write_text(
         f'#!/bin/sh\nfor word; do test "$last" = -o && cp {library._name} "$word"\n'
@@ -149,7 +149,7 @@ def reproduce():
 def compile_operators():
     compiler, cache = Path("compiler").absolute(), Path("cache").absolute()
     with patch.dict(os.environ, XDG_CACHE_HOME=str(cache)):
-        made = compiling._built([str(compiler)])
+        made = compiling._build_library([str(compiler)])
     if isinstance(made, str):
         raise OSError(made)
 

@@ -38,7 +38,7 @@ class AdapterFile:
         return AdapterFile(texts, tensors, self.backbone)
 
 
-def write(path: Path, content: AdapterFile) -> int:
+def write_adapter_file(path: Path, content: AdapterFile) -> int:
     """Write a file atomically, and return its size in bytes."""
     first: dict[int, str] = {}
     names = {key: first.setdefault(id(tensor), key) for key, tensor in content.tensors.items()}
@@ -49,7 +49,7 @@ def write(path: Path, content: AdapterFile) -> int:
         "format": FORMAT,
         "neural_similarity": VERSION,
         "torch": torch.__version__,
-        "similarities": _layers(content.texts),
+        "similarities": _layers_by_text(content.texts),
         "same": {key: name for key, name in names.items() if key != name},
         "backbone": content.backbone,
     }
@@ -65,7 +65,7 @@ def write(path: Path, content: AdapterFile) -> int:
         return file.write(serialize(specs, {"adapter": json.dumps(facts)}))
 
 
-def _layers(texts: Mapping[str, str]) -> dict[str, list[str]]:
+def _layers_by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
     """The names of layers by their text, so that every text is written once."""
     layers: dict[str, list[str]] = {}
     for name, text in texts.items():
@@ -73,7 +73,7 @@ def _layers(texts: Mapping[str, str]) -> dict[str, list[str]]:
     return layers
 
 
-def read(path: Path) -> AdapterFile:
+def read_adapter_file(path: Path) -> AdapterFile:
     """The content that `write` wrote.
 
     Raises:
@@ -90,7 +90,7 @@ def read(path: Path) -> AdapterFile:
     return AdapterFile(texts, tensors, facts["backbone"])
 
 
-def digests(state: Mapping[str, Tensor]) -> dict[str, str]:
+def state_digests(state: Mapping[str, Tensor]) -> dict[str, str]:
     """SHA-256 of the names, shapes and types of tensors, of parameters and of buffers.
 
     `num_batches_tracked` is left out, as nothing depends on it.
@@ -100,12 +100,14 @@ def digests(state: Mapping[str, Tensor]) -> dict[str, str]:
     parameters = {key for key, tensor in state.items() if isinstance(tensor, nn.Parameter)}
     return {
         "names": hashlib.sha256(json.dumps(names).encode()).hexdigest(),
-        "parameters": _digest(tensor for key, tensor in state.items() if key in parameters),
-        "buffers": _digest(tensor for key, tensor in state.items() if key not in parameters),
+        "parameters": _digest_tensors(tensor for key, tensor in state.items() if key in parameters),
+        "buffers": _digest_tensors(
+            tensor for key, tensor in state.items() if key not in parameters
+        ),
     }
 
 
-def _digest(tensors: Iterable[Tensor]) -> str:
+def _digest_tensors(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         if tensor.is_meta:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.conversion.adapter_file import AdapterFile, digests, read
-from neural_similarity.conversion.adapter_saving import built, without
+from neural_similarity.conversion.adapter_file import AdapterFile, read_adapter_file, state_digests
+from neural_similarity.conversion.adapter_saving import build_on_meta, without_keys
 from neural_similarity.conversion.adapter_values import check_finite, exact_cast
 from neural_similarity.conversion.wrappers import plain_modules, plain_state
 
@@ -30,16 +30,16 @@ class Adapter(NamedTuple):
 
 def adapter_of(backbone: nn.Module, path: Path) -> Adapter:
     """The adapter in a file, built for this backbone."""
-    with _naming(path):
+    with _errors_of_file(path):
         state, layers = plain_state(backbone), plain_modules(backbone, remove_duplicate=False)
-        content = _of_backbone(read(path), state)
+        content = _of_backbone(read_adapter_file(path), state)
         for key, tensor in content.tensors.items():
             check_finite(key, tensor)
         left, loaded = dict(content.tensors), _Loaded()
         similarities: dict[str, nn.Module] = {}
         for name, text in content.texts.items():
             similarities[name] = _similarity(name, _layer(layers, name), text, left, loaded)
-        return Adapter(similarities, _values(state, left, loaded))
+        return Adapter(similarities, _replacing_tensors(state, left, loaded))
 
 
 def _of_backbone(content: AdapterFile, state: Mapping[str, Tensor]) -> AdapterFile:
@@ -47,13 +47,13 @@ def _of_backbone(content: AdapterFile, state: Mapping[str, Tensor]) -> AdapterFi
 
     For networks wrapped by `torch.compile` or DDP, version 0.2 wrote names with their prefix.
     """
-    have = digests(without(state, content.tensors))
+    have = state_digests(without_keys(state, content.tensors))
     prefixes = {"".join(_WRAPPED.findall(key)) for key in content.tensors}
     prefix = min(prefixes, key=len, default="")
     if prefix and have["names"] != content.backbone["names"]:
         content = content.without_prefix(prefix)
-        rest = without(state, content.tensors)
-        have = digests({f"{prefix}{key}": tensor for key, tensor in rest.items()})
+        rest = without_keys(state, content.tensors)
+        have = state_digests({f"{prefix}{key}": tensor for key, tensor in rest.items()})
     _check_backbone(have, content.backbone)
     return content
 
@@ -68,7 +68,7 @@ def _similarity(
     name: str, layer: nn.Module, text: str, left: dict[str, Tensor], loaded: "_Loaded"
 ) -> nn.Module:
     """The similarity of one layer, whose tensors are taken out of `left`."""
-    similarity, prefix = built(layer, text), f"{name}.similarity."
+    similarity, prefix = build_on_meta(layer, text), f"{name}.similarity."
     dtype = next(layer.parameters(recurse=False), next(layer.parameters())).dtype
     expected = similarity.state_dict()
     learned = {key for key, _ in similarity.named_parameters(remove_duplicate=False)}
@@ -109,7 +109,7 @@ class _Loaded:
         return self._parameters.setdefault(id(tensor), nn.Parameter(tensor))
 
 
-def _values(
+def _replacing_tensors(
     state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], loaded: _Loaded
 ) -> dict[str, Tensor]:
     """The tensors that replace parameters and buffers of the backbone."""
@@ -127,7 +127,7 @@ def _values(
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _errors_of_file(path: Path) -> Iterator[None]:
     """Turn every error that a file causes into one that names it."""
     try:
         yield

@@ -8,14 +8,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.conversion.adapter_file import AdapterFile, digests, write
+from neural_similarity.conversion.adapter_file import AdapterFile, state_digests, write_adapter_file
 from neural_similarity.conversion.adapter_values import check_finite, exact_cast
 from neural_similarity.conversion.backbone_state import is_trained, may_have_moved
 from neural_similarity.conversion.freezing import similarities_of
-from neural_similarity.conversion.where import Parts, chosen
-from neural_similarity.conversion.wrappers import plain_modules, plain_state, unwrapped
+from neural_similarity.conversion.where import Parts, select_tensors
+from neural_similarity.conversion.wrappers import plain_modules, plain_state, unwrap_model
 from neural_similarity.nn import Similarity, SimilarityLayer, format_similarity
-from neural_similarity.nn.layer import become, has_similarity
+from neural_similarity.nn.layer import become_ours, has_similarity
 from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.text import required_similarity
 
@@ -47,10 +47,10 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
             written is NaN or infinite.
     """
     check_module(model)
-    model = unwrapped(model)
+    model = unwrap_model(model)
     if not similarities_of(model) and not extra:
         raise ValueError("`model` must have similarities to save, got a network without any")
-    extras = chosen(model, extra, "extra")
+    extras = select_tensors(model, extra, "extra")
     kept = {**learned_state(model), **_trained_state(model), **extras}
     _check_rest(model, kept)
     return write_adapter(model, path, kept)
@@ -59,14 +59,18 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
 def write_adapter(model: nn.Module, path: File, kept: Mapping[str, Tensor]) -> Path:
     """Write these tensors of a network, the texts of its similarities, and digests of all else."""
     layers = {n: m for n, m in plain_modules(model).items() if has_similarity(m)}
-    texts = {name: _text(name, cast(SimilarityLayer, layer)) for name, layer in layers.items()}
+    texts = {
+        name: _similarity_text(name, cast(SimilarityLayer, layer)) for name, layer in layers.items()
+    }
     for key, tensor in kept.items():
         check_finite(key, tensor)
     for name, layer in layers.items():
         _check_types(name, cast(SimilarityLayer, layer))
     state = plain_state(model)
     kept = {key: tensor for key, tensor in state.items() if key in kept}
-    size = write(Path(path), AdapterFile(texts, kept, digests(without(state, kept))))
+    size = write_adapter_file(
+        Path(path), AdapterFile(texts, kept, state_digests(without_keys(state, kept)))
+    )
     count = sum(tensor.numel() for tensor in {id(t): t for t in kept.values()}.values())
     log.info("%s: %.1f kB, %s numbers", path, size / 1000, f"{count:,}")
     return Path(path)
@@ -79,7 +83,7 @@ def learned_state(model: nn.Module) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in plain_state(model).items() if key.startswith(own)}
 
 
-def without(state: Mapping[str, Tensor], keys: Iterable[str]) -> dict[str, Tensor]:
+def without_keys(state: Mapping[str, Tensor], keys: Iterable[str]) -> dict[str, Tensor]:
     """A state without some of its tensors, under any of their names."""
     gone = {id(state[key]) for key in keys if key in state}
     return {key: tensor for key, tensor in state.items() if id(tensor) not in gone}
@@ -94,7 +98,7 @@ def _trained_state(model: nn.Module) -> dict[str, Tensor]:
 
 def _check_rest(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
     """Raise a `ValueError` where something that is not kept has changed since `convert`."""
-    owners, rest = _owners(model), without(plain_state(model), kept)
+    owners, rest = _owners(model), without_keys(plain_state(model), kept)
     moved = [
         key
         for key in rest
@@ -127,11 +131,15 @@ def _check_types(name: str, layer: SimilarityLayer) -> None:
             exact_cast(f"{name}.similarity.{key}", tensor, dtype)
 
 
-def _text(name: str, layer: SimilarityLayer) -> str:
+def _similarity_text(name: str, layer: SimilarityLayer) -> str:
     """The complete text of a layer's similarity; one built from it has the same state."""
     try:
-        text = format_similarity(_spec(layer), complete=True)
-        keys = [list(part.state_dict()) for part in (built(layer, text), layer.similarity) if part]
+        text = format_similarity(_similarity_spec(layer), complete=True)
+        keys = [
+            list(part.state_dict())
+            for part in (build_on_meta(layer, text), layer.similarity)
+            if part
+        ]
         if keys[0] != keys[1]:
             raise ValueError(
                 f"`similarity` must have {keys[0]} to be stored, got {keys[1]}; remove "
@@ -142,7 +150,7 @@ def _text(name: str, layer: SimilarityLayer) -> str:
     return text
 
 
-def _spec(layer: SimilarityLayer) -> Similarity:
+def _similarity_spec(layer: SimilarityLayer) -> Similarity:
     part = next(iter(layer.similarities().values()))
     spec = getattr(part, "spec", None)
     if spec is None:
@@ -150,11 +158,11 @@ def _spec(layer: SimilarityLayer) -> Similarity:
     return spec
 
 
-def built(layer: nn.Module, text: str) -> nn.Module:
+def build_on_meta(layer: nn.Module, text: str) -> nn.Module:
     """A layer's similarity on the meta device, so that no file can make it allocate memory."""
     kind = type(layer)
     try:
         with torch.device("meta"):
-            return cast(nn.Module, become(layer).build_similarity(required_similarity(text)))
+            return cast(nn.Module, become_ours(layer).build_similarity(required_similarity(text)))
     finally:
         layer.__class__ = kind

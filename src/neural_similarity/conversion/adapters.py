@@ -10,7 +10,7 @@ from neural_similarity.conversion.adapter_loading import Adapter, adapter_of
 from neural_similarity.conversion.adapter_saving import File
 from neural_similarity.conversion.backbone_state import (
     States,
-    forget,
+    forget_states,
     mark_trained,
     set_state,
     take_states,
@@ -18,10 +18,10 @@ from neural_similarity.conversion.backbone_state import (
 from neural_similarity.conversion.freezing import Network, similarities_of
 from neural_similarity.conversion.pretrained import restore_saving, save_both
 from neural_similarity.conversion.rollback import whole_or_nothing
-from neural_similarity.conversion.surgery import copied
+from neural_similarity.conversion.surgery import copy_in_modes
 from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer
-from neural_similarity.nn.layer import become, has_similarity
+from neural_similarity.nn.layer import become_ours, has_similarity
 from neural_similarity.nn.modes import check_module
 
 
@@ -43,7 +43,7 @@ def load_adapter(backbone: Network, path: File, inplace: bool = False) -> Networ
     """
     check_module(backbone, "backbone")
     require_flag("inplace", inplace)
-    switch = adapters(backbone if inplace else copied(backbone), adapter=path)
+    switch = adapters(backbone if inplace else copy_in_modes(backbone), adapter=path)
     return cast(Network, switch.use("adapter").backbone)
 
 
@@ -129,7 +129,7 @@ class Adapters:
 
     def _put_on(self, adapter: Adapter, merged: bool) -> None:
         # A value may be a kernel that M is merged into, so that values come first.
-        replaced = {key: self._replace(key, value) for key, value in adapter.values.items()}
+        replaced = {key: self._replace_tensor(key, value) for key, value in adapter.values.items()}
         for name, similarity in adapter.similarities.items():
             kernels = self._equip(self._modules[name], similarity, merged)
             for kernel, value in kernels.items():
@@ -141,7 +141,7 @@ class Adapters:
     def _equip(self, layer: nn.Module, similarity: nn.Module, merged: bool) -> dict[str, Tensor]:
         """Give a layer its similarity, or merge M into its kernels and return the old kernels."""
         device = next(layer.parameters()).device
-        ours = become(layer)
+        ours = become_ours(layer)
         ours.similarity = similarity.to(device).train(layer.training)
         if not merged:
             return {}
@@ -161,18 +161,18 @@ class Adapters:
     def _take_off(self) -> None:
         on = self._adapters[self.active].similarities if self.active else {}
         for name in on:
-            layer, kind = become(self._modules[name]), self._kinds[name]
+            layer, kind = become_ours(self._modules[name]), self._kinds[name]
             layer.similarity = None
             if not issubclass(kind, SimilarityLayer):
                 layer.without_similarity()
             cast(nn.Module, layer).__class__ = kind
         for key, tensor in self._replaced.items():
-            self._replace(key, tensor)
+            self._replace_tensor(key, tensor)
         self._replaced = {}
-        forget(self.backbone)
+        forget_states(self.backbone)
         restore_saving(self.backbone)
 
-    def _replace(self, key: str, tensor: Tensor) -> Tensor:
+    def _replace_tensor(self, key: str, tensor: Tensor) -> Tensor:
         """Replace a parameter or buffer by a tensor on its device, and return the old one."""
         owner, _, name = key.rpartition(".")
         module = self._modules[owner]

@@ -32,10 +32,10 @@ class BackboneState(NamedTuple):
 States = dict[nn.Module, BackboneState]
 
 
-def remember(model: nn.Module, similarities: Collection[nn.Module]) -> None:
+def remember_state(model: nn.Module, similarities: Collection[nn.Module]) -> None:
     """Keep the digest of every tensor outside of similarities that has none yet."""
     for module, state in take_states(model, similarities).items():
-        known = _state(module)
+        known = _state_of(module)
         set_state(module, known._replace(digests=state.digests | known.digests))
 
 
@@ -58,7 +58,7 @@ def set_state(module: nn.Module, state: BackboneState) -> None:
     setattr(module, _ATTRIBUTE, state)
 
 
-def forget(model: nn.Module) -> None:
+def forget_states(model: nn.Module) -> None:
     """Remove what `remember` and `mark_trained` keep."""
     for module in model.modules():
         vars(module).pop(_ATTRIBUTE, None)
@@ -70,7 +70,7 @@ def mark_trained(
     """Record that these tensors train, besides earlier ones, and whether all others are frozen."""
     ids = {id(tensor) for tensor in tensors}
     for module in modules_outside(model, similarities):
-        known = _state(module)
+        known = _state_of(module)
         trained = {name for name, tensor in own_tensors(module).items() if id(tensor) in ids}
         set_state(module, known._replace(trained=known.trained | trained, frozen=frozen))
 
@@ -79,12 +79,12 @@ def mark_unfrozen(model: nn.Module) -> None:
     """Record that everything trains."""
     for module in model.modules():
         if _ATTRIBUTE in vars(module):
-            set_state(module, _state(module)._replace(frozen=False))
+            set_state(module, _state_of(module)._replace(frozen=False))
 
 
 def is_trained(module: nn.Module, name: str) -> bool:
     """Whether a tensor of a module was left trainable, or trains although the rest is frozen."""
-    state = _state(module)
+    state = _state_of(module)
     return name in state.trained or (state.frozen and getattr(module, name).requires_grad)
 
 
@@ -93,7 +93,7 @@ def may_have_moved(module: nn.Module, name: str, unknown: bool = True) -> bool:
 
     `unknown` is the answer for a tensor that `convert` did not see.
     """
-    state, tensor = _state(module), own_tensors(module).get(name)
+    state, tensor = _state_of(module), own_tensors(module).get(name)
     if state.frozen or name in state.trained:
         return False
     known = state.digests.get(name)
@@ -120,5 +120,5 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {n: t for n, t in named.items() if t is not None and n not in passing}
 
 
-def _state(module: nn.Module) -> BackboneState:
+def _state_of(module: nn.Module) -> BackboneState:
     return vars(module).get(_ATTRIBUTE) or BackboneState({})

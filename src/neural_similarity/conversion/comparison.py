@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.nn.modes import check_module, evaluating
+from neural_similarity.nn.modes import check_module, evaluation_mode
 from neural_similarity.ops import require_tensors
 
 
@@ -24,24 +24,24 @@ def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float
     for name, network in (("model", model), ("other", other)):
         check_module(network, name)
     require_tensors(example=example)
-    with evaluating(model, other):
+    with evaluation_mode(model, other):
         outputs = [network(example) for network in (model, other)]
     _check_keys(*outputs)
-    ours, theirs = (list(_tensors(output)) for output in outputs)
+    ours, theirs = (list(_output_tensors(output)) for output in outputs)
     shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (ours, theirs)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"`model` and `other` must have outputs of the same shapes, got {shapes}")
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.numel()]
-    largest = [_largest(_exact(a), _exact(b)) for a, b in pairs]
+    largest = [_largest_difference(_double_on_host(a), _double_on_host(b)) for a, b in pairs]
     return torch.stack(largest).max().item() if largest else 0.0
 
 
-def _exact(output: Tensor) -> Tensor:
+def _double_on_host(output: Tensor) -> Tensor:
     """A tensor on the host, in double precision, complex or not."""
     return output.cpu().to(torch.promote_types(output.dtype, torch.float64))
 
 
-def _largest(a: Tensor, b: Tensor) -> Tensor:
+def _largest_difference(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().where(a != b, 0).max()
 
 
@@ -55,16 +55,16 @@ def _check_keys(ours: Any, theirs: Any) -> None:
         )
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def _output_tensors(output: Any) -> Iterator[Tensor]:
     """All tensors of an output."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
-        yield from _tensors([output[key] for key in sorted(output, key=str)])
+        yield from _output_tensors([output[key] for key in sorted(output, key=str)])
     elif isinstance(output, list | tuple):
         for part in output:
             if part is not None:
-                yield from _tensors(part)
+                yield from _output_tensors(part)
     else:
         raise ValueError(
             f"`model` and `other` must output tensors, or mappings and sequences of them, got "

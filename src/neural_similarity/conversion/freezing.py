@@ -13,7 +13,7 @@ from neural_similarity.conversion.backbone_state import (
     modules_outside,
     own_tensors,
 )
-from neural_similarity.conversion.where import Parts, chosen
+from neural_similarity.conversion.where import Parts, select_tensors
 from neural_similarity.nn import GlobalSimilarity, SelfAttention
 from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import check_module
@@ -52,7 +52,7 @@ def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None
         raise ValueError(
             "`model` must have similarities to train, got a network without any; convert it first"
         )
-    trained = chosen(model, () if train is None else train, "train", nn.Parameter)
+    trained = select_tensors(model, () if train is None else train, "train", nn.Parameter)
     let_go(model)
     model.requires_grad_(False)
     for part in (*similarities, *trained.values()):
@@ -75,8 +75,8 @@ def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None
 def _hold(norms: Iterable[nn.Module]) -> None:
     for module in norms:
         held = _Held(module)
-        module.register_forward_pre_hook(held.before)
-        module.register_forward_hook(held.after, always_call=True)
+        module.register_forward_pre_hook(held.restore_statistics)
+        module.register_forward_hook(held.hold_statistics, always_call=True)
 
 
 def _warn_of_moved(
@@ -149,7 +149,7 @@ class _Held:
         self._had_momentum = getattr(module, "momentum", None) is not None
         self._training: bool | None = None
 
-    def before(self, module: nn.Module, _: Any) -> None:
+    def restore_statistics(self, module: nn.Module, _: Any) -> None:
         if self._had_momentum and getattr(module, "momentum", None) is None:
             raise ValueError(
                 "normalisation that `freeze_backbone` froze must keep its momentum, got None: "
@@ -159,6 +159,6 @@ class _Held:
         self._training = module.training
         module.training = False
 
-    def after(self, module: nn.Module, _input: Any, _output: Any) -> None:
+    def hold_statistics(self, module: nn.Module, _input: Any, _output: Any) -> None:
         if self._training is not None:
             module.training = self._training

@@ -13,10 +13,10 @@ from neural_similarity.conversion.where import (
     Where,
     choice_of,
     converts_class,
+    exact_names,
     is_chosen,
     is_glob,
-    matches,
-    named,
+    matches_glob,
 )
 from neural_similarity.nn import Dynamic, Geometry
 from neural_similarity.nn.layer import (
@@ -54,7 +54,9 @@ class Plan(dict[str, str | None]):
         layers = {name: model.get_submodule(name) for name in self}
         self._kinds = {name: type(layer).__name__ for name, layer in layers.items()}
         converted = {layers[name]: name for name, why in self.items() if why is None}
-        self._scalars = {name: scalars(spec, layer) for layer, name in converted.items()}
+        self._scalars = {
+            name: scalars_per_position(spec, layer) for layer, name in converted.items()
+        }
         self._unit = " a position" if isinstance(spec, Dynamic) else ""
 
     def __str__(self) -> str:
@@ -74,9 +76,9 @@ class Plan(dict[str, str | None]):
         return "\n".join([*lines, f"{converted}, {total:,} scalars{self._unit}"])
 
 
-def scalars(spec: Similarity, layer: nn.Module) -> int:
+def scalars_per_position(spec: Similarity, layer: nn.Module) -> int:
     """The number of parameters of a layer's M: learned, or predicted at every position."""
-    return sum(spec.structure.build(geometry).scalars for geometry in _geometries(layer))
+    return sum(spec.structure.build(geometry).scalars for geometry in _part_geometries(layer))
 
 
 def plan(model: nn.Module, similarity: Similarity | str, where: Where | None = None) -> Plan:
@@ -104,7 +106,7 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
     """`plan` for arguments that are parsed already."""
     check_module(model)
     modules = dict(model.named_modules(remove_duplicate=False))
-    names = named(where)
+    names = exact_names(where)
     layers = {
         name: module
         for name, module in modules.items()
@@ -113,13 +115,13 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
     missing = sorted(name for name in names if not isinstance(modules.get(name), tuple(LAYERS)))
     globs = [glob for glob in where if is_glob(glob)] if isinstance(where, list) else []
     kept = [name for name, layer in layers.items() if isinstance(layer, tuple(LAYERS))]
-    missing += [glob for glob in globs if not any(matches(name, glob) for name in kept)]
+    missing += [glob for glob in globs if not any(matches_glob(name, glob) for name in kept)]
     if missing:
         kinds = ", ".join(kind.__name__ for kind in LAYERS)
         raise ValueError(f"`where` must name layers of the model ({kinds}), got {missing}")
-    places = _places(model)
+    places = _excluded_places(model)
     return {
-        name: places.get(layer) or _reason(name, layer, spec, where)
+        name: places.get(layer) or _skip_reason(name, layer, spec, where)
         for name, layer in layers.items()
     }
 
@@ -130,7 +132,7 @@ def _is_convolution(module: nn.Module) -> bool:
     return isinstance(module, _ConvNd) or own
 
 
-def _places(model: nn.Module) -> dict[nn.Module, str]:
+def _excluded_places(model: nn.Module) -> dict[nn.Module, str]:
     """Modules whose place in the network rules a similarity out, with the reason."""
     read = ("linear1", "linear2")
     encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoderLayer)]
@@ -146,7 +148,7 @@ def _places(model: nn.Module) -> dict[nn.Module, str]:
     )
 
 
-def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
+def _skip_reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None) -> str | None:
     """Why a layer is not converted."""
     if any(parameter.is_complex() for parameter in layer.parameters(recurse=False)):
         return "has complex weights, and similarities are real"
@@ -164,43 +166,45 @@ def _reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | None)
     if type(layer) in LAYERS and not chosen:
         return f"is a {type(layer).__name__}; name it in `where` to convert it, too"
     if not isinstance(layer, tuple(LAYERS)):
-        return f"is a {_kind(layer)} with its own `forward`; replace it by a torch.nn.Conv2d"
+        return f"is a {_class_name(layer)} with its own `forward`; replace it by a torch.nn.Conv2d"
     if not chosen or not converts_class(where, layer):
-        return f"is a {_kind(layer)}, not exactly a torch.nn.{_nearest(layer, where)}{_mend(layer)}"
+        return f"is a {_class_name(layer)}, not exactly a torch.nn.{_nearest_class(layer, where)}{_subclass_advice(layer)}"
     if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
         return "is an LSTM with two directions or a projection"
-    return _misfit(_geometries(layer), spec, where)
+    return _misfit_reason(_part_geometries(layer), spec, where)
 
 
-def _geometries(layer: nn.Module) -> list[Geometry]:
+def _part_geometries(layer: nn.Module) -> list[Geometry]:
     """The geometry of a layer, or those of the parts of an LSTM."""
     geometries = lstm_geometries(layer).values() if isinstance(layer, nn.LSTM) else ()
     return list(geometries) or [geometry_of(layer)]
 
 
-def _mend(layer: nn.Module) -> str:
+def _subclass_advice(layer: nn.Module) -> str:
     """How to convert a layer of a subclass, if that is possible."""
     if parametrize.is_parametrized(layer):
         return "; remove its parametrizations"
     if torchs_class(type(layer)) is None:
         return ""
-    return f"; where={_kind(layer)}, its class, converts it"
+    return f"; where={_class_name(layer)}, its class, converts it"
 
 
-def _kind(layer: nn.Module) -> str:
+def _class_name(layer: nn.Module) -> str:
     """The name of a layer's class, with its module if torch.nn has a class of that name."""
     kind = type(layer)
     known = {one.__name__ for one in LAYERS}
     return f"{kind.__module__}.{kind.__name__}" if kind.__name__ in known else kind.__name__
 
 
-def _nearest(layer: nn.Module, where: Choice | None) -> str:
+def _nearest_class(layer: nn.Module, where: Choice | None) -> str:
     """The torch class that a layer would have to be an instance of."""
     kinds = (nn.Conv2d,) if where is None else LAYERS
     return next((kind for kind in kinds if isinstance(layer, kind)), nn.Conv2d).__name__
 
 
-def _misfit(geometries: list[Geometry], spec: Similarity, where: Choice | None) -> str | None:
+def _misfit_reason(
+    geometries: list[Geometry], spec: Similarity, where: Choice | None
+) -> str | None:
     """Why a similarity does not fit a layer whose parts have these geometries."""
     if all(geometry.taps == 1 for geometry in geometries):
         return "has a single kernel tap"
@@ -220,7 +224,7 @@ def check_plan(
     model: nn.Module, reasons: Mapping[str, str | None], spec: Similarity, where: Choice | None
 ) -> None:
     """Raise a `ValueError` if a plan does not do what the caller asked for."""
-    refused = {name: reasons[name] for name in named(where) if reasons[name]}
+    refused = {name: reasons[name] for name in exact_names(where) if reasons[name]}
     if refused:
         raise ValueError(f"`where` names modules that cannot be converted: {refused}")
     chosen = {model.get_submodule(name): name for name, why in reasons.items() if why is None}

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from neural_similarity.choices import require_flag
-from neural_similarity.conversion.backbone_state import forget, remember
+from neural_similarity.conversion.backbone_state import forget_states, remember_state
 from neural_similarity.conversion.freezing import Network, let_go, similarities_of
 from neural_similarity.conversion.planning import check_plan, identity_start, make_plan
 from neural_similarity.conversion.pretrained import restore_saving, save_both
 from neural_similarity.conversion.rollback import whole_or_nothing
 from neural_similarity.conversion.where import Where, choice_of
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
-from neural_similarity.nn.layer import equip, is_dynamic
+from neural_similarity.nn.layer import equip_layer, is_dynamic
 from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.text import Similarity
 
@@ -61,13 +61,13 @@ def convert(
     spec, where = identity_start(similarity), choice_of(where)
     reasons = make_plan(model, spec, where)
     check_plan(model, reasons, spec, where)
-    model = model if inplace else copied(model)
+    model = model if inplace else copy_in_modes(model)
     layers = dict(model.named_modules(remove_duplicate=False))
     with whole_or_nothing(model):
         if not similarities_of(model):
-            forget(model)
+            forget_states(model)
         _equip_all({layers[name]: name for name, why in reasons.items() if why is None}, spec)
-        remember(model, similarities_of(model))
+        remember_state(model, similarities_of(model))
         save_both(model)
     return model
 
@@ -82,11 +82,11 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
     """
     check_module(model)
     require_flag("inplace", inplace)
-    model = model if inplace else copied(model)
+    model = model if inplace else copy_in_modes(model)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, SimilarityLayer)}
     with whole_or_nothing(model):
         for name, layer in layers.items():
-            with _naming(name):
+            with _errors_of_layer(name):
                 layer.without_similarity()
         _clean(model)
     return model
@@ -119,13 +119,13 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
             f"layers with a dynamic similarity cannot be folded, got {names}; "
             f"dynamic='keep' leaves them as they are"
         )
-    model = copied(model)
+    model = copy_in_modes(model)
     folded: dict[nn.Module, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(layer, SimilarityLayer) or is_dynamic(layer):
             plain = folded.get(layer)
         else:
-            with _naming(name):
+            with _errors_of_layer(name):
                 plain = folded[layer] = layer.fold()
         if plain is not None and plain is not layer:
             if not name:
@@ -140,11 +140,11 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
 def _clean(model: nn.Module) -> None:
     """Remove all that conversion and freezing left on a network besides similarities."""
     let_go(model)
-    forget(model)
+    forget_states(model)
     restore_saving(model)
 
 
-def copied(model: Network) -> Network:
+def copy_in_modes(model: Network) -> Network:
     """A deep copy in the same modes: torchvision's feature extractors copy into training mode."""
     try:
         copied = deepcopy(model)
@@ -169,19 +169,19 @@ def _equip_all(names: Mapping[nn.Module, str], spec: Similarity) -> None:
     for layers in places.values():
         with sharing():
             for layer in layers:
-                _equip(layer, spec, names[layer])
+                _equip_layer(layer, spec, names[layer])
 
 
-def _equip(layer: nn.Module, spec: Similarity, name: str) -> None:
-    with _naming(name):
-        similarity = equip(layer, spec).get_submodule("similarity")
+def _equip_layer(layer: nn.Module, spec: Similarity, name: str) -> None:
+    with _errors_of_layer(name):
+        similarity = equip_layer(layer, spec).get_submodule("similarity")
         for part in similarity.modules():
             if isinstance(part, DynamicSimilarity):
-                part.probe()
+                part.check_predictor()
 
 
 @contextmanager
-def _naming(layer: str) -> Iterator[None]:
+def _errors_of_layer(layer: str) -> Iterator[None]:
     """Add the name of a layer to its errors."""
     try:
         yield

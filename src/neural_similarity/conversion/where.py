@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from neural_similarity.conversion.wrappers import plain_modules, plain_state, unwrapped
+from neural_similarity.conversion.wrappers import plain_modules, plain_state, unwrap_model
 from neural_similarity.nn.layer import LAYERS, SimilarityLayer, torchs_class
 
 Part = str | nn.Module
@@ -23,12 +23,12 @@ def is_glob(name: str) -> bool:
     return any(character in name for character in "*?[")
 
 
-def matches(name: str, pattern: str) -> bool:
+def matches_glob(name: str, pattern: str) -> bool:
     """Whether a name is `pattern`, or matches it if it is a glob such as "layer4.*"."""
     return fnmatchcase(name, pattern) if is_glob(pattern) else name == pattern
 
 
-def chosen(
+def select_tensors(
     model: nn.Module, parts: Parts, argument: str, kind: type[Tensor] = Tensor
 ) -> dict[str, Tensor]:
     """Parameters and buffers of this kind that `parts` name, or that are in modules they name.
@@ -42,7 +42,7 @@ def chosen(
     state = {k: v for k, v in plain_state(model).items() if isinstance(v, kind)}
     found: dict[str, Tensor] = {}
     for part in parts if isinstance(parts, Collection) and not isinstance(parts, Part) else [parts]:
-        new = {key: state[key] for key in _keys(model, part, state, argument)}
+        new = {key: state[key] for key in _keys_of_part(model, part, state, argument)}
         if not new:
             raise ValueError(
                 f"`{argument}` must name parts of the model that have parameters, got {part!r}; "
@@ -52,13 +52,15 @@ def chosen(
     return found
 
 
-def _keys(model: nn.Module, part: Part, state: Iterable[str], argument: str) -> list[str]:
+def _keys_of_part(model: nn.Module, part: Part, state: Iterable[str], argument: str) -> list[str]:
     if isinstance(part, nn.Module):
-        names = [name for name, module in plain_modules(model).items() if module is unwrapped(part)]
+        names = [
+            name for name, module in plain_modules(model).items() if module is unwrap_model(part)
+        ]
         return [key for key in state if any(key.startswith(f"{name}.") for name in names)]
     if not isinstance(part, str):
         raise ValueError(f"`{argument}` must be names, globs or modules, got {part!r}")
-    return [key for key in state if any(matches(name, part) for name in _with_owners(key))]
+    return [key for key in state if any(matches_glob(name, part) for name in _with_owners(key))]
 
 
 def _with_owners(key: str) -> list[str]:
@@ -84,7 +86,7 @@ def choice_of(where: Where | None) -> Choice | None:
     return cast(list[str], parts)
 
 
-def named(where: Choice | None) -> set[str]:
+def exact_names(where: Choice | None) -> set[str]:
     """The names in `where`, without its globs."""
     return {name for name in where if not is_glob(name)} if isinstance(where, list) else set()
 
@@ -94,7 +96,7 @@ def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     if where is None:
         return type(module) is nn.Conv2d or isinstance(module, LAYERS[nn.Conv2d])
     if isinstance(where, list):
-        found = any(is_glob(glob) and matches(name, glob) for glob in where)
+        found = any(is_glob(glob) and matches_glob(name, glob) for glob in where)
         return name in where or (found and isinstance(module, tuple(LAYERS)))
     if isinstance(where, tuple):
         return isinstance(module, tuple(LAYERS)) and isinstance(module, where)

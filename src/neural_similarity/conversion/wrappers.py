@@ -9,7 +9,7 @@ _ADDED = {COMPILED, "_checkpoint_wrapped_module"}
 _WRAPPERS = DistributedDataParallel, DataParallel, AveragedModel
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The network that `torch.compile`, DDP, DataParallel or AveragedModel wraps, or `model`."""
     while True:
         if COMPILED in model._modules:
@@ -27,11 +27,11 @@ def plain_name(name: str) -> str:
 
 def plain_modules(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Module]:
     """The modules of a network, unwrapped, by their plain names."""
-    named = unwrapped(model).named_modules(remove_duplicate=remove_duplicate)
+    named = unwrap_model(model).named_modules(remove_duplicate=remove_duplicate)
     return {plain_name(name): module for name, module in named}
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers in a network's state dict by their plain names."""
-    state = unwrapped(model).state_dict(keep_vars=True)
+    state = unwrap_model(model).state_dict(keep_vars=True)
     return {plain_name(name): t for name, t in state.items() if isinstance(t, Tensor)}

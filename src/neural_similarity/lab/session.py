@@ -13,14 +13,19 @@ from neural_similarity.files import write_json
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks import command_task, task_of
 from neural_similarity.lab.train import distributed
-from neural_similarity.lab.train.checkpoint import State, checkpoints, newest, restore
+from neural_similarity.lab.train.checkpoint import (
+    State,
+    list_checkpoints,
+    newest_checkpoint,
+    restore_state,
+)
 from neural_similarity.lab.train.environment import (
     command_line,
     describe_environment,
     device_name,
-    fallback,
+    fallback_reason,
 )
-from neural_similarity.lab.train.files import locked
+from neural_similarity.lab.train.files import lock_file
 from neural_similarity.lab.train.journal import (
     Journal,
     cut_back,
@@ -28,10 +33,10 @@ from neural_similarity.lab.train.journal import (
     read_lines,
     tidy_checkpoints,
 )
-from neural_similarity.lab.train.loop import Job, fit
+from neural_similarity.lab.train.loop import Job, fit_model
 from neural_similarity.lab.train.peers import deaths_named
-from neural_similarity.lab.train.progress import Hidden, Progress, counter, show
-from neural_similarity.lab.train.recipe import Recipe, scaled
+from neural_similarity.lab.train.progress import Hidden, Progress, count_bar, show_progress
+from neural_similarity.lab.train.recipe import Recipe, scale_recipe
 from neural_similarity.lab.train.run import (
     CONFIG,
     ENVIRONMENT,
@@ -45,7 +50,7 @@ from neural_similarity.lab.train.run import (
     require_new,
     require_same_data,
 )
-from neural_similarity.lab.train.runtime import Runtime, choose_runtime, threads
+from neural_similarity.lab.train.runtime import Runtime, choose_runtime, cpu_threads
 from neural_similarity.lab.train.stopping import signals_noted
 from neural_similarity.lab.train.task import Task
 from neural_similarity.models import parameters
@@ -101,8 +106,8 @@ def train(
         Interrupted: a signal of `stopping.SIGNALS` came; the step is finished and saved, and
             `resume` continues.
     """
-    recipe = recipe if at_budget else scaled(recipe, budget)
-    return _begin(recipe, _Place(name, budget, out, data_root, device))
+    recipe = recipe if at_budget else scale_recipe(recipe, budget)
+    return _begin_run(recipe, _Place(name, budget, out, data_root, device))
 
 
 def resume(
@@ -132,9 +137,9 @@ def resume(
         return run
     _require_equal_shares(run.recipe)
     runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
-    distributed.join(runtime.device)
-    with deaths_named(run.path), threads(run.recipe.threads):
-        _complete(run, load_task(run, data_root), runtime)
+    distributed.join_processes(runtime.device)
+    with deaths_named(run.path), cpu_threads(run.recipe.threads):
+        _complete_run(run, load_task(run, data_root), runtime)
     return run
 
 
@@ -165,10 +170,10 @@ def retrain(
         Interrupted: a signal came; `resume` continues.
     """
     task = task_of(run.recipe)
-    recipe, chosen = task.retrained(run, start, lambda: load_task(run, data_root))
+    recipe, chosen = task.retrained_recipe(run, start, lambda: load_task(run, data_root))
     root = run.data_root if data_root is None else data_root
     place = _Place(run.name, run.budget, out, root, device)
-    return _begin(recipe, place, {"retrained": chosen})
+    return _begin_run(recipe, place, {"retrained": chosen})
 
 
 def open_run(path: str | Path) -> Run:
@@ -208,30 +213,30 @@ def load_task(run: Run, data_root: str | Path | None = None) -> Task[Any, Any]:
         FileNotFoundError: the data are missing.
     """
     root = run.data_root if data_root is None else data_root
-    task = _loaded(run.recipe, root)
+    task = _load_task(run.recipe, root)
     require_same_data(run, task.digest, root)
     return task
 
 
-def _loaded(recipe: Recipe, root: str | Path) -> Task[Any, Any]:
-    with counter("images decoded") as decoded:
+def _load_task(recipe: Recipe, root: str | Path) -> Task[Any, Any]:
+    with count_bar("images decoded") as decoded:
         return task_of(recipe).load(recipe, root, decoded)
 
 
-def _begin(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
+def _begin_run(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
     """`train` a recipe that is scaled already; `origin` is recorded in environment.json."""
     _require_equal_shares(recipe)
     kind = task_of(recipe).RUN
     runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
-    path = Path("runs") / recipe.folder(place.name) if place.out is None else Path(place.out)
-    goes_on = distributed.restarted() and command_of(path) == kind.COMMAND
+    path = Path("runs") / recipe.folder_name(place.name) if place.out is None else Path(place.out)
+    goes_on = distributed.was_restarted() and command_of(path) == kind.COMMAND
     if not goes_on:
         require_new(path, kind.COMMAND)  # before the data are read
-    distributed.join(runtime.device)
-    with deaths_named(path), threads(recipe.threads):
+    distributed.join_processes(runtime.device)
+    with deaths_named(path), cpu_threads(recipe.threads):
         if not goes_on:
             task_of(recipe).check_recipe(recipe)
-        task = _loaded(recipe, place.data_root)
+        task = _load_task(recipe, place.data_root)
         if goes_on and open_run(path).recipe == task.recipe:
             return resume(path, data_root=place.data_root, device=place.device)
         return _begin_together(task, place, path, runtime, origin)
@@ -255,7 +260,7 @@ def _begin_together(
     origin: dict[str, Any] | None,
 ) -> Run:
     require_new(path, task.RUN.COMMAND)
-    facts = task.check() | (origin or {})
+    facts = task.check_start() | (origin or {})
     channels, size, _ = task.images.shape
     run = task.RUN(
         path=path,
@@ -270,49 +275,51 @@ def _begin_together(
         preprocess=task.preprocess(),
     )
     distributed.by_first(lambda: create_run(run, describe_environment(runtime) | facts))
-    removed = removed_if_nothing_began(run) if distributed.first() else nullcontext()
+    removed = removed_if_nothing_began(run) if distributed.is_first() else nullcontext()
     with removed, deaths_named(run.path):
-        _complete(run, task, runtime)
+        _complete_run(run, task, runtime)
     return run
 
 
-def _complete(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
+def _complete_run(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
     """Train `run` to its last step and write the summary, which ends it."""
-    state = _trained(run, task, runtime)
-    distributed.agree(state.model)
-    summary = task.finish(run, state, runtime) | _facts_of(state, runtime)
+    state = _train_steps(run, task, runtime)
+    distributed.agree_on_buffers(state.model)
+    summary = task.finish_run(run, state, runtime) | _facts_of(state, runtime)
     if run.best.is_dir():
-        summary["best_checkpoint"] = task.best(run, state, runtime)
-    if distributed.first():
+        summary["best_checkpoint"] = task.best_summary(run, state, runtime)
+    if distributed.is_first():
         with content_errors(run.metrics):
             curves = run.plots / "learning-curves.png"
             draw_learning_curves(read_lines(run.metrics), curves, summary)
         write_json(run.summary, summary)
-    distributed.wait()
+    distributed.wait_for_all()
 
 
-def _trained(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
+def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
     """Train to the last step and return the state; the memory of batches is freed on return.
 
     Raises:
         RunError: another process trains the run.
     """
-    objective, judge = task.objective(run, runtime), task.judge(run, runtime)
+    objective, judge = task.objective(run, runtime), task.validation(run, runtime)
     with _written_by_one(run):
-        state = start(run, runtime)
-        if checkpoints(run.checkpoints):
-            restore(newest(run.checkpoints), state)
-        if distributed.first():
+        state = initial_state(run, runtime)
+        if list_checkpoints(run.checkpoints):
+            restore_state(newest_checkpoint(run.checkpoints), state)
+        if distributed.is_first():
             _take_up(run, state, runtime)
-        with _shown(run, state, runtime) as progress, signals_noted() as stop:
-            fit(Job(run.recipe, runtime, objective, judge), state, Journal(run, progress), stop)
+        with _show_progress(run, state, runtime) as progress, signals_noted() as stop:
+            fit_model(
+                Job(run.recipe, runtime, objective, judge), state, Journal(run, progress), stop
+            )
     return state
 
 
 def _written_by_one(run: Run) -> AbstractContextManager[object]:
     """Lock the run folder against other trainings, in the first process, which alone writes."""
     taken = f"another process trains {run.path} already"
-    return locked(run.path / CONFIG, taken) if distributed.first() else nullcontext()
+    return lock_file(run.path / CONFIG, taken) if distributed.is_first() else nullcontext()
 
 
 def _take_up(run: Run, state: State, runtime: Runtime) -> None:
@@ -323,7 +330,7 @@ def _take_up(run: Run, state: State, runtime: Runtime) -> None:
         _note_resumption(run, state.step, runtime)
     if not any(map(is_dynamic, state.model.modules())):
         return
-    reason = fallback(runtime.device)
+    reason = fallback_reason(runtime.device)
     write_json(run.path / ENVIRONMENT, read_facts(run.path / ENVIRONMENT) | {"fallback": reason})
     if reason:
         log.warning(
@@ -333,16 +340,18 @@ def _take_up(run: Run, state: State, runtime: Runtime) -> None:
         )
 
 
-def _shown(run: Run, state: State, runtime: Runtime) -> AbstractContextManager[Progress]:
-    if not distributed.first():
+def _show_progress(run: Run, state: State, runtime: Runtime) -> AbstractContextManager[Progress]:
+    if not distributed.is_first():
         return nullcontext(Hidden())
-    return show(_title(run, runtime), run.recipe.steps, state.step)
+    return show_progress(_progress_title(run, runtime), run.recipe.steps, state.step)
 
 
-def start(run: Run, runtime: Runtime) -> State:
+def initial_state(run: Run, runtime: Runtime) -> State:
     """The state before the first step: model and optimiser, functions of the recipe."""
     recipe = run.recipe
-    model = runtime.place(run.build() if checkpoints(run.checkpoints) else run.begin())
+    model = runtime.place_model(
+        run.build() if list_checkpoints(run.checkpoints) else run.begin_network()
+    )
     if recipe.sync_norms:
         model = distributed.with_sync_norms(model)
     groups = parameter_groups(
@@ -352,9 +361,9 @@ def start(run: Run, runtime: Runtime) -> State:
         sphere_decay=0.0 if recipe.orthogonality else None,
     )
     optimizer = make_optimizer(recipe, groups)
-    if distributed.rank():  # Else its dropout masks would equal the first's.
-        torch.manual_seed(recipe.seed + distributed.rank())
-    totals = torch.zeros(3, dtype=runtime.sums, device=runtime.device)
+    if distributed.process_rank():  # Else its dropout masks would equal the first's.
+        torch.manual_seed(recipe.seed + distributed.process_rank())
+    totals = torch.zeros(3, dtype=runtime.sum_dtype, device=runtime.device)
     return State(model, optimizer, totals)
 
 
@@ -366,7 +375,7 @@ def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
 
 
-def _title(run: Run, runtime: Runtime) -> str:
+def _progress_title(run: Run, runtime: Runtime) -> str:
     place = f"{device_name(runtime.device)} in {runtime.precision}"
     return f"{run.name} on {place}, {run.recipe.steps:,} steps, into {run.path}"
 

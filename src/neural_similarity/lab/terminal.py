@@ -29,8 +29,10 @@ class Output:
 
     def write(self, text: str) -> int:
         """Write text as the target can show it."""
-        shown = text if self.styled else printable(text)
-        self.target.write(_spelled(shown, getattr(self.target, "encoding", None) or "utf-8"))
+        shown = text if self.styled else escape_controls(text)
+        self.target.write(
+            _spell_in_encoding(shown, getattr(self.target, "encoding", None) or "utf-8")
+        )
         return len(text)
 
     def isatty(self) -> bool:
@@ -41,7 +43,7 @@ class Output:
         return getattr(self.target, name)
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text with control characters written out, but for tabs and new lines."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
@@ -50,7 +52,7 @@ def printable(text: str) -> str:
 
 def one_line(text: str) -> str:
     """The text in one line: names may hold new lines, and so do errors of torch."""
-    lines = (line.strip() for line in printable(text).replace("\t", " ").split("\n"))
+    lines = (line.strip() for line in escape_controls(text).replace("\t", " ").split("\n"))
     return "; ".join(filter(None, lines))
 
 
@@ -59,7 +61,7 @@ def plot_label(text: str) -> str:
     return one_line(text).replace("$", r"\$")
 
 
-def styled(stream: TextIO) -> TextIO:
+def styled_stream(stream: TextIO) -> TextIO:
     """The stream for text with escape sequences of our own, such as bars."""
     target = stream.target if isinstance(stream, Output) else stream
     return cast(TextIO, Output(target, styled=True))
@@ -91,14 +93,14 @@ def plain_output() -> Iterator[None]:
 def styled_output() -> Iterator[None]:
     """Let stdout and stderr take escape sequences of our own, within."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = styled(sys.stdout), styled(sys.stderr)
+    sys.stdout, sys.stderr = styled_stream(sys.stdout), styled_stream(sys.stderr)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
 
 
-def _spelled(text: str, encoding: str) -> str:
+def _spell_in_encoding(text: str, encoding: str) -> str:
     """The text in the characters of an encoding."""
     return text if text.isascii() else text.encode(encoding, __name__).decode(encoding)
 

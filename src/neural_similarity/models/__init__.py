@@ -19,7 +19,7 @@ from neural_similarity.models.baselines import DeformableConv2d as DeformableCon
 from neural_similarity.models.baselines import DynamicFilter2d as DynamicFilter2d
 from neural_similarity.models.blocks import ConvBlock as ConvBlock
 from neural_similarity.models.blocks import conv_block as conv_block
-from neural_similarity.models.blocks import pools as pools
+from neural_similarity.models.blocks import has_pool as has_pool
 from neural_similarity.models.blocks import without_pool as without_pool
 from neural_similarity.models.building import MOST_WIDTH as MOST_WIDTH
 from neural_similarity.models.building import set_norms as set_norms

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.ops.window import promoted, without_autocast
+from neural_similarity.ops.window import promote_dtype, without_autocast
 
 
 class BaselineLayer(nn.Module):
@@ -188,19 +188,19 @@ def deformable_conv2d(
     n, channels = x.shape[:2]
     size, taps = weight.shape[-1], weight.shape[-1] ** 2
     with without_autocast(x):
-        places = _taps(mask.shape[2:], size, stride, padding, promoted(x))
-        places = places + promoted(offset).unflatten(1, (taps, 2))  # (n, taps, 2, h, w)
+        places = _tap_places(mask.shape[2:], size, stride, padding, promote_dtype(x))
+        places = places + promote_dtype(offset).unflatten(1, (taps, 2))  # (n, taps, 2, h, w)
         sides = zip(places.unbind(2), x.shape[2:], strict=True)
         row, column = ((2 * place + 1) / side - 1 for place, side in sides)
         grid = torch.stack([column, row], -1).flatten(1, 2)
-        patches = F.grid_sample(promoted(x), grid, align_corners=False)
-        patches = patches.view(n, channels, taps, *mask.shape[2:]) * promoted(mask)[:, None]
+        patches = F.grid_sample(promote_dtype(x), grid, align_corners=False)
+        patches = patches.view(n, channels, taps, *mask.shape[2:]) * promote_dtype(mask)[:, None]
     columns = patches.to(x.dtype).flatten(1, 2).flatten(2)  # (n, c * taps, h * w)
     y = torch.matmul(weight.flatten(1), columns)
     return y.view(n, len(weight), *mask.shape[2:])
 
 
-def _taps(out: torch.Size, size: int, stride: int, padding: int, like: Tensor) -> Tensor:
+def _tap_places(out: torch.Size, size: int, stride: int, padding: int, like: Tensor) -> Tensor:
     """Row and column (taps, 2, h, w) of every tap at every position, before its offset."""
     tap = torch.arange(size, device=like.device, dtype=like.dtype)
     rows, columns = (

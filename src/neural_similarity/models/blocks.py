@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neural_similarity.models.baselines import BaselineLayer
 from neural_similarity.nn.layer import has_hooks
 from neural_similarity.ops.batch_norm import pooled_relu
-from neural_similarity.ops.native import available
+from neural_similarity.ops.native import can_run_here
 
 _MAP_DIMS = 4
 """Dimensions of maps: image, channel, row, column."""
@@ -29,7 +29,7 @@ class ConvBlock(nn.Sequential):
         """The block's maps of `input`."""
         conv, *others = self
         x = conv(input)
-        if _as_made(others) and _fits(others[0], x):
+        if _as_made(others) and _fits_operator(others[0], x):
             return pooled_relu(x, cast(Any, others[0]).line(x))
         for layer in others:
             x = layer(x)
@@ -42,7 +42,7 @@ def conv_block(conv: nn.Conv2d | BaselineLayer, *, pool: bool = False) -> ConvBl
     return ConvBlock(conv, nn.BatchNorm2d(conv.out_channels), *middle, nn.ReLU(inplace=True))
 
 
-def pools(layer: nn.Module) -> bool:
+def has_pool(layer: nn.Module) -> bool:
     """Whether a layer is a block with a pool."""
     return isinstance(layer, ConvBlock) and any(isinstance(part, nn.MaxPool2d) for part in layer)
 
@@ -63,9 +63,9 @@ def _as_made(layers: list[Any]) -> bool:
     return lined and whole and not any(map(has_hooks, layers))
 
 
-def _fits(norm: Any, x: Tensor) -> bool:
+def _fits_operator(norm: Any, x: Tensor) -> bool:
     """Whether the operator takes x, in channels-last, and `norm`, in float32 for x's channels."""
-    if not available(x) or x.dim() != _MAP_DIMS or min(x.shape[2:]) < 2:
+    if not can_run_here(x) or x.dim() != _MAP_DIMS or min(x.shape[2:]) < 2:
         return False
     running = [t for t in (norm.running_mean, norm.running_var) if t is not None]
     whole = all(

@@ -8,9 +8,9 @@ from torch import nn
 
 from neural_similarity.choices import require_least, require_positive
 from neural_similarity.models.baselines import BaselineLayer
-from neural_similarity.models.blocks import conv_block, pools
+from neural_similarity.models.blocks import conv_block, has_pool
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
-from neural_similarity.nn.layer import check_ready, resolve
+from neural_similarity.nn.layer import check_ready, resolve_similarity
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
 from neural_similarity.nn.text import Similarity
 
@@ -29,13 +29,13 @@ class Sizes(NamedTuple):
     attended: int = 0
     """Number of stages, from the first on, that end in self-attention."""
 
-    def times(self, width: float) -> "Sizes":
+    def times_width(self, width: float) -> "Sizes":
         """The same depths with `width` times the channels and units."""
-        hidden = scaled([self.hidden], width)[0]
-        return self._replace(channels=scaled(self.channels, width), hidden=hidden)
+        hidden = scale_channels([self.hidden], width)[0]
+        return self._replace(channels=scale_channels(self.channels, width), hidden=hidden)
 
 
-def sequential(
+def build_sequential(
     layers: Layers,
     similarity: Similarity | str | None,
     attended: Sequence[int] = (),
@@ -48,13 +48,13 @@ def sequential(
     leave the kernels and the function unchanged.
     """
     network = nn.Sequential(OrderedDict(layers))
-    _start(network)
-    network = _attending(network, attended, convolution)
+    _initialise_kernels(network)
+    network = _insert_attention(network, attended, convolution)
     _give_similarities(network, similarity)
     return network
 
 
-def _start(network: nn.Module) -> None:
+def _initialise_kernels(network: nn.Module) -> None:
     """Initialise kernels by He; layers whose kernel depends on the image initialise themselves."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear) and not layer.weight.is_meta:
@@ -64,16 +64,16 @@ def _start(network: nn.Module) -> None:
             layer.start()
 
 
-def _attending(
+def _insert_attention(
     network: nn.Sequential, attended: Sequence[int], convolution: Callable[..., nn.Conv2d]
 ) -> nn.Sequential:
     layers, stages = OrderedDict[str, nn.Module](), enumerate(attended, start=1)
     for name, layer in network.named_children():
         layers[name] = layer
-        if pools(layer) and (found := next(stages, None)):
+        if has_pool(layer) and (found := next(stages, None)):
             stage, channels = found
             layers[f"attention{stage}"] = SelfAttention(channels, convolution=convolution)
-            _start(layers[f"attention{stage}"])
+            _initialise_kernels(layers[f"attention{stage}"])
     return nn.Sequential(layers)
 
 
@@ -82,7 +82,7 @@ def _give_similarities(network: nn.Module, similarity: Similarity | str | None) 
 
     The limit is `MOST_SCALARS` per position.
     """
-    spec = resolve(similarity)
+    spec = resolve_similarity(similarity)
     layers = {
         name: layer
         for name, layer in network.named_modules()
@@ -112,7 +112,7 @@ def set_norms(network: nn.Module, *, momentum: float, eps: float) -> nn.Module:
     return network
 
 
-def stages(
+def conv_stages(
     in_channels: int,
     channels: Sequence[int],
     depths: Sequence[int],
@@ -139,14 +139,14 @@ def fully_connected(features: int, hidden: int, num_classes: int) -> Layers:
     }
 
 
-def padding(image_size: int, multiple: int) -> Layers:
+def pad_layer(image_size: int, multiple: int) -> Layers:
     """Zero padding for images whose size the pools do not divide evenly."""
     missing = -image_size % multiple
     before, after = missing // 2, missing - missing // 2
     return {"pad": nn.ZeroPad2d((before, after, before, after))} if missing else {}
 
 
-def scaled(channels: Sequence[int], width: float) -> list[int]:
+def scale_channels(channels: Sequence[int], width: float) -> list[int]:
     """`width` times the channels, each at least 1."""
     require_positive("width", width)
     if width > MOST_WIDTH:

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.models.building import check_sizes, scaled, sequential
+from neural_similarity.models.building import build_sequential, check_sizes, scale_channels
 from neural_similarity.nn import Conv2d
 from neural_similarity.nn.text import Similarity
 
@@ -36,12 +36,12 @@ def resnet12(
     """
     check_sizes(num_classes, in_channels, image_size, smallest=_SHRINK)
     layers: dict[str, nn.Module] = {}
-    for stage, channels in enumerate(scaled(_CHANNELS12, width), start=1):
+    for stage, channels in enumerate(scale_channels(_CHANNELS12, width), start=1):
         layers[f"layer{stage}"] = nn.Sequential(_PooledBlock(in_channels, channels))
         in_channels = channels
     layers |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     layers["classifier"] = nn.Linear(in_channels, num_classes)
-    return sequential(layers, similarity)
+    return build_sequential(layers, similarity)
 
 
 class _PooledBlock(nn.Module):
@@ -83,7 +83,7 @@ def wrn28_10(
     Starts at He's initialisation, the same for every similarity; no dropout.
     """
     check_sizes(num_classes, in_channels, image_size)
-    stem, *groups = scaled((_STEM, *_CHANNELS28), width)
+    stem, *groups = scale_channels((_STEM, *_CHANNELS28), width)
     layers: dict[str, nn.Module] = {"conv": Conv2d(in_channels, stem, 3, padding=1, bias=False)}
     before = stem
     for number, channels in enumerate(groups, start=1):
@@ -94,7 +94,7 @@ def wrn28_10(
     layers |= {"norm": nn.BatchNorm2d(before), "relu": nn.ReLU(inplace=True)}
     layers |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     layers["classifier"] = nn.Linear(before, num_classes)
-    return sequential(layers, similarity)
+    return build_sequential(layers, similarity)
 
 
 class _WideBlock(nn.Module):

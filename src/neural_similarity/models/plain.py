@@ -9,13 +9,13 @@ from neural_similarity.models.blocks import conv_block
 from neural_similarity.models.building import (
     Convolution,
     Sizes,
+    build_sequential,
     check_no_similarity,
     check_sizes,
+    conv_stages,
     fully_connected,
-    padding,
-    scaled,
-    sequential,
-    stages,
+    pad_layer,
+    scale_channels,
 )
 from neural_similarity.nn import Conv2d
 from neural_similarity.nn.text import Similarity
@@ -65,8 +65,10 @@ def cnn9(
     """
     if convolution is not Conv2d:
         check_no_similarity(similarity, f"a network of {convolution}")
-    sizes = _CNN9.times(width)
-    return _cnn9(sizes, num_classes, in_channels, image_size, similarity, variant, convolution)
+    sizes = _CNN9.times_width(width)
+    return _build_cnn9(
+        sizes, num_classes, in_channels, image_size, similarity, variant, convolution
+    )
 
 
 def cnn9_plus(
@@ -85,8 +87,8 @@ def cnn9_plus(
     networks; the "released" one has no FC, and so 64, 120 and 208 filters for as many parameters.
     """
     check_variant(variant)
-    sizes = _CNN9_PLUS[variant].times(width)
-    return _cnn9(sizes, num_classes, in_channels, image_size, similarity, variant)
+    sizes = _CNN9_PLUS[variant].times_width(width)
+    return _build_cnn9(sizes, num_classes, in_channels, image_size, similarity, variant)
 
 
 def cnn9_wide(
@@ -109,8 +111,8 @@ def cnn9_wide(
         self_attention: Put `ns.SelfAttention` after the first two pools. The paper does not say
             where it belongs; the authors' SphereNet has it there.
     """
-    sizes = (ATTENTIVE if self_attention else WIDE).times(width)
-    return _cnn9(sizes, num_classes, in_channels, image_size, similarity, variant)
+    sizes = (ATTENTIVE if self_attention else WIDE).times_width(width)
+    return _build_cnn9(sizes, num_classes, in_channels, image_size, similarity, variant)
 
 
 def check_variant(variant: str) -> None:
@@ -118,7 +120,7 @@ def check_variant(variant: str) -> None:
     require_known("variant", variant, get_args(Variant))
 
 
-def _cnn9(
+def _build_cnn9(
     sizes: Sizes,
     num_classes: int,
     in_channels: int,
@@ -131,18 +133,18 @@ def _cnn9(
     check_variant(variant)
     channels = sizes.channels
     size = -(-image_size // SHRINK)
-    layers = padding(image_size, SHRINK)
+    layers = pad_layer(image_size, SHRINK)
     if variant == "released":
         root = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False)
-        layers |= {"root": conv_block(root)} | stages(
+        layers |= {"root": conv_block(root)} | conv_stages(
             channels[0], channels, sizes.depths, convolution
         )
         score = nn.Conv2d(channels[-1], num_classes, size, bias=False)
         layers |= {"classifier": score, "flatten": nn.Flatten()}
     else:
-        layers |= stages(in_channels, channels, sizes.depths, convolution)
+        layers |= conv_stages(in_channels, channels, sizes.depths, convolution)
         layers |= fully_connected(channels[-1] * size**2, sizes.hidden, num_classes)
-    return sequential(layers, similarity, channels[: sizes.attended])
+    return build_sequential(layers, similarity, channels[: sizes.attended])
 
 
 def cnn10(
@@ -165,7 +167,7 @@ def cnn10(
     hidden units make the table's 9.61 M with a dynamic diagonal one, ten would make 9.65 M, and
     the 32 units of Appendix A 9.26 M (`ns.SphereNet(hidden=32)`).
     """
-    return _cnn10(_CNN10.times(width), num_classes, in_channels, image_size, similarity)
+    return _build_cnn10(_CNN10.times_width(width), num_classes, in_channels, image_size, similarity)
 
 
 def cnn10_plus(
@@ -182,10 +184,12 @@ def cnn10_plus(
     classifier. The paper gives 9.71 M parameters and no sizes; these have 9.70 M, and no layer is
     smaller than CNN-10's.
     """
-    return _cnn10(_CNN10_PLUS.times(width), num_classes, in_channels, image_size, similarity)
+    return _build_cnn10(
+        _CNN10_PLUS.times_width(width), num_classes, in_channels, image_size, similarity
+    )
 
 
-def _cnn10(
+def _build_cnn10(
     sizes: Sizes,
     num_classes: int,
     in_channels: int,
@@ -196,11 +200,11 @@ def _cnn10(
     channels = sizes.channels
     size = -(-image_size // _SHRINK10)
     root = nn.Conv2d(in_channels, channels[0], 7, stride=2, padding=3, bias=False)
-    layers = padding(image_size, _SHRINK10)
+    layers = pad_layer(image_size, _SHRINK10)
     layers |= {"root": conv_block(root), "pool0": nn.MaxPool2d(3, stride=2, padding=1)}
-    layers |= stages(channels[0], channels, sizes.depths)
+    layers |= conv_stages(channels[0], channels, sizes.depths)
     layers |= fully_connected(channels[-1] * size**2, sizes.hidden, num_classes)
-    return sequential(layers, similarity)
+    return build_sequential(layers, similarity)
 
 
 def convnet4(
@@ -222,8 +226,8 @@ def convnet4(
     paper trains (App. A).
     """
     check_sizes(num_classes, in_channels, image_size, smallest=_SHRINK4)
-    channels = scaled(_FILTERS, width)
-    layers = stages(in_channels, channels, (1,) * len(channels))
+    channels = scale_channels(_FILTERS, width)
+    layers = conv_stages(in_channels, channels, (1,) * len(channels))
     features = channels[-1] * (image_size // _SHRINK4) ** 2
     layers |= {"flatten": nn.Flatten(), "classifier": nn.Linear(features, num_classes)}
-    return sequential(layers, similarity)
+    return build_sequential(layers, similarity)

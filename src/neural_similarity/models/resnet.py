@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.models.building import Layers, check_sizes, scaled, sequential
+from neural_similarity.models.building import Layers, build_sequential, check_sizes, scale_channels
 from neural_similarity.nn import Conv2d
 from neural_similarity.nn.text import Similarity
 
@@ -29,8 +29,8 @@ def resnet18(
     other networks do (torchvision's initialisation counts outputs in place of inputs).
     """
     check_sizes(num_classes, in_channels, image_size)
-    layers = _stem(in_channels, width) | _stages(_Basic, (2, 2, 2, 2), width)
-    return sequential(layers | _head(_Basic, num_classes, width), similarity)
+    layers = _stem_layers(in_channels, width) | _stage_layers(_Basic, (2, 2, 2, 2), width)
+    return build_sequential(layers | _head_layers(_Basic, num_classes, width), similarity)
 
 
 def resnet34(
@@ -43,8 +43,8 @@ def resnet34(
 ) -> nn.Sequential:
     """ResNet-34: `resnet18` with 3, 4, 6 and 3 blocks, torchvision's `resnet34`."""
     check_sizes(num_classes, in_channels, image_size)
-    layers = _stem(in_channels, width) | _stages(_Basic, (3, 4, 6, 3), width)
-    return sequential(layers | _head(_Basic, num_classes, width), similarity)
+    layers = _stem_layers(in_channels, width) | _stage_layers(_Basic, (3, 4, 6, 3), width)
+    return build_sequential(layers | _head_layers(_Basic, num_classes, width), similarity)
 
 
 def resnet50(
@@ -61,12 +61,12 @@ def resnet50(
     load. Everything else: see `resnet18`.
     """
     check_sizes(num_classes, in_channels, image_size)
-    layers = _stem(in_channels, width) | _stages(_Bottleneck, (3, 4, 6, 3), width)
-    return sequential(layers | _head(_Bottleneck, num_classes, width), similarity)
+    layers = _stem_layers(in_channels, width) | _stage_layers(_Bottleneck, (3, 4, 6, 3), width)
+    return build_sequential(layers | _head_layers(_Bottleneck, num_classes, width), similarity)
 
 
-def _stem(in_channels: int, width: float) -> Layers:
-    channels = scaled(_CHANNELS, width)[0]
+def _stem_layers(in_channels: int, width: float) -> Layers:
+    channels = scale_channels(_CHANNELS, width)[0]
     return {
         "conv1": Conv2d(in_channels, channels, 7, stride=2, padding=3, bias=False),
         "bn1": nn.BatchNorm2d(channels),
@@ -75,11 +75,13 @@ def _stem(in_channels: int, width: float) -> Layers:
     }
 
 
-def _stages(block: "Block", depths: Sequence[int], width: float) -> Layers:
+def _stage_layers(block: "Block", depths: Sequence[int], width: float) -> Layers:
     """Stages of blocks; the first block of each but the first stage halves the map."""
     layers: Layers = {}
-    in_channels = scaled(_CHANNELS, width)[0]
-    for stage, (channels, depth) in enumerate(zip(scaled(_CHANNELS, width), depths, strict=True)):
+    in_channels = scale_channels(_CHANNELS, width)[0]
+    for stage, (channels, depth) in enumerate(
+        zip(scale_channels(_CHANNELS, width), depths, strict=True)
+    ):
         layers[f"layer{stage + 1}"] = blocks = nn.Sequential()
         for number in range(depth):
             blocks.append(block(in_channels, channels, stride=2 if stage and not number else 1))
@@ -87,8 +89,8 @@ def _stages(block: "Block", depths: Sequence[int], width: float) -> Layers:
     return layers
 
 
-def _head(block: "Block", num_classes: int, width: float) -> Layers:
-    features = scaled(_CHANNELS, width)[-1] * block.expansion
+def _head_layers(block: "Block", num_classes: int, width: float) -> Layers:
+    features = scale_channels(_CHANNELS, width)[-1] * block.expansion
     return {
         "avgpool": nn.AdaptiveAvgPool2d(1),
         "flatten": nn.Flatten(),
@@ -107,7 +109,7 @@ class _Basic(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = _shortcut(in_channels, channels, stride)
+        self.downsample = _shortcut_layer(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -128,7 +130,7 @@ class _Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
-        self.downsample = _shortcut(in_channels, out_channels, stride)
+        self.downsample = _shortcut_layer(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -139,7 +141,7 @@ class _Bottleneck(nn.Module):
 Block = type[_Basic] | type[_Bottleneck]
 
 
-def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+def _shortcut_layer(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     """x as it is, or through a 1×1 convolution where its shape changes."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.models.building import Layers, check_sizes, scaled, sequential
+from neural_similarity.models.building import Layers, build_sequential, check_sizes, scale_channels
 from neural_similarity.nn import Conv2d
 from neural_similarity.nn.text import Similarity
 
@@ -27,7 +27,7 @@ def resnet20(
     initialisation, the same for every similarity.
     """
     check_sizes(num_classes, in_channels, image_size)
-    return sequential(_layers(num_classes, in_channels, width, depth=3), similarity)
+    return build_sequential(_network_layers(num_classes, in_channels, width, depth=3), similarity)
 
 
 def resnet56(
@@ -40,11 +40,11 @@ def resnet56(
 ) -> nn.Sequential:
     """ResNet-56: `resnet20` with nine blocks a stage."""
     check_sizes(num_classes, in_channels, image_size)
-    return sequential(_layers(num_classes, in_channels, width, depth=9), similarity)
+    return build_sequential(_network_layers(num_classes, in_channels, width, depth=9), similarity)
 
 
-def _layers(num_classes: int, in_channels: int, width: float, depth: int) -> Layers:
-    sizes = scaled(_CHANNELS, width)
+def _network_layers(num_classes: int, in_channels: int, width: float, depth: int) -> Layers:
+    sizes = scale_channels(_CHANNELS, width)
     before = sizes[0]
     layers: Layers = {
         "conv1": Conv2d(in_channels, before, 3, padding=1, bias=False),

@@ -7,11 +7,11 @@ from torch import nn
 from neural_similarity.models.blocks import conv_block
 from neural_similarity.models.building import (
     Layers,
+    build_sequential,
     check_no_similarity,
     check_sizes,
-    padding,
-    sequential,
-    stages,
+    conv_stages,
+    pad_layer,
 )
 from neural_similarity.models.plain import ATTENTIVE, SHRINK, WIDE, Variant, check_variant
 from neural_similarity.nn import SphereConv2d
@@ -55,14 +55,14 @@ def spherenet9(
     check_variant(variant)
     check_no_similarity(similarity, "a SphereNet")
     convolution = partial(SphereConv2d, angle=angle)
-    channels, depths, hidden, attended = (ATTENTIVE if self_attention else WIDE).times(width)
+    channels, depths, hidden, attended = (ATTENTIVE if self_attention else WIDE).times_width(width)
     whole = convolution(channels[-1], hidden, -(-image_size // SHRINK), bias=False)
-    layers = padding(image_size, SHRINK) | stages(in_channels, channels, depths, convolution)
-    layers |= _head(whole, num_classes, variant)
-    return sequential(layers, None, channels[:attended], convolution)
+    layers = pad_layer(image_size, SHRINK) | conv_stages(in_channels, channels, depths, convolution)
+    layers |= _head_layers(whole, num_classes, variant)
+    return build_sequential(layers, None, channels[:attended], convolution)
 
 
-def _head(whole: nn.Conv2d, num_classes: int, variant: Variant) -> Layers:
+def _head_layers(whole: nn.Conv2d, num_classes: int, variant: Variant) -> Layers:
     released = variant == "released"
     return {
         "fc": whole if released else conv_block(whole),

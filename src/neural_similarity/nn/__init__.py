@@ -12,7 +12,7 @@ from neural_similarity.nn.layer import SimilarityLayer as SimilarityLayer
 from neural_similarity.nn.layer import is_dynamic as is_dynamic
 from neural_similarity.nn.layer import register as register
 from neural_similarity.nn.linear import Linear as Linear
-from neural_similarity.nn.modes import evaluating as evaluating
+from neural_similarity.nn.modes import evaluation_mode as evaluation_mode
 from neural_similarity.nn.predictor import CNN as CNN
 from neural_similarity.nn.predictor import Pooled as Pooled
 from neural_similarity.nn.predictor import Predictor as Predictor

@@ -84,18 +84,18 @@ class _Affine(StructureModule):
 
     def forward(self, raw: Tensor) -> Tensor:
         """(n, scalars, *positions) to (n, K, K, *positions)."""
-        numbers = self._numbers(raw)
+        numbers = self._part_numbers(raw)
         scale_y, scale_x = (1 + number for number in numbers["scale"])
-        down, right = self._taps(raw)
+        down, right = self._tap_offsets(raw)
         down, right = down * scale_y, right * scale_x
         down = down + numbers["shear"][0] * right
-        cos, sin = _turned(numbers["angle"][0])
+        cos, sin = _cos_and_sin(numbers["angle"][0])
         y = cos * down + sin * right + numbers["shift"][0]
         x = cos * right - sin * down + numbers["shift"][1]
-        read_y, read_x = (tap.transpose(1, 2) for tap in self._taps(raw))
-        return _weight(read_y - y) * _weight(read_x - x)
+        read_y, read_x = (tap.transpose(1, 2) for tap in self._tap_offsets(raw))
+        return _hat_weight(read_y - y) * _hat_weight(read_x - x)
 
-    def _numbers(self, raw: Tensor) -> dict[str, list[Tensor]]:
+    def _part_numbers(self, raw: Tensor) -> dict[str, list[Tensor]]:
         """The parameters of each part, (n, 1, 1, *positions); zeros if it is not learned."""
         columns = iter(raw.unsqueeze(1).split(1, 2))
         zero = raw.new_zeros(1)
@@ -104,7 +104,7 @@ class _Affine(StructureModule):
             for part, count in _COUNTS.items()
         }
 
-    def _taps(self, raw: Tensor) -> list[Tensor]:
+    def _tap_offsets(self, raw: Tensor) -> list[Tensor]:
         """Rows and columns of the taps about the centre, (1, 1, K, *1)."""
         sides = [
             torch.arange(size, dtype=raw.dtype, device=raw.device) - (size - 1) / 2
@@ -114,7 +114,7 @@ class _Affine(StructureModule):
         return [axis.reshape(1, 1, -1, *[1] * (raw.dim() - 2)) for axis in grid]
 
 
-def _turned(angle: Tensor) -> tuple[Tensor, Tensor]:
+def _cos_and_sin(angle: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of an angle in right angles, exact where it is whole."""
     whole = angle.round()
     rest = (angle - whole) * (pi / 2)
@@ -125,7 +125,7 @@ def _turned(angle: Tensor) -> tuple[Tensor, Tensor]:
     return cos * cos_whole - sin * sin_whole, sin * cos_whole + cos * sin_whole
 
 
-def _weight(distance: Tensor) -> Tensor:
+def _hat_weight(distance: Tensor) -> Tensor:
     """max(0, 1 − |d|), whose derivative at its corners is the mean of both sides'.
 
     `relu` has derivative 0 there: from M = I, where all distances are whole, nothing would learn.

@@ -16,7 +16,7 @@ from neural_similarity.nn.structure import StructureModule
 _PADS = {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d}
 
 
-def compacted(layer: _ConvNd, geometry: Geometry, structure: StructureModule) -> nn.Module:
+def compact_layer(layer: _ConvNd, geometry: Geometry, structure: StructureModule) -> nn.Module:
     """A folded layer without the taps that its M keeps at zero.
 
     Selections: border taps that no kernel tap selects are removed, and their padding with them; if
@@ -30,7 +30,7 @@ def compacted(layer: _ConvNd, geometry: Geometry, structure: StructureModule) ->
     if layer.padding_mode == "zeros" and _shifts_channels(structure) and layer.groups == 1:
         compact = _shift_and_join(layer, geometry)
     elif layer.padding_mode == "zeros" and structure.crops:
-        compact = _cropped(layer, geometry)
+        compact = _crop_kernel(layer, geometry)
     return compact.train(layer.training)
 
 
@@ -41,11 +41,11 @@ def _shifts_channels(structure: StructureModule) -> bool:
 
 
 @torch.no_grad()
-def _cropped(layer: _ConvNd, geometry: Geometry) -> nn.Module:
+def _crop_kernel(layer: _ConvNd, geometry: Geometry) -> nn.Module:
     used = layer.weight.flatten(0, 1).any(0)
     kernel, sides = layer.weight, []
     for dim, (before, after) in enumerate(geometry.both_sides()):
-        first, last = _span(used.movedim(dim, 0).reshape(geometry.kernel_size[dim], -1).any(1))
+        first, last = _used_span(used.movedim(dim, 0).reshape(geometry.kernel_size[dim], -1).any(1))
         kernel = kernel.narrow(2 + dim, first, last - first + 1)
         beyond = geometry.kernel_size[dim] - 1 - last
         distance = geometry.dilation[dim]
@@ -53,12 +53,12 @@ def _cropped(layer: _ConvNd, geometry: Geometry) -> nn.Module:
     if kernel.shape == layer.weight.shape:
         return layer
     if all(before == after >= 0 for before, after in sides):
-        return _like(layer, kernel, layer.bias, padding=tuple(before for before, _ in sides))
+        return _layer_like(layer, kernel, layer.bias, padding=tuple(before for before, _ in sides))
     padding = _PADS[len(sides)](tuple(chain(*reversed(sides))))
-    return nn.Sequential(padding, _like(layer, kernel, layer.bias, padding=0))
+    return nn.Sequential(padding, _layer_like(layer, kernel, layer.bias, padding=0))
 
 
-def _span(used: Tensor) -> tuple[int, int]:
+def _used_span(used: Tensor) -> tuple[int, int]:
     """First and last of the taps in use along a dimension; the first tap if all are zero."""
     taps = used.nonzero().flatten().tolist() or [0]
     return taps[0], taps[-1]
@@ -72,14 +72,14 @@ def _shift_and_join(layer: _ConvNd, geometry: Geometry) -> nn.Sequential:
     channels = torch.arange(len(tap), device=tap.device)
     shift = torch.zeros_like(taps[0])
     shift[channels, tap] = 1
-    depthwise = _like(layer, shift.view(-1, 1, *geometry.kernel_size), None, groups=len(tap))
+    depthwise = _layer_like(layer, shift.view(-1, 1, *geometry.kernel_size), None, groups=len(tap))
     joint = taps[:, channels, tap].view(*taps.shape[:2], *[1] * (layer.weight.dim() - 2))
     return nn.Sequential(
-        depthwise, _like(layer, joint, layer.bias, stride=1, padding=0, dilation=1)
+        depthwise, _layer_like(layer, joint, layer.bias, stride=1, padding=0, dilation=1)
     )
 
 
-def _like(layer: _ConvNd, kernel: Tensor, bias: Tensor | None, **changes: Any) -> _ConvNd:
+def _layer_like(layer: _ConvNd, kernel: Tensor, bias: Tensor | None, **changes: Any) -> _ConvNd:
     """A convolution with this kernel and the options of `layer`, except for `changes`."""
     names = ("stride", "padding", "dilation", "groups")
     options = {name: getattr(layer, name) for name in names} | changes

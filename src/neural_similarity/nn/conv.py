@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from neural_similarity.nn.compact import compacted
+from neural_similarity.nn.compact import compact_layer
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
-from neural_similarity.nn.layer import SimilarityLayer, leaf, register
+from neural_similarity.nn.layer import SimilarityLayer, fx_leaf, register
 from neural_similarity.nn.linear import Kernel, check_type
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity
@@ -46,7 +46,7 @@ class _Convolution(SimilarityLayer):
         """The sizes of the layer that a similarity depends on."""
         return convolution_geometry(cast(_ConvNd, self))
 
-    @leaf
+    @fx_leaf
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of `input`, batched or not, with M between kernel and patch."""
         similarity = self.similarity
@@ -79,13 +79,15 @@ class _Convolution(SimilarityLayer):
         """Turn the layer into torch's in place, or return a smaller equal one, see `compacted`."""
         structure, geometry = getattr(self.similarity, "structure", None), self.geometry()
         plain = cast(_ConvNd, super().fold())
-        return plain if structure is None else compacted(plain, geometry, structure)
+        return plain if structure is None else compact_layer(plain, geometry, structure)
 
 
 def _check_unchanged(layer: _ConvNd, weight: Tensor, built: Geometry) -> None:
     """Check that window and channels are still those that the predictor was built for."""
     inner = built.in_channels // built.groups
-    if weight.shape[1:] == (inner, *built.kernel_size) and _window(layer) == _window(built):
+    if weight.shape[1:] == (inner, *built.kernel_size) and _window_options(
+        layer
+    ) == _window_options(built):
         return
     present = convolution_geometry(layer)
     names = "groups", "in_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode"
@@ -98,7 +100,7 @@ def _check_unchanged(layer: _ConvNd, weight: Tensor, built: Geometry) -> None:
             )
 
 
-def _window(of: Any) -> tuple[Any, ...]:
+def _window_options(of: Any) -> tuple[Any, ...]:
     return of.stride, of.padding, of.dilation, of.padding_mode, of.groups
 
 
@@ -205,7 +207,7 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
             )
         return module
 
-    @leaf
+    @fx_leaf
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """The transposed convolution of `input` with M in the kernel."""
         if self.similarity is None:

@@ -41,7 +41,7 @@ class Geometry:
         padding = own if isinstance(own, tuple) else (0,) * len(self.kernel_size)
         return Window(self.kernel_size, self.stride, padding, self.dilation)
 
-    def pad(self, x: Tensor) -> Tensor:
+    def pad_input(self, x: Tensor) -> Tensor:
         """`x` with the padding that a convolution cannot do itself."""
         zeros = self.padding_mode == "zeros"
         if self.padding == "valid" or (zeros and isinstance(self.padding, tuple)):
@@ -82,14 +82,14 @@ def convolution_geometry(layer: _ConvNd) -> Geometry:
     return Geometry(
         *channels,
         kernel_size=tuple(taps),
-        stride=_each(layer.stride, dims),
-        padding=padding if isinstance(padding, str) else _each(padding, dims),
-        dilation=_each(layer.dilation, dims),
+        stride=_repeat_per_dim(layer.stride, dims),
+        padding=padding if isinstance(padding, str) else _repeat_per_dim(padding, dims),
+        dilation=_repeat_per_dim(layer.dilation, dims),
         groups=layer.groups,
         padding_mode=cast(PaddingMode, layer.padding_mode),
     )
 
 
-def _each(amount: int | Sequence[int], dims: int) -> tuple[int, ...]:
+def _repeat_per_dim(amount: int | Sequence[int], dims: int) -> tuple[int, ...]:
     amounts = (amount,) if isinstance(amount, int) else tuple(amount)
     return amounts * dims if len(amounts) == 1 else amounts

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.layer import leaf
+from neural_similarity.nn.layer import fx_leaf
 from neural_similarity.nn.similarity import StaticSimilarity
 from neural_similarity.nn.text import Similarity, required_similarity
 from neural_similarity.ops import (
@@ -76,7 +76,7 @@ class GlobalSimilarity(nn.Module):
             return self.similarity.matrix()
         return self.similarity.matrix(x)
 
-    @leaf
+    @fx_leaf
     def forward(
         self, input: Float[Tensor, "*n c height width"]
     ) -> Float[Tensor, "*n c height width"]:
@@ -174,7 +174,7 @@ class SelfAttention(nn.Module):
             raise ValueError(f"`x` must be (n, c, height, width), got {tuple(x.shape)}")
         return attention_matrix(self.query(x), self.key(x), normalize=self.normalize)
 
-    @leaf
+    @fx_leaf
     def forward(
         self, input: Float[Tensor, "*n c height width"]
     ) -> Float[Tensor, "*n c height width"]:

@@ -30,14 +30,14 @@ _OF_EVERY_CLASS = {
 _AFTER_FOLDING = "has a similarity and can only be {} after ns.fold(model)"
 
 
-def leaf(forward: Forward) -> Forward:
+def fx_leaf(forward: Forward) -> Forward:
     """A layer's `forward` that `torch.fx` records as one call of the layer, like torch's own."""
 
     @wraps(forward)
     def recorded(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
             if isinstance(value, fx.Proxy):
-                return _record(cast(fx.Tracer, value.tracer), layer, args, kwargs)
+                return _record_call(cast(fx.Tracer, value.tracer), layer, args, kwargs)
         if args and not isinstance(args[0], PackedSequence):
             require_tensors(input=args[0])
         return forward(layer, *args, **kwargs)
@@ -45,7 +45,7 @@ def leaf(forward: Forward) -> Forward:
     return cast(Forward, recorded)
 
 
-def _record(tracer: fx.Tracer, layer: nn.Module, args: Any, kwargs: Any) -> fx.Proxy:
+def _record_call(tracer: fx.Tracer, layer: nn.Module, args: Any, kwargs: Any) -> fx.Proxy:
     path = tracer.path_of_module(layer)
     if not path:
         raise ValueError(
@@ -90,7 +90,7 @@ class SimilarityLayer(nn.Module):
             ValueError: it is not a similarity, or does not fit the layer: complex weights, or a
                 padding or geometry that it does not support.
         """
-        module = self.build_similarity(resolve(similarity))
+        module = self.build_similarity(resolve_similarity(similarity))
         if module is not None:
             parameter = next(self.parameters(recurse=False), next(self.parameters()))
             _check_real(parameter, similarity)
@@ -175,7 +175,7 @@ def register(kind: Registered) -> Registered:
     return kind
 
 
-def resolve(similarity: Any) -> Similarity | nn.Module | None:
+def resolve_similarity(similarity: Any) -> Similarity | nn.Module | None:
     """The spec or module that a `similarity` argument means."""
     if isinstance(similarity, str):
         return parse_similarity(similarity)
@@ -187,12 +187,12 @@ def resolve(similarity: Any) -> Similarity | nn.Module | None:
     )
 
 
-def equip(layer: nn.Module, similarity: Similarity | str) -> SimilarityLayer:
+def equip_layer(layer: nn.Module, similarity: Similarity | str) -> SimilarityLayer:
     """Turn a torch layer into ours in place; parameters, hooks and references to it stay."""
-    return become(layer).with_similarity(similarity)
+    return become_ours(layer).with_similarity(similarity)
 
 
-def become(layer: nn.Module) -> SimilarityLayer:
+def become_ours(layer: nn.Module) -> SimilarityLayer:
     """Turn a torch layer into one of our class in place, without setting its `similarity`.
 
     Raises:

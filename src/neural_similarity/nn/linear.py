@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.layer import SimilarityLayer, leaf, register
+from neural_similarity.nn.layer import SimilarityLayer, fx_leaf, register
 from neural_similarity.nn.similarity import DynamicSimilarity
 from neural_similarity.nn.text import Similarity
 from neural_similarity.ops.window import autocast_dtype
@@ -56,7 +56,7 @@ class Linear(SimilarityLayer, nn.Linear):
         """The sizes of the layer that a similarity depends on."""
         return linear_geometry(self.in_features, self.out_features)
 
-    @leaf
+    @fx_leaf
     def forward(self, input: Tensor) -> Tensor:
         """The linear function W M `input` + b."""
         if self.similarity is None:

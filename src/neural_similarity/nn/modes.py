@@ -7,7 +7,7 @@ from torch import nn
 
 
 @contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
+def evaluation_mode(*models: nn.Module) -> Iterator[None]:
     """Hold networks in evaluation mode; afterwards restore the mode of every module.
 
     A normalisation in evaluation mode inside a network in training mode therefore stays so.

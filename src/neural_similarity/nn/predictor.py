@@ -16,7 +16,7 @@ from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.lengths import unit_vectors, wide
 from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere_conv
-from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promoted
+from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promote_dtype
 
 Predictor = Callable[[Geometry, int], nn.Module]
 """(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out), or to
@@ -40,9 +40,9 @@ def require_bound(bound: Any) -> None:
         raise ValueError(f'`bound` must be "tanh", "sigmoid", "normalize" or None, got {bound!r}')
 
 
-def within(bound: Bound | None, raw: Tensor) -> Tensor:
+def bound_prediction(bound: Bound | None, raw: Tensor) -> Tensor:
     """The raw prediction within a bound, in float32 at least."""
-    return raw if bound is None else BOUNDS[bound](promoted(raw))
+    return raw if bound is None else BOUNDS[bound](promote_dtype(raw))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -223,7 +223,7 @@ class CNN(TwoLayers):
 
     def bound_all(self, raw: Tensor) -> Tensor:
         """The prediction within `bound`, in float32 at least."""
-        return within(self.bound, raw)
+        return bound_prediction(self.bound, raw)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -289,7 +289,7 @@ class _Pooled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, 1, ...)."""
         direction = unit_vectors(self._summary(x), 1) * self.first.in_features**0.5
-        raw = within(self.bound, self.last(F.relu(self.first(direction.to(x.dtype)))))
+        raw = bound_prediction(self.bound, self.last(F.relu(self.first(direction.to(x.dtype)))))
         return raw.view(*raw.shape, *[1] * (x.dim() - 2))
 
     def _summary(self, x: Tensor) -> Tensor:
@@ -313,28 +313,28 @@ class _TwoLayers(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.patch = PatchConv(spec, geometry, hidden)
-        self.norm1 = norm(spec, hidden, dims)
+        self.norm1 = hidden_norm(spec, hidden, dims)
         self.last = CONV_LAYERS[dims](hidden, scalars, size, padding=size // 2, bias=spec.has_bias)
-        self.norm2 = norm(spec, scalars, dims)
+        self.norm2 = hidden_norm(spec, scalars, dims)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise both kernels again."""
         self.patch.reset_parameters()
-        reset_kernel(self.last, self.patch.scales[1])
+        reset_kernel(self.last, self.patch.initial_scales[1])
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out), or (n, scalars, 1, ...) with `per_image`."""
-        hidden = self._hidden(x)
+        hidden = self._hidden_map(x)
         positions = tuple(range(2, x.dim()))
         if self.spec.per_image:
             hidden = hidden.mean(positions, keepdim=True)
         raw = self.spec.bound_all(self.norm2(self.spec.second(hidden, self.last)))
         if self.spec.per_image or self.spec.resolution == 1:
             return raw
-        return _interpolated(raw, self.geometry.output_size(x.shape[2:]), self.spec.resolution)
+        return _interpolate_maps(raw, self.geometry.output_size(x.shape[2:]), self.spec.resolution)
 
-    def _hidden(self, x: Tensor) -> Tensor:
+    def _hidden_map(self, x: Tensor) -> Tensor:
         """The ReLU of the first convolution, in one pass where nothing comes between."""
         if self.spec.batch_norm:
             return F.relu(self.norm1(self.patch(x)))
@@ -354,17 +354,17 @@ class PatchConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(size))
 
     @property
-    def scales(self) -> tuple[float, float]:
+    def initial_scales(self) -> tuple[float, float]:
         """Factors on He's standard deviation for the predictor's two kernels."""
         return self.spec.scales or self.spec.default_scales(self.weight[0].numel())
 
     def reset_parameters(self) -> None:
         """Initialise the kernel again."""
-        reset_kernel(self, self.scales[0])
+        reset_kernel(self, self.initial_scales[0])
 
     def forward(self, x: Tensor, *, rectified: bool = False) -> Tensor:
         """(n, c, *size) to (n, out_channels, *out), or the ReLU of it."""
-        padded = self.geometry.pad(x)
+        padded = self.geometry.pad_input(x)
         return self.spec.first(padded, self.weight, *self.window, rectified=rectified)
 
     def extra_repr(self) -> str:
@@ -372,7 +372,7 @@ class PatchConv(nn.Module):
         return ", ".join(map(str, self.weight.shape))
 
 
-def norm(spec: Any, channels: int, dims: int) -> nn.Module:
+def hidden_norm(spec: Any, channels: int, dims: int) -> nn.Module:
     """Batch normalisation if `spec.batch_norm`, with eps `spec.batch_norm_eps`, or nothing."""
     if not spec.batch_norm:
         return nn.Identity()
@@ -387,7 +387,7 @@ def reset_kernel(layer: Any, scale: float = 1.0) -> None:
         nn.init.zeros_(layer.bias)
 
 
-def _interpolated(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
+def _interpolate_maps(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
     """Interpolate linearly between `raw`, given at every `every`-th of `size` positions.
 
     `F.interpolate` would take `raw` for the values at the centres of as many equal parts.
@@ -396,7 +396,7 @@ def _interpolated(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
         position = torch.arange(length, device=raw.device)
         before = position // every
         after = (before + 1).clamp(max=raw.shape[dim] - 1)
-        share = (position % every).to(promoted(raw).dtype) / every
+        share = (position % every).to(promote_dtype(raw).dtype) / every
         share = share.to(raw.dtype).view(-1, *[1] * (raw.dim() - dim - 1))
         raw = torch.lerp(raw.index_select(dim, before), raw.index_select(dim, after), share)
     return raw

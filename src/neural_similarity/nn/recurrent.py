@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.layer import SimilarityLayer, leaf, register
+from neural_similarity.nn.layer import SimilarityLayer, fx_leaf, register
 from neural_similarity.nn.linear import Kernel, linear_geometry
 from neural_similarity.nn.similarity import Dynamic
 from neural_similarity.nn.text import Similarity
@@ -99,7 +99,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         parts = cast(nn.ModuleDict, self.similarity).items() if self.similarity else ()
         return {f"weight_{name}": part for name, part in parts}
 
-    @leaf
+    @fx_leaf
     def forward(self, input: Any, hx: State | None = None) -> Any:
         """The output at every time and the last state, from the state `hx`, zero by default."""
         if self.similarity is None:
@@ -113,24 +113,24 @@ class LSTM(SimilarityLayer, nn.LSTM):
         if hx is not None and (not isinstance(hx, tuple | list) or len(hx) != 2):
             raise ValueError(f"`hx` must be the pair (h, c), got {type(hx).__name__}")
         if input.dim() == 2:
-            return self._unbatched(input, hx)
+            return self._forward_unbatched(input, hx)
         x = input.transpose(0, 1) if self.batch_first else input
-        h, c = self._zeros(x) if hx is None else hx
+        h, c = self._zero_state(x) if hx is None else hx
         self.check_forward_args(input, (h, c), None)
-        y, h, c = self._torchs(x, h, c) if self.foldable() else self._loop(x, h, c)
+        y, h, c = self._forward_static(x, h, c) if self.foldable() else self._forward_steps(x, h, c)
         return (y.transpose(0, 1) if self.batch_first else y), (h, c)
 
-    def _unbatched(self, x: Tensor, hx: State | None) -> tuple[Tensor, State]:
+    def _forward_unbatched(self, x: Tensor, hx: State | None) -> tuple[Tensor, State]:
         batch = 0 if self.batch_first else 1
         state = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
         y, (h, c) = self.forward(x.unsqueeze(batch), state)
         return y.squeeze(batch), (h.squeeze(1), c.squeeze(1))
 
-    def _zeros(self, x: Tensor) -> State:
+    def _zero_state(self, x: Tensor) -> State:
         zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
         return zeros, zeros
 
-    def _torchs(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _forward_static(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """torch's LSTM with M in its kernels; x (time, n, features)."""
         kernels = {
             name: part(Kernel(getattr(self, name)), x) for name, part in self.similarities().items()
@@ -141,14 +141,14 @@ class LSTM(SimilarityLayer, nn.LSTM):
             False,
         )  # fmt: skip
 
-    def _loop(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _forward_steps(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         states: list[State] = []
         for layer in range(self.num_layers):
-            inputs = self._product("ih", layer, x)
+            inputs = self._similar_product("ih", layer, x)
             state = h[layer], c[layer]
             outputs = []
             for step in inputs:
-                state = _cell(step + self._product("hh", layer, state[0]), state[1])
+                state = _next_state(step + self._similar_product("hh", layer, state[0]), state[1])
                 outputs.append(state[0])
             states.append(state)
             x = torch.stack(outputs)
@@ -157,7 +157,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         hs, cs = zip(*states, strict=True)
         return x, torch.stack(hs), torch.stack(cs).to(x.dtype)
 
-    def _product(self, kind: str, layer: int, x: Tensor) -> Tensor:
+    def _similar_product(self, kind: str, layer: int, x: Tensor) -> Tensor:
         """The product W M(x) x + b of inputs or states."""
         name = f"{kind}_l{layer}"
         bias = getattr(self, f"bias_{name}") if self.bias else None
@@ -175,7 +175,7 @@ def lstm_geometries(layer: nn.LSTM) -> dict[str, Geometry]:
     return geometries
 
 
-def _cell(gates: Tensor, c: Tensor) -> State:
+def _next_state(gates: Tensor, c: Tensor) -> State:
     """The next (h, c) from all gates, in torch's order: input, forget, cell, output.
 
     Under autocast the gates and h have its type, and c keeps its own, wider one.

@@ -11,7 +11,13 @@ from torch.nn import functional as F
 
 from neural_similarity.choices import require_count, require_flag, require_positive
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, norm, reset_kernel
+from neural_similarity.nn.predictor import (
+    CONV_LAYERS,
+    PatchConv,
+    SphereNet,
+    hidden_norm,
+    reset_kernel,
+)
 from neural_similarity.nn.spec import Spec
 
 Part = TypeVar("Part", bound=nn.Module | nn.Parameter)
@@ -75,17 +81,17 @@ class Shared(Spec):
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
         """The predictor module for a layer of this geometry."""
         own = replace(geometry, out_channels=1, groups=1) if self.share_adaptation else object()
-        adaptation = pooled((self, own), lambda: self._adaptation(geometry))
+        adaptation = shared_part((self, own), lambda: self._adaptation_layer(geometry))
         key = (self, geometry.kernel_size, geometry.spatial, scalars)
-        head = pooled(key, lambda: self._head(geometry, scalars))
+        head = shared_part(key, lambda: self._head_layers(geometry, scalars))
         return _Shared(self, geometry, scalars, adaptation, head)
 
-    def _adaptation(self, geometry: Geometry) -> nn.Module:
+    def _adaptation_layer(self, geometry: Geometry) -> nn.Module:
         patch = PatchConv(SphereNet(), geometry, self.channels)
         patch.reset_parameters()
         return patch
 
-    def _head(self, geometry: Geometry, scalars: int) -> nn.ModuleList:
+    def _head_layers(self, geometry: Geometry, scalars: int) -> nn.ModuleList:
         size = 3 if geometry.spatial else 1
         conv = CONV_LAYERS[len(geometry.kernel_size)]
         bias = not self.batch_norm
@@ -110,10 +116,10 @@ class _Shared(nn.Module):
         super().__init__()
         dims = len(geometry.kernel_size)
         self.adaptation = adaptation
-        self.norm1 = norm(spec, spec.channels, dims)
+        self.norm1 = hidden_norm(spec, spec.channels, dims)
         self.head = head
-        self.norm2 = norm(spec, spec.hidden, dims)
-        self.norm3 = norm(spec, scalars, dims)
+        self.norm2 = hidden_norm(spec, spec.hidden, dims)
+        self.norm3 = hidden_norm(spec, scalars, dims)
 
     def reset_parameters(self) -> None:
         """Initialise the shared kernels again; the adaptation resets itself."""
@@ -127,7 +133,7 @@ class _Shared(nn.Module):
         return self.norm3(second(F.relu(self.norm2(first(adapted)))))
 
 
-def pooled(key: Hashable, make: Callable[[], Part]) -> Part:
+def shared_part(key: Hashable, make: Callable[[], Part]) -> Part:
     """The module or parameter of this key in the current `sharing`, made where it is missing."""
     pool = _POOL.get()
     if pool is None:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.modes import evaluating
+from neural_similarity.nn.modes import evaluation_mode
 from neural_similarity.nn.predictor import Predictor, SphereNet
-from neural_similarity.nn.shared import pooled
+from neural_similarity.nn.shared import shared_part
 from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.structure import Diagonal, Full, Structure, StructureModule
 from neural_similarity.ops import fold_kernel
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.similarity import dynamic_conv
-from neural_similarity.ops.window import promoted
+from neural_similarity.ops.window import promote_dtype
 
 Init = Literal["identity", "released"]
 
@@ -174,19 +174,19 @@ class StaticSimilarity(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.structure = spec.structure.build(geometry)
-        start = partial(nn.Parameter, self._start())
+        start = partial(nn.Parameter, self._initial_raw())
         self.raw = (
-            pooled((spec, self.structure.scalars), start) if spec.structure.shared else start()
+            shared_part((spec, self.structure.scalars), start) if spec.structure.shared else start()
         )
 
-    def _start(self) -> Tensor:
+    def _initial_raw(self) -> Tensor:
         raw = self.structure.initial()
         return raw + _released_start(self.geometry) - 1 if self.spec.init == "released" else raw
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Reset M to its start."""
-        self.raw.copy_(self._start())
+        self.raw.copy_(self._initial_raw())
 
     def matrix(self) -> Tensor:
         """M: (K,) diagonal or (K, K), with an axis of blocks first if there are any; float32."""
@@ -194,7 +194,7 @@ class StaticSimilarity(nn.Module):
         whole = getattr(self.raw, "full_tensor", None)
         # `stack` copies: a view of a parameter requires gradients even under no_grad, on which
         # torch's FlopCounterMode fails.
-        return self.structure(promoted(torch.stack([whole() if whole else self.raw])))[0]
+        return self.structure(promote_dtype(torch.stack([whole() if whole else self.raw])))[0]
 
     def full_matrix(self) -> Tensor:
         """M as a matrix (K, K), also where it is diagonal; an axis of blocks comes first."""
@@ -250,14 +250,16 @@ class DynamicSimilarity(nn.Module):
         (n, K, *out) or (n, K, K, *out), with an axis of blocks after n if there are any.
         """
         output = self.geometry.output_size(x.shape[2:])
-        m = self._matrix(self.structure, x, output)
+        m = self._matrix_at(self.structure, x, output)
         return m.expand(*m.shape[: m.dim() - len(output)], *output)
 
-    def _matrix(self, structure: StructureModule, x: Tensor, output: tuple[int, ...]) -> Tensor:
-        raw, gain = self._predicted(structure, x, output), self.gain
-        return structure(promoted(raw)) if gain is None else structure.predicted(raw, gain)
+    def _matrix_at(self, structure: StructureModule, x: Tensor, output: tuple[int, ...]) -> Tensor:
+        raw, gain = self._predict_raw(structure, x, output), self.gain
+        return structure(promote_dtype(raw)) if gain is None else structure.predicted(raw, gain)
 
-    def _predicted(self, structure: StructureModule, x: Tensor, output: tuple[int, ...]) -> Tensor:
+    def _predict_raw(
+        self, structure: StructureModule, x: Tensor, output: tuple[int, ...]
+    ) -> Tensor:
         raw = self.predictor(x)
         expected = (x.shape[0], structure.scalars, *output)
         an_image = (*expected[:2], *[1] * len(output))
@@ -270,15 +272,15 @@ class DynamicSimilarity(nn.Module):
         return raw
 
     @torch.no_grad()
-    def probe(self) -> None:
+    def check_predictor(self) -> None:
         """Predict once from zeros, in evaluation mode, to check that the predictor fits the layer.
 
         Raises:
             ValueError: the predictor does not fit.
         """
         x = next(self.parameters()).new_zeros(1, self.geometry.in_channels, *self._some_size())
-        with evaluating(self.predictor):
-            self._predicted(self.structure, x, self.geometry.output_size(x.shape[2:]))
+        with evaluation_mode(self.predictor):
+            self._predict_raw(self.structure, x, self.geometry.output_size(x.shape[2:]))
 
     def _some_size(self) -> list[int]:
         """A small input size with several output positions along every dimension."""
@@ -296,9 +298,9 @@ class DynamicSimilarity(nn.Module):
 
         The layer has already checked that x, `weight` and `bias` fit the geometry.
         """
-        structure, padded = self.structure, self.geometry.pad(x)
+        structure, padded = self.structure, self.geometry.pad_input(x)
         output = self.window.output_size(padded.shape[2:])
-        m = self._matrix(structure, x, output)
+        m = self._matrix_at(structure, x, output)
         given = Operands(padded, weight, m, self.window, self.geometry.groups)
         return dynamic_conv(given, output, bias, structure.blocks)
 

@@ -47,7 +47,7 @@ class Masked(Wrapper):
     rate: float = 1.0
 
     def __post_init__(self):
-        self.require(*_MASKABLE)
+        self.require_kinds(*_MASKABLE)
         require_positive("rate", self.rate)
         require_flag("continuous", self.continuous)
         if self.continuous and self.rate != 1:
@@ -82,16 +82,16 @@ class Dilation(Wrapper):
     rate: int | tuple[int, ...] = 2
 
     def __post_init__(self):
-        self.require(*_MASKABLE)
+        self.require_kinds(*_MASKABLE)
         for rate in self.rate if isinstance(self.rate, tuple) else (self.rate,):
             require_count("rate", rate)
 
     def contains_identity(self, geometry: Geometry) -> bool:
         """Whether the pattern keeps every tap."""
-        kept = self.pattern(geometry)
+        kept = self.kept_taps(geometry)
         return bool(kept.all()) and self.structure.contains_identity(geometry)
 
-    def pattern(self, geometry: Geometry) -> Float[Tensor, " taps"]:
+    def kept_taps(self, geometry: Geometry) -> Float[Tensor, " taps"]:
         """The diagonal of D: 1 for taps that are kept."""
         size = geometry.kernel_size
         rates = (self.rate,) * len(size) if isinstance(self.rate, int) else self.rate
@@ -109,7 +109,7 @@ class Dilation(Wrapper):
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
-        kept = self.pattern(geometry).nonzero().flatten().tolist()
+        kept = self.kept_taps(geometry).nonzero().flatten().tolist()
         return _Dilation(kept, self.structure.build(geometry))
 
 
@@ -134,7 +134,7 @@ class Sparse(Wrapper):
     keep: int = 9
 
     def __post_init__(self):
-        self.require(Diagonal, Full)
+        self.require_kinds(Diagonal, Full)
         require_count("keep", self.keep)
 
     @property
@@ -238,7 +238,7 @@ class MaskedModule(_Around):
 
     def forward(self, raw: Tensor) -> Tensor:
         """M = D R from the raw parameters of R."""
-        return _masked(self.inner(raw), self.kernel_shape())
+        return _mask_rows(self.inner(raw), self.kernel_shape())
 
 
 class _Dilation(_Around):
@@ -303,7 +303,7 @@ class ShiftModule(StructureModule):
         return scores.flatten()
 
 
-def _masked(m: Tensor, shape: Tensor) -> Tensor:
+def _mask_rows(m: Tensor, shape: Tensor) -> Tensor:
     """Rows of M (n, K, ...) times the factors of their taps (K,)."""
     return m * shape.to(m.dtype).view(-1, *[1] * (m.dim() - 2))
 

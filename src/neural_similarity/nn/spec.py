@@ -12,7 +12,7 @@ class Spec:
         given = {
             field.name: getattr(self, field.name)
             for field in fields(cast(Any, self))
-            if getattr(self, field.name) != _default(field)
+            if getattr(self, field.name) != _field_default(field)
         }
         options = ", ".join(f"{name}={value!r}" for name, value in given.items())
         return f"{type(self).__name__}({options})"
@@ -27,6 +27,6 @@ def written_out(value: Any) -> str:
     return f"{type(value).__name__}({options})"
 
 
-def _default(field: "Field[Any]") -> Any:
+def _field_default(field: "Field[Any]") -> Any:
     """A field's default, or MISSING, which equals no value."""
     return field.default if field.default_factory is MISSING else field.default_factory()

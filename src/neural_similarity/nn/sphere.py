@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from neural_similarity.choices import require_flag
 from neural_similarity.nn.geometry import PaddingMode, convolution_geometry
-from neural_similarity.nn.layer import leaf
+from neural_similarity.nn.layer import fx_leaf
 from neural_similarity.nn.modes import check_module
 from neural_similarity.ops import sphere_conv2d
 from neural_similarity.ops.lengths import unit_vectors
 from neural_similarity.ops.sphere import Angle, Normalize, check_options
-from neural_similarity.ops.window import promoted, without_autocast
+from neural_similarity.ops.window import promote_dtype, without_autocast
 
 HeadNormalize = Literal["weight", "both"]
 
@@ -99,14 +99,14 @@ class SphereConv2d(nn.Conv2d):
     @property
     def k(self) -> float | Tensor:
         """Width of the sigmoid, learned or fixed."""
-        return self.fixed_k if self.log_k is None else promoted(self.log_k).exp()
+        return self.fixed_k if self.log_k is None else promote_dtype(self.log_k).exp()
 
-    @leaf
+    @fx_leaf
     def forward(self, input: Float[Tensor, "*n c height width"]) -> Float[Tensor, "*n o h w"]:
         """g of the angle between every kernel and every patch of `input`."""
         geometry = convolution_geometry(self)
         return sphere_conv2d(
-            geometry.pad(input), self.weight, self.bias, *geometry.window[1:], self.groups,
+            geometry.pad_input(input), self.weight, self.bias, *geometry.window[1:], self.groups,
             angle=self.angle, k=self.k, normalize=self.normalize, eps=self.eps,
         )  # fmt: skip
 
@@ -163,13 +163,13 @@ class SphereLinear(nn.Linear):
         self.scale = scale
         self.eps = eps
 
-    @leaf
+    @fx_leaf
     def forward(self, input: Float[Tensor, "*n in_features"]) -> Float[Tensor, "*n num_classes"]:
-        x = input if self.normalize == "weight" else self._unit(input)
-        return self.scale * F.linear(x, self._unit(self.weight))
+        x = input if self.normalize == "weight" else self._unit_vectors(input)
+        return self.scale * F.linear(x, self._unit_vectors(self.weight))
 
-    def _unit(self, vectors: Tensor) -> Tensor:
-        wide = promoted(vectors)
+    def _unit_vectors(self, vectors: Tensor) -> Tensor:
+        wide = promote_dtype(vectors)
         energy = wide.square().sum(-1, keepdim=True)
         return (wide * (energy + self.eps).rsqrt()).to(vectors.dtype)
 
@@ -212,7 +212,7 @@ def orthogonality(
 
 def _gram_error(layer: SphereConv2d, unit: bool) -> Tensor:
     with without_autocast(layer.weight):
-        kernels = promoted(layer.weight).flatten(1)
+        kernels = promote_dtype(layer.weight).flatten(1)
         kernels = unit_vectors(kernels, 1) if unit else kernels
         kernels = kernels.unflatten(0, (layer.groups, -1))
         identity = torch.eye(kernels.shape[1], dtype=kernels.dtype, device=kernels.device)

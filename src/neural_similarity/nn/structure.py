@@ -12,7 +12,7 @@ from neural_similarity.choices import require_count, require_flag
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.blocks import Axis, Blocks, check_blocks
-from neural_similarity.ops.pointwise import gained
+from neural_similarity.ops.pointwise import apply_gain
 
 
 class StructureModule(nn.Module):
@@ -31,7 +31,7 @@ class StructureModule(nn.Module):
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
         """M of predicted values (n, scalars, *positions) times gains (scalars,)."""
-        return self(gained(raw, gain, 0))
+        return self(apply_gain(raw, gain, 0))
 
     def initial(self, block: int = 0) -> Float[Tensor, " scalars"]:
         """The initial raw parameters: those of the identity, if the structure has it.
@@ -108,7 +108,7 @@ class Wrapper(Structure):
         """As the inner structure."""
         return self.structure.shared
 
-    def require(self, *kinds: type[Structure]) -> None:
+    def require_kinds(self, *kinds: type[Structure]) -> None:
         """Raise a `ValueError` unless the inner structure is of these kinds."""
         if not isinstance(self.structure, kinds):
             known = ", ".join(kind.__name__ for kind in kinds)
@@ -226,14 +226,14 @@ class Unshared(Wrapper):
                 "exactly one of `channels` and `filters` must be given, "
                 f"got {self.channels!r} and {self.filters!r}"
             )
-        self.require(Structure)
+        self.require_kinds(Structure)
         if isinstance(self.structure, Unshared | Unstructured):
             raise ValueError(f"`structure` must be that of one block, got {self.structure!r}")
-        axis, count = self._blocks()
+        axis, count = self._axis_and_blocks()
         if count != "each":
             require_count(axis, count)
 
-    def _blocks(self) -> tuple[Axis, int | Literal["each"]]:
+    def _axis_and_blocks(self) -> tuple[Axis, int | Literal["each"]]:
         """The axis along which M is not shared, and the number of blocks."""
         if self.channels is not None:
             return "channels", self.channels
@@ -241,7 +241,7 @@ class Unshared(Wrapper):
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
-        axis, count = self._blocks()
+        axis, count = self._axis_and_blocks()
         if count == "each":
             count = geometry.in_channels if axis == "channels" else geometry.out_channels
         blocks = axis, count
@@ -274,7 +274,7 @@ class _Diagonal(StructureModule):
         return raw + 1 if self.residual else raw
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
-        return gained(raw, gain, int(self.residual))
+        return apply_gain(raw, gain, int(self.residual))
 
     def initial(self, block: int = 0) -> Tensor:
         return torch.zeros(self.scalars) if self.residual else torch.ones(self.scalars)
@@ -304,7 +304,7 @@ class _Full(_Matrix):
         return self.with_identity(raw.unflatten(1, (self.taps, self.taps)))
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
-        m = gained(raw, gain, (self.taps + 1) * self.residual)
+        m = apply_gain(raw, gain, (self.taps + 1) * self.residual)
         return m.unflatten(1, (self.taps, self.taps))
 
     def initial(self, block: int = 0) -> Tensor:
@@ -317,7 +317,7 @@ class _Triangular(_Matrix):
     def __init__(self, taps: int, residual: bool):
         super().__init__(taps, residual, taps * (taps + 1) // 2)
 
-    def lower(self, raw: Tensor) -> Tensor:
+    def lower_triangle(self, raw: Tensor) -> Tensor:
         """(n, scalars, *positions) as (n, K, K, *positions), zero above the diagonal."""
         matrix = raw.new_zeros(raw.shape[0], self.taps, self.taps, *raw.shape[2:])
         rows, columns = torch.tril_indices(self.taps, self.taps, device=raw.device)
@@ -333,7 +333,7 @@ class _Triangular(_Matrix):
 
 class _Symmetric(_Triangular):
     def forward(self, raw: Tensor) -> Tensor:
-        lower = self.lower(raw)
+        lower = self.lower_triangle(raw)
         diagonal = torch.eye(self.taps, dtype=raw.dtype, device=raw.device)
         diagonal = diagonal.view(self.taps, self.taps, *[1] * (raw.dim() - 2))
         return self.with_identity(lower + lower.transpose(1, 2) - lower * diagonal)
@@ -341,5 +341,5 @@ class _Symmetric(_Triangular):
 
 class _PositiveSemidefinite(_Triangular):
     def forward(self, raw: Tensor) -> Tensor:
-        lower = self.with_identity(self.lower(raw))
+        lower = self.with_identity(self.lower_triangle(raw))
         return torch.einsum("npr...,nqr...->npq...", lower, lower)

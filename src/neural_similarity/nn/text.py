@@ -7,7 +7,7 @@ A text is a name of `SIMILARITIES` or the constructor call that `repr` prints, s
 import ast
 from typing import Any
 
-from neural_similarity.choices import nearest
+from neural_similarity.choices import nearest_name
 from neural_similarity.nn.affine import Affine
 from neural_similarity.nn.predictor import CNN, Pooled, SphereNet
 from neural_similarity.nn.shared import Shared
@@ -48,10 +48,10 @@ def parse_similarity(text: str) -> Similarity | None:
     if not isinstance(node, ast.Call):
         raise ValueError(
             f"`similarity` must be one of {', '.join(SIMILARITIES)} or a text such as "
-            f"'Dynamic(Diagonal())', got {text!r}; nearest: {nearest(text, SIMILARITIES)}"
+            f"'Dynamic(Diagonal())', got {text!r}; nearest: {nearest_name(text, SIMILARITIES)}"
         )
     try:
-        value = _construct(node)
+        value = _construct_value(node)
     except RecursionError:
         raise ValueError("`similarity` is nested too deeply") from None
     if not isinstance(value, Similarity):
@@ -99,7 +99,7 @@ def format_similarity(similarity: Similarity | None, *, complete: bool = False) 
     return text
 
 
-def _construct(node: ast.expr) -> Any:
+def _construct_value(node: ast.expr) -> Any:
     """The value of a constructor call or literal."""
     if not isinstance(node, ast.Call):
         try:
@@ -109,11 +109,13 @@ def _construct(node: ast.expr) -> Any:
     name = ast.unparse(node.func)
     if name not in SPECS:
         known = ", ".join(SPECS)
-        raise ValueError(f"unknown part {name!r}; known: {known}; nearest: {nearest(name, SPECS)}")
-    arguments = [_construct(argument) for argument in node.args]
+        raise ValueError(
+            f"unknown part {name!r}; known: {known}; nearest: {nearest_name(name, SPECS)}"
+        )
+    arguments = [_construct_value(argument) for argument in node.args]
     if None in (word.arg for word in node.keywords):
         raise ValueError(f"arguments must be named one by one, got {ast.unparse(node)!r}")
-    options = {str(word.arg): _construct(word.value) for word in node.keywords}
+    options = {str(word.arg): _construct_value(word.value) for word in node.keywords}
     try:
         return SPECS[name](*arguments, **options)
     except TypeError as error:

@@ -15,6 +15,6 @@ from neural_similarity.ops.sphere import sphere_conv2d as sphere_conv2d
 from neural_similarity.ops.whole_map import attention_matrix as attention_matrix
 from neural_similarity.ops.whole_map import global_attention as global_attention
 from neural_similarity.ops.whole_map import global_similarity as global_similarity
-from neural_similarity.ops.window import promoted as promoted
+from neural_similarity.ops.window import promote_dtype as promote_dtype
 from neural_similarity.ops.window import require_tensors as require_tensors
 from neural_similarity.ops.window import without_autocast as without_autocast

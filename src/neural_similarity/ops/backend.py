@@ -9,7 +9,7 @@ from neural_similarity.ops import native, triton
 
 Backend = Literal["auto", "triton", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
-_REASONS = {"triton": triton.declines, "compiled": native.declines}
+_REASONS = {"triton": triton.declines_triton, "compiled": native.declines_native}
 NARROW = 4
 """On a CPU, groups of fewer channels that C takes one by one are faster in the eager form."""
 
@@ -30,11 +30,13 @@ def declines(backend: str, x: Tensor, taps: int) -> str | None:
     return _REASONS[backend](x, taps) if backend in _REASONS else None
 
 
-def chosen(backend: str, x: Tensor, taps: int, groups: int, *, together: bool = False) -> str:
+def choose_backend(
+    backend: str, x: Tensor, taps: int, groups: int, *, together: bool = False
+) -> str:
     """The backend that "auto" stands for, or the given one; `together`: `native.takes_together`."""
     if backend != "auto":
         return backend
     if x.is_cuda:
-        return "eager" if triton.declines(x, taps) else "triton"
+        return "eager" if triton.declines_triton(x, taps) else "triton"
     narrow = groups > 1 and x.shape[1] // groups < NARROW and not together
-    return "eager" if narrow or native.declines(x, taps) else "compiled"
+    return "eager" if narrow or native.declines_native(x, taps) else "compiled"

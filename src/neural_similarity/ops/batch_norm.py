@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from neural_similarity.ops import native
-from neural_similarity.ops.registration import register
-from neural_similarity.ops.window import promoted
+from neural_similarity.ops.registration import register_operator
+from neural_similarity.ops.window import promote_dtype
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """μ and σ², each (c,), float32, of x (n, c, h, w)."""
     return _Moments.apply(x)
 
@@ -53,7 +53,7 @@ class _Moments(Function):
         (x,) = operands
         # Centred at one value of each channel, so that a mean far from zero costs no precision.
         centre = x.flatten(2)[0, :, 0].float().contiguous()
-        first, second = native.channel_sums(x, centre) / _count(x)
+        first, second = native.channel_sums(x, centre) / _channel_count(x)
         mean = (centre + first).float()
         ctx.save_for_backward(x, mean)
         return mean, (second - first.square()).float()
@@ -61,12 +61,12 @@ class _Moments(Function):
     @staticmethod
     def backward(ctx, *grad_outputs):
         (grad_mean, grad_variance), (x, mean) = grad_outputs, ctx.saved_tensors
-        tilt = grad_variance * (2 / _count(x))
-        level = grad_mean / _count(x) - tilt * mean
+        tilt = grad_variance * (2 / _channel_count(x))
+        level = grad_mean / _channel_count(x) - tilt * mean
         return torch.addcmul(level.view(-1, 1, 1), x, tilt.view(-1, 1, 1)).to(x.dtype)
 
 
-def _count(x: Tensor) -> int:
+def _channel_count(x: Tensor) -> int:
     """The number of values in each channel."""
     return x.numel() // x.shape[1]
 
@@ -83,7 +83,7 @@ class _PooledRelu(Function):
     def backward(ctx, *grad_outputs):
         (grad,), (x, line, z) = grad_outputs, ctx.saved_tensors
         place = x.detach(), line.detach()
-        passed = promoted(grad).masked_fill(z <= 0, 0)
+        passed = promote_dtype(grad).masked_fill(z <= 0, 0)
         grad_x = _Scattered.apply((passed * line[0].view(-1, 1, 1)).to(x.dtype), *place)
         if not ctx.needs_input_grad[1]:
             return grad_x, None
@@ -124,19 +124,19 @@ class _Scattered(_Linear):
         return _Chosen.apply(*grad_outputs, *ctx.saved_tensors), None, None
 
 
-_pool_op = register(
+_pool_op = register_operator(
     "pool_relu",
     "(Tensor x, Tensor line) -> Tensor",
     native.pool_relu,
     lambda x, _line: native.empty_pooled(x),
 )
-_chosen_op = register(
+_chosen_op = register_operator(
     "pool_chosen",
     "(Tensor maps, Tensor x, Tensor line) -> Tensor",
     native.pool_chosen,
     lambda maps, *_: native.empty_pooled(maps),
 )
-_scattered_op = register(
+_scattered_op = register_operator(
     "pool_scattered",
     "(Tensor pooled, Tensor x, Tensor line) -> Tensor",
     native.pool_scattered,

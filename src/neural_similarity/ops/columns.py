@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from neural_similarity.ops.operands import Gradients, Operands
-from neural_similarity.ops.tiles import Tiles, numbered
+from neural_similarity.ops.tiles import Tiles, number_positions
 
 COLUMN_BYTES = 1 << 21
 """Size of a tile's columns: about a core's second-level cache."""
@@ -71,7 +71,7 @@ class Eager:
         single = given.groups == given.m.shape[1] == max(given.window.stride) == 1
         if single and given.weight.shape[0] <= MOST_FILTERS * given.weight.shape[1]:
             return self._kernel_first(given)
-        return self._sweep(given)[0]
+        return self._sweep_tiles(given)[0]
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
         """`Implementation.backward`."""
@@ -80,16 +80,16 @@ class Eager:
         gradients = grad_x, grad_weight, grad_m = given.empty_gradients(needs)
         if mirrored:
             other = given.x if needs_weight else None
-            found, grad_kernel = self._sweep(_mirror(grad, given), other=other)
+            found, grad_kernel = self._sweep_tiles(_mirrored_operands(grad, given), other=other)
             grad_x.copy_(found)
             if needs_weight:
                 grad_weight.copy_(_mirror_kernel(grad_kernel, given.groups))
         elif needs_weight:
-            _, found = self._sweep(given, other=grad, joins=False)
+            _, found = self._sweep_tiles(given, other=grad, joins=False)
             grad_weight.copy_(found)
         if needs_m or (needs_x and not mirrored):
             targets = (None if mirrored or not needs_x else grad_x, grad_m if needs_m else None)
-            self._spread(grad, given, targets)
+            self._spread_gradient(grad, given, targets)
         return gradients
 
     def _kernel_first(self, given: Operands) -> Tensor:
@@ -104,26 +104,26 @@ class Eager:
         # position. Row r of `products` holds input position r as K rows of o numbers, so tap t of
         # it is row K·r + t; row 0 stays zero and stands for positions outside the input.
         kernel = weight.flatten(2).permute(2, 0, 1).flatten(0, 1)
-        bags = self._bags(tiles.inputs(), m, x.dtype)[:, :, 0] * taps
-        bags = (bags + numbered((taps, 1), x.device)).flatten(1)
+        bags = self._bags_of_rows(tiles.patch_inputs(), m, x.dtype)[:, :, 0] * taps
+        bags = (bags + number_positions((taps, 1), x.device)).flatten(1)
         products = x.new_zeros(1 + tiles.most_inputs(), taps * filters)
         y = x.new_empty(x.shape[0] * prod(tiles.output), filters)
-        for images in tiles.images():
-            for rows in tiles.rows():
-                start, seen = tiles.seen(x[images], rows)
+        for images in tiles.image_slices():
+            for rows in tiles.row_slices():
+                start, seen = tiles.seen_positions(x[images], rows)
                 torch.mm(seen, kernel.mT, out=products[1 : 1 + len(seen)])
-                weights = self._weights(tiles.part(m, images, rows), x.dtype)
-                span, first = tiles.span(images, rows), rows.start * tiles.row
+                weights = self._bag_weights(tiles.tile_view(m, images, rows), x.dtype)
+                span, first = tiles.position_span(images, rows), rows.start * tiles.row
                 some = bags[first : first + len(span)]
                 # Bags count from the image's first position, `products` from the tile's.
                 if start:
                     some = (some - start * taps).clamp_(min=0)
-                y[span.start : span.stop] = _bag(
+                y[span.start : span.stop] = _sum_bags(
                     products.view(-1, filters), some, weights.reshape(len(span), -1)
                 )
         return given.like_convolution(y.unflatten(0, (x.shape[0], *tiles.output)))
 
-    def _sweep(
+    def _sweep_tiles(
         self, given: Operands, *, other: Tensor | None = None, joins: bool = True
     ) -> tuple[Tensor, Tensor]:
         """y if it `joins` columns and kernel; the kernel's gradient if `other` is that of y."""
@@ -131,26 +131,26 @@ class Eager:
         tiles = Tiles(given, x.shape[1], COLUMN_BYTES)
         kernel = _kernel_matrix(weight, groups)
         y = x.new_empty(groups, x.shape[0] * prod(tiles.output), weight.shape[0] // groups)
-        grad_kernel = torch.zeros_like(kernel, dtype=_accumulator(kernel))
-        bags = self._bags(tiles.patches(), m, x.dtype)
-        for images in tiles.images():
-            padded = tiles.padded(x[images])
-            for rows in tiles.rows():
-                weights = self._weights(tiles.part(m, images, rows), x.dtype)
-                columns = _mixed(tiles.table(padded, rows), bags, weights)
+        grad_kernel = torch.zeros_like(kernel, dtype=_accumulator_dtype(kernel))
+        bags = self._bags_of_rows(tiles.patch_rows(), m, x.dtype)
+        for images in tiles.image_slices():
+            padded = tiles.pad_input(x[images])
+            for rows in tiles.row_slices():
+                weights = self._bag_weights(tiles.tile_view(m, images, rows), x.dtype)
+                columns = _mix_rows(tiles.row_table(padded, rows), bags, weights)
                 if joins:
-                    span = tiles.span(images, rows)
-                    _join(columns, kernel, y[:, span.start : span.stop])
+                    span = tiles.position_span(images, rows)
+                    _join_columns(columns, kernel, y[:, span.start : span.stop])
                 if other is not None:
-                    outgoing = _maps(tiles.part(other, images, rows), groups)
-                    grad_kernel += torch.bmm(outgoing.mT, _split(columns, groups))
+                    outgoing = _maps_by_group(tiles.tile_view(other, images, rows), groups)
+                    grad_kernel += torch.bmm(outgoing.mT, _split_groups(columns, groups))
         if joins:
             # (g, N, o/g) to (n, *out, o): the groups' filters stand side by side again.
             y = y.unflatten(1, (x.shape[0], *tiles.output)).movedim(0, -2).flatten(-2)
             y = given.like_convolution(y)
         return y, _kernel_tensor(grad_kernel, weight)
 
-    def _spread(
+    def _spread_gradient(
         self, grad: Tensor, given: Operands, targets: tuple[Tensor | None, Tensor | None]
     ) -> None:
         """Write the gradients of x and M into `targets`, by way of the columns' gradient."""
@@ -158,35 +158,37 @@ class Eager:
         grad_x, grad_m = targets
         tiles = Tiles(given, x.shape[1], COLUMN_BYTES)
         kernel = _kernel_matrix(weight, groups)
-        gradients, patches = tiles.buffers(2)
-        numbers, transposed = tiles.patches(), self.arithmetic.transpose(m)
+        gradients, patches = tiles.column_buffers(2)
+        numbers, transposed = tiles.patch_rows(), self.arithmetic.transpose(m)
         own = None
         if grad_x is not None:
             # The gradient of a tap is a bag over the K columns of its own position, not over rows
             # of the input: position p's are the numbers K·p to K·p + K - 1.
-            own = self._bags(numbered(numbers.shape, x.device), m, x.dtype)
-        for images in tiles.images():
-            padded = tiles.padded(x[images])
-            sums = None if own is None else torch.zeros_like(padded, dtype=_accumulator(x))
-            for rows in tiles.rows():
-                size = len(tiles.span(images, rows))
+            own = self._bags_of_rows(number_positions(numbers.shape, x.device), m, x.dtype)
+        for images in tiles.image_slices():
+            padded = tiles.pad_input(x[images])
+            sums = None if own is None else torch.zeros_like(padded, dtype=_accumulator_dtype(x))
+            for rows in tiles.row_slices():
+                size = len(tiles.position_span(images, rows))
                 gradient, seen = gradients[:size], patches[:size]
-                _expand(_maps(tiles.part(grad, images, rows), groups), kernel, gradient)
+                _expand_gradient(
+                    _maps_by_group(tiles.tile_view(grad, images, rows), groups), kernel, gradient
+                )
                 if own is not None and sums is not None:
-                    weights = self._weights(tiles.part(transposed, images, rows), x.dtype)
-                    spread = _mixed(gradient.flatten(0, 1), own, weights)
+                    weights = self._bag_weights(tiles.tile_view(transposed, images, rows), x.dtype)
+                    spread = _mix_rows(gradient.flatten(0, 1), own, weights)
                     # Patches overlap: each tap's gradient is added onto the position it came from.
-                    window.scatter(window.rows(sums, rows), spread)
+                    window.scatter_columns(window.rows_view(sums, rows), spread)
                 if grad_m is not None:
-                    table = tiles.table(padded, rows)
+                    table = tiles.row_table(padded, rows)
                     torch.index_select(table, 0, numbers[:size].flatten(), out=seen.flatten(0, 1))
                     found = self.arithmetic.gradient(gradient, seen, m.shape[1])
-                    target = tiles.part(grad_m, images, rows)
+                    target = tiles.tile_view(grad_m, images, rows)
                     target.copy_(_positions_last(found, target.shape))
             if grad_x is not None and sums is not None:
-                grad_x[images] = window.interior(sums).movedim(-1, 1)
+                grad_x[images] = window.interior_view(sums).movedim(-1, 1)
 
-    def _bags(self, patches: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
+    def _bags_of_rows(self, patches: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
         """Bags (N, K, b, j) of indices of rows of c/b channels; `patches` (N, K) index rows of c.
 
         Below m's precision a bag holds its own tap once more: see `_weights`.
@@ -197,9 +199,9 @@ class Eager:
         bags = self.arithmetic.bags(patches)
         if dtype != m.dtype:
             bags = torch.cat([bags, patches.unsqueeze(-1)], -1)
-        return (bags.unsqueeze(2) + numbered((blocks, 1), m.device)).contiguous()
+        return (bags.unsqueeze(2) + number_positions((blocks, 1), m.device)).contiguous()
 
-    def _weights(self, m: Tensor, dtype: torch.dtype) -> Tensor:
+    def _bag_weights(self, m: Tensor, dtype: torch.dtype) -> Tensor:
         """Weights (n, *out, K, b, j) of the bags.
 
         Below m's precision they are M - I, and 1 for the tap itself: the sum x + (M - I)x is
@@ -236,7 +238,7 @@ def _mirror_kernel(weight: Tensor, groups: int) -> Tensor:
     return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(spatial)
 
 
-def _mirror(grad: Tensor, given: Operands) -> Operands:
+def _mirrored_operands(grad: Tensor, given: Operands) -> Operands:
     """Operands whose y is the gradient of x, given y's gradient; x is their sweep's `other`.
 
     An input position meets every tap once, each at another output position: M's taps are reversed,
@@ -257,7 +259,7 @@ def _mirror(grad: Tensor, given: Operands) -> Operands:
     return Operands(grad, kernel, mirrored, window._replace(padding=padding), groups)
 
 
-def _mixed(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
+def _mix_rows(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
     """Columns (N, K, c): weighted sums of `rows` (R, c), of c/b channels each, over `bags`.
 
     A broadcast product of 32 channels of bfloat16 takes four times as long: its inner loop is one
@@ -269,17 +271,17 @@ def _mixed(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
     weights = weights.reshape(-1, size)
     bags = bags.view(-1, size)[: len(weights)]
     rows = rows.view(-1, rows.shape[1] // blocks)
-    return _bag(rows, bags, weights).view(-1, taps, blocks * rows.shape[1])
+    return _sum_bags(rows, bags, weights).view(-1, taps, blocks * rows.shape[1])
 
 
-def _bag(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
+def _sum_bags(rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:
     """Weighted sums (N, c) of `rows` (R, c): `bags` (N, j) of row indices, `weights` (N, j)."""
     return F.embedding_bag(bags, rows, mode="sum", per_sample_weights=weights)
 
 
-def _maps(maps: Tensor, groups: int) -> Tensor:
+def _maps_by_group(maps: Tensor, groups: int) -> Tensor:
     """(n, c, *out) as (g, N, c/g)."""
-    return _split(maps.movedim(1, -1).reshape(-1, 1, maps.shape[1]), groups)
+    return _split_groups(maps.movedim(1, -1).reshape(-1, 1, maps.shape[1]), groups)
 
 
 def _positions_last(m: Tensor, shape: Sequence[int]) -> Tensor:
@@ -290,22 +292,22 @@ def _positions_last(m: Tensor, shape: Sequence[int]) -> Tensor:
     return m.movedim(tuple(range(-taps, 0)), tuple(range(1, 1 + taps)))
 
 
-def _split(columns: Tensor, groups: int) -> Tensor:
+def _split_groups(columns: Tensor, groups: int) -> Tensor:
     """(N, K, c) as (g, N, K·c/g): each group's channels together."""
     if groups == 1:
         return columns.flatten(1).unsqueeze(0)
     return columns.unflatten(2, (groups, -1)).permute(2, 0, 1, 3).flatten(2)
 
 
-def _join(columns: Tensor, kernel: Tensor, y: Tensor) -> None:
+def _join_columns(columns: Tensor, kernel: Tensor, y: Tensor) -> None:
     """Columns (N, K, c) times the kernel (g, o/g, K·c/g) into `y` (g, N, o/g)."""
     if len(kernel) == 1:
         torch.mm(columns.flatten(1), kernel[0].mT, out=y[0])
     else:
-        y.copy_(torch.bmm(_split(columns, len(kernel)), kernel.mT))
+        y.copy_(torch.bmm(_split_groups(columns, len(kernel)), kernel.mT))
 
 
-def _expand(outgoing: Tensor, kernel: Tensor, out: Tensor) -> None:
+def _expand_gradient(outgoing: Tensor, kernel: Tensor, out: Tensor) -> None:
     """Multiply y's gradient (g, N, o/g) by the kernel into the columns', `out` (N, K, c)."""
     if len(kernel) == 1:
         torch.mm(outgoing[0], kernel[0], out=out.view(len(out), -1))
@@ -324,6 +326,6 @@ def _kernel_tensor(matrix: Tensor, weight: Tensor) -> Tensor:
     return matrix.reshape(weight.shape[0], -1, weight.shape[1]).mT.reshape(weight.shape)
 
 
-def _accumulator(tensor: Tensor) -> torch.dtype:
+def _accumulator_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype of sums over many terms: float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)

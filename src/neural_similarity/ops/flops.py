@@ -34,24 +34,26 @@ class _AtImport(MetaPathFinder):
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            _register(module)
+            _register_formulas(module)
 
         loader.exec_module = execute_and_register
         return spec
 
 
-def _register(counter: Any) -> None:
+def _register_formulas(counter: Any) -> None:
     operators = torch.ops.neural_similarity
-    counter.register_flop_formula([operators.diagonal_conv, operators.full_conv])(_forward)
+    counter.register_flop_formula([operators.diagonal_conv, operators.full_conv])(_forward_flops)
     backward = [operators.diagonal_conv_backward, operators.full_conv_backward]
-    counter.register_flop_formula(backward)(_backward)
+    counter.register_flop_formula(backward)(_backward_flops)
 
 
-def _forward(x: Shape, weight: Shape, similarity: Shape, *_: Any, **__: Any) -> int:
+def _forward_flops(x: Shape, weight: Shape, similarity: Shape, *_: Any, **__: Any) -> int:
     return 2 * (_product_macs(weight, similarity) + _mixing_macs(x, similarity))
 
 
-def _backward(grad: Shape, x: Shape, weight: Shape, similarity: Shape, *rest: Any, **_: Any) -> int:
+def _backward_flops(
+    grad: Shape, x: Shape, weight: Shape, similarity: Shape, *rest: Any, **_: Any
+) -> int:
     needs_x, needs_weight, needs_m = rest[5]
     products = needs_weight + (needs_x or needs_m)
     mixings = needs_weight + needs_x + needs_m
@@ -70,6 +72,6 @@ def _mixing_macs(x: Shape, similarity: Shape) -> int:
 
 
 if _COUNTER in sys.modules:
-    _register(sys.modules[_COUNTER])
+    _register_formulas(sys.modules[_COUNTER])
 else:
     sys.meta_path.insert(0, _AtImport())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.ops.blocks import Blocks, check_blocks
-from neural_similarity.ops.window import promoted, require_tensors, without_autocast
+from neural_similarity.ops.window import promote_dtype, require_tensors, without_autocast
 
 
 def fold_kernel(
@@ -34,11 +34,11 @@ def fold_kernel(
     if not (weight.is_floating_point() or weight.is_complex()):
         raise ValueError(f"`weight` must have a floating-point dtype, got {weight.dtype}")
     with without_autocast(weight):
-        m = promoted(similarity)
+        m = promote_dtype(similarity)
         kernel = weight.to(torch.promote_types(weight.dtype, m.dtype))
         m = m.to(kernel.dtype)
         if blocks is None:
-            folded = _times(kernel, m)
+            folded = _kernel_times_matrix(kernel, m)
         else:
             _check_blocks(weight, m, blocks, groups)
             folded = _times_blocks(kernel.flatten(2), m, blocks, groups)
@@ -55,9 +55,9 @@ def _check_blocks(weight: Tensor, m: Tensor, blocks: Blocks, groups: int) -> Non
         )
 
 
-def _times(kernel: Tensor, m: Tensor) -> Tensor:
+def _kernel_times_matrix(kernel: Tensor, m: Tensor) -> Tensor:
     """kernel · M; a channels-last kernel is used without a copy and stays channels-last."""
-    trailing = _trailing(kernel, m)
+    trailing = _tap_shape(kernel, m)
     if m.dim() == 1:
         return kernel * m.reshape(trailing)
     if kernel.dim() > 2 and not kernel.is_contiguous():
@@ -67,7 +67,7 @@ def _times(kernel: Tensor, m: Tensor) -> Tensor:
     return kernel.reshape(-1, m.shape[-1]) @ m
 
 
-def _trailing(kernel: Tensor, m: Tensor) -> torch.Size:
+def _tap_shape(kernel: Tensor, m: Tensor) -> torch.Size:
     """The kernel's last dimensions, those that M acts on."""
     sizes = (kernel.shape[-dims:] for dims in range(1, kernel.dim() + 1))
     trailing = next((size for size in sizes if m.shape in ((n := prod(size),), (n, n))), None)

@@ -26,14 +26,16 @@ class Operands(NamedTuple):
     groups: int
 
     @property
-    def output(self) -> tuple[int, ...]:
+    def output_size(self) -> tuple[int, ...]:
         """Number of positions along every dimension of y, for each of which M is given."""
         return tuple(self.m.shape[2 - self.x.dim() :])
 
     def empty_output(self) -> Tensor:
         """Uninitialised y (n, o, *out), in the memory format of torch's convolution."""
-        x, shape = self.x, (self.x.shape[0], self.weight.shape[0], *self.output)
-        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=self._format())
+        x, shape = self.x, (self.x.shape[0], self.weight.shape[0], *self.output_size)
+        return torch.empty(
+            shape, dtype=x.dtype, device=x.device, memory_format=self._memory_format()
+        )
 
     def like_convolution(self, y: Tensor) -> Tensor:
         """y (n, *out, o) as (n, o, *out), in the memory format of torch's convolution."""
@@ -41,7 +43,7 @@ class Operands(NamedTuple):
 
     def in_format(self, y: Tensor) -> Tensor:
         """y (n, o, *out) in the memory format of torch's convolution."""
-        return y.contiguous(memory_format=self._format())
+        return y.contiguous(memory_format=self._memory_format())
 
     def empty_gradients(self, needs: Sequence[bool]) -> Gradients:
         """Uninitialised gradients; an empty tensor for each that `needs` leaves out."""
@@ -53,13 +55,17 @@ class Operands(NamedTuple):
 
     def has_channels_last(self) -> bool:
         """Whether torch's convolution gives y channels-last."""
-        return self._format() != torch.contiguous_format
+        return self._memory_format() != torch.contiguous_format
 
-    def _format(self) -> torch.memory_format:
+    def _memory_format(self) -> torch.memory_format:
         """Channels-last where the input or the kernel is."""
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         last = formats.get(self.x.dim(), torch.contiguous_format)
-        return last if _lies(self.x, last) or _lies(self.weight, last) else torch.contiguous_format
+        return (
+            last
+            if _is_channels_last(self.x, last) or _is_channels_last(self.weight, last)
+            else torch.contiguous_format
+        )
 
 
 @runtime_checkable
@@ -82,7 +88,7 @@ def channels_last(maps: Tensor) -> Tensor:
     return maps.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
-def _lies(t: Tensor, last: torch.memory_format) -> bool:
+def _is_channels_last(t: Tensor, last: torch.memory_format) -> bool:
     """Whether t is channels-last; with one channel or position, the strides decide."""
     if t.is_contiguous() and t.is_contiguous(memory_format=last):
         return t.stride(1) == 1 and t.stride(-1) == t.shape[1] and prod(t.shape[1:]) > 1

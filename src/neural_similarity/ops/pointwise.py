@@ -19,20 +19,20 @@ from torch.nn import grad as convolution_gradients
 
 from neural_similarity.ops import triton
 from neural_similarity.ops.operands import channels_last
-from neural_similarity.ops.registration import register
-from neural_similarity.ops.tracing import unwatched
-from neural_similarity.ops.window import Window, promoted
+from neural_similarity.ops.registration import register_operator
+from neural_similarity.ops.tracing import runs_eagerly
+from neural_similarity.ops.window import Window, promote_dtype
 
 _INPUTS = {3: convolution_gradients.conv1d_input, 4: convolution_gradients.conv2d_input}
 
 
-def takes(x: Tensor) -> bool:
+def takes_maps(x: Tensor) -> bool:
     """Whether the GPU kernels take the maps x (n, c, *size)."""
     if not x.is_cuda or x.dim() not in _INPUTS:
         return False
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting() and triton.takes_traced(x)
-    return unwatched(x) and triton.declines(x, 1) is None
+    return runs_eagerly(x) and triton.declines_triton(x, 1) is None
 
 
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
@@ -40,22 +40,22 @@ def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tenso
     return _Factors.apply(x, window, eps, factor)
 
 
-def scaled(y: Tensor, factors: Tensor, *, rectified: bool) -> Tensor:
+def scale_maps(y: Tensor, factors: Tensor, *, rectified: bool) -> Tensor:
     """y (n, c, *size) times positive factors (n, 1, *size), in y's type, and its ReLU if asked."""
-    if takes(y):
+    if takes_maps(y):
         return _Scaled.apply(y, factors, rectified)
     z = (y * factors).to(y.dtype)
     return F.relu(z) if rectified else z
 
 
-def gained(raw: Tensor, gain: Tensor, every: int) -> Tensor:
+def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     """raw (n, c, *size) times gain (c,), plus 1 in every `every`-th channel (0: in none).
 
     In float32 at least: bfloat16 would lose predictions that are small against the identity.
     """
-    if takes(raw):
+    if takes_maps(raw):
         return _Gained.apply(raw, gain, every)
-    raw, shape = promoted(raw), (-1, *[1] * (raw.dim() - 2))
+    raw, shape = promote_dtype(raw), (-1, *[1] * (raw.dim() - 2))
     start = torch.full_like(gain, float(every == 1), dtype=raw.dtype)
     if every > 1:
         start = (torch.arange(len(gain), device=gain.device) % every == 0).to(raw.dtype)
@@ -100,7 +100,7 @@ class _Scaled(Function):
         if _first_order():
             return *_scaled_backward_op(grad, z, factors, ctx.rectified), None
         grad = grad * (z > 0) if ctx.rectified else grad
-        of_factors = (promoted(grad) * z).sum(1, keepdim=True)
+        of_factors = (promote_dtype(grad) * z).sum(1, keepdim=True)
         of_factors = of_factors / factors if ctx.rectified else of_factors
         return (grad * factors).to(z.dtype), of_factors, None
 
@@ -127,58 +127,58 @@ def _first_order() -> bool:
     return torch.compiler.is_compiling() or not torch.is_grad_enabled()
 
 
-def _kernels() -> Any:
+def _load_kernels() -> Any:
     from neural_similarity.ops.triton import pointwise
 
     return pointwise
 
 
-def _like(maps: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def _empty_like(maps: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(channels_last(maps), dtype=dtype)
 
 
 _WINDOW = "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation"
-_factors_op = register(
+_factors_op = register_operator(
     "patch_factors",
     f"(Tensor x, {_WINDOW}, float eps, float factor) -> Tensor",
-    lambda x, *rest: _kernels().patch_factors(x, _window(*rest[:4]), *rest[4:]),
+    lambda x, *rest: _load_kernels().patch_factors(x, _pair_window(*rest[:4]), *rest[4:]),
     lambda x, *rest: x.new_empty(
-        len(x), 1, *_window(*rest[:4]).output_size(x.shape[2:]), dtype=torch.float32
+        len(x), 1, *_pair_window(*rest[:4]).output_size(x.shape[2:]), dtype=torch.float32
     ),
 )
-_factors_backward_op = register(
+_factors_backward_op = register_operator(
     "patch_factors_backward",
     f"(Tensor grad, Tensor x, Tensor factors, {_WINDOW}, float factor) -> Tensor",
-    lambda grad, x, factors, *rest: _kernels().patch_factors_gradient(
-        grad, x, factors, _window(*rest[:4]), rest[4]
+    lambda grad, x, factors, *rest: _load_kernels().patch_factors_gradient(
+        grad, x, factors, _pair_window(*rest[:4]), rest[4]
     ),
-    lambda _grad, x, *_: _like(x),
+    lambda _grad, x, *_: _empty_like(x),
 )
-_scaled_op = register(
+_scaled_op = register_operator(
     "scaled",
     "(Tensor y, Tensor factors, bool rectified) -> Tensor",
-    lambda *given: _kernels().scaled(*given),
-    lambda y, *_: _like(y),
+    lambda *given: _load_kernels().scaled(*given),
+    lambda y, *_: _empty_like(y),
 )
-_scaled_backward_op = register(
+_scaled_backward_op = register_operator(
     "scaled_backward",
     "(Tensor grad, Tensor z, Tensor factors, bool rectified) -> (Tensor, Tensor)",
-    lambda *given: _kernels().scaled_gradient(*given),
-    lambda _grad, z, factors, _rectified: (_like(z), torch.empty_like(factors)),
+    lambda *given: _load_kernels().scaled_gradient(*given),
+    lambda _grad, z, factors, _rectified: (_empty_like(z), torch.empty_like(factors)),
 )
-_gained_op = register(
+_gained_op = register_operator(
     "gained",
     "(Tensor raw, Tensor gain, int every) -> Tensor",
-    lambda *given: _kernels().gained(*given),
-    lambda raw, *_: _like(raw, torch.float32),
+    lambda *given: _load_kernels().gained(*given),
+    lambda raw, *_: _empty_like(raw, torch.float32),
 )
-_gained_backward_op = register(
+_gained_backward_op = register_operator(
     "gained_backward",
     "(Tensor grad, Tensor raw, Tensor gain) -> (Tensor, Tensor)",
-    lambda *given: _kernels().gained_gradient(*given),
-    lambda _grad, raw, gain: (_like(raw), torch.empty_like(gain)),
+    lambda *given: _load_kernels().gained_gradient(*given),
+    lambda _grad, raw, gain: (_empty_like(raw), torch.empty_like(gain)),
 )
 
 
-def _window(*sides: Any) -> Window:
+def _pair_window(*sides: Any) -> Window:
     return Window(*map(tuple, sides))

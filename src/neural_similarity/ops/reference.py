@@ -26,7 +26,9 @@ def similarity_conv(
     round to I.
     """
     m = similarity.to(torch.promote_types(similarity.dtype, x.dtype))
-    taken = patches(x, Window(tuple(weight.shape[2:]), stride, padding, dilation)).to(m.dtype)
+    taken = extract_patches(x, Window(tuple(weight.shape[2:]), stride, padding, dilation)).to(
+        m.dtype
+    )
     output, full = taken.shape[3:], m.dim() > taken.dim()
     taken = taken.flatten(3).unflatten(1, (m.shape[1], -1))  # (n, b, c / b, K, positions)
     if full:
@@ -39,7 +41,7 @@ def similarity_conv(
     return y.flatten(1, 2).unflatten(2, output).to(x.dtype)
 
 
-def patches(x: Tensor, window: Window) -> Tensor:
+def extract_patches(x: Tensor, window: Window) -> Tensor:
     """(n, c, K, *out): the taps of `x` (n, c, *size) at every position of the window."""
     output = window.output_size(x.shape[2:])
     padded = F.pad(x, [p for p in reversed(window.padding) for _ in range(2)])

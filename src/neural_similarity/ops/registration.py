@@ -9,7 +9,7 @@ from torch import Tensor
 Operator = Callable[..., Any]
 
 
-def register(
+def register_operator(
     name: str, schema: str, body: Operator, fake: Operator, vmap: Operator | None = None
 ) -> Operator:
     """The operator `neural_similarity::name`.
@@ -25,6 +25,6 @@ def register(
     return getattr(torch.ops.neural_similarity, name).default
 
 
-def batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+def batch_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """`tensor` with the vmapped dimension first, repeated where it had none."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

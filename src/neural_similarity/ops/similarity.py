@@ -18,10 +18,10 @@ from neural_similarity.ops.window import (
     CONVOLUTIONS,
     Window,
     autocast_dtype,
-    autocasts,
+    autocast_enabled,
+    make_window,
     require_tensors,
     same_padding,
-    window,
     without_autocast,
 )
 
@@ -166,7 +166,7 @@ def similarity_conv(
             blocks=blocks, backend=backend,
         )  # fmt: skip
         return y[0]
-    x, frame = _framed(x, weight, stride, padding, dilation)
+    x, frame = _frame_input(x, weight, stride, padding, dilation)
     given = Operands(x, weight, similarity, frame, groups)
     return dynamic_conv(given, frame.output_size(x.shape[2:]), bias, blocks, backend)
 
@@ -193,7 +193,7 @@ def dynamic_conv(
     """
     x, weight, m, window, groups = given
     diagonal = _check_dynamic(m, x, window, output, blocks)
-    if autocasts(x):
+    if autocast_enabled(x):
         given = given._replace(x=x.to(autocast_dtype(x)), weight=weight.to(autocast_dtype(weight)))
         with without_autocast(x):
             return dynamic_conv(given, output, bias, blocks, backend)
@@ -213,14 +213,14 @@ def dynamic_conv(
     return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * len(output))
 
 
-def _framed(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tensor, Window]:
+def _frame_input(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[Tensor, Window]:
     """`x` and the window over it; x is padded here only if its two sides need different padding."""
     kernel_size = weight.shape[2:]
     if not isinstance(padding, str):
-        return x, window(kernel_size, stride, padding, dilation)
+        return x, make_window(kernel_size, stride, padding, dilation)
     if padding not in ("same", "valid"):
         raise ValueError(f'`padding` must be integers, "same" or "valid", got {padding!r}')
-    frame = window(kernel_size, stride, 0, dilation)
+    frame = make_window(kernel_size, stride, 0, dilation)
     if padding == "valid":
         return x, frame
     if any(step != 1 for step in frame.stride):
@@ -237,10 +237,12 @@ _TAPS = {1: "kw", 2: "kh, kw", 3: "kd, kh, kw"}
 
 def _check_input(dims: int, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
     if weight.dim() != dims + 2:
-        raise ValueError(f"`weight` must be (o, c/groups, {_TAPS[dims]}), got {_shape(weight)}")
+        raise ValueError(
+            f"`weight` must be (o, c/groups, {_TAPS[dims]}), got {_plain_shape(weight)}"
+        )
     if x.dim() not in (dims + 1, dims + 2):
         size = _SIZES[dims]
-        raise ValueError(f"`x` must be (n, c, {size}) or (c, {size}), got {_shape(x)}")
+        raise ValueError(f"`x` must be (n, c, {size}) or (c, {size}), got {_plain_shape(x)}")
     out_channels, channels_per_group = weight.shape[:2]
     if not isinstance(groups, int) or groups < 1 or out_channels % groups:
         raise ValueError(f"`groups` must divide the {out_channels} kernels, got {groups!r}")
@@ -248,10 +250,10 @@ def _check_input(dims: int, x: Tensor, weight: Tensor, bias: Tensor | None, grou
     if channels != channels_per_group * groups:
         raise ValueError(
             f"`x` must have {channels_per_group * groups} channels for `weight` "
-            f"{_shape(weight)} and `groups` {groups}, got {channels}"
+            f"{_plain_shape(weight)} and `groups` {groups}, got {channels}"
         )
     if bias is not None and bias.shape != (out_channels,):
-        raise ValueError(f"`bias` must be ({out_channels},), got {_shape(bias)}")
+        raise ValueError(f"`bias` must be ({out_channels},), got {_plain_shape(bias)}")
 
 
 def _check_static(similarity: Tensor, weight: Tensor, blocks: Blocks | None) -> None:
@@ -263,7 +265,7 @@ def _check_static(similarity: Tensor, weight: Tensor, blocks: Blocks | None) -> 
     if similarity.shape not in shapes:
         raise ValueError(
             f"`similarity` must be {' or '.join(map(str, shapes))} for a kernel of {taps} taps, "
-            f"got {_shape(similarity)}"
+            f"got {_plain_shape(similarity)}"
         )
 
 
@@ -272,7 +274,7 @@ def _check_dynamic(
 ) -> bool:
     """Whether M is diagonal; an error unless it has one matrix per output position or image."""
     if min(output) < 1:
-        raise ValueError(f"the window {frame} is larger than `x`, {_shape(x)}")
+        raise ValueError(f"the window {frame} is larger than `x`, {_plain_shape(x)}")
     lead = (x.shape[0],) if blocks is None else (x.shape[0], blocks[1])
     diagonal = similarity.dim() <= len(lead) + 1 + len(output)
     taps = (frame.taps,) * (1 if diagonal else 2)
@@ -280,10 +282,10 @@ def _check_dynamic(
     if similarity.shape not in ((*lead, *taps, *output), an_image):
         raise ValueError(
             f"`similarity` must be {(*lead, *taps, *output)}, one per output position, or "
-            f"{an_image}, one per image, got {_shape(similarity)}"
+            f"{an_image}, one per image, got {_plain_shape(similarity)}"
         )
     return diagonal
 
 
-def _shape(tensor: Tensor) -> tuple[int, ...]:
+def _plain_shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)

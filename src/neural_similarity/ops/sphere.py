@@ -11,15 +11,15 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from neural_similarity.choices import require_known, require_positive
-from neural_similarity.ops.pointwise import patch_factors, scaled, takes
+from neural_similarity.ops.pointwise import patch_factors, scale_maps, takes_maps
 from neural_similarity.ops.tracing import by_torch
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     autocast_dtype,
-    autocasts,
-    promoted,
+    autocast_enabled,
+    make_window,
+    promote_dtype,
     require_tensors,
-    window,
     without_autocast,
 )
 
@@ -71,11 +71,11 @@ def _check_maps(x: Tensor, dims: int, groups: int) -> None:
 
 def _patch_norm(x: Tensor, kernel_size: Sequence[int], geometry: tuple, eps: float) -> Tensor:
     """`patch_norm` of arguments that are checked already."""
-    if autocasts(x):
+    if autocast_enabled(x):
         with without_autocast(x):
             return _patch_norm(x, kernel_size, geometry, eps)
     dims, groups = len(kernel_size), geometry[-1]
-    energy = _energy(x, groups, -dims - 1)
+    energy = _group_energy(x, groups, -dims - 1)
     box = energy.new_ones(groups, 1, *kernel_size)
     energy = CONVOLUTIONS[dims](energy, box, None, *geometry)
     if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
@@ -158,48 +158,48 @@ def sphere_conv(
     """
     geometry = stride, padding, dilation, groups
     if angle == "cosine":
-        kernel = weight if normalize == "input" else _normalized(weight, eps)
-        return _cosine(x, kernel, geometry, eps, factor, rectified)
+        kernel = weight if normalize == "input" else _unit_kernels(weight, eps)
+        return _cosine_convolution(x, kernel, geometry, eps, factor, rectified)
     with without_autocast(x):
-        kernel = _normalized(promoted(weight), eps)
-        cosine = _cosine(promoted(x), kernel, geometry, eps, factor)
+        kernel = _unit_kernels(promote_dtype(weight), eps)
+        cosine = _cosine_convolution(promote_dtype(x), kernel, geometry, eps, factor)
         theta = cosine.clamp(-1 + _EDGE, 1 - _EDGE).acos()
     y = _of_angle(theta, angle, k).to(autocast_dtype(x))
     return F.relu(y) if rectified else y
 
 
-def _cosine(
+def _cosine_convolution(
     x: Tensor, kernel: Tensor, geometry: tuple, eps: float, factor: float, rectified: bool = False
 ) -> Tensor:
     """The convolution with `kernel`, times `factor` over the norm of every patch."""
     if x.dim() < kernel.dim():
-        return _cosine(x[None], kernel, geometry, eps, factor, rectified)[0]
-    factors = _factors(x, kernel.shape[2:], geometry, eps, factor)
+        return _cosine_convolution(x[None], kernel, geometry, eps, factor, rectified)[0]
+    factors = _norm_factors(x, kernel.shape[2:], geometry, eps, factor)
     y, channels = CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry), 1 - kernel.dim()
     if geometry[-1] == 1:
-        return scaled(y, factors, rectified=rectified)
+        return scale_maps(y, factors, rectified=rectified)
     groups = y.unflatten(channels, (geometry[-1], -1))
     y = (groups * factors.unsqueeze(channels)).to(y.dtype).flatten(channels - 1, channels)
     return F.relu(y) if rectified else y
 
 
-def _factors(
+def _norm_factors(
     x: Tensor, kernel_size: Sequence[int], geometry: tuple, eps: float, factor: float
 ) -> Tensor:
     """`factor` over the norm of every patch."""
     *steps, groups = geometry
-    if groups == 1 and not isinstance(steps[1], str) and takes(x):
-        return patch_factors(x, window(kernel_size, *steps), eps, factor)
+    if groups == 1 and not isinstance(steps[1], str) and takes_maps(x):
+        return patch_factors(x, make_window(kernel_size, *steps), eps, factor)
     factors = _patch_norm(x, kernel_size, geometry, eps).reciprocal()
     return factors if factor == 1 else factors * factor
 
 
-def _energy(x: Tensor, groups: int, channels: int) -> Tensor:
+def _group_energy(x: Tensor, groups: int, channels: int) -> Tensor:
     """Squares of x (*n, c, *size) summed over each group's channels, (*n, groups, *size)."""
     if groups > 1:
-        return promoted(x).square().unflatten(channels, (groups, -1)).sum(channels)
+        return promote_dtype(x).square().unflatten(channels, (groups, -1)).sum(channels)
     if x.dtype in (torch.float32, torch.float64) or by_torch():
-        return promoted(x).square().sum(channels, keepdim=True)
+        return promote_dtype(x).square().sum(channels, keepdim=True)
     return _Energy.apply(x, channels)
 
 
@@ -210,7 +210,7 @@ class _Energy(Function):
 
     @staticmethod
     def forward(x, channels):
-        return promoted(x).square().sum(channels, keepdim=True)
+        return promote_dtype(x).square().sum(channels, keepdim=True)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -222,9 +222,9 @@ class _Energy(Function):
         return (2 * grad * x).to(x.dtype), None
 
 
-def _normalized(weight: Tensor, eps: float) -> Tensor:
+def _unit_kernels(weight: Tensor, eps: float) -> Tensor:
     """The kernels over their norms √(‖W‖² + eps)."""
-    wide = promoted(weight)
+    wide = promote_dtype(weight)
     energy = wide.square().sum(tuple(range(1, weight.dim())), keepdim=True)
     return (wide * (energy + eps).rsqrt()).to(weight.dtype)
 

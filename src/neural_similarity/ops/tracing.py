@@ -19,7 +19,7 @@ def by_torch() -> bool:
     return torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
 
 
-def unwatched(x: Tensor) -> bool:
+def runs_eagerly(x: Tensor) -> bool:
     """Whether an opaque operation in C may run: outside compile, export and functorch.
 
     False under a compiler, tracer or transform of `torch.func`, and for subclasses of tensors.

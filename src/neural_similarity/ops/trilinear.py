@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from neural_similarity.ops import columns, native, registration, triton
-from neural_similarity.ops.backend import chosen
+from neural_similarity.ops.backend import choose_backend
 from neural_similarity.ops.operands import Implementation, Operands
-from neural_similarity.ops.registration import Operator, batched
+from neural_similarity.ops.registration import Operator, batch_first
 from neural_similarity.ops.window import Window
 
 _OPERANDS = (
@@ -25,7 +25,7 @@ _OPERANDS = (
 )
 
 
-def register(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operator:
+def register_trilinear(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operator:
     """The differentiable function for one way to mix taps, made of two registered operators.
 
     It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
@@ -37,56 +37,56 @@ def register(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operat
         "compiled": native.Compiled(full=full),
         "eager": columns.Eager(arithmetic),
     }
-    return _differentiable(_register_forward(name, ways), _register_backward(name, ways))
+    return _differentiable_function(_register_forward(name, ways), _register_backward(name, ways))
 
 
 def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator:
     def forward(*arguments):
         *operands, backend = arguments
-        given = _given(*operands)
-        return _way(ways, backend, given).forward(given)
+        given = _operands_of(*operands)
+        return _choose_way(ways, backend, given).forward(given)
 
     def fake(*arguments):
-        return _given(*arguments[:-1]).empty_output()
+        return _operands_of(*arguments[:-1]).empty_output()
 
     def vmap(info, in_dims, *arguments):
         operands, geometry = arguments[:3], arguments[3:]
         if in_dims[1] is None:  # one kernel: the examples are one larger batch
             x, similarity = (
-                batched(operands[i], in_dims[i], info.batch_size).flatten(0, 1) for i in (0, 2)
+                batch_first(operands[i], in_dims[i], info.batch_size).flatten(0, 1) for i in (0, 2)
             )
             y = operator(x, operands[1], similarity, *geometry)
             return y.unflatten(0, (info.batch_size, -1)), 0
         # A kernel for each example cannot be one batch: the operator has one kernel.
-        examples = _examples(operands, in_dims[:3], info.batch_size)
+        examples = _vmapped_examples(operands, in_dims[:3], info.batch_size)
         return torch.stack([operator(*example, *geometry) for example in examples]), 0
 
-    operator = registration.register(name, f"({_OPERANDS}) -> Tensor", forward, fake, vmap)
+    operator = registration.register_operator(name, f"({_OPERANDS}) -> Tensor", forward, fake, vmap)
     return operator
 
 
 def _register_backward(name: str, ways: Mapping[str, Implementation]) -> Operator:
     def backward(*arguments):
         grad, *operands, backend, needs = arguments
-        given = _given(*operands)
-        return _way(ways, backend, given).backward(grad, given, needs)
+        given = _operands_of(*operands)
+        return _choose_way(ways, backend, given).backward(grad, given, needs)
 
     def fake(*arguments):
         _, *operands, _, needs = arguments
-        return _given(*operands).empty_gradients(needs)
+        return _operands_of(*operands).empty_gradients(needs)
 
     def vmap(info, in_dims, *arguments):
         operands, rest = arguments[:4], arguments[4:]
-        examples = _examples(operands, in_dims[:4], info.batch_size)
+        examples = _vmapped_examples(operands, in_dims[:4], info.batch_size)
         gradients = [operator(*example, *rest) for example in examples]
         return tuple(torch.stack(parts) for parts in zip(*gradients, strict=True)), (0, 0, 0)
 
     schema = f"(Tensor grad, {_OPERANDS}, bool[] needs) -> (Tensor, Tensor, Tensor)"
-    operator = registration.register(f"{name}_backward", schema, backward, fake, vmap)
+    operator = registration.register_operator(f"{name}_backward", schema, backward, fake, vmap)
     return operator
 
 
-def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
+def _differentiable_function(forward_op: Operator, backward_op: Operator) -> Operator:
     class Forward(Function):
         generate_vmap_rule = True
 
@@ -105,7 +105,7 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
             # Dynamo traces one autograd function only, and compiled backward passes need no second.
             derivative = backward_op if torch.compiler.is_compiling() else Backward.apply
             gradients = derivative(*grad_outputs, *ctx.saved_tensors, *ctx.geometry, needs)
-            return *_where(needs, gradients), None, None, None, None, None
+            return *_needed_gradients(needs, gradients), None, None, None, None, None
 
     class Backward(Function):
         generate_vmap_rule = True
@@ -132,12 +132,12 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
                     continue
                 varied = [*operands[:i], tangent, *operands[i + 1 :]]
                 if ctx.needs_input_grad[0]:
-                    totals[0] = _sum(totals[0], Forward.apply(*varied, *ctx.geometry))
+                    totals[0] = _sum_optional(totals[0], Forward.apply(*varied, *ctx.geometry))
                 needs = tuple(j != i and ctx.needs_input_grad[1 + j] for j in range(3))
                 if any(needs):
                     parts = Backward.apply(grad, *varied, *ctx.geometry, needs)
-                    for j, part in enumerate(_where(needs, parts), start=1):
-                        totals[j] = _sum(totals[j], part)
+                    for j, part in enumerate(_needed_gradients(needs, parts), start=1):
+                        totals[j] = _sum_optional(totals[j], part)
             return *totals, None, None, None, None, None, None
 
     def function(*arguments):
@@ -148,31 +148,35 @@ def _differentiable(forward_op: Operator, backward_op: Operator) -> Operator:
     return function
 
 
-def _given(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Operands:
+def _operands_of(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Operands:
     """The operands of an operator's arguments."""
     *steps, groups = geometry
     window = Window(tuple(weight.shape[2:]), *map(tuple, steps))
     return Operands(x, weight, m, window, groups)
 
 
-def _way(ways: Mapping[str, Implementation], backend: str, given: Operands) -> Implementation:
+def _choose_way(
+    ways: Mapping[str, Implementation], backend: str, given: Operands
+) -> Implementation:
     together = native.takes_together(given)
-    return ways[chosen(backend, given.x, given.window.taps, given.groups, together=together)]
+    return ways[
+        choose_backend(backend, given.x, given.window.taps, given.groups, together=together)
+    ]
 
 
-def _examples(
+def _vmapped_examples(
     operands: Sequence[Tensor], dims: Sequence[int | None], size: int
 ) -> list[tuple[Tensor, ...]]:
     """The operands of every vmapped example."""
-    together = [batched(t, dim, size) for t, dim in zip(operands, dims, strict=True)]
+    together = [batch_first(t, dim, size) for t, dim in zip(operands, dims, strict=True)]
     return list(zip(*together, strict=True))
 
 
-def _where(needs: Sequence[bool], gradients: Sequence[Tensor]) -> list[Tensor | None]:
+def _needed_gradients(needs: Sequence[bool], gradients: Sequence[Tensor]) -> list[Tensor | None]:
     return [g if need else None for need, g in zip(needs, gradients, strict=True)]
 
 
-def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+def _sum_optional(total: Tensor | None, part: Tensor | None) -> Tensor | None:
     if total is None or part is None:
         return part if total is None else total
     return total + part

@@ -31,13 +31,13 @@ class Window(NamedTuple):
         sizes = zip(input_size, *self, strict=True)
         return tuple([(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes])
 
-    def interior(self, padded: Tensor) -> Tensor:
+    def interior_view(self, padded: Tensor) -> Tensor:
         """View of `padded` (n, *padded, c) without its border."""
         for dim, p in enumerate(self.padding, start=1):
             padded = padded.narrow(dim, p, padded.shape[dim] - 2 * p)
         return padded
 
-    def patches(self, padded: Tensor) -> Tensor:
+    def patch_view(self, padded: Tensor) -> Tensor:
         """View (n, *output, *kernel, c) of a padded, channels-last input: nothing is copied."""
         dims = len(self.kernel_size)
         view = padded
@@ -47,15 +47,15 @@ class Window(NamedTuple):
             view = view.unfold(dim, d * (k - 1) + 1, s)[..., ::d]
         return view.movedim(1 + dims, -1)
 
-    def rows(self, padded: Tensor, rows: slice) -> Tensor:
+    def rows_view(self, padded: Tensor, rows: slice) -> Tensor:
         """View of the part of `padded` that the output's `rows`, of its first dimension, see."""
         reach = self.dilation[0] * (self.kernel_size[0] - 1) + 1
         size = (rows.stop - rows.start - 1) * self.stride[0] + reach
         return padded.narrow(1, rows.start * self.stride[0], max(size, 0))
 
-    def scatter(self, padded: Tensor, columns: Tensor) -> None:
+    def scatter_columns(self, padded: Tensor, columns: Tensor) -> None:
         """Add the taps of `columns` (N, K, c) onto `padded`, in place: `patches` transposed."""
-        targets = _unbind_taps(self.patches(padded), len(self.kernel_size))
+        targets = _unbind_taps(self.patch_view(padded), len(self.kernel_size))
         for target, tap in zip(targets, columns.unbind(1), strict=True):
             target += tap.view(target.shape)
 
@@ -68,7 +68,7 @@ def _unbind_taps(patches: Tensor, dims: int) -> list[Tensor]:
     return taps
 
 
-def window(
+def make_window(
     kernel_size: Sequence[int],
     stride: int | Sequence[int],
     padding: int | Sequence[int],
@@ -82,13 +82,13 @@ def window(
     dims = len(kernel_size)
     return Window(
         tuple(kernel_size),
-        repeated("stride", stride, dims, least=1),
-        repeated("padding", padding, dims, least=0),
-        repeated("dilation", dilation, dims, least=1),
+        repeat_sizes("stride", stride, dims, least=1),
+        repeat_sizes("padding", padding, dims, least=0),
+        repeat_sizes("dilation", dilation, dims, least=1),
     )
 
 
-def repeated(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
+def repeat_sizes(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
     """`value` as a tuple of `dims` integers."""
     values = (value,) * dims if isinstance(value, int) else tuple(value)
     if len(values) == 1:
@@ -107,12 +107,12 @@ def same_padding(x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int])
     return F.pad(x, amounts)
 
 
-def promoted(raw: Tensor) -> Tensor:
+def promote_dtype(raw: Tensor) -> Tensor:
     """`raw` in float32, or float64 if it is float64: similarities near 1 need the precision."""
     return raw if raw.dtype == torch.float64 else raw.float()
 
 
-def autocasts(tensor: Tensor) -> bool:
+def autocast_enabled(tensor: Tensor) -> bool:
     """Whether autocast is on for `tensor`'s device; some devices, such as meta, have none."""
     try:
         return torch.is_autocast_enabled(tensor.device.type)
@@ -122,14 +122,14 @@ def autocasts(tensor: Tensor) -> bool:
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype in which a convolution takes `tensor`: autocast leaves float64 as it is."""
-    if tensor.dtype == torch.float64 or not autocasts(tensor):
+    if tensor.dtype == torch.float64 or not autocast_enabled(tensor):
         return tensor.dtype
     return torch.get_autocast_dtype(tensor.device.type)
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which operations on `tensor`'s device keep their input's precision."""
-    if not autocasts(tensor):
+    if not autocast_enabled(tensor):
         return nullcontext()
     return torch.autocast(tensor.device.type, enabled=False)
 

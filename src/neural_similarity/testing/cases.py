@@ -87,7 +87,7 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
-    def layer(self) -> SimilarityLayer:
+    def make_layer(self) -> SimilarityLayer:
         """A fresh layer.
 
         Raises:
@@ -99,9 +99,9 @@ class Case:
         except ValueError as error:
             raise NotApplicableError(str(error)) from error
 
-    def trained(self) -> SimilarityLayer:
+    def trained_layer(self) -> SimilarityLayer:
         """A fresh layer whose similarity is moved well away from its initial value."""
-        layer = self.layer()
+        layer = self.make_layer()
         torch.manual_seed(1)
         for name, parameter in layer.named_parameters():
             if name.endswith((".raw", ".gain")):
@@ -110,7 +110,7 @@ class Case:
                 parameter.data += torch.rand_like(parameter) - 0.7
         return layer
 
-    def input(self) -> Tensor:
+    def random_input(self) -> Tensor:
         """Random numbers of `shape`."""
         torch.manual_seed(2)
         return torch.randn(self.shape, dtype=torch.float64)

@@ -23,7 +23,7 @@ from neural_similarity.lab.recipes import FAMILIES, RECIPES
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import read_run
-from neural_similarity.lab.train.recipe import scaled
+from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.nn import SIMILARITIES, Diagonal, Static
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -63,7 +63,7 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
     run = read_run(tmp_path / "run")
     assert (run.name, run.budget) == ("cifar10-static-uns", 0.0001)
     assert run.recipe.similarity == RECIPES["cifar10-static-uns"].similarity
-    assert run.recipe.steps == scaled(RECIPES["cifar10-static-uns"], 0.0001).steps == 6
+    assert run.recipe.steps == scale_recipe(RECIPES["cifar10-static-uns"], 0.0001).steps == 6
     assert (run.recipe.width, run.recipe.batch_size, run.recipe.flip) == (0.1, 4, False)
 
 
@@ -115,7 +115,7 @@ def test_failures_exit_with_1_and_one_line(args, message, capsys):
 
 
 def test_control_characters_are_written_out(capsys):
-    assert cli.exit_code(lambda: commands.say("a\x1b[2J\x9b\tä\nb\r") or 0) == 0
+    assert cli.exit_code(lambda: commands.print_line("a\x1b[2J\x9b\tä\nb\r") or 0) == 0
     assert cli.main(["\x1b[31m"]) == 2
     told = capsys.readouterr()
     assert told.out == "a\\x1b[2J\\x9b\tä\nb\\r\n"
@@ -163,7 +163,7 @@ def test_settings_that_the_data_do_not_allow_leave_no_folder(args, message, tmp_
 
 
 def test_missing_data_exit_with_1_and_say_what_to_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data, "load", LOAD)
+    monkeypatch.setattr(data, "load_dataset", LOAD)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "cifar10-cnn", "--data", str(tmp_path)]) == 1
     assert "nsim data cifar10" in capsys.readouterr().err
@@ -180,13 +180,17 @@ def test_evaluate_scores_the_test_set_again(static, capsys):
 
 def test_evaluate_computes_as_the_run_did(static, tmp_path, monkeypatch):
     """Whichever precision is the faster one today."""
-    told, evaluate, folder = [], training.evaluate, shutil.copytree(static.path, tmp_path / "run")
+    told, evaluate, folder = (
+        [],
+        training.evaluate_model,
+        shutil.copytree(static.path, tmp_path / "run"),
+    )
 
     def note(model, images, preprocess, runtime):
         told.append(runtime.precision)
         return evaluate(model, images, preprocess, runtime)
 
-    monkeypatch.setattr(classification, "evaluate", note)
+    monkeypatch.setattr(classification, "evaluate_model", note)
     for precision in ("bf16", "fp32"):
         facts = json.loads((static.path / "environment.json").read_text())
         (folder / "environment.json").write_text(json.dumps(facts | {"precision": precision}))
@@ -216,8 +220,10 @@ def test_predict_sees_an_image_as_training_on_a_folder_does(dynamic, tmp_path, m
         Image.fromarray(pixels.to(torch.uint8).numpy()).save(path)
     (trained,) = LOAD("folder", tmp_path, image_size=8).test.pixels
     seen = []
-    real = training.predict
-    monkeypatch.setattr(training, "predict", lambda *args: seen.append(args[1]) or real(*args))
+    real = training.predict_logits
+    monkeypatch.setattr(
+        training, "predict_logits", lambda *args: seen.append(args[1]) or real(*args)
+    )
     assert cli.main(["predict", str(dynamic.path), str(path)]) == 0
     assert torch.equal(seen[0][0], trained)
 
@@ -435,9 +441,11 @@ def test_predict_holds_a_few_images_at_a_time(dynamic, tmp_path, capsys, monkeyp
     for index, pixels in enumerate(make_dataset().test.pixels[:5, 0]):
         Image.fromarray(pixels.numpy()).save(tmp_path / f"{index}.png")
     assert cli.main(["predict", str(dynamic.path), str(tmp_path)]) == 0
-    whole, counts, predict = capsys.readouterr().out, [], training.predict
+    whole, counts, predict = capsys.readouterr().out, [], training.predict_logits
     monkeypatch.setattr(runs, "AT_ONCE", 2)
-    monkeypatch.setattr(training, "predict", lambda *a: counts.append(len(a[1])) or predict(*a))
+    monkeypatch.setattr(
+        training, "predict_logits", lambda *a: counts.append(len(a[1])) or predict(*a)
+    )
     assert cli.main(["predict", str(dynamic.path), str(tmp_path)]) == 0
     assert capsys.readouterr().out == whole
     assert counts == [2, 2, 1]

@@ -139,7 +139,7 @@ def test_int8_is_calibrated_on_training_images(run, tmp_path, monkeypatch, capsy
         seen.extend(batches)
         raise RunError("enough")
 
-    monkeypatch.setattr(command, "quantised", calibrate)
+    monkeypatch.setattr(command, "quantise_network", calibrate)
     monkeypatch.setattr(command, "BATCH", 20)
     monkeypatch.setattr(command, "CALIBRATION", 2)
     assert export(run, "--int8", "--out", str(tmp_path / "network.onnx")) == 1

@@ -93,10 +93,10 @@ def check(call, file, capsys):
 @pytest.mark.parametrize("kind", ["named", "shots"])
 def test_a_report_of_forged_runs(runs, kind, monkeypatch, capsys):
     drawn = []
-    monkeypatch.setattr(report, "_curves", lambda logs: drawn.append(logs) or "")
+    monkeypatch.setattr(report, "_draw_curves", lambda logs: drawn.append(logs) or "")
 
     def call():
-        assert not STEERING.search(report.page([session.open_run(runs[kind])]))
+        assert not STEERING.search(report.report_page([session.open_run(runs[kind])]))
         return 0
 
     for file in files_of(runs[kind]):
@@ -113,4 +113,6 @@ def test_a_report_of_forged_runs(runs, kind, monkeypatch, capsys):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e308, 1e-308])
 def test_any_number_can_be_drawn(value):
-    assert "data:image/png" in report._curves({"$\\frac$": {"loss": [(0.0, value), (1e30, 1.0)]}})
+    assert "data:image/png" in report._draw_curves(
+        {"$\\frac$": {"loss": [(0.0, value), (1e30, 1.0)]}}
+    )

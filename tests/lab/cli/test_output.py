@@ -15,7 +15,7 @@ from tiny_images import CLASSES, TINY, make_dataset, tiny_world, use_tiny_images
 import neural_similarity as ns
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.cli import COMMANDS
-from neural_similarity.lab.train.progress import counter, notice
+from neural_similarity.lab.train.progress import count_bar, print_notice
 
 ENCODINGS = ("cp1252", "ascii", "utf-8")
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -66,7 +66,7 @@ def evil_data(monkeypatch):
     named = [replace(part, classes=tuple(evil)) for part in (images.train, images.test)]
     dataset = replace(images, train=named[0], test=named[1])
     dataset.__dict__["digest"] = images.digest
-    monkeypatch.setattr(data, "load", lambda *_, **__: dataset)
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: dataset)
 
 
 class Terminal(io.TextIOWrapper):
@@ -123,12 +123,12 @@ def test_what_is_printed_beside_a_bar_steers_no_terminal(monkeypatch):
     stream = Terminal(io.BytesIO(), encoding="utf-8")
 
     def decode():
-        with counter("images") as count:
+        with count_bar("images") as count:
             count(1, 3)
             count(2, 3)
-            notice("\x1b]0;title\a\x1b[31mnotice")
+            print_notice("\x1b]0;title\a\x1b[31mnotice")
             sys.stdout.write("\x1b[32mtext\0\n")
-        notice("\x1b[34mafter")
+        print_notice("\x1b[34mafter")
         return 0
 
     with monkeypatch.context() as patch:

@@ -11,7 +11,7 @@ from PIL import Image
 
 import neural_similarity as ns
 from neural_similarity.lab.cli import main
-from neural_similarity.lab.cli.report import page
+from neural_similarity.lab.cli.report import report_page
 from neural_similarity.lab.session import open_run, train
 from neural_similarity.lab.train import Recipe
 
@@ -49,7 +49,7 @@ def test_a_page_compares_runs(folder, tmp_path, capsys):
 
 
 def test_a_page_needs_nothing_else(folder):
-    text = page([open_run(folder / "a&b")])
+    text = report_page([open_run(folder / "a&b")])
     sources = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert len(sources) >= 2  # curves and M
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in sources)
@@ -57,7 +57,7 @@ def test_a_page_needs_nothing_else(folder):
 
 
 def test_pictures_do_not_shrink_below_half_of_their_size(folder):
-    text = page([open_run(folder / "a&b")])
+    text = report_page([open_run(folder / "a&b")])
     pictures = re.findall(r'min-width: (\d+)px" src="data:image/png;base64,([^"]+)"', text)
     assert len(pictures) >= 2
     for width, data in pictures:
@@ -70,7 +70,7 @@ def test_an_unfinished_run_says_how_far_it_is(folder, tmp_path, kept, steps):
     run.summary.unlink()
     lines = run.metrics.read_text().splitlines(keepends=True)
     run.metrics.write_text("".join(lines[:kept]))
-    assert f"<td>steps</td><td>{steps} of 2, not finished</td>" in page([run])
+    assert f"<td>steps</td><td>{steps} of 2, not finished</td>" in report_page([run])
 
 
 def test_what_is_not_a_run_is_refused(tmp_path, capsys):
@@ -83,7 +83,7 @@ def test_what_is_not_a_run_is_refused(tmp_path, capsys):
 def test_runs_in_folders_of_one_name_stay_apart(folder, tmp_path):
     other = tmp_path / "plain"
     shutil.copytree(folder / "a&b", other)
-    text = page([open_run(folder / "plain"), open_run(other)])
+    text = report_page([open_run(folder / "plain"), open_run(other)])
     assert cells(text, "steps") == ["2", "2"]
     assert cells(text, "similarity")[0] == "none"
 
@@ -99,7 +99,7 @@ def test_what_runs_are_called_and_hold_is_text(folder, tmp_path):
         facts = json.loads((run / "environment.json").read_text())
         content = json.dumps(facts | {"<u>": "<s>&amp;", "device": ["<em>"]})
         (run / "environment.json").write_text(content)
-    text = page([open_run(run) for run in runs])
+    text = report_page([open_run(run) for run in runs])
     assert not re.search("<(b|i|u|s|em)>", text)
     assert "<title>&lt;b&gt;&amp;0, &lt;b&gt;&amp;1</title>" in text
     assert text.count("<h3>&lt;b&gt;&amp;") == 2
@@ -114,6 +114,6 @@ def test_settings_in_which_any_run_differs(folder, tmp_path):
     config = json.loads((runs[2] / "config.json").read_text())
     config["fields"]["momentum"] = 0.5
     (runs[2] / "config.json").write_text(json.dumps(config))
-    text = page([open_run(run) for run in runs])
+    text = report_page([open_run(run) for run in runs])
     assert cells(text, "momentum") == ["0.9", "0.9", "0.5"]
     assert not re.search("<td>lr</td>", text)

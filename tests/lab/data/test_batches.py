@@ -21,7 +21,7 @@ def images(channels=3, count=COUNT):
 
 def batches(whole=None, size=4, **options):
     whole = whole or images()
-    raw = Preprocess.raw(whole.pixels.shape[1])
+    raw = Preprocess.raw_values(whole.pixels.shape[1])
     return Batches(whole, size, **{"preprocess": raw, **options})
 
 
@@ -74,7 +74,7 @@ def test_without_augmentation_images_come_as_they_are(augment):
 
 def test_inputs_are_preprocessed_and_labels_stay_integers():
     whole = images()
-    preprocess = Preprocess.fit(whole)
+    preprocess = Preprocess.fit_to_images(whole)
     x, y = batches(whole, preprocess=preprocess).at(0)
     assert torch.equal(x, preprocess(whole.pixels[y]))
     assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
@@ -120,7 +120,10 @@ def test_memory_format_changes_no_value():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("padding", ["zero", "symmetric"])
 def test_a_gpu_makes_the_same_batches(padding):
-    options = {"augment": Augment(padding=padding), "preprocess": Preprocess.fit(images())}
+    options = {
+        "augment": Augment(padding=padding),
+        "preprocess": Preprocess.fit_to_images(images()),
+    }
     here, there = batches(**options), batches(**options, place=Place(device="cuda"))
     for step in range(5):
         x, y = there.at(step)
@@ -141,7 +144,7 @@ def test_a_gpu_makes_the_same_batches(padding):
         (lambda: batches(size=0), f"a batch of 0 from {COUNT} images"),
         (lambda: batches(size=COUNT + 1), f"a batch of {COUNT + 1} from {COUNT} images"),
         (
-            lambda: batches(preprocess=Preprocess.raw(1)),
+            lambda: batches(preprocess=Preprocess.raw_values(1)),
             r"uint8 tensor \(n, 1, h, w\), got .*\(11, 3, 5, 7\)",
         ),
     ],

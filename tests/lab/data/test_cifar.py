@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neural_similarity.lab.data import Preprocess, load
+from neural_similarity.lab.data import Preprocess, load_dataset
 from neural_similarity.lab.data.cifar import CIFAR10, CIFAR10_CLASSES, CIFAR100, load_cifar
 
 COUNTS = (20, 6)
@@ -135,7 +135,7 @@ def test_full_size_is_the_default(tmp_path):
     with pytest.raises(
         ValueError, match=r"data_batch_1\.bin must hold 30,730,000 bytes, got 12,292"
     ):
-        load("cifar10", tmp_path)
+        load_dataset("cifar10", tmp_path)
 
 
 GOOD = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 3]}
@@ -196,13 +196,13 @@ def test_real_cifar10():
     root = Path(__file__).parents[3] / "data"
     if not (root / "cifar-10-batches-bin").is_dir() and not (root / "cifar-10-batches-py").is_dir():
         pytest.skip(f"no CIFAR-10 in {root}; `nsim data cifar10` fetches it")
-    dataset = load("cifar10", root)
+    dataset = load_dataset("cifar10", root)
     assert dataset.train.labels.bincount().tolist() == [5_000] * 10
     assert dataset.test.labels.bincount().tolist() == [1_000] * 10
     assert dataset.train.classes == CIFAR10_CLASSES
     # Of files that have the published checksums.
     assert dataset.digest == "a497819b355c01c51f7f064ef5ecc596e68acd1f38bd5a091d01396da39ae6b5"
     # The statistics that everybody uses: (0.4914, 0.4822, 0.4465) and (0.247, 0.2435, 0.2616).
-    preprocess = Preprocess.fit(dataset.train)
+    preprocess = Preprocess.fit_to_images(dataset.train)
     assert preprocess.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=5e-5)
     assert preprocess.std == pytest.approx((0.2470, 0.2435, 0.2616), abs=5e-5)

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from neural_similarity.lab.data import download
+from neural_similarity.lab.data import download_dataset
 from neural_similarity.lab.data.download import REMOTES, Remote
 
 MEMBERS = {"data_batch_1.bin": b"first", "test_batch.bin": b"second"}
@@ -88,11 +88,11 @@ def test_archives_are_unpacked_beside_what_is_there(tmp_path, site, monkeypatch)
     packed = archive({f"cifar-10-batches-bin/{name}": data for name, data in MEMBERS.items()})
     site.serve("cifar10", [("cifar-10-binary.tar.gz", packed)], monkeypatch)
     root = tmp_path / "new" / "data"
-    folder = download("cifar10", root)
+    folder = download_dataset("cifar10", root)
     assert folder == root / "cifar-10-batches-bin"
     (folder / "mine.txt").write_text("stays")
     (folder / "test_batch.bin").write_bytes(b"half")
-    download("cifar10", root)
+    download_dataset("cifar10", root)
     assert everything_in(root) == sorted(
         [folder.name, *(f"{folder.name}/{name}" for name in [*MEMBERS, "mine.txt"])]
     )
@@ -103,17 +103,17 @@ def test_files_are_fetched_once_unless_damaged(tmp_path, site, monkeypatch):
     files = dict(fashion_files())
     site.serve("fashion-mnist", files.items(), monkeypatch)
     told = []
-    folder = download("fashion-mnist", tmp_path, progress=lambda *state: told.append(state))
+    folder = download_dataset("fashion-mnist", tmp_path, progress=lambda *state: told.append(state))
     assert folder == tmp_path / "fashion-mnist"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
     assert [t for done, t in told if done == t] == [len(content) for content in files.values()]
 
-    assert download("fashion-mnist", tmp_path) == folder
+    assert download_dataset("fashion-mnist", tmp_path) == folder
     assert len(site.requests) == 4
 
     damaged = folder / "t10k-labels-idx1-ubyte.gz"
     damaged.write_bytes(b"half")
-    assert download("fashion-mnist", tmp_path) == folder
+    assert download_dataset("fashion-mnist", tmp_path) == folder
     assert damaged.read_bytes() == files[damaged.name]
 
 
@@ -122,7 +122,7 @@ def test_a_set_that_is_elsewhere_below_root_is_found(tmp_path):
     raw.mkdir(parents=True)
     for name, content in fashion_files():
         (raw / name).write_bytes(content)
-    assert download("fashion-mnist", tmp_path) == raw
+    assert download_dataset("fashion-mnist", tmp_path) == raw
 
 
 def test_length_may_be_unknown(tmp_path, site, monkeypatch):
@@ -132,7 +132,7 @@ def test_length_may_be_unknown(tmp_path, site, monkeypatch):
     unpacked.write_bytes(b"damaged, and read first")
     site.serve("fashion-mnist", [("a.gz", b"content")], monkeypatch)
     told = []
-    download("fashion-mnist", tmp_path, progress=lambda *state: told.append(state))
+    download_dataset("fashion-mnist", tmp_path, progress=lambda *state: told.append(state))
     assert told == [(7, None)]
     assert (tmp_path / "fashion-mnist" / "a.gz").read_bytes() == b"content"
     assert unpacked.read_bytes() == b"damaged, and read first"
@@ -159,7 +159,7 @@ def test_what_fails_leaves_nothing(tmp_path, site, monkeypatch, content, faults,
     if "gone" in faults:
         site.pages.clear()
     with pytest.raises(error, match=message):
-        download("cifar10", tmp_path)
+        download_dataset("cifar10", tmp_path)
     assert everything_in(tmp_path) == []
 
 
@@ -169,15 +169,15 @@ def test_nobody_answers(tmp_path, monkeypatch):
         port = server.getsockname()[1]
     monkeypatch.setitem(REMOTES, "cifar10", (Remote(f"http://127.0.0.1:{port}/a.tar.gz", ""),))
     with pytest.raises(ConnectionError, match=r"/a\.tar\.gz cannot be downloaded: .*refused"):
-        download("cifar10", tmp_path)
+        download_dataset("cifar10", tmp_path)
 
 
 def test_embedded_is_already_there(tmp_path):
-    assert (download("embedded", tmp_path) / "LICENSE").is_file()
+    assert (download_dataset("embedded", tmp_path) / "LICENSE").is_file()
 
 
 @pytest.mark.parametrize("name", ["folder", "imagenet"])
 def test_unknown_name(tmp_path, name):
     match = f"one of fashion-mnist, cifar10, cifar100, embedded, got '{name}'"
     with pytest.raises(ValueError, match=match):
-        download(name, tmp_path)
+        download_dataset(name, tmp_path)

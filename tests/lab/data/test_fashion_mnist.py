@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from neural_similarity.lab.data import Images, load
+from neural_similarity.lab.data import Images, load_dataset
 from neural_similarity.lab.data.fashion_mnist import (
     CLASSES,
     FILE,
@@ -92,7 +92,7 @@ def test_another_number_of_images(tmp_path):
     write(tmp_path)
     match = r"train-images.*\.gz must be an IDX file of uint8 \(60000, 28, 28\): 47,040,016 bytes"
     with pytest.raises(ValueError, match=match):
-        load("fashion-mnist", tmp_path)
+        load_dataset("fashion-mnist", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_ten_gibibytes_in_ten_megabytes(tmp_path):
 
 def test_embedded_data_set():
     began = time.process_time()
-    dataset = load("embedded", root="a folder that does not exist")
+    dataset = load_dataset("embedded", root="a folder that does not exist")
     assert time.process_time() - began < 2
     assert dataset.train.pixels.shape == (8_000, 1, 28, 28)
     assert dataset.test.pixels.shape == (2_000, 1, 28, 28)

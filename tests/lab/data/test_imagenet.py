@@ -15,10 +15,10 @@ from neural_similarity.lab.data import FileBatches, Place, Preprocess, imagenet
 from neural_similarity.lab.data import batches as batches_module
 from neural_similarity.lab.data import images as images_module
 from neural_similarity.lab.data.decoding import read_centre, read_random_window
-from neural_similarity.lab.data.images import generator
+from neural_similarity.lab.data.images import seeded_generator
 
 SIZE = 24
-RAW = Preprocess.raw(3)
+RAW = Preprocess.raw_values(3)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def root(tmp_path_factory):
 
 
 def load(root, workers=0, image_size=SIZE):
-    return data.load("imagenet", root, image_size=image_size, workers=workers)
+    return data.load_dataset("imagenet", root, image_size=image_size, workers=workers)
 
 
 def batches(root, workers=0, **options):
@@ -40,7 +40,7 @@ def test_listing(root):
     assert dataset.train.classes == dataset.test.classes == CLASSES
     assert (len(dataset.train), len(dataset.test)) == (48, 24)
     assert dataset.train.labels.tolist() == [label for label in range(12) for _ in range(4)]
-    assert dataset.train.path(5) == root / "train" / CLASSES[1] / f"{CLASSES[1]}_1.JPEG"
+    assert dataset.train.file_path(5) == root / "train" / CLASSES[1] / f"{CLASSES[1]}_1.JPEG"
     assert dataset.train.shape == (3, SIZE, SIZE)
     assert load(root, image_size=None).train.shape == (3, 224, 224)
 
@@ -78,7 +78,7 @@ def test_every_image_once_an_epoch_each_time_in_another_window(root):
     there = FileBatches(files, 12, preprocess=RAW, flip=False)
     seen = [torch.cat([there.at(step)[0] for step in range(e * 4, e * 4 + 4)]) for e in (0, 1)]
     by_hand = [
-        read_random_window(files.path(i), SIZE, generator("window", 0, epoch, i))
+        read_random_window(files.file_path(i), SIZE, seeded_generator("window", 0, epoch, i))
         for epoch in (0, 1)
         for i in range(48)
     ]
@@ -90,18 +90,18 @@ def test_every_image_once_an_epoch_each_time_in_another_window(root):
 
 def test_half_of_the_images_are_mirrored(root):
     files = load(root).train
-    plain = files.windows(range(48), seed=1, epoch=0, flip=False)
-    flipped = files.windows(range(48), seed=1, epoch=0, flip=True)
+    plain = files.random_windows(range(48), seed=1, epoch=0, flip=False)
+    flipped = files.random_windows(range(48), seed=1, epoch=0, flip=True)
     mirrored = [torch.equal(a, b.flip(2)) for a, b in zip(plain, flipped, strict=True)]
     same = [torch.equal(a, b) for a, b in zip(plain, flipped, strict=True)]
     assert all(a != b for a, b in zip(mirrored, same, strict=True))
     assert 12 < sum(mirrored) < 36
-    other = files.windows(range(48), seed=2, epoch=0, flip=False)
+    other = files.random_windows(range(48), seed=2, epoch=0, flip=False)
     assert not any(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
 
 
 def test_preprocessing_is_the_usual_one(root):
-    preprocess = Preprocess.fit(load(root).train)
+    preprocess = Preprocess.fit_to_images(load(root).train)
     assert preprocess.mean == (0.485, 0.456, 0.406)
     x = batches(root, preprocess=preprocess).at(0)[0]
     raw = batches(root).at(0)[0]
@@ -114,7 +114,7 @@ def test_chunks_are_the_centres_in_order(root, workers):
     files = load(root, workers).test
     chunks = list(files.chunks(9))
     assert [len(chunk) for chunk in chunks] == [9, 9, 6]
-    by_hand = [read_centre(files.path(i), SIZE).transpose(2, 0, 1) for i in range(24)]
+    by_hand = [read_centre(files.file_path(i), SIZE).transpose(2, 0, 1) for i in range(24)]
     assert np.array_equal(torch.cat(chunks).numpy(), np.stack(by_hand))
     assert torch.equal(files.head(2), chunks[0][:2])
 
@@ -123,7 +123,7 @@ def test_held_out_images_are_files_too(root):
     kept, out = data.hold_out(load(root).train, 12, seed=0)
     assert (len(kept), len(out)) == (36, 12)
     assert sorted(out.labels.tolist()) == list(range(12))
-    assert not {kept.path(i) for i in range(36)} & {out.path(i) for i in range(12)}
+    assert not {kept.file_path(i) for i in range(36)} & {out.file_path(i) for i in range(12)}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -192,7 +192,7 @@ def test_what_goes_to_other_processes_can_be_pickled(root, monkeypatch):
     load(root).test.chunks(4)
     batches(root).at(3)
     chunk, batch = pickle.loads(pickle.dumps(sent))
-    assert torch.equal(chunk(4), load(root).test.centres(range(4, 8)))
+    assert torch.equal(chunk(4), load(root).test.central_pixels(range(4, 8)))
     monkeypatch.undo()
     pixels, labels = batch(3)
     assert torch.equal(pixels.float(), batches(root).at(3)[0])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from neural_similarity.lab.data import Dataset, Images, hold_out, load
+from neural_similarity.lab.data import Dataset, Images, hold_out, load_dataset
 
 
 def images(count=40, classes=4, seed=0):
@@ -114,7 +114,7 @@ def test_every_class_keeps_an_image_and_validation_is_named():
 
 
 def test_a_subset_is_named_by_a_mask_too():
-    images = load("embedded").test
+    images = load_dataset("embedded").test
     chosen = images.subset(images.labels == 9)
     assert chosen.labels.unique().tolist() == [9]
     assert len(chosen) == int((images.labels == 9).sum())

@@ -8,7 +8,7 @@ from tiny_folders import WANTED, picture, write_folders
 
 from neural_similarity.files import read_json
 from neural_similarity.lab import data
-from neural_similarity.lab.data import load, load_split
+from neural_similarity.lab.data import load_dataset, load_split
 from neural_similarity.lab.data.listing import list_images
 
 
@@ -26,7 +26,7 @@ TRAIN, TEST = ("train", "Train", "training", "TRAINING"), ("test", "testing", "T
 def test_parts_have_the_names_that_people_give_them(tmp_path, train, test):
     classes(tmp_path / train, each=3)
     classes(tmp_path / test)
-    dataset = load("folder", tmp_path)
+    dataset = load_dataset("folder", tmp_path)
     assert dataset.train.classes == dataset.test.classes == ("ant", "bee")
     assert (len(dataset.train), len(dataset.test)) == (6, 4)
 
@@ -35,19 +35,19 @@ def test_parts_have_the_names_that_people_give_them(tmp_path, train, test):
 def test_parts_of_other_data_sets(tmp_path, val):
     classes(tmp_path / "whole" / "Training", each=3)
     classes(tmp_path / "whole" / val)
-    dataset = load("imagenet", tmp_path / "whole", image_size=6)
+    dataset = load_dataset("imagenet", tmp_path / "whole", image_size=6)
     assert dataset.train.classes == dataset.test.classes == ("ant", "bee")
     for part, names in (("training", ("ant", "bee")), (val, ("cat",)), ("testing", ("dog",))):
         classes(tmp_path / "split" / part, names)
     split = load_split("classes", tmp_path / "split", image_size=6)
-    parts = [split.part(part).classes for part in ("train", "val", "test")]
+    parts = [split.images_of_part(part).classes for part in ("train", "val", "test")]
     assert parts == [("ant", "bee"), ("cat",), ("dog",)]
 
 
 def test_with_three_parts_the_test_part_is_the_test(tmp_path):
     for part, each in (("training", 4), ("dev", 3), ("testing", 2)):
         classes(tmp_path / part, each=each)
-    assert len(load("folder", tmp_path).test) == 4
+    assert len(load_dataset("folder", tmp_path).test) == 4
 
 
 @pytest.mark.parametrize("names", [("train", "test"), ("Training", "dev", "testing"), ("valid",)])
@@ -56,7 +56,7 @@ def test_parts_are_no_classes(tmp_path, names):
     classes(tmp_path, names, each=4)
     message = rf"must hold class folders inside of its parts .*{names[0]}.*, got none"
     with pytest.raises(ValueError, match=message):
-        load("folder", tmp_path)
+        load_dataset("folder", tmp_path)
     with pytest.raises(ValueError, match=message):
         load_split("classes", tmp_path)
 
@@ -66,7 +66,7 @@ def test_two_folders_of_one_part(tmp_path):
     classes(tmp_path / "training")
     message = "must have one folder of the part train, got train/ and training/"
     with pytest.raises(ValueError, match=message):
-        load("folder", tmp_path)
+        load_dataset("folder", tmp_path)
 
 
 def listed(folder, rows):
@@ -169,7 +169,7 @@ def test_links_that_lead_back(tmp_path):
     classes(tmp_path / "plain")
     (tmp_path / "plain" / "ant" / "again").symlink_to(tmp_path / "plain")
     with pytest.raises(ValueError, match=r"again/ant must not link to a folder that is listed"):
-        load("folder", tmp_path / "plain")
+        load_dataset("folder", tmp_path / "plain")
     for name, other in (("x", "y"), ("y", "x")):
         classes(tmp_path / "pair" / name, ("ant",))
         (tmp_path / "pair" / name / "ant" / "there").symlink_to(tmp_path / "pair" / other / "ant")
@@ -186,7 +186,7 @@ def test_what_cannot_be_read_is_named(tmp_path, kind):
     else:
         path.symlink_to(path if kind == "looping" else tmp_path / "nowhere")
     with pytest.raises(ValueError, match=rf"bee.* (must|got) .*{re.escape(str(path))}|{path} must"):
-        load("folder", tmp_path)
+        load_dataset("folder", tmp_path)
 
 
 def test_links_to_images_elsewhere_are_images(tmp_path):
@@ -194,7 +194,7 @@ def test_links_to_images_elsewhere_are_images(tmp_path):
     classes(tmp_path / "whole", each=3)
     picture(tmp_path / "store" / "far.png", 0)
     (tmp_path / "whole" / "ant" / "far.png").symlink_to(tmp_path / "store" / "far.png")
-    dataset = load("folder", tmp_path / "whole")
+    dataset = load_dataset("folder", tmp_path / "whole")
     assert len(dataset.train) + len(dataset.test) == 7
 
 
@@ -213,7 +213,7 @@ def test_folders_beside_the_parts_are_named(tmp_path, caplog, parts, ignored):
     for part in parts:
         write_folders(tmp_path, {part: ["ant", "bee"]})
     (tmp_path / ".hidden").mkdir()
-    load("folder", tmp_path)
+    load_dataset("folder", tmp_path)
     told = [text for text in caplog.messages if text.startswith("Warning")]
     assert len(told) == (ignored is not None)
     if ignored:
@@ -224,5 +224,5 @@ def test_folders_beside_the_parts_are_named(tmp_path, caplog, parts, ignored):
 def test_folders_beside_the_parts_are_named_in_every_layout(tmp_path, caplog, name):
     same = {part: ["ant", "bee"] for part in ("train", "val", "more")}
     write_folders(tmp_path, same if name == "imagenet" else WANTED | {"more": ["elk"]})
-    load("imagenet", tmp_path) if name == "imagenet" else load_split(name, tmp_path)
+    load_dataset("imagenet", tmp_path) if name == "imagenet" else load_split(name, tmp_path)
     assert [text for text in caplog.messages if f"in {tmp_path}, more/ is ignored" in text]

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from tiny_folders import picture
 
-from neural_similarity.lab.data import NAMES, listing, load
+from neural_similarity.lab.data import NAMES, listing, load_dataset
 
 
 def classes(folder, names=("cat", "ant"), each=2, **options):
@@ -25,7 +25,7 @@ def classes(folder, names=("cat", "ant"), each=2, **options):
 def test_train_and_test_folders(tmp_path, test, grey):
     train = classes(tmp_path / "train", grey=grey)
     tests = classes(tmp_path / test, each=1, grey=grey)
-    dataset = load("folder", tmp_path)
+    dataset = load_dataset("folder", tmp_path)
     assert dataset.train.classes == dataset.test.classes == ("ant", "cat")
     assert np.array_equal(dataset.train.pixels.numpy(), train)
     assert np.array_equal(dataset.test.pixels.numpy(), tests)
@@ -36,7 +36,7 @@ def test_train_and_test_folders(tmp_path, test, grey):
 @pytest.mark.parametrize("inside", [".", "train"])
 def test_class_folders_alone_give_a_fifth_to_the_test(tmp_path, inside):
     whole = classes(tmp_path / inside, ("b", "aa"), each=10)
-    first, second = load("folder", tmp_path), load("folder", tmp_path)
+    first, second = load_dataset("folder", tmp_path), load_dataset("folder", tmp_path)
     assert first.digest == second.digest
     assert first.digest[:16] == "d2db769571a9b7bb", (
         "records of such folders are of another test part"
@@ -50,29 +50,29 @@ def test_class_folders_alone_give_a_fifth_to_the_test(tmp_path, inside):
 def test_classes_may_be_called_like_parts(tmp_path):
     """A folder that holds images is a class, beside others and within a part."""
     classes(tmp_path / "one", ("train", "test", "bus"), each=5)
-    dataset = load("folder", tmp_path / "one")
+    dataset = load_dataset("folder", tmp_path / "one")
     assert dataset.train.classes == ("bus", "test", "train")
     assert (len(dataset.train), len(dataset.test)) == (12, 3)
     for part in ("train", "val"):
         classes(tmp_path / "two" / part, ("train", "val"), each=2)
-    dataset = load("folder", tmp_path / "two")
+    dataset = load_dataset("folder", tmp_path / "two")
     assert dataset.train.classes == dataset.test.classes == ("train", "val")
     picture(tmp_path / "two" / "train" / "overview.png")
-    assert load("folder", tmp_path / "two").digest == dataset.digest
+    assert load_dataset("folder", tmp_path / "two").digest == dataset.digest
 
 
 def test_small_classes_give_one_image_and_single_images_nothing(tmp_path):
     classes(tmp_path, each=2)
-    assert load("folder", tmp_path).test.labels.tolist() == [0, 1]
+    assert load_dataset("folder", tmp_path).test.labels.tolist() == [0, 1]
     (tmp_path / "cat" / "1.png").unlink()
     with pytest.raises(ValueError, match=r"more than 1 images of the class 'cat' .* got 1"):
-        load("folder", tmp_path)
+        load_dataset("folder", tmp_path)
 
 
 def test_one_colour_image_makes_all_rgb(tmp_path):
     grey = classes(tmp_path / "train", ("a",), grey=True)
     colour = picture(tmp_path / "test" / "a" / "0.png", 9, (6, 5))
-    dataset = load("folder", tmp_path)
+    dataset = load_dataset("folder", tmp_path)
     assert np.array_equal(dataset.train.pixels.numpy(), np.repeat(grey, 3, axis=1))
     assert np.array_equal(dataset.test.pixels[0].numpy(), colour)
 
@@ -82,7 +82,7 @@ def test_other_files_and_hidden_ones_are_no_images(tmp_path):
     (tmp_path / "cat" / "notes.txt").write_text("mine")
     (tmp_path / "cat" / "._0.png").write_text("a file manager's")
     (tmp_path / ".cache").mkdir()
-    dataset = load("folder", tmp_path)
+    dataset = load_dataset("folder", tmp_path)
     assert len(dataset.train) + len(dataset.test) == 10
     assert dataset.train.classes == ("ant", "cat")
 
@@ -95,7 +95,7 @@ def test_resize_and_centre_crop(tmp_path):
             path = tmp_path / name / f"0.{suffix}"
             path.parent.mkdir(exist_ok=True)
             Image.fromarray(values if name == "a" else values.T.copy()).save(path)
-    dataset = load("folder", tmp_path, image_size=8)
+    dataset = load_dataset("folder", tmp_path, image_size=8)
     assert dataset.train.pixels.shape == (2, 1, 8, 8)
     wide, tall = dataset.train.pixels[:, 0]
     assert torch.equal(wide, tall.T)
@@ -107,7 +107,9 @@ def test_resize_and_centre_crop(tmp_path):
 def test_images_of_the_right_size_are_left_alone(tmp_path):
     train = classes(tmp_path / "train", size=(5, 5))
     classes(tmp_path / "test", size=(9, 7))
-    assert np.array_equal(load("folder", tmp_path, image_size=5).train.pixels.numpy(), train)
+    assert np.array_equal(
+        load_dataset("folder", tmp_path, image_size=5).train.pixels.numpy(), train
+    )
 
 
 def test_sizes_differ(tmp_path):
@@ -116,7 +118,7 @@ def test_sizes_differ(tmp_path):
     picture(tmp_path / "train" / "ant" / "0.png", size=(7, 5))
     match = r"unless `image_size` is given: 7 of 8 are 6x5, got .*train/ant/0\.png of 7x5"
     with pytest.raises(ValueError, match=match):
-        load("folder", tmp_path)
+        load_dataset("folder", tmp_path)
 
 
 @pytest.mark.parametrize(("lacking", "having"), [("train", "test"), ("test", "train")])
@@ -124,14 +126,14 @@ def test_a_class_in_one_part_only(tmp_path, lacking, having):
     classes(tmp_path / lacking)
     classes(tmp_path / having, ("cat", "ant", "bee"))
     with pytest.raises(ValueError, match=f"got 'bee' in .*{having} and not in .*{lacking}"):
-        load("folder", tmp_path)
+        load_dataset("folder", tmp_path)
 
 
 def test_empty_class(tmp_path):
     classes(tmp_path)
     (tmp_path / "bee").mkdir()
     with pytest.raises(ValueError, match=r"bee must hold images \(\.bmp .*\), got none"):
-        load("folder", tmp_path)
+        load_dataset("folder", tmp_path)
 
 
 def test_a_name_that_is_no_text(tmp_path, monkeypatch):
@@ -139,7 +141,7 @@ def test_a_name_that_is_no_text(tmp_path, monkeypatch):
     classes(tmp_path)
     monkeypatch.setattr(listing, "_list_folder", lambda *_: {os.fsdecode(b"\xff.png"): 1})
     with pytest.raises(ValueError, match=r"names in .* must be valid UTF-8, got '\\udcff.png'"):
-        load("folder", tmp_path)
+        load_dataset("folder", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,9 @@ def test_what_is_no_folder_of_classes(tmp_path, place, options, error, message):
     classes(tmp_path / "val")
     (tmp_path / "empty").mkdir()
     with pytest.raises(error, match=message):
-        load("folder", tmp_path / place, **options)
+        load_dataset("folder", tmp_path / place, **options)
     with pytest.raises(ValueError, match="for the data sets folder and imagenet, got 32 for embed"):
-        load("embedded", image_size=32)
+        load_dataset("embedded", image_size=32)
 
 
 def test_files_are_sorted_folder_by_folder(tmp_path):
@@ -173,4 +175,4 @@ def test_files_are_sorted_folder_by_folder(tmp_path):
 def test_unknown_name(name, nearest):
     match = rf"`name` must be one of {', '.join(NAMES)}, got '{name}'; nearest: {nearest}"
     with pytest.raises(ValueError, match=match):
-        load(name)
+        load_dataset(name)

@@ -17,12 +17,12 @@ def test_folders_of_parts(tmp_path):
     split = load_split("classes", tmp_path, image_size=6)
     check(split)
     for part in PARTS:
-        assert np.array_equal(split.part(part).pixels.numpy(), pixels[part])
-    both = split.part("train+val")
+        assert np.array_equal(split.images_of_part(part).pixels.numpy(), pixels[part])
+    both = split.images_of_part("train+val")
     assert both.classes == ("ant", "bee", "cat")
     assert both.labels.tolist() == [0, 0, 1, 1, 2, 2]
     with pytest.raises(ValueError, match="`name` must be one of train, val, test"):
-        split.part("valid")
+        split.images_of_part("valid")
 
 
 def test_mini_imagenet_as_images_and_lists(tmp_path):
@@ -76,7 +76,7 @@ def test_a_class_may_be_called_train(tmp_path):
         for j in range(2):
             picture(tmp_path / name / f"{j}.png", 2 * i + j)
     split = load_split("classes", tmp_path, image_size=6)
-    found = [name for part in PARTS for name in split.part(part).classes]
+    found = [name for part in PARTS for name in split.images_of_part(part).classes]
     assert sorted(found) == ["bus", "train", "tram"]
 
 
@@ -120,9 +120,9 @@ def test_cifar_splits(tmp_path, name, counts):
         records[:, 2] = records[:, 1]
         (folder / file).write_bytes(records.tobytes())
     split = load_cifar_split(name, tmp_path, counts=(200, 100))
-    assert tuple(len(split.part(part).classes) for part in PARTS) == counts
+    assert tuple(len(split.images_of_part(part).classes) for part in PARTS) == counts
     for part in PARTS:
-        images = split.part(part)
+        images = split.images_of_part(part)
         assert torch.bincount(images.labels).tolist() == [3] * len(images.classes)
         shown = [names[i] for i in images.pixels[:, 0, 0, 0].tolist()]
         assert shown == [images.classes[label] for label in images.labels.tolist()]
@@ -150,7 +150,7 @@ def test_fc100_has_no_superclass_in_two_parts():
 
 def test_embedded():
     split = load_split("embedded")
-    assert [len(split.part(part)) for part in PARTS] == [5000, 2000, 3000]
+    assert [len(split.images_of_part(part)) for part in PARTS] == [5000, 2000, 3000]
     assert split.test.classes == ("Dress", "Shirt", "Ankle boot")
     with pytest.raises(ValueError, match="`image_size` is for mini-imagenet, omniglot, folder"):
         load_split("embedded", image_size=84)

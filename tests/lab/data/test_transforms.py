@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from neural_similarity.lab.data import Images, Preprocess, load
+from neural_similarity.lab.data import Images, Preprocess, load_dataset
 
 
 def pixels(channels=3, count=5):
@@ -28,13 +28,13 @@ def test_standardises_every_channel():
 
 def test_raw_leaves_every_value_exactly():
     values = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 2, 16, 16)
-    assert torch.equal(Preprocess.raw(2)(values), values.float())
+    assert torch.equal(Preprocess.raw_values(2)(values), values.float())
 
 
 def test_fit_gives_mean_zero_and_deviation_one():
     values = pixels(count=50)
     values[:, 1] //= 3
-    preprocess = Preprocess.fit(labelled(values))
+    preprocess = Preprocess.fit_to_images(labelled(values))
     expected = values.double().transpose(0, 1).flatten(1) / 255
     assert_close(torch.tensor(preprocess.mean).double(), expected.mean(1), rtol=0, atol=1e-6)
     assert preprocess.std == pytest.approx(expected.std(1, correction=0).tolist(), abs=1e-12)
@@ -44,14 +44,14 @@ def test_fit_gives_mean_zero_and_deviation_one():
 
 
 def test_survives_json():
-    preprocess = Preprocess.fit(labelled(pixels()))
+    preprocess = Preprocess.fit_to_images(labelled(pixels()))
     restored = Preprocess(**json.loads(json.dumps(dataclasses.asdict(preprocess))))
     assert restored == preprocess
     assert hash(restored) == hash(preprocess)
 
 
 def test_keeps_the_memory_format():
-    preprocess = Preprocess.raw(3)
+    preprocess = Preprocess.raw_values(3)
     assert preprocess(pixels()).is_contiguous()
     last = pixels().contiguous(memory_format=torch.channels_last)
     assert preprocess(last).is_contiguous(memory_format=torch.channels_last)
@@ -59,13 +59,13 @@ def test_keeps_the_memory_format():
 
 
 def test_no_images_are_no_error():
-    assert Preprocess.raw(3)(pixels(count=0)).shape == (0, 3, 4, 6)
+    assert Preprocess.raw_values(3)(pixels(count=0)).shape == (0, 3, 4, 6)
 
 
 @pytest.mark.parametrize("wrong", [pixels(1), pixels().float(), pixels()[0]])
 def test_refuses_other_inputs(wrong):
     with pytest.raises(ValueError, match=r"`pixels` must be a uint8 tensor \(n, 3, h, w\), got"):
-        Preprocess.raw(3)(wrong)
+        Preprocess.raw_values(3)(wrong)
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0, 0), (1,)), ((0,), (0,)), ((0,), (float("nan"),))])
@@ -79,11 +79,11 @@ def test_fit_refuses_a_constant_channel_and_no_images():
     values[:, 2] = 7
     for wrong, found in ((values, "5 images .* channel 2"), (pixels(count=0), "0 images")):
         with pytest.raises(ValueError, match=f"must vary in every channel, got {found}"):
-            Preprocess.fit(labelled(wrong))
+            Preprocess.fit_to_images(labelled(wrong))
 
 
 def test_inputs_by_the_numbers_of_imagenet():
-    told = Preprocess.of(
+    told = Preprocess.for_images(
         Images(torch.zeros(1, 3, 2, 2).byte(), torch.tensor([0]), ("a",)), "imagenet"
     )
     x = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
@@ -93,4 +93,4 @@ def test_inputs_by_the_numbers_of_imagenet():
 
 def test_misspelt_inputs_are_refused():
     with pytest.raises(ValueError, match=r"`inputs` must be one of .*, got 'Raw'"):
-        Preprocess.of(load("embedded").test, "Raw")
+        Preprocess.for_images(load_dataset("embedded").test, "Raw")

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from neural_similarity.lab.data.unpickling import unpickle
+from neural_similarity.lab.data.unpickling import unpickle_arrays
 
 RECONSTRUCT = np.empty(0).__reduce__()[0]
 FIELDS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
@@ -35,7 +35,7 @@ def array(dtype, data=b"A" * 8, shape=(1,), version=1):
 def read(tmp_path, content):
     path = tmp_path / "some.pkl"
     path.write_bytes(content)
-    return unpickle(path)
+    return unpickle_arrays(path)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -18,7 +18,7 @@ from neural_similarity.lab.tasks.few_shot.evaluation import (
 )
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.train import RunError
-from neural_similarity.lab.train.recipe import recipe_to_json, scaled
+from neural_similarity.lab.train.recipe import recipe_to_json, scale_recipe
 from neural_similarity.lab.train.statistics import by_task
 
 SIZES = TaskSizes(ways=2, shots=2, queries=3)
@@ -54,7 +54,7 @@ def evaluated(
     run = session.open_run(path) if path.exists() else None
     run = run or session.train(recipe, name=name, out=path, device="cpu")
     split = make_split()
-    images = split.part(part)
+    images = split.images_of_part(part)
     tasks = draw_tasks(images, sizes, count, seed=task_seed, data=split.digest, part=part)
     Evaluator(method=method, device="cpu")(run, split, tasks)
     return run
@@ -79,7 +79,7 @@ def accuracies(record):
 def difference(ours, base):
     """Mean and reach of the differences, task by task, as a table has them."""
     change = by_task(100 * ours - 100 * base)
-    return f"{change.mean:+.2f} ± {change.reach:.2f}".replace("-", "−")
+    return f"{change.mean:+.2f} ± {change.half_width:.2f}".replace("-", "−")
 
 
 def read(results, recipe, method):
@@ -89,7 +89,7 @@ def read(results, recipe, method):
 
 def copied(source, results, name, budget, pattern="*.json"):
     """Copies of records in a folder, as of another recipe or budget."""
-    config = recipe_to_json(scaled(SMALL, float(budget)))
+    config = recipe_to_json(scale_recipe(SMALL, float(budget)))
     folder = results / "fewshot" / name / budget
     folder.mkdir(parents=True)
     for path in source.glob(pattern):
@@ -133,7 +133,7 @@ def test_records_tell_every_task(results):
     one = records.read_record(path)
     assert one.evaluation.accuracies.shape == (10,)
     right = by_task(one.evaluation.accuracies)
-    assert (right.mean, right.reach) == (one.summary["accuracy"], one.summary["reach"])
+    assert (right.mean, right.half_width) == (one.summary["accuracy"], one.summary["reach"])
     assert one.recipe.seed == one.seed == 1
     assert one.evaluation.tasks["count"] == 10
     assert one.evaluation.statistics == "running"
@@ -165,7 +165,7 @@ def rows(text):
     cells = [
         [c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line
     ]
-    return {row[0]: row for row in cells if row[2] == str(TABLES["6"].rows[0].shots)}
+    return {row[0]: row for row in cells if row[2] == str(TABLES["6"].all_rows[0].shots)}
 
 
 @pytest.mark.usefixtures("tiny_table")
@@ -178,7 +178,7 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
     ours = by_task(100 * mean)
     row = found["nearest neighbour"]
     assert row[3] == "51.04 ± 0.65"
-    assert row[4] == f"{ours.mean:.2f} ± {ours.reach:.2f}"
+    assert row[4] == f"{ours.mean:.2f} ± {ours.half_width:.2f}"
     assert row[5] == difference(mean, before)
     assert row[7:14] == [row[7], "train", "1", "6", "fp32", "running", "10"]
     spread = torch.tensor([100 * one.summary["accuracy"] for one in near]).double().std()
@@ -256,7 +256,7 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
     text = few_shot_markdown(tmp_path)
     row = rows(text)["fine-tuning"]
     ours = by_task(100 * accuracies(wanted))
-    assert (row[4], row[13]) == (f"{ours.mean:.2f} ± {ours.reach:.2f}", "10")
+    assert (row[4], row[13]) == (f"{ours.mean:.2f} ± {ours.half_width:.2f}", "10")
     assert text.count("| fine-tuning |") == 2  # of two shots and of one
 
 
@@ -316,7 +316,7 @@ def test_what_was_not_run_is_said(tmp_path, capsys):
     text = capsys.readouterr().out
     found = rows(text)
     assert found["dynamic NSN"][3:5] == ["71.26 ± 0.65", "not run"]
-    assert all(row.has_recipe for row in TABLES["6"].rows)
+    assert all(row.has_recipe for row in TABLES["6"].all_rows)
     out = tmp_path / "new" / "table.md"
     assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
     assert out.read_text() == text
@@ -334,7 +334,7 @@ def test_the_rows_on_other_data(data, tmp_path, capsys):
     names = {one.run.name for one in wanted}
     assert names == {name.strip("`") for _, name, *_ in [*found.values()][2:]}
     assert {RECIPES[name].dataset for name in names} == {data}
-    assert [row.method for row in table.rows] == [row.method for row in TABLES["6"].rows]
+    assert [row.method for row in table.all_rows] == [row.method for row in TABLES["6"].all_rows]
     with pytest.raises(ValueError, match="`only` must match a recipe of the table"):
         paper.wanted_records(table, [1], paper.RowChoice(["mini-cnn4"]))
 
@@ -364,7 +364,7 @@ def test_retrained_runs_are_of_their_recipe(tmp_path):
     told = json.loads(path.read_text())
     for changed in ({"step": 1, "growth": 9.0}, told["retrained"]):
         path.write_text(json.dumps(told | {"retrained": changed}))
-        assert ("steps" in recording.overridden(run)) == (changed["growth"] == 9.0)
+        assert ("steps" in recording.overridden_fields(run)) == (changed["growth"] == 9.0)
 
 
 @pytest.mark.usefixtures("tiny_table")
@@ -435,7 +435,7 @@ def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path, change):
     statistics = "support" if change == "statistics" else "running"
     classes = "train+val" if change == "classes" else "train"
     content |= {"statistics": statistics, "config": content["config"] | {"train_on": classes}}
-    name = Evaluation.from_json(content).name(classes, 1)
+    name = Evaluation.from_json(content).file_name(classes, 1)
     (path.parent / f"{name}.json").write_text(json.dumps(content))
     text = few_shot_markdown(tmp_path)
     start = "| fine-tuning | `mini-cnn4` | 2"

@@ -291,7 +291,7 @@ def test_a_start_is_of_its_recipe_and_the_same_seed_and_classes(done, tmp_path, 
     config = content["start"]["config"] | changes.get("config", {})
     content["start"] |= changes | {"config": config}
     path.write_text(json.dumps(content))
-    assert recording.overridden(session.open_run(folder)) == fields
+    assert recording.overridden_fields(session.open_run(folder)) == fields
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_nothing_is_tried_of_what_does_not_fit(done, tmp_path, method, finished,
     if not finished:
         run.summary.unlink()
     facts = {"data": split.digest, "part": "test"} | facts
-    tasks = draw_tasks(split.part(facts["part"]), SIZES, 6, seed=0, **facts)
+    tasks = draw_tasks(split.images_of_part(facts["part"]), SIZES, 6, seed=0, **facts)
     before = set(folder.rglob("*"))
     with pytest.raises((ValueError, RunError), match=message):
         Evaluator(method=method, device="cpu")(run, split, tasks)
@@ -329,7 +329,7 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
         told.append((runtime.precision, len(course.done)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluation, "evaluate", note)
+    monkeypatch.setattr(evaluation, "evaluate_method", note)
     tasks = draw_tasks(split.test, SIZES, 5, seed=0, data=split.digest, part="test")
     best = find_checkpoint(run, usual_checkpoint(run))
     what = {"tasks": tasks.digest, "checkpoint": best.name}
@@ -369,7 +369,7 @@ def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
     folder = shutil.copytree(done / "runs/mini-tadam-1-seed4-all", tmp_path / "run")
     path = folder / "environment.json"
     content = json.loads(path.read_text())
-    assert recording.overridden(session.open_run(folder)) == []
+    assert recording.overridden_fields(session.open_run(folder)) == []
     content["start"]["config"]["steps"] += 1
     path.write_text(json.dumps(content))
-    assert recording.overridden(session.open_run(folder)) == ["start"]
+    assert recording.overridden_fields(session.open_run(folder)) == ["start"]

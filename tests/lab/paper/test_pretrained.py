@@ -70,13 +70,13 @@ def weights(model):
 def test_m_alone_moves_on_kernels_that_stay(path):
     plain, alone = (weights(session.load(run_of(path, name))) for name in (PLAIN, ALONE))
     assert all(torch.equal(alone[name], tensor) for name, tensor in plain.items())
-    start, learned = weights(run_of(path, ALONE).begin()), alone.keys() - plain.keys()
+    start, learned = weights(run_of(path, ALONE).begin_network()), alone.keys() - plain.keys()
     assert learned
     assert any(not torch.equal(alone[name], start[name]) for name in learned)
 
 
 def test_all_starts_from_the_kernels_and_the_m_that_there_are(path):
-    before, begun = session.load(run_of(path, ALONE)), run_of(path, ALL).begin()
+    before, begun = session.load(run_of(path, ALONE)), run_of(path, ALL).begin_network()
     assert weights(begun).keys() == weights(before).keys()
     assert all(torch.equal(t, weights(before)[name]) for name, t in weights(begun).items())
     assert all(parameter.requires_grad for parameter in begun.parameters())
@@ -104,12 +104,12 @@ def test_a_path_by_way_of_another_recipe_has_no_record(path, tmp_path):
     content["start"]["start"]["config"]["lr"] = 0.5
     file.write_text(json.dumps(content))
     try:
-        assert recording.overridden(run_of(path, ALL)) == ["start"]
+        assert recording.overridden_fields(run_of(path, ALL)) == ["start"]
         with pytest.raises(RunError, match="it overrides start"):
             recording.write_records(run_of(path, ALL), tmp_path)
     finally:
         file.write_text(before)
-    assert recording.overridden(run_of(path, ALL)) == []
+    assert recording.overridden_fields(run_of(path, ALL)) == []
 
 
 def test_another_similarity_takes_the_folded_network(path):
@@ -118,11 +118,11 @@ def test_another_similarity_takes_the_folded_network(path):
     other = replace(run.recipe, similarity=Static(Diagonal()))
     if isinstance(run.recipe.similarity, Dynamic):
         with pytest.raises(RunError, match="cannot be a backbone"):
-            replace(run, recipe=other).begin()
+            replace(run, recipe=other).begin_network()
         return
     images = torch.randn(2, 1, 8, 8)
     before = session.load(run_of(path, ALONE)).double()
-    begun = replace(run, recipe=other).begin().double().eval()
+    begun = replace(run, recipe=other).begin_network().double().eval()
     assert torch.allclose(begun(images.double()), before(images.double()), atol=1e-5)
 
 
@@ -136,8 +136,8 @@ def test_another_start_is_another_run(path, change):
 
 def test_a_start_on_other_data_has_no_record(path):
     run = run_of(path, ALL)
-    assert recording.overridden(run) == []
-    assert recording.overridden(replace(run, digest="of other data")) == ["start"]
+    assert recording.overridden_fields(run) == []
+    assert recording.overridden_fields(replace(run, digest="of other data")) == ["start"]
 
 
 def test_a_named_path_needs_its_backbone(path, capsys):

@@ -21,7 +21,7 @@ from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluation
 from neural_similarity.lab.train import (
     RunError,
     choose_runtime,
-    evaluate,
+    evaluate_model,
     pack_correct,
     unpack_correct,
 )
@@ -81,7 +81,9 @@ def test_record_holds_the_run(tmp_path):
         values = torch.linalg.svdvals(folded.weight.detach().flatten(1))
         torch.testing.assert_close(torch.tensor(facts["spectrum"]), values, rtol=1e-2, atol=1e-4)
     assert len(record.learned) == 9
-    scores = evaluate(load(run), make_dataset().test, run.preprocess, choose_runtime("cpu", "fp32"))
+    scores = evaluate_model(
+        load(run), make_dataset().test, run.preprocess, choose_runtime("cpu", "fp32")
+    )
     assert torch.equal(record.correct, scores.correct)
     assert record.recipe == run.recipe
 

@@ -19,7 +19,7 @@ from neural_similarity.lab import cli
 from neural_similarity.lab.paper import read_records, run_lines, running
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import train
-from neural_similarity.lab.train.checkpoint import checkpoints
+from neural_similarity.lab.train.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 PROGRAM = """
@@ -260,6 +260,6 @@ def test_ctrl_c_lets_real_processes_save(tmp_path):
     assert process.returncode == 130, errors
     assert "stopped, all is saved; the same command goes on" in errors
     for folder in folders:
-        assert checkpoints(folder / "checkpoints")
+        assert list_checkpoints(folder / "checkpoints")
         log = folder.with_name(f"{folder.name}.log")
         assert "stopped by SIGTERM after step" in log.read_text()

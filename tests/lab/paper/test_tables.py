@@ -17,7 +17,7 @@ from benchmarks.report import Report, Row, write
 from neural_similarity.lab import cli
 from neural_similarity.lab.paper import TABLES, draw, make_report, read_records, to_markdown
 from neural_similarity.lab.paper.records import budget_name
-from neural_similarity.lab.paper.report import by_number, compare
+from neural_similarity.lab.paper.report import by_number, compare_records
 from neural_similarity.lab.paper.tables import Panel, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import recipe_to_json
@@ -52,7 +52,7 @@ def test_pages_of_docs_are_what_the_command_writes(name):
 def test_every_row_of_tables_1_to_4_has_its_recipe_on_the_panels_data():
     for name in ("1", "2", "3", "4"):
         for panel in TABLES[name].panels:
-            assert panel.baseline.recipe == f"{panel.title.lower().replace('-', '')}-cnn"
+            assert panel.baseline_row.recipe == f"{panel.title.lower().replace('-', '')}-cnn"
             for row in panel.rows:
                 assert RECIPES[row.recipe].dataset == panel.title.lower().replace("-", "")
 
@@ -166,7 +166,7 @@ def test_only_common_seeds_are_compared(tmp_path):
     for seed in (3, 4, 5):
         write_by_hand(tmp_path, STATIC, seed, bits(64, 10 + seed, 0.6))
     ours, before = (by_number(read_records(tmp_path, name, 1)) for name in (STATIC, PLAIN))
-    found = compare(ours, before, "error")
+    found = compare_records(ours, before, "error")
     assert (found.common, found.by_seed) == ((3, 4), None)
     images = found.by_image
     by_hand = [
@@ -176,7 +176,7 @@ def test_only_common_seeds_are_compared(tmp_path):
     expected = stats.norm.interval(0.95, *_mean_and_error(torch.tensor(by_hand).double()))
     assert (images.low, images.high) == pytest.approx(expected, rel=1e-9)
     assert cells(markdown_of(tmp_path), "static")[6].endswith("by image alone (2 seeds)")
-    accuracy = compare(ours, before, "accuracy").by_image
+    accuracy = compare_records(ours, before, "accuracy").by_image
     assert (accuracy.low, accuracy.high) == pytest.approx((-images.high, -images.low))
 
 
@@ -427,5 +427,5 @@ def test_accuracies_and_their_differences_are_those_of_the_images(tmp_path):
         write_by_hand(tmp_path, STATIC, seed, [1, 1, 1, 0])
     table = Table("8", (Panel("8", "accuracy", TINY_TABLE.panels[0].rows[:2]),))
     plain, static = make_report(table, budget=1, results=tmp_path).panels[0].lines
-    assert (plain.mean, static.mean) == (50, 75)
-    assert static.difference.by_seed.mean == static.difference.by_image.mean == 25
+    assert (plain.mean_value, static.mean_value) == (50, 75)
+    assert static.baseline_difference.by_seed.mean == static.baseline_difference.by_image.mean == 25

@@ -14,7 +14,7 @@ from neural_similarity.lab.recipes.cifar import CIFAR
 from neural_similarity.lab.recipes.released import RELEASED
 from neural_similarity.lab.recipes.studies import CHEAPER, STUDIES
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
-from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scaled
+from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scale_recipe
 from neural_similarity.models import counts
 from neural_similarity.nn import Full
 
@@ -33,7 +33,7 @@ def count(name):
 def test_mini_imagenet_stands_in_on_a_schedule_and_images_of_its_own():
     schedule = {"image_size": None, "steps": 600_000, "drops": (200_000, 375_000, 550_000)}
     for table in ("5", "response"):
-        rows = zip(TABLES[table].rows, TABLES[f"{table}-mini100"].rows, strict=True)
+        rows = zip(TABLES[table].all_rows, TABLES[f"{table}-mini100"].all_rows, strict=True)
         for row, other in rows:
             small = RECIPES[other.recipe]
             assert replace(small, **schedule) == RECIPES[row.recipe]
@@ -44,7 +44,7 @@ def test_mini_imagenet_stands_in_on_a_schedule_and_images_of_its_own():
 
 
 def test_table_5_has_the_papers_parameters():
-    for row in TABLES["5"].rows:
+    for row in TABLES["5"].all_rows:
         recipe = RECIPES[row.recipe]
         with torch.device("meta"):
             model = models.build(recipe.model, 1000, similarity=recipe.similarity)
@@ -56,7 +56,7 @@ def test_published_results_are_of_the_recipes_as_they_are_now():
     records = [path.read_text() for path in RESULTS.rglob("*/*/*.json")]
     assert len(records) > 500
     for content in map(json.loads, records):
-        recipe = scaled(RECIPES[content["recipe"]], content["budget"])
+        recipe = scale_recipe(RECIPES[content["recipe"]], content["budget"])
         found = recipe_from_json(content["config"], type(recipe))
         if getattr(found, "train_on", None) != "train+val":
             kept = {field: getattr(recipe, field) for field in ("seed", "threads", "precision")}
@@ -94,9 +94,9 @@ def test_few_shot_rates_drop_after_60_and_85_percent_or_not_at_all():
 
 
 def test_every_row_of_every_table_has_its_recipe():
-    assert not [row for table in TABLES.values() for row in table.rows if not row.has_recipe]
-    assert {row.recipe for row in TABLES["1-cifar100"].rows} <= CIFAR.keys()
-    assert {row.paper for row in TABLES["8-cifar100"].rows} == {None}
+    assert not [row for table in TABLES.values() for row in table.all_rows if not row.has_recipe]
+    assert {row.recipe for row in TABLES["1-cifar100"].all_rows} <= CIFAR.keys()
+    assert {row.paper for row in TABLES["8-cifar100"].all_rows} == {None}
 
 
 def test_families_share_no_name_and_describe_each_in_a_line():
@@ -155,16 +155,16 @@ def test_recipes_survive_json(name):
 
 def test_budget_changes_steps_and_drops_only():
     recipe = RECIPES["cifar10-dynamic-uns"]
-    small = scaled(recipe, 0.02)
+    small = scale_recipe(recipe, 0.02)
     assert (small.steps, small.drops) == (1_280, (680, 1_080))
     assert replace(small, steps=64_000, drops=recipe.drops) == recipe
-    assert scaled(recipe, 1) == recipe
+    assert scale_recipe(recipe, 1) == recipe
 
 
 def test_every_recipe_can_be_scaled_to_any_budget():
     for recipe in RECIPES.values():
         for budget in (1e-9, 1e-5, 3e-5, 1e-4, 1e-3, 0.125, 4):
-            drops = scaled(recipe, budget).drops
+            drops = scale_recipe(recipe, budget).drops
             assert list(drops) == sorted(set(drops))
 
 

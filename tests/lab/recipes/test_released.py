@@ -15,7 +15,7 @@ from neural_similarity.lab.paper import (
     in_variant,
     read_records,
 )
-from neural_similarity.lab.recipes import RECIPES, released
+from neural_similarity.lab.recipes import RECIPES, released_variant
 from neural_similarity.lab.recipes import in_variant as named
 from neural_similarity.lab.recipes.released import RELEASED
 from neural_similarity.lab.train import read_run
@@ -36,7 +36,7 @@ START = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1])
 def test_table_4_has_released_recipes_on_both_sets():
     sets = ("cifar10", "cifar100")
     assert set(IN_TABLE_4) == {f"{data}-{name}@released" for data in sets for name in NAMES}
-    assert {row.recipe for row in in_variant(TABLES["4"], "released").rows} == set(IN_TABLE_4)
+    assert {row.recipe for row in in_variant(TABLES["4"], "released").all_rows} == set(IN_TABLE_4)
 
 
 @pytest.mark.parametrize("name", ["cifar10-dynamic-dns-j", "cifar10-wide-cnn", "imagenet-cnn10"])
@@ -46,14 +46,14 @@ def test_what_was_not_released_is_refused(name):
     else:
         match = "must be one that code was released for, got None in cnn"
     with pytest.raises(ValueError, match=match):
-        released(RECIPES[name])
+        released_variant(RECIPES[name])
     with pytest.raises(ValueError, match=rf"`variant` released exists for .*, got {name}"):
         named(name, "released")
 
 
 def test_a_recipe_of_ones_own_was_not_released():
     with pytest.raises(ValueError, match="must be one that code was released for"):
-        released(replace(TINY, similarity=Static(ns.Symmetric())))
+        released_variant(replace(TINY, similarity=Static(ns.Symmetric())))
 
 
 def test_names_of_variants():

@@ -9,7 +9,7 @@ from tiny_images import tiny as tiny
 
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import load, train
-from neural_similarity.lab.train import evaluate
+from neural_similarity.lab.train import evaluate_model
 from neural_similarity.lab.train.runtime import choose_runtime
 
 SMALL = {
@@ -27,5 +27,7 @@ def test_a_loaded_run_scores_as_its_summary_says(name, tmp_path):
     run = train(replace(RECIPES[name], **SMALL), out=tmp_path / "run", device="cpu")
     summary = json.loads(run.summary.read_text())
     runtime = choose_runtime("cpu", "fp32", run.recipe.channels_last)
-    scores = evaluate(runtime.place(load(run)), make_dataset().test, run.preprocess, runtime)
+    scores = evaluate_model(
+        runtime.place_model(load(run)), make_dataset().test, run.preprocess, runtime
+    )
     assert scores.loss == pytest.approx(summary["test_loss"], rel=1e-6)

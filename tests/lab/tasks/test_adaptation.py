@@ -21,10 +21,10 @@ from neural_similarity import visualize
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.data import Dataset
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapted
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapt_network
 from neural_similarity.lab.tasks.backbone import Backbone, head_name
 from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed
-from neural_similarity.lab.train.checkpoint import newest, restore
+from neural_similarity.lab.train.checkpoint import newest_checkpoint, restore_state
 
 FEW = ("--steps", "2", "--drops", "1", "--precision", "fp32", "--device", "cpu")
 RANDOM = ("--pretrained", "False", "--image-size", "32")
@@ -134,7 +134,7 @@ def test_gains_of_every_kind_of_normalisation_train(norm):
     network = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Flatten(), torch.nn.Linear(4 * 64, 2)
     )
-    adapted(network, AdaptationRecipe(similarity=None, train="norm"))
+    adapt_network(network, AdaptationRecipe(similarity=None, train="norm"))
     trained = {name for name, value in network.named_parameters() if value.requires_grad}
     assert trained == {f"1.{name}" for name, _ in norm.named_parameters()}
 
@@ -199,12 +199,12 @@ def test_a_similarity_in_other_layers_is_folded(tmp_path):
     fields = {"backbone": str(start.path), "dataset": "embedded", "train": "M", **SHORT}
     sizes = {"image_size": 8, "in_channels": 1}
     run = AdaptationTask.load(AdaptationRecipe(where="conv1*", **fields), ".").recipe
-    model, kept, converted = run.source.load(run, start.classes, **sizes)
+    model, kept, converted = run.pretrained_source.load_pretrained(run, start.classes, **sizes)
     assert kept
     assert not converted
     assert ns.max_difference(model.eval(), session.load(start), torch.randn(2, 1, 8, 8)) < 1e-5
     run = replace(run, where=None)
-    assert run.source.load(run, start.classes, **sizes).converted
+    assert run.pretrained_source.load_pretrained(run, start.classes, **sizes).converted
 
 
 @pytest.mark.usefixtures("tiny")
@@ -236,7 +236,7 @@ def test_torchvision_and_grey_images(tmp_path):
     task = AdaptationTask.load(AdaptationRecipe(**vars(recipe) | {"weights": str(weights)}), ".")
     assert task.images.shape == (3, 28, 28)
     assert task.preprocess().mean == (0.485, 0.456, 0.406)
-    model, kept, _ = task.recipe.source.load(task.recipe, task.images.classes)
+    model, kept, _ = task.recipe.pretrained_source.load_pretrained(task.recipe, task.images.classes)
     assert not kept
     assert model.classifier[-1].out_features == 10
     assert torch.equal(model.features[0][0].weight, source.features[0][0].weight)
@@ -250,7 +250,7 @@ def test_given_channels_leave_the_size_of_the_backbone(world):
 def test_a_new_classifier_of_timm_starts_with_small_logits():
     """timm's own of three classes starts at up to 0.58, and the first updates ruin what is kept."""
     recipe = AdaptationRecipe(backbone="timm:efficientnet_lite0", pretrained=False)
-    head = recipe.source.plain(recipe, 3).classifier
+    head = recipe.pretrained_source.plain_network(recipe, 3).classifier
     assert head.weight.abs().max() <= head.in_features**-0.5
 
 
@@ -339,7 +339,7 @@ def test_all_but_the_classifier_comes_with_the_name(word, library, name, monkeyp
         return network
 
     monkeypatch.setattr(library, name, downloaded)
-    model, kept, _ = Backbone(word).load(RECIPE, ("red", "green", "blue"))
+    model, kept, _ = Backbone(word).load_pretrained(RECIPE, ("red", "green", "blue"))
     assert not kept
     head = head_name(model)
     for key, parameter in model.named_parameters():
@@ -405,13 +405,13 @@ def test_whose_classifier(world, tmp_path, classifier, train, head):
     fields = {"backbone": str(file), "width": 0.25, "image_size": 16, "train": train}
     recipe = AdaptationRecipe(classifier=classifier, **fields)
     task = AdaptationTask.load(recipe, world / "colours")
-    assert task.check()["backbone"]["head"] == head
+    assert task.check_start()["backbone"]["head"] == head
     save_file(ns.models.resnet20(num_classes=4, width=0.25).state_dict(), file)
     if classifier == "kept":
         with pytest.raises(RunError, match=r"the classifier of .* does not have 3 classes"):
-            task.check()
+            task.check_start()
     else:
-        assert task.check()["backbone"]["head"] == "new"
+        assert task.check_start()["backbone"]["head"] == "new"
 
 
 @pytest.mark.usefixtures("tiny")
@@ -421,10 +421,10 @@ def test_auto_keeps_the_classifier_of_the_same_names_alone(tmp_path, monkeypatch
     run = session.train(RECIPE, out=tmp_path / "run", device="cpu")
     images = make_dataset()
     parts = [replace(part, classes=names) for part in (images.train, images.test)]
-    monkeypatch.setattr(data, "load", lambda *_, **__: Dataset("tiny", *parts))
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: Dataset("tiny", *parts))
     for train in ("M", "M+head"):
         recipe = AdaptationRecipe(backbone=str(run.path), dataset="embedded", train=train)
-        assert AdaptationTask.load(recipe, tmp_path).check()["backbone"]["head"] == head
+        assert AdaptationTask.load(recipe, tmp_path).check_start()["backbone"]["head"] == head
 
 
 class NoTensor:
@@ -447,7 +447,7 @@ def test_what_does_not_fit_is_told_before_images_are_decoded(
     def decoded(*_, **__):
         raise AssertionError("images were decoded")
 
-    monkeypatch.setattr(data, "load", decoded)
+    monkeypatch.setattr(data, "load_dataset", decoded)
     file, other = tmp_path / "resnet20.safetensors", tmp_path / "object.pt"
     save_file(ns.models.resnet20(num_classes=3, width=0.25).state_dict(), file)
     torch.save(NoTensor(), other)
@@ -473,10 +473,10 @@ def test_of_several_processes_one_writes_pictures_and_adapter(tmp_path, monkeypa
     run = session.train(recipe, out=tmp_path / "run", device="cpu")
     (run.path / "adapter.safetensors").unlink()
     runtime = choose_runtime("cpu", "fp32")
-    state = session.start(run, runtime)
-    restore(newest(run.checkpoints), state)
-    monkeypatch.setattr(distributed, "first", lambda: False)
+    state = session.initial_state(run, runtime)
+    restore_state(newest_checkpoint(run.checkpoints), state)
+    monkeypatch.setattr(distributed, "is_first", lambda: False)
     monkeypatch.setattr(visualize, "draw", lambda *_: pytest.fail("it draws"))
-    told = session.load_task(run).finish(run, state, runtime)
+    told = session.load_task(run).finish_run(run, state, runtime)
     assert told["test_accuracy"] == read_json(run.summary)["test_accuracy"]
     assert not (run.path / "adapter.safetensors").exists()

@@ -14,8 +14,8 @@ import neural_similarity as ns
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data.corruption import rotate_images
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapted
-from neural_similarity.lab.tasks.baselines import BLOCK, merged, with_baseline
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapt_network
+from neural_similarity.lab.tasks.baselines import BLOCK, merge_baselines, with_baseline
 from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 
@@ -31,7 +31,7 @@ def moved(baseline):
     network = ns.models.resnet20(num_classes=3).eval()
     network.load_state_dict(plain.state_dict())
     recipe = AdaptationRecipe(baseline=baseline, train="baseline", similarity=None)
-    adapted(network, recipe)
+    adapt_network(network, recipe)
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(network(x), plain(x))
     new = [p for p in network.parameters() if p.requires_grad]
@@ -44,7 +44,7 @@ def moved(baseline):
 def test_merged_outputs_are_those_of_the_baseline(baseline):
     plain, network, x, count = moved(baseline)
     assert count == {"ssf": 2 * 688, "oft": 688 * BLOCK, "lora": 6_331}[baseline]
-    alone = merged(network)
+    alone = merge_baselines(network)
     scale = plain(x).abs().max()
     assert (network(x) - plain(x)).abs().max() > 0.01 * scale
     assert (alone(x) - network(x)).abs().max() < 1e-4 * network(x).abs().max()
@@ -59,7 +59,7 @@ def test_batch_statistics_undo_ssf(norm, learns):
     """docs/results-adaptation.md: it has no row with running statistics that follow."""
     torch.manual_seed(0)
     recipe = AdaptationRecipe(baseline="ssf", train="baseline", similarity=None, norm=norm)
-    network = adapted(ns.models.resnet20(num_classes=3), recipe).double().train()
+    network = adapt_network(ns.models.resnet20(num_classes=3), recipe).double().train()
     x = torch.randn(8, 3, 32, 32, dtype=torch.float64)
     nn.functional.cross_entropy(network(x), torch.arange(8) % 3).backward()
     largest = max(p.grad.abs().max() for p in network.parameters() if p.requires_grad)
@@ -79,7 +79,7 @@ def test_ssf_scales_and_shifts_what_a_convolution_gives():
         layer.shift.copy_(shifts)
     wanted = torch.stack([before[:, i] * gains[i] + shifts[i] for i in range(4)], dim=1)
     torch.testing.assert_close(network(x), wanted)
-    torch.testing.assert_close(merged(network)(x), wanted)
+    torch.testing.assert_close(merge_baselines(network)(x), wanted)
 
 
 class Padded(nn.Conv2d):
@@ -154,7 +154,9 @@ def test_turned_is_what_the_first_convolution_sees_or_nothing(first, where):
 def test_oft_turns_filters_within_their_blocks():
     """R of a block is found by least squares; it is orthogonal and no reflection."""
     plain, network, *_ = moved("oft")
-    kernels = [m.get_submodule("layer1.0.conv1").weight.detach() for m in (plain, merged(network))]
+    kernels = [
+        m.get_submodule("layer1.0.conv1").weight.detach() for m in (plain, merge_baselines(network))
+    ]
     for old, new in zip(*(k.flatten(1).double().split(BLOCK) for k in kernels), strict=True):
         turn = torch.linalg.lstsq(old.T, new.T).solution
         torch.testing.assert_close(turn @ turn.T, torch.eye(BLOCK).double(), rtol=0, atol=1e-5)
@@ -178,7 +180,7 @@ def test_turned_images_are_those_of_the_data_set_turned_back():
     for turns, seen in ((1 / 3, rotate_images(x, None, 30)), (1, x.rot90(1, (2, 3)))):
         torch.nn.init.constant_(angle, turns)
         assert (network(x) - plain(seen)).abs().max() < 1e-3 * scale
-    assert set(merged(network).state_dict()) == {*plain.state_dict(), "conv1.angle"}
+    assert set(merge_baselines(network).state_dict()) == {*plain.state_dict(), "conv1.angle"}
 
 
 @pytest.mark.long
@@ -187,7 +189,7 @@ def test_lora_adds_a_product_of_its_factors():
     layer = network.layer1[0].conv1
     a, b = (part["default"].weight for part in (layer.lora_A, layer.lora_B))
     wanted = plain.layer1[0].conv1.weight + torch.einsum("or,rchw->ochw", b[..., 0, 0], a)
-    torch.testing.assert_close(merged(network).layer1[0].conv1.weight, wanted)
+    torch.testing.assert_close(merge_baselines(network).layer1[0].conv1.weight, wanted)
 
 
 @pytest.mark.long

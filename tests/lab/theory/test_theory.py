@@ -14,7 +14,7 @@ import neural_similarity as ns
 from neural_similarity.lab import cli
 from neural_similarity.lab.tasks.learned import learned
 from neural_similarity.lab.theory import bias, euler, factors, flow, order, spectra
-from neural_similarity.lab.theory.measures import effective_rank, generators, nuclear_norm
+from neural_similarity.lab.theory.measures import effective_rank, nuclear_norm, seed_generators
 
 
 def published(experiment):
@@ -51,47 +51,54 @@ def test_gradient_descent_of_a_layer_follows_equation_6():
 
 
 def test_equation_6_is_the_derivative_of_the_product():
-    data = flow.problem(torch.Generator().manual_seed(3))
+    data = flow.make_regression(torch.Generator().manual_seed(3))
     weight, m = data.weight.clone().requires_grad_(), torch.randn(6, 6).double().requires_grad_()
     loss = 0.5 * (data.y - weight @ m @ data.x).square().sum()
     towards_w, towards_m = torch.autograd.grad(-loss, [weight, m])
-    torch.testing.assert_close(flow.eq6(data, weight, m), towards_w @ m + weight @ towards_m)
+    torch.testing.assert_close(
+        flow.kernel_derivative(data, weight, m), towards_w @ m + weight @ towards_m
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["regression", "sensing", "completion"])
 def test_plain_descent_from_little_finds_the_solution_of_least_norm(kind):
-    random = generators(2)
-    data = factors.problem(kind, random)
-    start = factors.initial([factors.Start("little", 1, 1e-6)], random)
-    products, losses, _ = factors.descend(data, start, 0.05, [0, 3000])
+    random = seed_generators(2)
+    data = factors.make_problem(kind, random)
+    start = factors.initial_factors([factors.Start("little", 1, 1e-6)], random)
+    products, losses, _ = factors.descend_factors(data, start, 0.05, [0, 3000])
     expected = data.least_norm()
     assert (products[-1, :, 0] - expected).norm() < 2e-2 * expected.norm()
     assert losses[-1].max() < 1e-3 * losses[0].max()
-    torch.testing.assert_close(data.operator @ expected.flatten(1)[..., None], data.targets)
+    torch.testing.assert_close(
+        data.operator @ expected.flatten(1)[..., None], data.measured_targets
+    )
 
 
 def test_a_product_from_the_identity_is_the_plain_kernel_at_first():
     starts = [factors.Start("I", depth, 1.0) for depth in (1, 2, 3)]
-    whole = [factors.product(factors.initial([start], generators(2))) for start in starts]
+    whole = [
+        factors.factor_product(factors.initial_factors([start], seed_generators(2)))
+        for start in starts
+    ]
     assert torch.equal(whole[0], whole[1])
     assert torch.equal(whole[0], whole[2])
     with pytest.raises(ValueError, match=r"one depth, got \[1, 2\]"):
-        factors.initial(starts[:2], generators(1))
+        factors.initial_factors(starts[:2], seed_generators(1))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_snapshots_are_of_their_steps(depth):
-    random = generators(2)
-    data = factors.problem("sensing", random)
-    start = factors.initial([factors.Start("I", depth, 1.0)], random)
-    products, losses, last = factors.descend(data, start, 0.05, [0, 3])
-    assert torch.equal(products[0], factors.product(start))
-    misses = data.targets - data.operator @ products[..., 0, :, :].flatten(2)[..., None]
+    random = seed_generators(2)
+    data = factors.make_problem("sensing", random)
+    start = factors.initial_factors([factors.Start("I", depth, 1.0)], random)
+    products, losses, last = factors.descend_factors(data, start, 0.05, [0, 3])
+    assert torch.equal(products[0], factors.factor_product(start))
+    misses = data.measured_targets - data.operator @ products[..., 0, :, :].flatten(2)[..., None]
     torch.testing.assert_close(losses[..., 0], 0.5 * misses.square().sum((2, 3)))
-    moved = factors.descend(data, start, 0.05, [2])[2]  # after 3 steps, as the snapshot
-    torch.testing.assert_close(products[1], factors.product(moved))
-    assert not torch.equal(products[1], factors.product(last))
+    moved = factors.descend_factors(data, start, 0.05, [2])[2]  # after 3 steps, as the snapshot
+    torch.testing.assert_close(products[1], factors.factor_product(moved))
+    assert not torch.equal(products[1], factors.factor_product(last))
 
 
 def test_what_is_measured_of_a_start(monkeypatch):
@@ -144,7 +151,7 @@ def test_the_solution_of_the_equation_is_that_of_small_steps():
     y = x
     for _ in range(20_000):
         y = y + nn.functional.conv2d(y, kernel, padding=1) / 20_000
-    torch.testing.assert_close(euler.exact(x, kernel), y, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(euler.exact_solution(x, kernel), y, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.long
@@ -169,7 +176,7 @@ def test_layers_start_as_the_published_ones(monkeypatch):
 def test_the_variance_of_a_quadratic_form():
     matrix, x = torch.randn(4, 4).double(), torch.randn(400_000, 4).double()
     drawn = torch.einsum("np,pq,nq->n", x, matrix, x).var().item()
-    assert order.variance(matrix) == pytest.approx(drawn, rel=0.03)
+    assert order.quadratic_variance(matrix) == pytest.approx(drawn, rel=0.03)
 
 
 def test_spectra_are_those_of_the_folded_kernels():
@@ -178,7 +185,7 @@ def test_spectra_are_those_of_the_folded_kernels():
         if isinstance(part, ns.Conv2d):
             nn.init.normal_(part.similarity.raw, std=0.1)
     kernels = [m for m in ns.fold(network).modules() if isinstance(m, nn.Conv2d)]
-    layers = spectra.measure(network)
+    layers = spectra.measure_network(network)
     assert len(layers) == len(kernels) == 9
     for layer, kernel in zip(layers, kernels, strict=True):
         values = torch.linalg.svdvals(kernel.weight.detach().double().flatten(1))
@@ -186,7 +193,7 @@ def test_spectra_are_those_of_the_folded_kernels():
         assert layer.filters_rank == pytest.approx(effective_rank(values.diag()).item(), rel=1e-6)
         assert layer.filters_rank != pytest.approx(layer.own_filters_rank, rel=1e-4)
         assert layer.m_distance == pytest.approx(0.3, rel=0.5)
-    assert spectra.measure(ns.unconvert(network))[0].m_distance is None
+    assert spectra.measure_network(ns.unconvert(network))[0].m_distance is None
 
 
 def test_spectra_of_runs_are_averaged_over_seeds(tmp_path, monkeypatch):
@@ -209,7 +216,7 @@ def test_a_layer_that_folds_into_others_has_the_spectrum_of_w_m():
     m = network[0].similarity.full_matrix()  # one a channel
     kernel = torch.einsum("ocp,cpq->ocq", network[0].weight.flatten(2), m)
     values = torch.linalg.svdvals(kernel.flatten(1).double())
-    (found,) = spectra.measure(network)
+    (found,) = spectra.measure_network(network)
     assert found.filters_spectrum == pytest.approx(
         (values / values[0]).tolist(), rel=1e-3, abs=1e-6
     )
@@ -239,7 +246,7 @@ def test_the_command_writes_numbers_and_a_picture(tmp_path, capsys):
 
 def test_how_far_m_moved_is_over_the_length_where_it_started(monkeypatch):
     monkeypatch.setattr(bias, "SNAPSHOTS", (0, 1))
-    descend = bias.descend
+    descend = bias.descend_factors
 
     def stretched(data, starts, rate, snapshots):
         """The factors of start i end (i + 1) times as long as they were."""
@@ -247,7 +254,7 @@ def test_how_far_m_moved_is_over_the_length_where_it_started(monkeypatch):
         times = 1.0 + torch.arange(starts[0].shape[1])
         return products, losses, [factor * times[:, None, None] for factor in starts]
 
-    monkeypatch.setattr(bias, "descend", stretched)
+    monkeypatch.setattr(bias, "descend_factors", stretched)
     outcomes = iter(bias.compute(seeds=3).problems["sensing"].outcomes)
     for starts in bias.STARTS:
         for index, start in enumerate(starts):

@@ -14,7 +14,7 @@ from tiny_images import tiny as tiny
 from neural_similarity.lab import session
 from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask
-from neural_similarity.lab.train.checkpoint import checkpoints
+from neural_similarity.lab.train.checkpoint import list_checkpoints
 
 STEPS = {"steps": 5, "drops": (), "evaluate_every": 1, "checkpoint_every": 1}
 SCRIPTS = {
@@ -41,7 +41,7 @@ def script(monkeypatch):
             return {"validation_accuracy": accuracies[step - 1], "validation_loss": 1.0 / step}
 
         judge.step = 0
-        monkeypatch.setattr(task, "judge", lambda *_: judge)
+        monkeypatch.setattr(task, "validation", lambda *_: judge)
         return judge, judged
 
     return prepare
@@ -59,7 +59,7 @@ def test_the_best_checkpoint_is_that_of_the_highest_accuracy(tmp_path, script, n
     first_best = 1 + accuracies.index(max(accuracies))
     _, judged = script(ClassificationTask, accuracies)
     run = session.train(replace(TINY, validation=16, **STEPS), out=tmp_path / "run", device="cpu")
-    assert [path.name for path in checkpoints(run.best)] == [f"step-{first_best:08d}"]
+    assert [path.name for path in list_checkpoints(run.best)] == [f"step-{first_best:08d}"]
     assert_is(session.load(run, "best").state_dict(), judged[first_best])
     assert_is(session.load(run).state_dict(), judged[5])
     summary = json.loads(run.summary.read_text())
@@ -73,7 +73,7 @@ def test_a_resumed_run_knows_how_good_the_best_was(tmp_path, script):
     killed_after(4, lambda: session.train(recipe, out=tmp_path / "run", device="cpu"))
     judge.step = 3  # The checkpoint of step 3 is the last.
     run = session.resume(tmp_path / "run", device="cpu")
-    assert [path.name for path in checkpoints(run.best)] == ["step-00000002"]
+    assert [path.name for path in list_checkpoints(run.best)] == ["step-00000002"]
     assert_is(session.load(run, "best").state_dict(), judged[2])
 
 
@@ -81,6 +81,6 @@ def test_a_resumed_run_knows_how_good_the_best_was(tmp_path, script):
 def test_few_shot_runs_choose_in_the_same_way(tmp_path, script):
     script(FewShotTask, SCRIPTS["in the middle"])
     run = session.train(replace(BY_TASKS, **STEPS), out=tmp_path / "run", device="cpu")
-    assert [path.name for path in checkpoints(run.best)] == ["step-00000002"]
+    assert [path.name for path in list_checkpoints(run.best)] == ["step-00000002"]
     best = json.loads(run.summary.read_text())["best_checkpoint"]
     assert (best["step"], best["validation_accuracy"]) == (2, 0.9)

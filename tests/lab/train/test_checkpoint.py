@@ -14,11 +14,11 @@ from neural_similarity.lab.train.checkpoint import (
     STATE,
     WEIGHTS,
     State,
-    checkpoints,
-    damage,
-    newest,
-    restore,
-    save,
+    find_damage,
+    list_checkpoints,
+    newest_checkpoint,
+    restore_state,
+    save_checkpoint,
     weights_digest,
 )
 
@@ -45,9 +45,9 @@ def test_restored_state_goes_on_as_the_saved_one(tmp_path):
     for _ in range(3):
         advance(state)
     state.best, state.logged_seconds = 0.75, 0.5
-    path = save(tmp_path, state, {"recipe": "test"}, keep=2)
+    path = save_checkpoint(tmp_path, state, {"recipe": "test"}, keep=2)
     other = make_state(seed=1)
-    restore(path, other)
+    restore_state(path, other)
     assert (other.step, other.seconds, other.best, other.logged_seconds) == (3, 0.75, 0.75, 0.5)
     assert torch.equal(other.totals, state.totals)
     randomness = torch.get_rng_state()
@@ -60,10 +60,10 @@ def test_restored_state_goes_on_as_the_saved_one(tmp_path):
 
 def test_restored_randomness_is_that_of_the_saved_process(tmp_path):
     state = make_state()
-    path = save(tmp_path, state, {}, keep=1)
+    path = save_checkpoint(tmp_path, state, {}, keep=1)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    restore(path, state)
+    restore_state(path, state)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -74,12 +74,12 @@ def test_every_process_goes_on_with_its_own_random_numbers(tmp_path, monkeypatch
         torch.manual_seed(seed)
         states.append(torch.get_rng_state())
         expected.append(torch.rand(3))
-    monkeypatch.setattr(distributed, "gathered", lambda _: torch.stack(states))
-    path = save(tmp_path, state, {}, keep=1)
+    monkeypatch.setattr(distributed, "gather_rows", lambda _: torch.stack(states))
+    path = save_checkpoint(tmp_path, state, {}, keep=1)
     assert len({tuple(numbers.tolist()) for numbers in expected}) == 3
     for rank, numbers in enumerate([*expected, expected[0]]):
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        restore(path, state)
+        monkeypatch.setattr(distributed, "process_rank", lambda rank=rank: rank)
+        restore_state(path, state)
         assert torch.equal(torch.rand(3), numbers), rank
 
 
@@ -88,10 +88,10 @@ def test_every_process_goes_on_with_its_own_random_numbers(tmp_path, monkeypatch
 def test_randomness_of_a_gpu_is_restored_too(tmp_path):
     state = make_state()
     state.totals = state.totals.cuda()
-    path = save(tmp_path, state, {}, keep=1)
+    path = save_checkpoint(tmp_path, state, {}, keep=1)
     expected = torch.rand(3, device="cuda")
     torch.cuda.manual_seed(5)
-    restore(path, state)
+    restore_state(path, state)
     assert torch.equal(torch.rand(3, device="cuda"), expected)
 
 
@@ -99,11 +99,11 @@ def test_a_tensor_under_two_names_is_saved_once_and_stays_shared(tmp_path):
     state = make_state()
     state.model = nn.ModuleList([shared := nn.Linear(2, 2), shared])
     state.optimizer = torch.optim.SGD(state.model.parameters(), lr=0.1)
-    path = save(tmp_path, state, {}, keep=1)
+    path = save_checkpoint(tmp_path, state, {}, keep=1)
     expected = shared.weight.detach().clone()
     with torch.no_grad():
         shared.weight.zero_()
-    restore(path, state)
+    restore_state(path, state)
     assert torch.equal(state.model[1].weight, expected)
 
 
@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_is_told_in_a_line_and_leaves_what_there_was(
     tmp_path, monkeypatch, error
 ):
     state = make_state()
-    before = save(tmp_path, state, {}, keep=2)
+    before = save_checkpoint(tmp_path, state, {}, keep=2)
     advance(state)
 
     def fail(*_):
@@ -120,8 +120,8 @@ def test_a_disk_that_is_full_is_told_in_a_line_and_leaves_what_there_was(
 
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(RunError, match=r"step-00000001: no space; earlier checkpoints stay"):
-        save(tmp_path, state, {}, keep=2)
-    assert checkpoints(tmp_path) == [before]
+        save_checkpoint(tmp_path, state, {}, keep=2)
+    assert list_checkpoints(tmp_path) == [before]
 
 
 def test_only_the_newest_stay_and_nothing_half_written(tmp_path):
@@ -130,7 +130,7 @@ def test_only_the_newest_stay_and_nothing_half_written(tmp_path):
     (tmp_path / "best").mkdir()
     for _ in range(4):
         advance(state)
-        save(tmp_path, state, {}, keep=2)
+        save_checkpoint(tmp_path, state, {}, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "best",
         "step-00000003",
@@ -141,34 +141,34 @@ def test_only_the_newest_stay_and_nothing_half_written(tmp_path):
 def test_checkpoints_of_a_later_step_are_removed(tmp_path):
     state = make_state()
     for state.step in (5, 9, 6):
-        save(tmp_path, state, {}, keep=2)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000005", "step-00000006"]
+        save_checkpoint(tmp_path, state, {}, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000005", "step-00000006"]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, bad):
     state = make_state()
-    before = save(tmp_path, state, {}, keep=2)
+    before = save_checkpoint(tmp_path, state, {}, keep=2)
     advance(state)
     with torch.no_grad():
         state.model[2].weight[1, 2] = bad
     with pytest.raises(RunError, match=r"2\.weight is not finite at step 1, which is not saved"):
-        save(tmp_path, state, {}, keep=2)
+        save_checkpoint(tmp_path, state, {}, keep=2)
     assert list(tmp_path.iterdir()) == [before]
 
 
 def test_a_removal_that_is_cut_short_leaves_no_half_checkpoint(tmp_path, monkeypatch):
     state, remove = make_state(), shutil.rmtree
     for state.step in (1, 2):
-        save(tmp_path, state, {}, keep=2)
+        save_checkpoint(tmp_path, state, {}, keep=2)
     state.step = 3
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            save(tmp_path, state, {}, keep=2)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+            save_checkpoint(tmp_path, state, {}, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
     state.step = 4
-    save(tmp_path, state, {}, keep=2)
+    save_checkpoint(tmp_path, state, {}, keep=2)
     assert len(list(tmp_path.iterdir())) == 2
     assert shutil.rmtree is remove
 
@@ -189,18 +189,20 @@ FORGED = {
 def test_a_forged_checkpoint_is_refused_or_passed_over(tmp_path, name):
     """Its seals are those of its files."""
     state = make_state()
-    path = save(tmp_path, state, {}, keep=1)
+    path = save_checkpoint(tmp_path, state, {}, keep=1)
     file, forge, sealed = FORGED[name]
     if file == STATE:
         torch.save(forge(torch.load(path / file)), path / file)
     else:
         (path / file).write_text(forge(None))
     if not sealed:
-        assert "manifest.json is missing or damaged" in damage(path)
+        assert "manifest.json is missing or damaged" in find_damage(path)
         return
-    write_json(path / MANIFEST, {name: checkpoint._seal(path / name) for name in (WEIGHTS, STATE)})
+    write_json(
+        path / MANIFEST, {name: checkpoint._seal_of(path / name) for name in (WEIGHTS, STATE)}
+    )
     with pytest.raises(RunError, match=r"state.pt cannot be restored|holds no weights"):
-        restore(newest(tmp_path), state)
+        restore_state(newest_checkpoint(tmp_path), state)
 
 
 def truncate(path):
@@ -219,26 +221,26 @@ def test_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, caplog, n
     state = make_state()
     for _ in range(2):
         advance(state)
-        save(tmp_path, state, {}, keep=2)
+        save_checkpoint(tmp_path, state, {}, keep=2)
     harm(tmp_path / "step-00000002" / name)
     with caplog.at_level(logging.WARNING):
-        assert newest(tmp_path) == tmp_path / "step-00000001"
+        assert newest_checkpoint(tmp_path) == tmp_path / "step-00000001"
     assert str(tmp_path / "step-00000002") in caplog.text
     assert "the checkpoint before it is used" in caplog.text
 
 
 def test_without_a_whole_checkpoint_the_error_says_what_to_do(tmp_path):
-    path = save(tmp_path, make_state(), {}, keep=2)
+    path = save_checkpoint(tmp_path, make_state(), {}, keep=2)
     truncate(path / WEIGHTS)
     with pytest.raises(RunError, match=r"holds no whole checkpoint; train again .* --out"):
-        newest(tmp_path)
+        newest_checkpoint(tmp_path)
 
 
 def test_whole_checkpoint_has_no_damage_and_texts_in_its_header(tmp_path):
     from safetensors import safe_open
 
-    path = save(tmp_path, make_state(), {"classes": json.dumps(["a", "b"])}, keep=2)
-    assert damage(path) is None
+    path = save_checkpoint(tmp_path, make_state(), {"classes": json.dumps(["a", "b"])}, keep=2)
+    assert find_damage(path) is None
     with safe_open(path / WEIGHTS, "pt") as file:
         assert json.loads(file.metadata()["classes"]) == ["a", "b"]
 
@@ -246,12 +248,15 @@ def test_whole_checkpoint_has_no_damage_and_texts_in_its_header(tmp_path):
 def test_a_digest_is_of_the_weights_alone(tmp_path):
     """safetensors writes the texts of a header in any order, here of 6! orders."""
     texts = {str(i): "text" for i in range(6)}
-    same = [weights_digest(save(tmp_path / str(i), make_state(), texts, keep=2)) for i in range(9)]
+    same = [
+        weights_digest(save_checkpoint(tmp_path / str(i), make_state(), texts, keep=2))
+        for i in range(9)
+    ]
     assert len(set(same)) == 1
     other = make_state()
     with torch.no_grad():
         next(other.model.parameters()).view(-1)[0] += 1e-3
-    assert weights_digest(save(tmp_path / "other", other, texts, keep=2)) != same[0]
+    assert weights_digest(save_checkpoint(tmp_path / "other", other, texts, keep=2)) != same[0]
 
 
 def test_an_earlier_file_stays_until_the_new_one_is_whole(tmp_path):

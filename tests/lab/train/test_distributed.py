@@ -10,7 +10,7 @@ from tiny_images import tiny_world
 
 from neural_similarity.lab import session
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluation
-from neural_similarity.lab.train.checkpoint import WEIGHTS, checkpoints
+from neural_similarity.lab.train.checkpoint import WEIGHTS, list_checkpoints
 from neural_similarity.lab.train.journal import read_lines
 
 
@@ -29,7 +29,7 @@ def together(request, tmp_path_factory):
 
 
 def weights(run):
-    return load_file(checkpoints(run / "checkpoints")[-1] / WEIGHTS)
+    return load_file(list_checkpoints(run / "checkpoints")[-1] / WEIGHTS)
 
 
 def assert_close(run, other, **tolerance):

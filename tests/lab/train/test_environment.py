@@ -18,7 +18,7 @@ def test_the_commit_is_a_hash_behind_a_tag_too(tmp_path, monkeypatch):
     monkeypatch.setattr(
         environment, "__file__", str(tmp_path / "src" / "package" / "lab" / "train" / "x")
     )
-    assert environment.commit() is None
+    assert environment.checkout_commit() is None
     git(tmp_path, "init", "-q")
     for name in ("one", "two"):
         (tmp_path / "file").write_text(name)
@@ -26,9 +26,9 @@ def test_the_commit_is_a_hash_behind_a_tag_too(tmp_path, monkeypatch):
         git(tmp_path, "commit", "-q", "-m", name)
         if name == "one":
             git(tmp_path, "tag", "-a", "v0.1.0", "-m", "a version")
-    assert environment.commit() == git(tmp_path, "rev-parse", "HEAD")
+    assert environment.checkout_commit() == git(tmp_path, "rev-parse", "HEAD")
     (tmp_path / "file").write_text("three")
-    assert environment.commit() == git(tmp_path, "rev-parse", "HEAD") + "-dirty"
+    assert environment.checkout_commit() == git(tmp_path, "rev-parse", "HEAD") + "-dirty"
 
 
 @pytest.mark.parametrize(("widest", "ends"), [("AVX2", True), ("AVX512", False)])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.train.exporting import agreement
+from neural_similarity.lab.train.exporting import compare_logits
 
 NETWORK = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
 X = torch.rand(8, 3, 8, 8)
@@ -13,7 +13,7 @@ X = torch.rand(8, 3, 8, 8)
 
 def test_a_file_that_computes_other_logits():
     with pytest.raises(RunError, match=r"logits differ from the run's by .*e-01"):
-        agreement(NETWORK, lambda x: NETWORK(x) + 0.5, X, [1, 3])
+        compare_logits(NETWORK, lambda x: NETWORK(x) + 0.5, X, [1, 3])
 
 
 @pytest.mark.parametrize("largest", [0.5, 1.0, 50.0])
@@ -22,9 +22,9 @@ def test_logits_may_differ_by_the_tolerance_of_the_largest_or_of_1(largest):
         return x.mean((2, 3)) + more
 
     allowed, x = 1e-3 * max(largest, 1), torch.full((8, 3, 8, 8), largest)
-    agreement(logits, lambda x: logits(x, 0.9 * allowed), x, [1], 1e-3)
+    compare_logits(logits, lambda x: logits(x, 0.9 * allowed), x, [1], 1e-3)
     with pytest.raises(RunError, match="logits differ from the run's by"):
-        agreement(logits, lambda x: logits(x, 1.1 * allowed), x, [1], 1e-3)
+        compare_logits(logits, lambda x: logits(x, 1.1 * allowed), x, [1], 1e-3)
 
 
 def test_a_file_of_one_batch_or_size():
@@ -34,21 +34,21 @@ def test_a_file_of_one_batch_or_size():
         return NETWORK(x)
 
     with pytest.raises(RunError, match="takes no other batch sizes: fixed"):
-        agreement(NETWORK, lambda x: of_one(x, {1}, {8}), X, [1, 3])
-    _, sizes = agreement(NETWORK, lambda x: of_one(x, {1, 3, 4}, {8}), X, [1, 3])
+        compare_logits(NETWORK, lambda x: of_one(x, {1}, {8}), X, [1, 3])
+    _, sizes = compare_logits(NETWORK, lambda x: of_one(x, {1, 3, 4}, {8}), X, [1, 3])
     assert sizes == [8]
 
 
 def test_few_images_are_taken_again_where_batches_need_more():
     seen = []
-    agreement(NETWORK, lambda x: (seen.append(len(x)), NETWORK(x))[1], X[:2], [1, 7])
+    compare_logits(NETWORK, lambda x: (seen.append(len(x)), NETWORK(x))[1], X[:2], [1, 7])
     assert seen[:2] == [1, 7]
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_logits_that_are_no_numbers_agree_with_none(number):
     with pytest.raises(RunError, match="logits differ from the run's by"):
-        agreement(NETWORK, lambda x: NETWORK(x) * number, X, [1, 3])
+        compare_logits(NETWORK, lambda x: NETWORK(x) * number, X, [1, 3])
 
 
 @pytest.mark.parametrize("wrong", [8, 10])
@@ -56,6 +56,6 @@ def test_the_largest_difference_of_both_sizes_is_told(wrong):
     def other(x):
         return NETWORK(x) + (1e-4 if x.shape[2] == wrong else 0)
 
-    worst, sizes = agreement(NETWORK, other, X, [1, 3])
+    worst, sizes = compare_logits(NETWORK, other, X, [1, 3])
     assert sizes == [8, 10]
     assert worst == pytest.approx(1e-4, rel=1e-2)

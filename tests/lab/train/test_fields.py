@@ -13,7 +13,7 @@ from torch import nn
 from neural_similarity.lab import data, session
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.train import Recipe, choose_runtime
-from neural_similarity.lab.train.checkpoint import checkpoints
+from neural_similarity.lab.train.checkpoint import list_checkpoints
 from neural_similarity.lab.train.journal import Journal, read_lines
 from neural_similarity.lab.train.objective import cross_entropy
 from neural_similarity.nn import Diagonal, Dynamic, Full, SphereConv2d, SphereNet, Static
@@ -81,7 +81,7 @@ def test_optimizer_has_the_recipes_numbers(tmp_path):
     changes = {"momentum": 0.3, "weight_decay": 0.02, "similarity_decay": 0.07, "lr": 0.4}
     recipe = replace(TINY, similarity=Static(Diagonal()), **changes)
     run = train(recipe, out=tmp_path / "run", device="cpu")
-    optimizer = session.start(run, choose_runtime("cpu")).optimizer
+    optimizer = session.initial_state(run, choose_runtime("cpu")).optimizer
     decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {"weights": 0.02, "similarities": 0.07}
     assert {group["momentum"] for group in optimizer.param_groups} == {0.3}
@@ -92,7 +92,7 @@ def test_optimizer_has_the_recipes_numbers(tmp_path):
 def test_adam_is_adam(tmp_path):
     changes = {"lr": 0.01, "weight_decay": 0.0, "steps": 1, "drops": (), "momentum": 0.8}
     run = train(replace(TINY, optimizer="adam", **changes), out=tmp_path / "run", device="cpu")
-    optimizer = session.start(run, choose_runtime("cpu")).optimizer
+    optimizer = session.initial_state(run, choose_runtime("cpu")).optimizer
     assert type(optimizer) is torch.optim.Adam
     assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.999)}
     before, after = (dict(model.named_parameters()) for model in (run.build(), load(run)))
@@ -126,7 +126,7 @@ def test_hyperspherical_kernels_are_held_orthogonal_in_place_of_their_decay(tmp_
     for i, recipe in enumerate((plain, replace(plain, orthogonality=0.5))):
         run = train(recipe, out=tmp_path / str(i), device="cpu")
         losses.append(read_lines(run.metrics)[0]["loss"])
-        groups = session.start(run, choose_runtime("cpu")).optimizer.param_groups
+        groups = session.initial_state(run, choose_runtime("cpu")).optimizer.param_groups
         decays = {group["name"]: group["weight_decay"] for group in groups}
         assert decays == {"weights": 0.25} | ({"spheres": 0.0} if recipe.orthogonality else {})
     kernels = [
@@ -208,7 +208,7 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
         asked.append((names, options))
         return make_dataset()
 
-    monkeypatch.setattr(data, "load", loading)
+    monkeypatch.setattr(data, "load_dataset", loading)
     recipe = replace(TINY, dataset="folder", image_size=8, workers=3)
     run = train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
     assert run.data_root == str(Path("there").absolute())
@@ -221,7 +221,7 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
 def test_kernels_have_the_memory_format(tmp_path, channels_last):
     run = train(replace(TINY, channels_last=channels_last), out=tmp_path / "run", device="cpu")
     runtime = choose_runtime("cpu", "fp32", run.recipe.channels_last)
-    kernels = [p for p in session.start(run, runtime).model.parameters() if p.dim() == 4]
+    kernels = [p for p in session.initial_state(run, runtime).model.parameters() if p.dim() == 4]
     wide = [kernel for kernel in kernels if kernel.shape[1] > 1]
     layouts = {kernel.is_contiguous(memory_format=torch.channels_last) for kernel in wide}
     assert layouts == {channels_last}
@@ -239,7 +239,7 @@ def test_compile(tmp_path, monkeypatch, compiles):
 @pytest.mark.parametrize(("asked", "used"), [(0, 1), (2, 2)])
 def test_threads(tmp_path, monkeypatch, asked, used):
     counts = set()
-    monkeypatch.setattr(Journal, "stepped", lambda *_: counts.add(torch.get_num_threads()))
+    monkeypatch.setattr(Journal, "show_step", lambda *_: counts.add(torch.get_num_threads()))
     run = train(replace(TINY, threads=asked, steps=2, drops=()), out=tmp_path / "run", device="cpu")
     assert counts == {used}
     assert torch.get_num_threads() == 1
@@ -252,5 +252,5 @@ def test_lines_scores_and_checkpoints_come_every_so_many_steps(tmp_path):
     lines = read_lines(run.metrics)
     assert [line["step"] for line in lines if "loss" in line] == [3, 6, 8]
     assert [line["step"] for line in lines if "validation_loss" in line] == [4, 8]
-    names = [path.name for path in checkpoints(run.checkpoints)]
+    names = [path.name for path in list_checkpoints(run.checkpoints)]
     assert names == ["step-00000005", "step-00000008"]

@@ -30,12 +30,12 @@ def make_job(device=CPU):
     """A job of the loop, its state before the first step, and its network."""
     images = make_dataset().train
     runtime = Runtime(device, "fp32", channels_last=True)
-    preprocess = Preprocess.fit(images)
+    preprocess = Preprocess.fit_to_images(images)
     options = {"augment": Augment(crop=1), "seed": 3, "place": Place(device=device)}
     batches = Batches(images, 8, preprocess=preprocess, **options)
     torch.manual_seed(5)
     model = cnn9(4, in_channels=1, image_size=8, width=0.1, similarity=TINY.similarity)
-    model = runtime.place(model)
+    model = runtime.place_model(model)
     optimizer = torch.optim.SGD(parameter_groups(model, weight_decay=0.01), lr=1, momentum=0.9)
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     objective = Classification(TINY, runtime, batches)
@@ -49,9 +49,9 @@ def advance_through(job, state, advance):
     return state
 
 
-def trained(device=CPU, make=graph.updates):
+def trained(device=CPU, make=graph.repeated_update):
     job, state = make_job(device)
-    update = partial(loop._update, job, state, state.model)
+    update = partial(loop._update_once, job, state, state.model)
     return advance_through(job, state, make(update, state.optimizer, device))
 
 
@@ -88,8 +88,8 @@ class Tape:
 
     def __init__(self, monkeypatch, fails=None):
         self.events, self._fails = [], fails
-        monkeypatch.setattr(graph, "aside", self.aside)
-        monkeypatch.setattr(graph, "capture", self.capture)
+        monkeypatch.setattr(graph, "update_aside", self.aside)
+        monkeypatch.setattr(graph, "capture_update", self.capture)
 
     def aside(self, update, _device):
         self.events.append("aside")
@@ -156,7 +156,7 @@ def test_the_learning_rate_is_one_tensor_for_good(monkeypatch):
 def test_it_says_why_updates_are_plain(kind, device, reason, caplog):
     optimizer = kind([nn.Parameter(torch.zeros(2))], lr=1)
     with caplog.at_level(logging.INFO):
-        assert isinstance(graph.updates(lambda: None, optimizer, device), graph.Plain)
+        assert isinstance(graph.repeated_update(lambda: None, optimizer, device), graph.Plain)
     assert f"Updates are not captured as a CUDA graph: {reason}." in caplog.text
 
 
@@ -195,7 +195,7 @@ def test_after_a_failed_capture_a_gpu_goes_on(device, caplog):
             weight.grad = weight.detach() * weight.sum().item()  # No capture may wait for a number.
             optimizer.step()
 
-        advance = graph.updates(update, optimizer, device)
+        advance = graph.repeated_update(update, optimizer, device)
         for rate in RATES:
             advance(rate)
         return weight.detach().cpu()

@@ -102,7 +102,7 @@ def test_resumed_in_every_step_with_other_workers_it_ends_bit_identical(
         if done in (1, 3, 4, 7):
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Journal, "stepped", stopping)
+    monkeypatch.setattr(Journal, "show_step", stopping)
     with pytest.raises(Exception, match="stopped by SIGINT after step 1, saved"):
         train(recipe(workers=0), name=NAME, out=out, data_root=root, device="cpu")
     for step in (3, 4, 7):
@@ -138,7 +138,7 @@ def test_evaluate_and_inspect_read_the_files_again(reference, monkeypatch, capsy
 def test_predict_cuts_the_centre_out_as_scoring_does(root, reference, monkeypatch):
     seen = []
     answer = torch.ones(1, 12)
-    monkeypatch.setattr(runs.training, "predict", lambda _, x, *__: seen.append(x) or answer)
+    monkeypatch.setattr(runs.training, "predict_logits", lambda _, x, *__: seen.append(x) or answer)
     path = root / "val" / CLASSES[0] / f"{CLASSES[0]}_1.JPEG"
     assert cli.main(["predict", str(reference.path), str(path), "--device", "cpu"]) == 0
     expected = torch.tensor(read_centre(path, 32)).permute(2, 0, 1)[None]

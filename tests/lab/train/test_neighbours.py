@@ -25,12 +25,17 @@ from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.files import locked_folder, remove_folder
 from neural_similarity.lab import cli, data, session
-from neural_similarity.lab.paper.records import budgets, read_records
+from neural_similarity.lab.paper.records import read_records, recorded_budgets
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluations
 from neural_similarity.lab.train import RunError, checkpoint
-from neural_similarity.lab.train.checkpoint import checkpoints, newest, save, tidy
+from neural_similarity.lab.train.checkpoint import (
+    list_checkpoints,
+    newest_checkpoint,
+    save_checkpoint,
+    tidy,
+)
 from neural_similarity.ops.native import compiling
 
 SHORT = replace(TINY, steps=8, drops=(5,), validation=16, checkpoint_every=2, evaluate_every=3)
@@ -46,45 +51,45 @@ def test_saving_touches_no_neighbour(neighbours, tmp_path):
     state, folder = make_state(), tmp_path / "checkpoints"
     for _ in range(3):
         advance(state)
-        before = save(folder, state, {}, keep=2)
+        before = save_checkpoint(folder, state, {}, keep=2)
     neighbours.add(folder, likeness=before)
     for _ in range(3):
-        assert newest(folder) == before
+        assert newest_checkpoint(folder) == before
         advance(state)
-        before = save(folder, state, {}, keep=2)
+        before = save_checkpoint(folder, state, {}, keep=2)
         neighbours.assert_untouched()
-    assert [path.name for path in checkpoints(folder)] == ["step-00000005", "step-00000006"]
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000005", "step-00000006"]
 
 
 def test_a_step_of_more_than_eight_digits_is_the_newest(tmp_path):
     state = make_state()
     for state.step in (99_999_999, 100_000_000, 1_000_000_000):
-        path = save(tmp_path, state, {}, keep=2)
-        assert newest(tmp_path) == path
+        path = save_checkpoint(tmp_path, state, {}, keep=2)
+        assert newest_checkpoint(tmp_path) == path
     assert names_in(tmp_path) == ["step-100000000", "step-1000000000"]
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_what_lies_in_a_checkpoints_place_is_no_checkpoint_and_not_replaced(tmp_path, kind):
     state, there = make_state(), Neighbours(kind, tmp_path / "elsewhere")
-    before = save(tmp_path / "checkpoints", state, {}, keep=2)
+    before = save_checkpoint(tmp_path / "checkpoints", state, {}, keep=2)
     there.add(tmp_path / "checkpoints", likeness=before, names=["step-00000001"])
-    assert newest(before.parent) == before
+    assert newest_checkpoint(before.parent) == before
     advance(state)
     what = "file" if kind == "file" else "link"
     with pytest.raises(RunError, match=f"step-00000001 must be a folder .*, got a {what}; move it"):
-        save(before.parent, state, {}, keep=2)
+        save_checkpoint(before.parent, state, {}, keep=2)
     there.assert_untouched()
-    assert checkpoints(before.parent) == [before]
+    assert list_checkpoints(before.parent) == [before]
     advance(state)
-    save(before.parent, state, {}, keep=1)
+    save_checkpoint(before.parent, state, {}, keep=1)
     there.assert_untouched()
 
 
 def test_leftovers_of_killed_processes_go_and_those_of_running_ones_stay(tmp_path):
     state = make_state()
     for state.step in (1, 2, 3, 4):
-        save(tmp_path, state, {}, keep=4)
+        save_checkpoint(tmp_path, state, {}, keep=4)
     running = f".step-00000009.{os.getppid()}.partial"
     for name in (running, f".step-00000007.{GONE}.partial", f".step-100000000.{GONE}.partial"):
         shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
@@ -165,7 +170,7 @@ def test_a_run_that_fails_at_once_goes_unless_somebody_put_something_there(
         raise RunError("at once")
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "fit", fail)
+        patch.setattr(session, "fit_model", fail)
         with pytest.raises(RunError, match="at once"):
             session.train(TINY, out=tmp_path / "run", device="cpu")
     assert (tmp_path / "run").exists() == (place is not None)
@@ -187,7 +192,7 @@ def test_records_of_other_names_are_not_read(neighbours, tmp_path, capsys):
     neighbours.add(results, folder.parent, folder, likeness=likeness, names=others)
     expected = read_records(results, STATIC, 1.0)
     assert [record.path.name for record in expected] == [f"{RECIPES[STATIC].seed}.json"]
-    assert budgets(results, [STATIC]) == ["1"]
+    assert recorded_budgets(results, [STATIC]) == ["1"]
     (folder / f"{RECIPES[STATIC].seed}.json").unlink()
     assert cli.main(words) == 0
     assert cli.main(["table", "tiny", "--results", str(results)]) == 0, capsys.readouterr().err
@@ -199,7 +204,7 @@ def test_records_of_other_names_are_not_read(neighbours, tmp_path, capsys):
 def test_a_few_shot_run_and_its_evaluations_touch_no_neighbour(neighbours, tmp_path, capsys):
     out = tmp_path / "run"
     killed_after(5, lambda: session.train(BY_TASKS, out=out, device="cpu"))
-    best = newest(out / "checkpoints" / "best")
+    best = newest_checkpoint(out / "checkpoints" / "best")
     places = (out, out / "checkpoints", best.parent, out / "evaluations")
     neighbours.add(*places, likeness=best)
     session.resume(out, device="cpu")
@@ -249,7 +254,7 @@ def test_a_data_folder_keeps_its_neighbours(neighbours, tmp_path):
     neighbours.add(tmp_path, likeness=source / "images", names=[*NAMES, *hidden])
     data.lay_out(source, root, held_out=1)
     neighbours.add(root, names=[*NAMES, *hidden])
-    found = data.load("imagenet", root)
+    found = data.load_dataset("imagenet", root)
     assert (len(found.train), len(found.test)) == (4, 2)
     neighbours.assert_untouched()
 
@@ -267,7 +272,7 @@ def test_a_cache_of_decoded_images_keeps_its_neighbours(neighbours, tmp_path):
 
 @most_kinds
 def test_the_cache_of_compiled_code_keeps_its_neighbours(neighbours, tmp_path, monkeypatch):
-    library = compiling.library()
+    library = compiling.load_library()
     assert not isinstance(library, str)
     compiler = tmp_path / "compiler"
     copying = f'test "$last" = -o && cp {library._name} "$word"; last=$word'
@@ -276,7 +281,7 @@ def test_the_cache_of_compiled_code_keeps_its_neighbours(neighbours, tmp_path, m
     monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path / "cache")
     (tmp_path / "cache").mkdir()
     for _ in range(2):
-        built = Path(compiling._built([str(compiler)])._name)
+        built = Path(compiling._build_library([str(compiler)])._name)
         stem = built.stem.rpartition("-")[0]
         names = [f"{stem}-old.so", f"{stem}-.so", f"{built.stem}-2.so", f"{built.stem}.bak.so"]
         neighbours.add(built.parent, likeness=tmp_path, names=names)

@@ -15,7 +15,7 @@ from torchrun import launch
 from neural_similarity.lab import session
 from neural_similarity.lab.errors import PeerDied
 from neural_similarity.lab.train import distributed, peers
-from neural_similarity.lab.train.checkpoint import checkpoints
+from neural_similarity.lab.train.checkpoint import list_checkpoints
 
 FLAGS = (
     *("quickstart", "--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))"),
@@ -59,7 +59,7 @@ def test_the_others_say_in_one_line_which_process_died(tmp_path, processes, deat
         assert not (tmp_path / run).exists()
         return
     done = session.resume(tmp_path / run, device="cpu")
-    assert [path.name for path in checkpoints(done.checkpoints)] == [
+    assert [path.name for path in list_checkpoints(done.checkpoints)] == [
         "step-00000005",
         "step-00000006",
     ]
@@ -96,7 +96,7 @@ def test_a_batch_that_does_not_divide_is_refused_before_anything_starts(
     monkeypatch.setenv("RANK", "0")
     for place in ("_loaded", "choose_runtime", "create_run"):
         monkeypatch.setattr(session, place, must_not)
-    monkeypatch.setattr(distributed, "join", must_not)
+    monkeypatch.setattr(distributed, "join_processes", must_not)
     message = f"`{field}` must be a multiple of 2, the number of processes, got {count}"
     with pytest.raises(ValueError, match=message):
         session.train(recipe, out=tmp_path / "run", device="cpu")
@@ -114,9 +114,9 @@ def test_a_resumption_by_processes_that_cannot_share_a_batch_is_refused(tmp_path
 
 @pytest.mark.usefixtures("tiny")
 def test_a_batch_of_all_images_is_cut_to_equal_shares(tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "size", lambda: 3)
+    monkeypatch.setattr(distributed, "process_count", lambda: 3)
     recipe = replace(TINY, batch_size=99)
-    assert session._loaded(recipe, tmp_path).recipe.batch_size == 63
+    assert session._load_task(recipe, tmp_path).recipe.batch_size == 63
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def two_processes(monkeypatch):
     """Of which the other has died."""
     dead = 2**22 + 1
     here = peers.socket.gethostname()
-    monkeypatch.setattr(distributed, "size", lambda: 2)
+    monkeypatch.setattr(distributed, "process_count", lambda: 2)
     monkeypatch.setattr(distributed, "peers", lambda: [(here, os.getpid()), (here, dead)])
 
 

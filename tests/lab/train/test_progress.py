@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from neural_similarity.lab.train import progress
-from neural_similarity.lab.train.progress import Bar, Lines, clock, show
+from neural_similarity.lab.train.progress import Bar, Lines, format_clock, show_progress
 
 RECORD = {"loss": 0.5, "accuracy": 0.875, "images_per_second": 1234.5}
 
@@ -14,8 +14,8 @@ def test_lines_are_about_ten_whatever_the_number_of_metrics():
     stream = io.StringIO()
     lines = Lines(1_000, 0, stream)
     for step in range(1, 1_001):
-        lines.stepped(step)
-        lines.measured(RECORD | {"step": step})
+        lines.show_step(step)
+        lines.show_metrics(RECORD | {"step": step})
     told = stream.getvalue().splitlines()
     assert len(told) == 10
     assert told[0].startswith("step 100/1,000  loss 0.500  accuracy 87.5 %  1,234 images/s  ")
@@ -25,7 +25,7 @@ def test_lines_go_on_after_a_resumed_step():
     stream = io.StringIO()
     lines = Lines(100, 55, stream)
     for step in range(56, 101):
-        lines.measured(RECORD | {"step": step})
+        lines.show_metrics(RECORD | {"step": step})
     assert [line.split()[1] for line in stream.getvalue().splitlines()] == [
         *("60/100", "70/100", "80/100", "90/100", "100/100")
     ]
@@ -37,18 +37,18 @@ def test_the_time_left_is_that_of_the_other_steps_at_the_same_pace(monkeypatch):
     lines = Lines(100, 50, stream)
     for step in range(51, 101):
         now += 6
-        lines.measured(RECORD | {"step": step})
+        lines.show_metrics(RECORD | {"step": step})
     told = [line.rsplit("  ", 1)[1] for line in stream.getvalue().splitlines()]
     assert told == [f"{minutes}:00 left" for minutes in (4, 3, 2, 1, 0)]
 
 
 def test_bar_shows_position_and_metrics(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with show("title", 10, 2) as bar:
+    with show_progress("title", 10, 2) as bar:
         assert isinstance(bar, Bar)
-        bar.stepped(7)
-        bar.measured(RECORD | {"step": 7})
-        bar.measured({"step": 7, "validation_accuracy": 0.5})
+        bar.show_step(7)
+        bar.show_metrics(RECORD | {"step": 7})
+        bar.show_metrics({"step": 7, "validation_accuracy": 0.5})
     task = bar.bars.tasks[0]
     assert (task.completed, task.total) == (7, 10)
     assert task.fields["text"] == "loss 0.500  accuracy 87.5 %  1,234 images/s"
@@ -56,4 +56,4 @@ def test_bar_shows_position_and_metrics(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65.4, "1:05"), (3_725, "1:02:05")])
 def test_clock(seconds, text):
-    assert clock(seconds) == text
+    assert format_clock(seconds) == text

@@ -20,8 +20,8 @@ from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.session import resume, train
 from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import distributed, read_run
-from neural_similarity.lab.train.checkpoint import checkpoints
-from neural_similarity.lab.train.files import locked
+from neural_similarity.lab.train.checkpoint import list_checkpoints
+from neural_similarity.lab.train.files import lock_file
 from neural_similarity.lab.train.journal import Journal, cut_back
 from neural_similarity.lab.train.stopping import signals_noted
 
@@ -100,7 +100,7 @@ def run_and_kill(where, out):
 @pytest.mark.long
 def test_killed_while_writing_a_checkpoint_it_resumes_bit_identical(reference, tmp_path):
     run_and_kill("writing:6", tmp_path / "run")
-    assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")]
+    assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")]
     assert_same(resume(tmp_path / "run", device="cpu"), reference)
     assert not list((tmp_path / "run").rglob("*.partial"))
 
@@ -135,12 +135,12 @@ def test_signal_finishes_the_step_saves_and_says_how_to_resume(
     out = tmp_path / "run"
     handler = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "stepped", stepped)
+        patch.setattr(Journal, "show_step", stepped)
         assert cli.main(["train", *flags(INTERRUPTED, out)]) == code
     assert signal.getsignal(number) is handler
     told = f"after step 8, saved; continue with nsim train --resume {out}"
     assert told in capsys.readouterr().err
-    assert checkpoints(out / "checkpoints")[-1].name == "step-00000008"
+    assert list_checkpoints(out / "checkpoints")[-1].name == "step-00000008"
     assert cli.main(["train", "--resume", str(out), "--device", "cpu"]) == 0
     assert_same(read_run(out), reference)
 
@@ -181,7 +181,7 @@ def test_an_error_leaves_a_folder_that_another_process_trains_in(tmp_path, monke
     held = contextlib.ExitStack()
 
     def taken(run, *_):
-        held.enter_context(locked(run.path / "config.json", "taken"))
+        held.enter_context(lock_file(run.path / "config.json", "taken"))
         raise RunError("taken")
 
     monkeypatch.setattr("neural_similarity.lab.session._complete", taken)
@@ -211,7 +211,7 @@ def test_truncated_checkpoint_falls_back_and_still_ends_bit_identical(reference,
 
 
 def test_without_a_whole_checkpoint_it_exits_with_1(stopped, capsys):
-    for path in checkpoints(stopped / "checkpoints"):
+    for path in list_checkpoints(stopped / "checkpoints"):
         truncate(path / "weights.safetensors")
     assert cli.main(["train", "--resume", str(stopped)]) == 1
     assert "holds no whole checkpoint; train again" in capsys.readouterr().err
@@ -263,7 +263,7 @@ def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
 
 @pytest.mark.long
 def test_two_processes_do_not_train_one_run(stopped, capsys):
-    with locked(stopped / "config.json", "taken"):
+    with lock_file(stopped / "config.json", "taken"):
         assert cli.main(["train", "--resume", str(stopped)]) == 1
     assert f"another process trains {stopped} already" in capsys.readouterr().err
     assert not (stopped / "summary.json").exists()
@@ -281,7 +281,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
 def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
     recipe, counts = replace(TINY, threads=2, steps=3, drops=()), set()
     killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
-    monkeypatch.setattr(Journal, "stepped", lambda *_: counts.add(torch.get_num_threads()))
+    monkeypatch.setattr(Journal, "show_step", lambda *_: counts.add(torch.get_num_threads()))
     resume(tmp_path / "run", device="cpu")
     assert counts == {2}
 
@@ -318,7 +318,7 @@ def test_processes_that_torchrun_starts_anew_go_on(tmp_path, monkeypatch):
     run = train(recipe, out=tmp_path / "run", device="cpu")
     assert run.recipe.batch_size == 64
     run.summary.unlink()
-    monkeypatch.setattr(distributed, "restarted", lambda: True)
+    monkeypatch.setattr(distributed, "was_restarted", lambda: True)
     assert train(recipe, out=tmp_path / "run", device="cpu").summary.exists()
     with pytest.raises(RunError, match="exists already"):
         train(replace(recipe, lr=0.5), out=tmp_path / "run", device="cpu")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.session import train
-from neural_similarity.lab.train import predict, runtime
+from neural_similarity.lab.train import predict_logits, runtime
 from neural_similarity.lab.train.runtime import choose_runtime
 
 
@@ -32,7 +32,7 @@ def test_devices_are_taken_where_torch_has_them(monkeypatch, kind):
     monkeypatch.setattr(module, "is_available", lambda: True, raising=False)
     chosen = choose_runtime(kind, "fp32")
     assert chosen.device.type == kind
-    assert chosen.sums == (torch.float32 if kind == "mps" else torch.float64)
+    assert chosen.sum_dtype == (torch.float32 if kind == "mps" else torch.float64)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert choose_runtime(kind, "fp32").device.index == (None if kind == "mps" else 1)
     monkeypatch.setattr(module, "is_available", lambda: False, raising=False)
@@ -87,6 +87,6 @@ def test_scores_are_computed_in_the_precision_of_the_run():
     images, runtime = make_images(4, 3), choose_runtime("cpu", "bf16")
     kinds, model = [], nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
     model[0].register_forward_hook(lambda _m, _x, y: kinds.append(y.dtype))
-    preprocess = Preprocess.raw(1)
-    assert predict(model, images, preprocess, runtime).dtype == torch.float32
+    preprocess = Preprocess.raw_values(1)
+    assert predict_logits(model, images, preprocess, runtime).dtype == torch.float32
     assert kinds == [torch.bfloat16]

@@ -38,7 +38,7 @@ def test_five_tasks_by_hand():
     deviation = (sum((v - mean) ** 2 for v in values) / 4) ** 0.5
     reach = 1.96 * deviation / 5**0.5
     found = by_task(torch.tensor(values))
-    assert (found.mean, found.reach) == pytest.approx((mean, reach), abs=1e-12)
+    assert (found.mean, found.half_width) == pytest.approx((mean, reach), abs=1e-12)
     assert (found.low, found.high) == pytest.approx((mean - reach, mean + reach), abs=1e-12)
     assert by_task(torch.zeros(3)) == Interval(0, 0, 0)
     with pytest.raises(ValueError, match="at least 2 tasks, got 1"):

@@ -18,14 +18,14 @@ from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.train import (
     RunError,
     choose_runtime,
-    evaluate,
+    evaluate_model,
     pack_correct,
     read_run,
     unpack_correct,
 )
-from neural_similarity.lab.train.checkpoint import checkpoints
+from neural_similarity.lab.train.checkpoint import list_checkpoints
 from neural_similarity.lab.train.journal import Journal, read_lines
-from neural_similarity.lab.train.scoring import score
+from neural_similarity.lab.train.scoring import score_logits
 from neural_similarity.nn import format_similarity
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -36,7 +36,7 @@ def test_training_is_the_textbook_loop(tmp_path):
     recipe = replace(TINY, similarity=None, label_smoothing=0.1, weight_decay=0.01, lr=0.05)
     run = train(recipe, out=tmp_path / "run", device="cpu")
     images = make_dataset().train
-    preprocess = Preprocess.fit(images)
+    preprocess = Preprocess.fit_to_images(images)
     augment = Augment(crop=1, flip=True, padding="zero")
     options = {"augment": augment, "seed": 0}
     batches = Batches(images, 8, preprocess=preprocess, **options)
@@ -87,7 +87,7 @@ def test_run_folder_is_complete(tmp_path, monkeypatch):
     assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01])
     keys = {"step", "loss", "accuracy", "lr", "images_per_second", "seconds"}
     assert all(set(line) == keys for line in lines)
-    assert [path.name for path in checkpoints(run.checkpoints)] == ["step-00000006"]
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == ["step-00000006"]
     assert (run.plots / "learning-curves.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads(run.summary.read_text())
     assert summary["steps"] == 6
@@ -130,7 +130,7 @@ def test_images_that_no_network_takes_are_refused(tmp_path, monkeypatch, classes
     names, labels = tuple(map(str, range(classes))), torch.arange(40) % classes
     images = data.Images(torch.zeros(40, 1, *size, dtype=torch.uint8), labels, names)
     both = data.Dataset("x", images, images)
-    monkeypatch.setattr(data, "load", lambda *_, **__: both)
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: both)
     with pytest.raises(ValueError, match=message):
         train(TINY, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
@@ -145,7 +145,7 @@ def test_run_that_fails_before_its_first_metrics_leaves_no_folder(tmp_path, monk
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "stepped", fail)
+        patch.setattr(Journal, "show_step", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             train(TINY, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
@@ -187,15 +187,15 @@ def test_validation_keeps_the_best_and_is_held_out(tmp_path):
     assert [line["step"] for line in scored] == [2, 4, 6, 8]
     accuracies = [line["validation_accuracy"] for line in scored]
     first_best = scored[accuracies.index(max(accuracies))]["step"]
-    assert [path.name for path in checkpoints(run.best)] == [f"step-{first_best:08d}"]
+    assert [path.name for path in list_checkpoints(run.best)] == [f"step-{first_best:08d}"]
     summary = json.loads(run.summary.read_text())
     assert summary["best_checkpoint"]["validation_accuracy"] == max(accuracies)
     training, held = data.hold_out(make_dataset().train, 16, 0)
-    assert run.preprocess == Preprocess.fit(training)
+    assert run.preprocess == Preprocess.fit_to_images(training)
     runtime = choose_runtime("cpu", "fp32")
     best = load(run, "best")
-    assert evaluate(best, held, run.preprocess, runtime).accuracy == max(accuracies)
-    scores = evaluate(best, make_dataset().test, run.preprocess, runtime)
+    assert evaluate_model(best, held, run.preprocess, runtime).accuracy == max(accuracies)
+    scores = evaluate_model(best, make_dataset().test, run.preprocess, runtime)
     assert first_best != 8
     assert summary["best_checkpoint"]["test_accuracy"] == scores.accuracy
     assert summary["best_checkpoint"]["test_loss"] == pytest.approx(scores.loss, rel=1e-5)
@@ -208,7 +208,7 @@ def test_test_images_reach_nothing_but_the_summary(tmp_path, monkeypatch):
         return outcome(run, "last", "best")
 
     *first, _ = trained("one")
-    monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset(test_seed=9))
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: make_dataset(test_seed=9))
     *second, _ = trained("other")
     assert_same(second, first)
 
@@ -217,10 +217,10 @@ def test_test_set_is_scored_once_at_the_end(tmp_path, monkeypatch):
     scored = []
 
     def noting(model, images, *rest):
-        scored.append((len(images), checkpoints(tmp_path / "run" / "checkpoints")[-1].name))
-        return evaluate(model, images, *rest)
+        scored.append((len(images), list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name))
+        return evaluate_model(model, images, *rest)
 
-    monkeypatch.setattr(classification, "evaluate", noting)
+    monkeypatch.setattr(classification, "evaluate_model", noting)
     train_tiny(tmp_path)
     assert scored == [(32, "step-00000006")]
 
@@ -228,7 +228,7 @@ def test_test_set_is_scored_once_at_the_end(tmp_path, monkeypatch):
 def test_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
     with pytest.raises(RunError, match=r"the loss is not finite at step .*; try a lower --lr"):
         train_tiny(tmp_path, lr=1e30)
-    assert not checkpoints(tmp_path / "run" / "checkpoints")
+    assert not list_checkpoints(tmp_path / "run" / "checkpoints")
 
 
 def test_load_refuses_what_is_not_there(tmp_path):
@@ -241,7 +241,7 @@ def test_load_refuses_what_is_not_there(tmp_path):
 
 def test_changed_data_are_refused(tmp_path, monkeypatch):
     run = train_tiny(tmp_path)
-    monkeypatch.setattr(data, "load", lambda *_, **__: make_dataset(test_seed=9))
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: make_dataset(test_seed=9))
     with pytest.raises(RunError, match=f"its digest is .*, not {run.digest}"):
         session.load_task(run)
 
@@ -250,11 +250,11 @@ def test_prediction_does_not_depend_on_the_batch_and_leaves_every_mode(tmp_path,
     run = train_tiny(tmp_path)
     model, images = load(run), make_images(11, 3)
     runtime = choose_runtime("cpu", "fp32")
-    whole = evaluate(model, images, run.preprocess, runtime)
+    whole = evaluate_model(model, images, run.preprocess, runtime)
     monkeypatch.setattr("neural_similarity.lab.train.scoring.BATCH_SIZE", 3)
     next(m for m in model.train().modules() if isinstance(m, nn.BatchNorm2d)).eval()
     modes = [module.training for module in model.modules()]
-    parts = evaluate(model, images, run.preprocess, runtime)
+    parts = evaluate_model(model, images, run.preprocess, runtime)
     assert [module.training for module in model.modules()] == modes
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
     assert torch.equal(parts.correct, whole.correct)
@@ -262,11 +262,11 @@ def test_prediction_does_not_depend_on_the_batch_and_leaves_every_mode(tmp_path,
 
 def test_the_seed_says_which_images_are_held_out():
     dataset = make_dataset()
-    parts = ClassificationTask(replace(TINY, validation=16, seed=3), dataset).split()
+    parts = ClassificationTask(replace(TINY, validation=16, seed=3), dataset).training_split()
     expected = data.hold_out(dataset.train, 16, 3)
     assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(parts, expected, strict=True))
 
 
 def test_the_first_five_count_from_eleven_classes_on():
-    assert score(torch.eye(10), torch.arange(10)).correct5 is None
-    assert score(torch.eye(11), torch.arange(11)).correct5.all()
+    assert score_logits(torch.eye(10), torch.arange(10)).correct5 is None
+    assert score_logits(torch.eye(11), torch.arange(11)).correct5.all()

@@ -15,12 +15,12 @@ from importlib.metadata import version
 
 from neural_similarity import __version__
 from neural_similarity.choices import extra_needed
-from neural_similarity.lab.cli.commands import Command, Commands, dispatch, say
+from neural_similarity.lab.cli.commands import Command, Commands, dispatch_command, print_line
 from neural_similarity.lab.errors import Interrupted, PeerDied, RunError, UsageError
 from neural_similarity.lab.terminal import one_line, plain_output
 
 
-def _late(module: str, name: str) -> Command:
+def _load_late(module: str, name: str) -> Command:
     """A command whose module is imported when it runs: `nsim --help` needs no torch."""
 
     def run(args: Sequence[str]) -> int:
@@ -30,20 +30,23 @@ def _late(module: str, name: str) -> Command:
 
 
 COMMANDS: Commands = {
-    "train": (_late("train", "train"), "train a network, or continue a run with --resume"),
-    "evaluate": (_late("runs", "evaluate"), "score a run on test images or tasks"),
-    "predict": (_late("runs", "predict"), "name the classes of images"),
-    "export": (_late("export", "export"), "write a network as ONNX or torch.export, also in int8"),
-    "inspect": (_late("runs", "inspect"), "draw the similarities that a run learned"),
-    "report": (_late("report", "report"), "compare runs in one HTML file"),
-    "reproduce": (_late("paper", "reproduce"), "run what a table of the paper lacks"),
-    "table": (_late("paper", "table"), "show a table of the paper beside our runs"),
-    "record": (_late("paper", "record"), "write the records of finished runs"),
-    "theory": (_late("theory", "theory"), "put section 5 of the paper to the test"),
-    "recipes": (_late("recipes", "recipes"), "list the named recipes"),
-    "models": (_late("catalogue", "models"), "list the networks, their parameters and MACs"),
-    "data": (_late("catalogue", "data"), "download or verify a data set"),
-    "completion": (_late("completion", "completion"), "print what bash or zsh completes by"),
+    "train": (_load_late("train", "train"), "train a network, or continue a run with --resume"),
+    "evaluate": (_load_late("runs", "evaluate"), "score a run on test images or tasks"),
+    "predict": (_load_late("runs", "predict"), "name the classes of images"),
+    "export": (
+        _load_late("export", "export"),
+        "write a network as ONNX or torch.export, also in int8",
+    ),
+    "inspect": (_load_late("runs", "inspect"), "draw the similarities that a run learned"),
+    "report": (_load_late("report", "report"), "compare runs in one HTML file"),
+    "reproduce": (_load_late("paper", "reproduce"), "run what a table of the paper lacks"),
+    "table": (_load_late("paper", "table"), "show a table of the paper beside our runs"),
+    "record": (_load_late("paper", "record"), "write the records of finished runs"),
+    "theory": (_load_late("theory", "theory"), "put section 5 of the paper to the test"),
+    "recipes": (_load_late("recipes", "recipes"), "list the named recipes"),
+    "models": (_load_late("catalogue", "models"), "list the networks, their parameters and MACs"),
+    "data": (_load_late("catalogue", "data"), "download or verify a data set"),
+    "completion": (_load_late("completion", "completion"), "print what bash or zsh completes by"),
 }
 EXAMPLES = """\
   nsim train                                          a few minutes on a laptop
@@ -60,14 +63,14 @@ def main(args: Sequence[str] | None = None) -> int:
         args: words after `nsim`; None takes those of the process.
     """
     _warn_once()
-    return exit_code(lambda: _run(sys.argv[1:] if args is None else args))
+    return exit_code(lambda: _run_command(sys.argv[1:] if args is None else args))
 
 
-def _run(args: Sequence[str]) -> int:
+def _run_command(args: Sequence[str]) -> int:
     if list(args) == ["--version"]:
-        say(f"neural-similarity {__version__}, torch {version('torch')}")
+        print_line(f"neural-similarity {__version__}, torch {version('torch')}")
         return 0
-    return dispatch(
+    return dispatch_command(
         args,
         COMMANDS,
         prog="nsim",
@@ -89,29 +92,29 @@ def _code_of(run: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except ModuleNotFoundError as error:
-        return _fail(extra_needed(error, "nsim"), 1)
+        return _report_error(extra_needed(error, "nsim"), 1)
     except UsageError as error:
-        return _fail(error, 2)
+        return _report_error(error, 2)
     except Interrupted as stop:
-        return _fail(stop, stop.exit_code)
+        return _report_error(stop, stop.exit_code)
     except BrokenPipeError as error:
-        return 141 if _unread() else _fail(error, 1)
+        return 141 if _output_closed() else _report_error(error, 1)
     except (RunError, OSError, ValueError, NotImplementedError) as error:
         # torch raises the last for an operation that a device does not have.
-        return _fail(error, 1)
+        return _report_error(error, 1)
     except MemoryError as error:
-        return _fail(MemoryError(f"out of memory {error}".strip()), 1)
+        return _report_error(MemoryError(f"out of memory {error}".strip()), 1)
     except RuntimeError as error:  # torch's own lack of memory, of whichever device
         if not re.search("allocate memory|out of memory|Storage size", str(error)):
             raise
-        return _fail(MemoryError(f"out of memory: {str(error).splitlines()[0]}"), 1)
+        return _report_error(MemoryError(f"out of memory: {str(error).splitlines()[0]}"), 1)
     except KeyboardInterrupt:
         return 130
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 0
 
 
-def _unread() -> bool:
+def _output_closed() -> bool:
     """Whether the reader of our output has closed it, as `head` does; shells then expect 141."""
     if not hasattr(select, "poll"):  # On Windows.
         return False
@@ -124,7 +127,7 @@ def _unread() -> bool:
     return True
 
 
-def _fail(error: Exception, code: int) -> int:
+def _report_error(error: Exception, code: int) -> int:
     """Write the error, of several processes with the same one once, and return `code`."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from neural_similarity.lab.train.distributed import says_first

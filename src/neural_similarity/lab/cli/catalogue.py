@@ -12,10 +12,10 @@ import tyro
 from neural_similarity import models as networks
 from neural_similarity.conversion import fold
 from neural_similarity.lab import data as datasets
-from neural_similarity.lab.cli.commands import print_table, require, say_json
-from neural_similarity.lab.cli.parsing import parse
+from neural_similarity.lab.cli.commands import print_table, require_known_name, say_json
+from neural_similarity.lab.cli.parsing import parse_options
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.train.progress import counter
+from neural_similarity.lab.train.progress import count_bar
 from neural_similarity.models import macs, parameters
 from neural_similarity.nn import SIMILARITIES, parse_similarity
 
@@ -62,9 +62,11 @@ class DataOptions:
 def models(args: Sequence[str]) -> int:
     """Print the networks with every similarity, their parameters and multiplications."""
     description = MODELS_DESCRIPTION
-    options = parse(ModelsOptions, args, prog="nsim models", description=description, flags=True)
+    options = parse_options(
+        ModelsOptions, args, prog="nsim models", description=description, flags=True
+    )
     for name in options.names:
-        require("network", name, networks.MODELS)
+        require_known_name("network", name, networks.MODELS)
     rows = [
         _model_row(name, text)
         for name in options.names or networks.MODELS
@@ -111,17 +113,17 @@ def data(args: Sequence[str]) -> int:
         "  nsim data cifar10 --data data\n  nsim data imagenet --data ILSVRC2012\n"
         "  nsim data imagenet --source data/mini-imagenet --data data/mini-imagenet-100"
     )
-    options = parse(DataOptions, args, prog="nsim data", description=description)
-    require("data set", options.name, datasets.NAMES)
+    options = parse_options(DataOptions, args, prog="nsim data", description=description)
+    require_known_name("data set", options.name, datasets.NAMES)
     path = options.data
     if options.source is not None:
         if options.name != "imagenet":
             raise UsageError(f"--source is for the data set imagenet, got {options.name}")
         datasets.lay_out(options.source, path)
     if options.name not in datasets.IN_PLACE:
-        with counter("bytes") as progress:
-            path = datasets.download(options.name, options.data, progress=progress)
-    dataset = datasets.load(options.name, root=options.data)
+        with count_bar("bytes") as progress:
+            path = datasets.download_dataset(options.name, options.data, progress=progress)
+    dataset = datasets.load_dataset(options.name, root=options.data)
     channels, height, width = dataset.train.shape
     sys.stdout.write(
         f"{dataset.name} in {path}: {len(dataset.train):,} training and {len(dataset.test):,} test "

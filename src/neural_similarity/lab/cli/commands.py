@@ -8,7 +8,7 @@ from io import StringIO
 from typing import Any
 
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.terminal import printable, styled
+from neural_similarity.lab.terminal import escape_controls, styled_stream
 
 Command = Callable[[Sequence[str]], int]
 """Takes the words after the command's name and returns the exit code."""
@@ -19,7 +19,7 @@ NUMBERS = ("recipes", "steps", "classes", "parameters", "MACs")
 """Columns that are aligned at the right."""
 
 
-def dispatch(
+def dispatch_command(
     args: Sequence[str], commands: Commands, *, prog: str, kind: str, about: str, examples: str
 ) -> int:
     """Run the command that the first word names and return its exit code.
@@ -40,16 +40,16 @@ def dispatch(
     name, *rest = args or ["--help"]
     if name in ("-h", "--help"):
         lines = "\n".join(f"  {name:<12}{text}" for name, (_, text) in commands.items())
-        say(
+        print_line(
             f"usage: {prog} COMMAND ...\n\n{about}\n\ncommands:\n{lines}\n\n"
             f"examples:\n{examples}\n\n`{prog} COMMAND --help` describes a command."
         )
         return 0
-    require(kind, name, commands)
+    require_known_name(kind, name, commands)
     return commands[name][0](rest)
 
 
-def require(kind: str, name: str, names: Collection[str]) -> None:
+def require_known_name(kind: str, name: str, names: Collection[str]) -> None:
     """Check that `name` is one of `names`.
 
     Raises:
@@ -63,10 +63,10 @@ def require(kind: str, name: str, names: Collection[str]) -> None:
 
 def say_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    say(json.dumps(value, indent=2))
+    print_line(json.dumps(value, indent=2))
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line, or several."""
     sys.stdout.write(f"{line}\n")
 
@@ -87,9 +87,9 @@ def print_table(
         justify = "right" if column in NUMBERS else "left"
         table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)
     for row in rows:
-        table.add_row(*map(printable, row))
+        table.add_row(*map(escape_controls, row))
     text = StringIO()  # rich would end the process itself when nobody reads on
-    output, width = styled(sys.stdout), max(Console().width, WIDTH)
+    output, width = styled_stream(sys.stdout), max(Console().width, WIDTH)
     Console(
         file=text, force_terminal=output.isatty(), width=width, markup=False, emoji=False
     ).print(table)

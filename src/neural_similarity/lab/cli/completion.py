@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 
 from neural_similarity.lab.cli import COMMANDS, main
-from neural_similarity.lab.cli.commands import require, say
+from neural_similarity.lab.cli.commands import print_line, require_known_name
 from neural_similarity.lab.cli.recipes import recipe_list
 from neural_similarity.lab.paper.tables import TABLES
 from neural_similarity.lab.recipes import RECIPES
@@ -35,15 +35,17 @@ SCRIPTS = {"bash": BASH, "zsh": "autoload -U +X bashcompinit && bashcompinit\n" 
 def completion(args: Sequence[str]) -> int:
     """Print the script of a shell."""
     if not args or args[0] in ("-h", "--help"):
-        say(HELP)
+        print_line(HELP)
         return 0
-    require("shell", args[0], SCRIPTS)
-    cases = [f'    {name}) words="{" ".join(words(name))}" ;;' for name in COMMANDS]
-    say(SCRIPTS[args[0]].format(commands=" ".join(COMMANDS), cases="\n".join(cases)).rstrip())
+    require_known_name("shell", args[0], SCRIPTS)
+    cases = [f'    {name}) words="{" ".join(completion_words(name))}" ;;' for name in COMMANDS]
+    print_line(
+        SCRIPTS[args[0]].format(commands=" ".join(COMMANDS), cases="\n".join(cases)).rstrip()
+    )
     return 0
 
 
-def words(command: str) -> list[str]:
+def completion_words(command: str) -> list[str]:
     """The words that can follow a command: names, and the options in its help."""
     families = recipe_list()[1].values()
     recipes = [row[0] for family in families for row in family["rows"]]

@@ -9,22 +9,22 @@ from torch import Tensor, nn
 
 from neural_similarity.conversion import fold, unfreeze_backbone
 from neural_similarity.files import new_file
-from neural_similarity.lab.cli.commands import say
-from neural_similarity.lab.cli.parsing import parse
-from neural_similarity.lab.cli.runs import DataOptions, dataset_of, opened, require_foldable
+from neural_similarity.lab.cli.commands import print_line
+from neural_similarity.lab.cli.parsing import parse_options
+from neural_similarity.lab.cli.runs import DataOptions, dataset_of, open_class_run, require_foldable
 from neural_similarity.lab.data import ImageSet
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.tasks.baselines import merged
-from neural_similarity.lab.train import Run, score
+from neural_similarity.lab.tasks.baselines import merge_baselines
+from neural_similarity.lab.train import Run, score_logits
 from neural_similarity.lab.train.exporting import (
     ROUNDED,
     TOLERANCE,
     WRITERS,
-    agreement,
+    compare_logits,
     facts_of,
     logits_of,
-    quantised,
-    traced,
+    quantise_network,
+    trace_network,
 )
 from neural_similarity.lab.train.run import load_network
 from neural_similarity.lab.train.weights import load_weights, packed_weights
@@ -61,46 +61,48 @@ class ExportOptions(DataOptions):
             raise UsageError("--int8 needs the format onnx or pt2: safetensors hold only weights")
 
     @property
-    def stem(self) -> str:
+    def file_stem(self) -> str:
         """The usual name of the file."""
         return "network" + ("-int8" if self.int8 else "-folded" if self.fold else "")
 
 
 def export(args: Sequence[str]) -> int:
     """Write the file, read it again, and say what was checked."""
-    options = parse(ExportOptions, args, prog="nsim export", description=DESCRIPTION, flags=True)
-    run = opened(options.run)
+    options = parse_options(
+        ExportOptions, args, prog="nsim export", description=DESCRIPTION, flags=True
+    )
+    run = open_class_run(options.run)
     dataset = dataset_of(run, options)
     model = unfreeze_backbone(load_network(run, options.checkpoint))
     whole = model
     if options.fold or options.int8:
         require_foldable(run, model)
-        model = fold(merged(model)).eval()
-    path = options.out or run.path / f"{options.stem}.{options.format}"
+        model = fold(merge_baselines(model)).eval()
+    path = options.out or run.path / f"{options.file_stem}.{options.format}"
     with new_file(path) as file:
         if options.format == "safetensors":
             file.write(packed_weights(model, run.metadata))
             file.flush()
-            x = _head(run, dataset.test)
+            x = _first_batch(run, dataset.test)
             lines = [_read_weights(run, whole, Path(file.name), x, options.fold)]
         else:
-            lines = _program(run, model, file, (dataset.train, dataset.test), options)
-    say(f"{path}: {path.stat().st_size / 1000:,.1f} kB")
+            lines = _export_program(run, model, file, (dataset.train, dataset.test), options)
+    print_line(f"{path}: {path.stat().st_size / 1000:,.1f} kB")
     for line in lines:
-        say(line)
+        print_line(line)
     return 0
 
 
 def _read_weights(run: Run, model: nn.Module, path: Path, x: Tensor, folded: bool) -> str:
     """How far a network that reads the file is from the run's own."""
-    again = fold(merged(run.build())) if folded else run.build()
+    again = fold(merge_baselines(run.build())) if folded else run.build()
     load_weights(path, again)
-    worst, _ = agreement(model, again.eval(), x, BATCHES)
+    worst, _ = compare_logits(model, again.eval(), x, BATCHES)
     kind = "similarity=None" if folded else "as the run has it"
     return f"read into a new network ({kind}): max |Δlogit| {worst:.2e}"
 
 
-def _program(
+def _export_program(
     run: Run,
     model: nn.Module,
     file: BinaryIO,
@@ -108,17 +110,19 @@ def _program(
     options: ExportOptions,
 ) -> list[str]:
     train, test = parts
-    x, lines = _head(run, test), list[str]()
+    x, lines = _first_batch(run, test), list[str]()
     network = model
     if options.int8:
         batches = (
-            batch for batch, _ in zip(_batches(run, train), range(CALIBRATION), strict=False)
+            batch for batch, _ in zip(_image_batches(run, train), range(CALIBRATION), strict=False)
         )
-        network = quantised(model, x, batches)
+        network = quantise_network(model, x, batches)
     write = WRITERS[options.format]
     facts = facts_of(run.classes, run.preprocess, run.image_size)
-    written = write(traced(network, x), file, facts)
-    worst, sizes = agreement(network, written, x, BATCHES, ROUNDED if options.int8 else TOLERANCE)
+    written = write(trace_network(network, x), file, facts)
+    worst, sizes = compare_logits(
+        network, written, x, BATCHES, ROUNDED if options.int8 else TOLERANCE
+    )
     reader = "onnxruntime" if options.format == "onnx" else "torch.export.load"
     lines.append(
         f"{reader} agrees with torch{' in int8' * options.int8} on {len(x)} test images: max "
@@ -128,25 +132,25 @@ def _program(
     if len(sizes) == 1:
         lines.append(f"the network takes images of {sizes[0]} pixels alone")
     if options.int8:
-        whole, eight = (logits_of(one, _batches(run, test)) for one in (model, written))
+        whole, eight = (logits_of(one, _image_batches(run, test)) for one in (model, written))
         lines.append(
-            f"int8: accuracy {_percent(eight, test)}, in float {_percent(whole, test)}, on "
-            f"{len(test):,} test images; {100 * _same(whole, eight):.2f} % of the answers are equal"
+            f"int8: accuracy {_accuracy_percent(eight, test)}, in float {_accuracy_percent(whole, test)}, on "
+            f"{len(test):,} test images; {100 * _equal_answers(whole, eight):.2f} % of the answers are equal"
         )
     return lines
 
 
-def _batches(run: Run, images: ImageSet) -> Iterator[Tensor]:
+def _image_batches(run: Run, images: ImageSet) -> Iterator[Tensor]:
     return (run.preprocess(chunk).contiguous() for chunk in images.chunks(BATCH))
 
 
-def _head(run: Run, images: ImageSet) -> Tensor:
+def _first_batch(run: Run, images: ImageSet) -> Tensor:
     return run.preprocess(images.head(BATCH)).contiguous()
 
 
-def _percent(logits: Tensor, images: ImageSet) -> str:
-    return f"{100 * score(logits, images.labels).accuracy:.2f} %"
+def _accuracy_percent(logits: Tensor, images: ImageSet) -> str:
+    return f"{100 * score_logits(logits, images.labels).accuracy:.2f} %"
 
 
-def _same(one: Tensor, other: Tensor) -> float:
+def _equal_answers(one: Tensor, other: Tensor) -> float:
     return (one.argmax(1) == other.argmax(1)).double().mean().item()

@@ -11,20 +11,20 @@ import tyro
 from neural_similarity.choices import require_count, require_least
 from neural_similarity.files import write_text
 from neural_similarity.lab import paper
-from neural_similarity.lab.cli.commands import require, say, say_json
+from neural_similarity.lab.cli.commands import print_line, require_known_name, say_json
 from neural_similarity.lab.cli.parsing import (
     check_folders,
     check_seeds,
-    integer,
-    listed,
-    parse,
+    comma_list,
+    parse_integer,
+    parse_options,
 )
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.paper import TABLES, Line, Outcome, RowChoice, Scope, Table
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.train import choose_runtime
-from neural_similarity.lab.train.progress import clock, notice
-from neural_similarity.lab.train.recipe import Recipe, scaled
+from neural_similarity.lab.train.progress import format_clock, print_notice
+from neural_similarity.lab.train.recipe import Recipe, scale_recipe
 from neural_similarity.lab.train.runtime import PrecisionChoice
 
 RESULTS = Path("results")
@@ -45,19 +45,21 @@ class TableOptions:
     """Folder of the run records."""
 
     def __post_init__(self) -> None:
-        require("table", self.table, TABLES)
-        if self.variant != "paper" and not any(row.has_recipe for row in self.wanted.rows):
+        require_known_name("table", self.table, TABLES)
+        if self.variant != "paper" and not any(
+            row.has_recipe for row in self.table_in_variant.all_rows
+        ):
             raise UsageError(
                 f"--variant is for tables on CIFAR; table {self.table} has one variant"
             )
 
     @property
-    def wanted(self) -> Table:
+    def table_in_variant(self) -> Table:
         """The table in the variant."""
         return paper.in_variant(TABLES[self.table], self.variant)
 
     @property
-    def words(self) -> str:
+    def command_words(self) -> str:
         """Table and variant as on a command line."""
         return self.table + ("" if self.variant == "paper" else f" --variant {self.variant}")
 
@@ -68,9 +70,9 @@ class ReproduceOptions(TableOptions):
 
     budget: float = 1.0
     """Factor on steps and drops, the same for all rows; below 1 a reduced schedule."""
-    seeds: Annotated[tuple[int, ...], listed(integer, "S,S,...")] = (1, 2, 3)
+    seeds: Annotated[tuple[int, ...], comma_list(parse_integer, "S,S,...")] = (1, 2, 3)
     """Seeds that every row is run with."""
-    only: Annotated[tuple[str, ...], listed(str, "NAME,NAME,...")] = ()
+    only: Annotated[tuple[str, ...], comma_list(str, "NAME,NAME,...")] = ()
     """Recipes to run of those in the table; a name may hold *."""
     print: bool = False
     """Print the commands, one line a run, and run nothing."""
@@ -82,7 +84,7 @@ class ReproduceOptions(TableOptions):
     """Precision of new runs: the faster one here, or that of the other records."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps or xpu."""
-    shots: Annotated[tuple[int, ...], listed(integer, "N,N,...")] = (5, 1)
+    shots: Annotated[tuple[int, ...], comma_list(parse_integer, "N,N,...")] = (5, 1)
     """Labelled images of each class of a task, for table 6."""
     tasks: int = 2_000
     """Number of test tasks, for table 6."""
@@ -94,8 +96,8 @@ class ReproduceOptions(TableOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         # These raise here, where errors are those of usage.
-        scaled(Recipe(), self.budget)
-        self.records()
+        scale_recipe(Recipe(), self.budget)
+        self.wanted_records()
         require_count("jobs", self.jobs)
         if self.stage is not None:
             require_count("stage", self.stage)
@@ -108,13 +110,13 @@ class ReproduceOptions(TableOptions):
         if len(set(self.shots)) < len(self.shots):
             raise ValueError(f"`shots` must be distinct, got {self.shots}")
 
-    def records(self) -> list[paper.Wanted]:
+    def wanted_records(self) -> list[paper.Wanted]:
         """The records that the table needs."""
         choice = RowChoice(self.only, self.shots)
-        return paper.wanted_records(self.wanted, self.seeds, choice, self.tasks)
+        return paper.wanted_records(self.table_in_variant, self.seeds, choice, self.tasks)
 
     @property
-    def scope(self) -> Scope:
+    def run_scope(self) -> Scope:
         """The settings that all runs share."""
         names = ("budget", "results", "runs", "data", "device", "precision")
         return Scope(**{name: getattr(self, name) for name in names})
@@ -136,7 +138,7 @@ class ShowOptions(TableOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.budget is not None:
-            scaled(Recipe(), self.budget)
+            scale_recipe(Recipe(), self.budget)
         if self.out is not None and self.out.suffix != ".md":
             raise ValueError(f"`out` must end in .md, got {self.out}")
         if self.results != RESULTS and not self.results.is_dir():
@@ -170,19 +172,19 @@ def reproduce(args: Sequence[str]) -> int:
         "  nsim reproduce 2 --print | xargs -d '\\n' -P 4 -I LINE sh -c LINE\n"
         "  nsim reproduce 6 --print --stage 1"
     )
-    options = parse(
+    options = parse_options(
         ReproduceOptions, args, prog="nsim reproduce", description=description, flags=True
     )
-    wanted, scope = options.records(), options.scope
+    wanted, scope = options.wanted_records(), options.run_scope
     lines = paper.missing_lines(wanted, scope)
-    notice(_plan_text(lines, len(wanted), options))
+    print_notice(_plan_text(lines, len(wanted), options))
     if options.print:
         for line in lines:
             if options.stage in (None, line.stage):
-                say(str(line))
+                print_line(str(line))
         return 0
     outcome = paper.run_lines(lines, options.jobs)
-    return _conclude(outcome, options)
+    return _print_outcome(outcome, options)
 
 
 def table(args: Sequence[str]) -> int:
@@ -192,24 +194,26 @@ def table(args: Sequence[str]) -> int:
         "  nsim table 4\n"
         "  nsim table 4 --budget 0.125 --out docs/table-4.md"
     )
-    options = parse(ShowOptions, args, prog="nsim table", description=description, flags=True)
+    options = parse_options(
+        ShowOptions, args, prog="nsim table", description=description, flags=True
+    )
     if not options.results.is_dir():
         sys.stderr.write(f"nsim: no records in {options.results}/\n")
     costs = paper.read_costs(options.costs) if options.costs.exists() else None
     facts = {"budget": options.budget, "results": options.results, "costs": costs}
-    report = paper.make_report(options.wanted, **facts)
+    report = paper.make_report(options.table_in_variant, **facts)
     if options.json:
         say_json(paper.report_rows(report))
     elif options.out is None:
         sys.stdout.write(paper.to_markdown(report))
     elif report.table.mixed:
         write_text(options.out, paper.to_markdown(report))
-        say(f"{options.out}")
+        print_line(f"{options.out}")
     else:
         picture = options.out.with_suffix(".png")
         paper.draw(report, picture)
         write_text(options.out, paper.to_markdown(report, picture.name))
-        say(f"{options.out}\n{picture}")
+        print_line(f"{options.out}\n{picture}")
     return 0
 
 
@@ -220,40 +224,38 @@ def record(args: Sequence[str]) -> int:
         "with overridden fields have none."
         "\n\nexample:\n  nsim record runs/cifar10-cnn-seed1"
     )
-    options = parse(RecordOptions, args, prog="nsim record", description=description)
+    options = parse_options(RecordOptions, args, prog="nsim record", description=description)
     if not options.runs:
         raise UsageError("nsim record needs at least one run folder")
     for path in options.runs:
         for written in paper.write_records(open_run(path), options.results):
-            say(str(written))
+            print_line(str(written))
     return 0
 
 
 def _plan_text(lines: Sequence[Line], wanted: int, options: ReproduceOptions) -> str:
     """How many records are missing, in how many stages, and how long they take."""
     missing = sum(len(line.records) for line in lines)
-    text = (
-        f"{options.wanted.title}, budget {options.budget:g}: {missing} of {wanted} records missing"
-    )
-    if without := [row.recipe for row in options.wanted.rows if not row.has_recipe]:
+    text = f"{options.table_in_variant.title}, budget {options.budget:g}: {missing} of {wanted} records missing"
+    if without := [row.recipe for row in options.table_in_variant.all_rows if not row.has_recipe]:
         text += f"; no recipe, left out: {', '.join(without)}"
     if not lines:
         return text
     stages = max(line.stage for line in lines)
     text += f"; runs: {len(lines)}" + (f", in {stages} stages" if stages > 1 else "")
     seconds, unknown = paper.training_seconds(lines, options.results, options.precision)
-    known = f"about {clock(seconds)} of training, one at a time, by records of such machines"
+    known = f"about {format_clock(seconds)} of training, one at a time, by records of such machines"
     return f"{text}; {known}" + (f"; without records: {unknown}" if unknown else "")
 
 
-def _conclude(outcome: Outcome, options: ReproduceOptions) -> int:
+def _print_outcome(outcome: Outcome, options: ReproduceOptions) -> int:
     """Print the outcome and the next command; return the exit code."""
     for key, reason in outcome.failed.items():
-        notice(f"nsim: {key}: {reason}")
+        print_notice(f"nsim: {key}: {reason}")
     if outcome.stopped is not None:
-        notice("nsim: stopped, all is saved; the same command goes on")
+        print_notice("nsim: stopped, all is saved; the same command goes on")
         return 128 + outcome.stopped
     if outcome.failed:
         return 1
-    say(f"nsim table {options.words} --budget {options.budget:g} shows the table")
+    print_line(f"nsim table {options.command_words} --budget {options.budget:g} shows the table")
     return 0

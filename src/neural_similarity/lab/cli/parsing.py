@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import tyro
 
-from neural_similarity.lab.cli.commands import require
+from neural_similarity.lab.cli.commands import require_known_name
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.terminal import styled_output
 from neural_similarity.lab.train import Recipe
@@ -45,11 +45,11 @@ def named_recipe(
     """
     if not args or args[0].startswith("-"):
         return None, args
-    require(kind, args[0], recipes)
+    require_known_name(kind, args[0], recipes)
     return args[0], args[1:]
 
 
-def parse(
+def parse_options(
     options: type[Options],
     args: Sequence[str],
     *,
@@ -88,7 +88,9 @@ def parse(
         raise UsageError(str(error)) from error
 
 
-def listed(kind: Callable[[str], Item], metavar: str) -> tyro.constructors.PrimitiveConstructorSpec:
+def comma_list(
+    kind: Callable[[str], Item], metavar: str
+) -> tyro.constructors.PrimitiveConstructorSpec:
     """A tuple in one word, its items separated by commas."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
@@ -99,7 +101,7 @@ def listed(kind: Callable[[str], Item], metavar: str) -> tyro.constructors.Primi
     )
 
 
-def integer(word: str) -> int:
+def parse_integer(word: str) -> int:
     """The integer that a word is.
 
     Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.files import read_json
-from neural_similarity.lab.cli.commands import print_table, require, say, say_json
+from neural_similarity.lab.cli.commands import print_line, print_table, require_known_name, say_json
 from neural_similarity.lab.errors import UsageError
 
 LIST = Path(__file__).parents[1] / "recipes" / "list.json"
@@ -29,11 +29,11 @@ def recipes(args: Sequence[str]) -> int:
         case []:
             _print_families(families)
         case ["-h" | "--help", *_]:
-            say(HELP)
+            print_line(HELP)
         case ["--all"]:
             _print_recipes(columns, families)
         case ["--family", name]:
-            require("family", name, families)
+            require_known_name("family", name, families)
             _print_recipes(columns, {name: families[name]})
         case ["--json"]:
             say_json(
@@ -59,7 +59,7 @@ def recipe_list() -> tuple[list[str], dict[str, Any]]:
 def _print_families(families: dict[str, Any]) -> None:
     rows = [[name, f"{len(each['rows'])}", each["title"]] for name, each in families.items()]
     print_table(("family", "recipes", "description"), rows, wraps="description")
-    say("\nnsim recipes --family NAME lists the recipes of a family, --all those of all.")
+    print_line("\nnsim recipes --family NAME lists the recipes of a family, --all those of all.")
 
 
 def _print_recipes(columns: Sequence[str], families: dict[str, Any]) -> None:

@@ -13,11 +13,11 @@ import tyro
 
 from neural_similarity.files import read_bytes, write_text
 from neural_similarity.lab import session
-from neural_similarity.lab.cli.commands import say
-from neural_similarity.lab.cli.parsing import parse
+from neural_similarity.lab.cli.commands import print_line
+from neural_similarity.lab.cli.parsing import parse_options
 from neural_similarity.lab.errors import UsageError, content_errors
 from neural_similarity.lab.tasks.few_shot.evaluation import evaluation_files
-from neural_similarity.lab.terminal import plot_label, printable
+from neural_similarity.lab.terminal import escape_controls, plot_label
 from neural_similarity.lab.train import Run
 from neural_similarity.lab.train.journal import curve, read_lines
 from neural_similarity.lab.train.recipe import recipe_to_json
@@ -61,35 +61,35 @@ def report(args: Sequence[str]) -> int:
         "Compare runs in one self-contained HTML file.\n\n"
         "example:\n  nsim report runs/quickstart-seed0 runs/quickstart-seed1 --out seeds.html"
     )
-    options = parse(ReportOptions, args, prog="nsim report", description=description)
+    options = parse_options(ReportOptions, args, prog="nsim report", description=description)
     if not options.runs:
         raise UsageError("nsim report needs at least one run folder")
     runs = [session.open_run(path) for path in options.runs]
-    write_text(options.out, page(runs))
-    say(str(options.out))
+    write_text(options.out, report_page(runs))
+    print_line(str(options.out))
     return 0
 
 
-def page(runs: Sequence[Run]) -> str:
+def report_page(runs: Sequence[Run]) -> str:
     """The page: results, learning curves, pictures of M, settings, environment."""
     named = {run.path.name: run for run in runs}
     if len(named) < len(runs):
         named = {str(run.path): run for run in runs}
     settings = {name: recipe_to_json(run.recipe) for name, run in named.items()}
-    environments = {name: _texts(run.path / ENVIRONMENT) for name, run in named.items()}
+    environments = {name: _json_values(run.path / ENVIRONMENT) for name, run in named.items()}
     title = "Settings that differ" if len(named) > 1 else "Settings"
     sections = {
-        "Results": _table({name: _results(run) for name, run in named.items()}),
-        "Learning curves": _curves({name: _points(run) for name, run in named.items()}),
-        "Similarities": "".join(_pictures(name, run) for name, run in named.items()),
-        title: _table(_differing(settings) if len(named) > 1 else settings),
-        "Environment": _table(environments),
+        "Results": _html_table({name: _summary_values(run) for name, run in named.items()}),
+        "Learning curves": _draw_curves({name: _logged_points(run) for name, run in named.items()}),
+        "Similarities": "".join(_embed_pictures(name, run) for name, run in named.items()),
+        title: _html_table(_differing_settings(settings) if len(named) > 1 else settings),
+        "Environment": _html_table(environments),
     }
     parts = (f"<section><h2>{name}</h2>\n{text}</section>" for name, text in sections.items())
-    return PAGE.format(title=_html(", ".join(named)), sections="\n".join(parts))
+    return PAGE.format(title=_escape_html(", ".join(named)), sections="\n".join(parts))
 
 
-def _results(run: Run) -> dict[str, Any]:
+def _summary_values(run: Run) -> dict[str, Any]:
     """The single values of the summary, and the accuracy of every few-shot evaluation."""
     if not run.summary.exists():
         steps = [line["step"] for line in read_lines(run.metrics)]
@@ -103,50 +103,52 @@ def _results(run: Run) -> dict[str, Any]:
     return found
 
 
-def _texts(path: Path) -> dict[str, str]:
+def _json_values(path: Path) -> dict[str, str]:
     """The values in a JSON file, as a table shows them."""
     with content_errors(path):  # Deeply nested ones cannot be written.
         return {name: str(value) for name, value in read_facts(path).items()}
 
 
-def _points(run: Run) -> dict[str, list[tuple[float, float]]]:
+def _logged_points(run: Run) -> dict[str, list[tuple[float, float]]]:
     """Of every quantity that a run logged, the steps and the values."""
     with content_errors(run.metrics):
         records = read_lines(run.metrics)
         return {key: points for key in CURVES if (points := curve(records, key))}
 
 
-def _differing(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _differing_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The fields whose values differ between runs; None for a run without the field."""
     rows = list(settings.values())
-    fields = [n for n in _keys(rows) if any(row.get(n) != rows[0].get(n) for row in rows)]
+    fields = [n for n in _all_keys(rows) if any(row.get(n) != rows[0].get(n) for row in rows)]
     return {name: {n: row.get(n) for n in fields} for name, row in settings.items()}
 
 
-def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def _all_keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def _table(columns: Mapping[str, Mapping[str, Any]]) -> str:
+def _html_table(columns: Mapping[str, Mapping[str, Any]]) -> str:
     """A row for every key, a column for every run."""
-    keys = _keys(columns.values())
+    keys = _all_keys(columns.values())
     if not keys:
         return "<p>None.</p>\n"
-    lines = [_row("th", ["", *columns])]
-    lines += [_row("td", [key, *(row.get(key, "") for row in columns.values())]) for key in keys]
+    lines = [_html_row("th", ["", *columns])]
+    lines += [
+        _html_row("td", [key, *(row.get(key, "") for row in columns.values())]) for key in keys
+    ]
     return "<table>\n" + "\n".join(lines) + "\n</table>\n"
 
 
-def _row(tag: str, cells: Iterable[Any]) -> str:
+def _html_row(tag: str, cells: Iterable[Any]) -> str:
     texts = (f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells)
-    return "<tr>" + "".join(f"<{tag}>{_html(text)}</{tag}>" for text in texts) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}>{_escape_html(text)}</{tag}>" for text in texts) + "</tr>"
 
 
-def _html(text: str) -> str:
-    return escape(printable(text))
+def _escape_html(text: str) -> str:
+    return escape(escape_controls(text))
 
 
-def _curves(logs: Mapping[str, Mapping[str, list[tuple[float, float]]]]) -> str:
+def _draw_curves(logs: Mapping[str, Mapping[str, list[tuple[float, float]]]]) -> str:
     """A picture for every quantity that a run logged, a line a run."""
     from matplotlib.figure import Figure
 
@@ -165,18 +167,18 @@ def _curves(logs: Mapping[str, Mapping[str, list[tuple[float, float]]]]) -> str:
     figure.axes[0].legend(fontsize=7)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=110)
-    return _image(file.getvalue(), "learning curves")
+    return _embed_image(file.getvalue(), "learning curves")
 
 
-def _pictures(name: str, run: Run) -> str:
+def _embed_pictures(name: str, run: Run) -> str:
     """The pictures of M in a run's folder; others there are a user's."""
     files = [f for f in sorted(run.plots.glob("*.png")) if PICTURE.fullmatch(f.stem)]
-    images = "".join(_image(read_bytes(file, within=run.path), file.stem) for file in files)
-    return f"<h3>{_html(name)}</h3>\n{images or '<p>It has none.</p>'}\n"
+    images = "".join(_embed_image(read_bytes(file, within=run.path), file.stem) for file in files)
+    return f"<h3>{_escape_html(name)}</h3>\n{images or '<p>It has none.</p>'}\n"
 
 
-def _image(png: bytes, text: str) -> str:
+def _embed_image(png: bytes, text: str) -> str:
     """A picture at no less than half of its size, at which its text is legible."""
     data, width = base64.b64encode(png).decode(), int.from_bytes(png[16:20])  # of its header
     style = f"min-width: {width // 2}px"
-    return f'<img alt="{_html(text)}" style="{style}" src="data:image/png;base64,{data}">\n'
+    return f'<img alt="{_escape_html(text)}" style="{style}" src="data:image/png;base64,{data}">\n'

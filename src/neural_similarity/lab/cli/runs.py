@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from neural_similarity.lab import session
 from neural_similarity.lab import train as training
-from neural_similarity.lab.cli.commands import say, say_json
-from neural_similarity.lab.cli.parsing import parse
+from neural_similarity.lab.cli.commands import print_line, say_json
+from neural_similarity.lab.cli.parsing import parse_options
 from neural_similarity.lab.data import Dataset
 from neural_similarity.lab.data.decoding import read_centre, read_header, read_pixels
 from neural_similarity.lab.data.listing import image_files
@@ -96,12 +96,14 @@ def evaluate(args: Sequence[str]) -> int:
     found = (command_task(command_of(Path(arg)) or "") for arg in args)
     task = next(filter(None, found), TASKS[0])
     kind = EvaluateOptions[task.SCORING]
-    options = parse(kind, args, prog="nsim evaluate", description=task.SCORING_HELP, flags=True)
+    options = parse_options(
+        kind, args, prog="nsim evaluate", description=task.SCORING_HELP, flags=True
+    )
     run = session.open_run(options.run)
     loaded = session.load_task(run, options.data)
     facts, text = loaded.evaluate(run, options.scoring, options.device)
-    if distributed.first():
-        say_json({"run": str(run.path)} | facts) if options.json else say(text)
+    if distributed.is_first():
+        say_json({"run": str(run.path)} | facts) if options.json else print_line(text)
     return 0
 
 
@@ -113,26 +115,26 @@ def predict(args: Sequence[str]) -> int:
         "\n\nexamples:\n  nsim predict runs/quickstart-seed0 shoe.png bag.png\n"
         "  nsim predict runs/quickstart-seed0 photos"
     )
-    options = parse(PredictOptions, args, prog="nsim predict", description=description)
+    options = parse_options(PredictOptions, args, prog="nsim predict", description=description)
     if not options.images:
         raise UsageError("nsim predict needs at least one image")
-    run = opened(options.run)
-    runtime, model = _network(run, options)
-    model, failed = runtime.place(model), 0
+    run = open_class_run(options.run)
+    runtime, model = _load_with_runtime(run, options)
+    model, failed = runtime.place_model(model), 0
     files = image_files(options.images)
     for start in range(0, len(files), AT_ONCE):
         paths = files[start : start + AT_ONCE]
-        images = _readable(paths, run)
+        images = _readable_images(paths, run)
         failed += len(paths) - len(images)
         if images:
             pixels = torch.stack(list(images.values()))
-            logits = training.predict(model, pixels, run.preprocess, runtime)
+            logits = training.predict_logits(model, pixels, run.preprocess, runtime)
             for path, row in zip(images, logits.softmax(1), strict=True):
-                say(f"{one_line(str(path))}: {_likeliest(row, run.classes)}")
+                print_line(f"{one_line(str(path))}: {_likeliest_classes(row, run.classes)}")
     return int(failed > 0)
 
 
-def _readable(paths: Iterable[Path], run: Run) -> dict[Path, Tensor]:
+def _readable_images(paths: Iterable[Path], run: Run) -> dict[Path, Tensor]:
     """The pixels of the images that can be read; the others are named on stderr."""
     found = {}
     for path in paths:
@@ -143,7 +145,7 @@ def _readable(paths: Iterable[Path], run: Run) -> dict[Path, Tensor]:
     return found
 
 
-def _likeliest(chances: Tensor, classes: Sequence[str]) -> str:
+def _likeliest_classes(chances: Tensor, classes: Sequence[str]) -> str:
     best = chances.topk(min(TOP, len(classes)))
     names = [one_line(classes[index]) for index in map(int, best.indices)]
     pairs = zip(names, best.values.tolist(), strict=True)
@@ -157,22 +159,22 @@ def inspect(args: Sequence[str]) -> int:
         "\n\nexamples:\n  nsim inspect runs/quickstart-seed0 --out pictures\n"
         "  nsim inspect runs/quickstart-seed0 --images shoe.png bag.png"
     )
-    options = parse(InspectOptions, args, prog="nsim inspect", description=description)
-    run = opened(options.run)
+    options = parse_options(InspectOptions, args, prog="nsim inspect", description=description)
+    run = open_class_run(options.run)
     dataset = dataset_of(run, options)
-    runtime, model = _network(run, options)
+    runtime, model = _load_with_runtime(run, options)
     pixels = dataset.train.head(PICTURED)
     if options.images:
         pixels = torch.stack([_read_image(path, run) for path in options.images])
-    paths = draw_similarities(run, runtime.place(model), pixels, options.out or run.plots)
+    paths = draw_similarities(run, runtime.place_model(model), pixels, options.out or run.plots)
     for path in paths:
-        say(str(path))
+        print_line(str(path))
     if not paths:
-        say(f"{run.path} has no similarity to draw: its layers are plain convolutions")
+        print_line(f"{run.path} has no similarity to draw: its layers are plain convolutions")
     return 0
 
 
-def opened(path: Path) -> Run:
+def open_class_run(path: Path) -> Run:
     """A run whose network names the classes of images.
 
     Raises:
@@ -191,7 +193,7 @@ def dataset_of(run: Run, options: DataOptions) -> Dataset:
     return cast(ClassificationTask, session.load_task(run, options.data)).dataset
 
 
-def _network(run: Run, options: RunOptions) -> tuple[Runtime, nn.Module]:
+def _load_with_runtime(run: Run, options: RunOptions) -> tuple[Runtime, nn.Module]:
     """The runtime, and the run's network, which is not placed on its device yet."""
     runtime = training.choose_runtime(options.device, "fp32", run.recipe.channels_last)
     return runtime, load_network(run, options.checkpoint)

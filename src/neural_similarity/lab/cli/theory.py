@@ -7,10 +7,10 @@ from typing import Annotated
 
 import tyro
 
-from neural_similarity.lab.cli.commands import require, say
-from neural_similarity.lab.cli.parsing import check_folders, parse
+from neural_similarity.lab.cli.commands import print_line, require_known_name
+from neural_similarity.lab.cli.parsing import check_folders, parse_options
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.theory import EXPERIMENTS, run
+from neural_similarity.lab.theory import EXPERIMENTS, run_experiment
 from neural_similarity.lab.train.statistics import LEAST_SEEDS
 
 
@@ -41,14 +41,14 @@ def theory(args: Sequence[str]) -> int:
         f"experiments:\n{listed}\n\nexamples:\n  nsim theory bias --seeds 10\n"
         "  nsim theory all --runs runs/cifar10-cnn-seed1 runs/cifar10-static-uns-seed1"
     )
-    options = parse(TheoryOptions, args, prog="nsim theory", description=description)
-    require("experiment", options.name, [*EXPERIMENTS, "all"])
+    options = parse_options(TheoryOptions, args, prog="nsim theory", description=description)
+    require_known_name("experiment", options.name, [*EXPERIMENTS, "all"])
     names = [options.name] if options.name != "all" else list(EXPERIMENTS)
     if not options.runs:
         if options.name == "spectra":
             raise UsageError("nsim theory spectra needs run folders, see --runs")
         names = [name for name in names if not EXPERIMENTS[name].reads_runs]
     for name in names:
-        for path in run(name, options.out, seeds=options.seeds, runs=options.runs):
-            say(str(path))
+        for path in run_experiment(name, options.out, seeds=options.seeds, runs=options.runs):
+            print_line(str(path))
     return 0

@@ -9,15 +9,15 @@ import tyro
 
 from neural_similarity.files import read_json
 from neural_similarity.lab import session
-from neural_similarity.lab.cli.commands import say
-from neural_similarity.lab.cli.parsing import named_recipe, parse, require_only
+from neural_similarity.lab.cli.commands import print_line
+from neural_similarity.lab.cli.parsing import named_recipe, parse_options, require_only
 from neural_similarity.lab.errors import UsageError, content_errors
 from neural_similarity.lab.recipes import RECIPES, STARTS, in_variant
 from neural_similarity.lab.tasks import command_task, task_of
 from neural_similarity.lab.train import Recipe, Run, distributed
 from neural_similarity.lab.train.memory import keep_freed_memory
-from neural_similarity.lab.train.progress import notice
-from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scaled
+from neural_similarity.lab.train.progress import print_notice
+from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scale_recipe
 from neural_similarity.lab.train.run import CONFIG, read_facts
 from neural_similarity.lab.train.schedule import scaled_steps
 
@@ -49,7 +49,7 @@ class TrainOptions:
     """Settings."""
 
     def __post_init__(self) -> None:
-        scaled(self.recipe, self.budget)  # Raises here, where errors are those of usage.
+        scale_recipe(self.recipe, self.budget)  # Raises here, where errors are those of usage.
 
 
 def train(args: Sequence[str]) -> int:
@@ -59,20 +59,20 @@ def train(args: Sequence[str]) -> int:
     words = [word for arg in rest for word in arg.split("=", 1)]
     if "--retrain" in words:
         require_only(("--retrain", "--out", "--start", *BESIDE), name, rest)
-    began = _began(name or DEFAULT, words)
-    options = _parse(_at_steps(began.recipe, words), rest, began.budget)
+    began = _initial_settings(name or DEFAULT, words)
+    options = _parse_recipe(_at_steps(began.recipe, words), rest, began.budget)
     if name and options.config:
         raise UsageError(f"{name} cannot be given with --config, which names its recipe")
     if options.resume is not None:
         require_only(("--resume", *BESIDE), name, rest)
-        if session.open_run(options.resume).summary.exists() and distributed.first():
-            say(f"{options.resume} is finished already.")
+        if session.open_run(options.resume).summary.exists() and distributed.is_first():
+            print_line(f"{options.resume} is finished already.")
         run = session.resume(options.resume, data_root=options.data, device=options.device)
     elif options.retrain is not None:
-        run = _retrain(options.retrain, options)
+        run = _retrain_run(options.retrain, options)
     else:
-        run = _start(began, options)
-    _report(run)
+        run = _start_run(began, options)
+    _print_results(run)
     return 0
 
 
@@ -87,7 +87,7 @@ class _Began(NamedTuple):
     """Whether the recipe's steps are scaled by its budget already."""
 
 
-def _began(name: str, words: Sequence[str]) -> _Began:
+def _initial_settings(name: str, words: Sequence[str]) -> _Began:
     """The named recipe, or the settings in a file, or those of the kind of a run to retrain."""
     if "--retrain" in words[:-1]:
         run = session.open_run(words[words.index("--retrain") + 1])
@@ -123,13 +123,13 @@ def _at_steps(recipe: Recipe, words: Sequence[str]) -> Recipe:
     _, drops = scaled_steps(recipe.steps, recipe.drops, steps / recipe.steps)
     drops = tuple(drop for drop in drops if drop < steps)
     if drops != recipe.drops:
-        notice(f"the learning rate drops at {drops or 'no step'}, in proportion (--drops)")
+        print_notice(f"the learning rate drops at {drops or 'no step'}, in proportion (--drops)")
     return replace(recipe, steps=steps, drops=drops)
 
 
-def _parse(recipe: Recipe, args: Sequence[str], budget: float = 1.0) -> TrainOptions:
+def _parse_recipe(recipe: Recipe, args: Sequence[str], budget: float = 1.0) -> TrainOptions:
     default, text = TrainOptions(recipe=recipe, budget=budget), task_of(recipe).HELP
-    return parse(TrainOptions, args, prog="nsim train", description=text, default=default)
+    return parse_options(TrainOptions, args, prog="nsim train", description=text, default=default)
 
 
 def _in_variant(name: str, words: Sequence[str]) -> str:
@@ -142,14 +142,14 @@ def _in_variant(name: str, words: Sequence[str]) -> str:
         raise UsageError(str(error)) from error
 
 
-def _start(began: _Began, options: TrainOptions) -> Run:
+def _start_run(began: _Began, options: TrainOptions) -> Run:
     name = began.name
     recipe = options.recipe
     if name in STARTS and not getattr(recipe, recipe.START):
         option, start = f"--{recipe.START} RUN", STARTS[name]
         if recipe.START_REQUIRED:
             raise UsageError(f"{name} needs {option}, the folder of a run of {start}")
-        notice(f"nsim: {name} expects {option} from {start}; training from scratch")
+        print_notice(f"nsim: {name} expects {option} from {start}; training from scratch")
     return session.train(
         recipe,
         name=name,
@@ -161,7 +161,7 @@ def _start(began: _Began, options: TrainOptions) -> Run:
     )
 
 
-def _retrain(path: Path, options: TrainOptions) -> Run:
+def _retrain_run(path: Path, options: TrainOptions) -> Run:
     return session.retrain(
         session.open_run(path),
         out=options.out,
@@ -171,8 +171,8 @@ def _retrain(path: Path, options: TrainOptions) -> Run:
     )
 
 
-def _report(run: Run) -> None:
-    if not distributed.first():
+def _print_results(run: Run) -> None:
+    if not distributed.is_first():
         return
     with content_errors(run.summary):
-        say(task_of(run.recipe).result_text(run, read_facts(run.summary)))
+        print_line(task_of(run.recipe).result_text(run, read_facts(run.summary)))

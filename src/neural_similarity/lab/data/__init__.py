@@ -4,7 +4,7 @@ from neural_similarity.lab.data.batches import Batches as Batches
 from neural_similarity.lab.data.batches import FileBatches as FileBatches
 from neural_similarity.lab.data.batches import Place as Place
 from neural_similarity.lab.data.class_split import ClassSplit as ClassSplit
-from neural_similarity.lab.data.download import download as download
+from neural_similarity.lab.data.download import download_dataset as download_dataset
 from neural_similarity.lab.data.imagenet import lay_out as lay_out
 from neural_similarity.lab.data.images import Dataset as Dataset
 from neural_similarity.lab.data.images import ImageFiles as ImageFiles
@@ -14,7 +14,7 @@ from neural_similarity.lab.data.images import hold_out as hold_out
 from neural_similarity.lab.data.registry import FOLDER as FOLDER
 from neural_similarity.lab.data.registry import IN_PLACE as IN_PLACE
 from neural_similarity.lab.data.registry import NAMES as NAMES
-from neural_similarity.lab.data.registry import load as load
+from neural_similarity.lab.data.registry import load_dataset as load_dataset
 from neural_similarity.lab.data.splits import OLDER as OLDER
 from neural_similarity.lab.data.splits import SPLIT_NAMES as SPLIT_NAMES
 from neural_similarity.lab.data.splits import load_split as load_split

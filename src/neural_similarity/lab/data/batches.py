@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from neural_similarity.lab.data.decoding import work_ahead
-from neural_similarity.lab.data.images import ImageFiles, Images, generator
-from neural_similarity.lab.data.transforms import Augment, Preprocess, Windows, standardise
+from neural_similarity.lab.data.images import ImageFiles, Images, seeded_generator
+from neural_similarity.lab.data.transforms import Augment, Preprocess, Windows, standardise_pixels
 
 NOTHING = Augment(crop=0, flip=False)
 
@@ -56,7 +56,7 @@ class Order:
         self._count, self._batch_size, self._seed = count, batch_size, seed
         self._epoch, self._permutation = 0, self._permutation_of(0)
 
-    def at(self, step: int) -> tuple[int, Tensor]:
+    def indices_at(self, step: int) -> tuple[int, Tensor]:
         """The epoch of a step, and the indices (b,) of its images, on the CPU.
 
         Raises:
@@ -70,7 +70,7 @@ class Order:
         return epoch, self._permutation[position * self._batch_size :][: self._batch_size]
 
     def _permutation_of(self, epoch: int) -> Tensor:
-        random = generator("order", self._seed, epoch)
+        random = seeded_generator("order", self._seed, epoch)
         return torch.randperm(self._count, generator=random)
 
 
@@ -104,11 +104,11 @@ class Batches:
         place: Place = HERE,
     ) -> None:
         self._order, self._place = Order(len(images), batch_size, seed), place
-        preprocess.check(images.pixels)
+        preprocess.check_pixels(images.pixels)
         self._seed = seed
         self._windows = Windows(images.pixels, augment or NOTHING, place.device)
         self._labels = images.labels.to(place.device)
-        self._scale, self._shift = preprocess.affine(place.device)
+        self._scale, self._shift = preprocess.scale_and_shift(place.device)
         own = len(range(batch_size)[place.share])
         self._drawn = torch.zeros(2, own, dtype=torch.int64, device=place.device)
 
@@ -127,8 +127,8 @@ class Batches:
         Raises:
             ValueError: `step` is negative.
         """
-        _, chosen = self._order.at(step)
-        corners = self._windows.draw_corners(chosen, generator("crops", self._seed, step))
+        _, chosen = self._order.indices_at(step)
+        corners = self._windows.draw_corners(chosen, seeded_generator("crops", self._seed, step))
         # One transfer for both: each costs more than its few hundred bytes, and the host would wait
         # for the last step. From memory that is not pinned, CUDA returns when it has read it.
         drawn = torch.stack([chosen, corners])[:, self._place.share]
@@ -139,7 +139,7 @@ class Batches:
         chosen, corners = self._drawn
         pixels = self._windows.take_windows(corners)
         pixels = pixels.contiguous(memory_format=self._place.memory_format)
-        return standardise(pixels, self._scale, self._shift), self._labels[chosen]
+        return standardise_pixels(pixels, self._scale, self._shift), self._labels[chosen]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,10 +153,10 @@ class _Decoder:
     share: slice
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        epoch, chosen = self.order.at(step)
+        epoch, chosen = self.order.indices_at(step)
         chosen = chosen[self.share]
         indices = chosen.tolist()
-        pixels = self.images.windows(indices, seed=self.seed, epoch=epoch, flip=self.flip)
+        pixels = self.images.random_windows(indices, seed=self.seed, epoch=epoch, flip=self.flip)
         return pixels, self.images.labels[chosen]
 
 
@@ -183,9 +183,9 @@ class FileBatches:
     ) -> None:
         order = Order(len(images), batch_size, seed)
         self._decode, self._place = _Decoder(images, order, seed, flip, place.share), place
-        preprocess.check(torch.empty(0, *images.shape, dtype=torch.uint8))
+        preprocess.check_pixels(torch.empty(0, *images.shape, dtype=torch.uint8))
         self._device = torch.device(place.device)
-        self._scale, self._shift = preprocess.affine(place.device)
+        self._scale, self._shift = preprocess.scale_and_shift(place.device)
         self._next, self._ahead = -1, iter(())
         self._batch: list[Tensor] = []
 
@@ -201,7 +201,7 @@ class FileBatches:
     def load(self, step: int) -> None:
         """Wait for the batch of one step, and send it to the device."""
         if step != self._next:
-            self._ahead = self._from(step)
+            self._ahead = self._batches_from(step)
         self._batch = [part.to(self._device, non_blocking=True) for part in next(self._ahead)]
         self._next = step + 1
 
@@ -209,9 +209,9 @@ class FileBatches:
         """The batch that was loaded last, as `at` gives it."""
         pixels, labels = self._batch
         pixels = pixels.contiguous(memory_format=self._place.memory_format)
-        return standardise(pixels, self._scale, self._shift), labels
+        return standardise_pixels(pixels, self._scale, self._shift), labels
 
-    def _from(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches_from(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of all steps from `step` on, pixels as uint8."""
         pinned = self._device.type == "cuda"
         workers = self._decode.images.workers

@@ -34,7 +34,7 @@ class PixelCache:
     read_parts: Callable[[], Sequence[Images]]
     digest_parts: Callable[[Sequence[Images]], str]
 
-    def load(self, name: str) -> ClassSplit:
+    def load_images(self, name: str) -> ClassSplit:
         """The images; they are read into the cache where it is missing or of other files.
 
         Of processes that begin at once, one makes the cache and the others wait.
@@ -43,7 +43,7 @@ class PixelCache:
             ValueError: the cache is damaged; the error names it.
         """
         with locked_folder(self.path.parent):
-            return self._load_cached(name) or self._make(name)
+            return self._load_cached(name) or self._fill_cache(name)
 
     def _load_cached(self, name: str) -> ClassSplit | None:
         """The images in the cache; None where it is missing or of other files."""
@@ -62,7 +62,7 @@ class PixelCache:
                 f"{self.path} must hold the pixels it was made with; delete it: {error}"
             ) from error
 
-    def _make(self, name: str) -> ClassSplit:
+    def _fill_cache(self, name: str) -> ClassSplit:
         parts = self.read_parts()
         digest = self.digest_parts(parts)
         content = {"version": VERSION, "signature": self.signature, "digest": digest}
@@ -92,7 +92,7 @@ def load_class_images(
     """
 
     def read_parts() -> list[Images]:
-        paths = list(files.paths)
+        paths = list(files.file_paths)
         grey = mode == "L" or (not mode and all(read_header(path).mode == "L" for path in paths))
         pixels = read_all_pixels(paths, "L" if grey else "RGB", (size, size), progress)
         classes = [files.parts[part] for part in PARTS]
@@ -101,7 +101,7 @@ def load_class_images(
         return [Images(found, class_labels(part), tuple(names)) for found, part, names in parts]
 
     path = files.folder / f"cache-{size}.pt"
-    return PixelCache(path, files.signature(), read_parts, _digest_of_files).load(name)
+    return PixelCache(path, files.file_signature(), read_parts, _digest_of_files).load_images(name)
 
 
 def _digest_of_files(parts: Sequence[Images]) -> str:

@@ -10,7 +10,7 @@ import torch
 from neural_similarity.files import read_bytes, read_text
 from neural_similarity.lab.data.files import first_folder, suggest_download
 from neural_similarity.lab.data.images import Dataset, Images
-from neural_similarity.lab.data.unpickling import unpickle
+from neural_similarity.lab.data.unpickling import unpickle_arrays
 
 CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -113,7 +113,7 @@ def _class_names(cifar: Cifar, layout: Layout, folder: Path) -> tuple[str, ...]:
     path = folder / layout.names
     if cifar.classes and not path.exists():
         return cifar.classes
-    names = unpickle(path).get(layout.key) if layout.key else read_text(path).split()
+    names = unpickle_arrays(path).get(layout.key) if layout.key else read_text(path).split()
     if not _is_list_of(names, str):
         raise ValueError(f"{path} must hold {layout.key!r}, a list of names, got {type(names)}")
     if len(names) != cifar.class_count:
@@ -137,7 +137,7 @@ def _read_file(path: Path, count: int, layout: Layout) -> tuple[np.ndarray, list
         size = layout.labels + PIXELS
         records = np.frombuffer(read_bytes(path, size=count * size), np.uint8).reshape(count, size)
         return records[:, layout.labels :], records[:, layout.labels - 1].tolist()
-    content = unpickle(path)
+    content = unpickle_arrays(path)
     pixels, labels = content.get("data"), content.get(layout.labels)
     came = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels)
     if came != f"uint8 {(count, PIXELS)}":

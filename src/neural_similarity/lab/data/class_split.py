@@ -11,7 +11,7 @@ import torch
 
 from neural_similarity.choices import require_known
 from neural_similarity.files import read_json
-from neural_similarity.lab.data.images import Dataset, Images, generator
+from neural_similarity.lab.data.images import Dataset, Images, seeded_generator
 from neural_similarity.lab.data.listing import (
     list_images,
     part_folders,
@@ -50,9 +50,9 @@ class ClassSplit:
     digest: str
 
     def __post_init__(self) -> None:
-        check_disjoint({part: self.part(part).classes for part in PARTS}, self.name)
+        check_disjoint({part: self.images_of_part(part).classes for part in PARTS}, self.name)
 
-    def part(self, name: str) -> Images:
+    def images_of_part(self, name: str) -> Images:
         """The images of "train", "val", "test", or "train+val"."""
         require_known("name", name, (*PARTS, "train+val"))
         return join_classes(self.train, self.val) if name == "train+val" else getattr(self, name)
@@ -116,7 +116,7 @@ def random_split(names: list[str], seed: int = 0) -> dict[str, tuple[str, ...]]:
     """
     if len(names) < len(PARTS):
         raise ValueError(f"`names` must hold at least {len(PARTS)} classes, got {len(names)}")
-    order = torch.randperm(len(names), generator=generator("class split", seed)).tolist()
+    order = torch.randperm(len(names), generator=seeded_generator("class split", seed)).tolist()
     val, test = (max(1, round(len(names) * share / 100)) for share in SHARES[1:])
     cuts = {"train": order[val + test :], "val": order[:val], "test": order[val : val + test]}
     return {part: tuple([names[i] for i in sorted(cuts[part])]) for part in PARTS}
@@ -142,14 +142,14 @@ class ClassFiles:
             if not self.parts.get(part):
                 raise ValueError(f"{self.folder} must have classes of the part {part}, got none")
         check_disjoint(self.parts, self.folder)
-        _check_unique(list(self.paths), f"{self.folder} must have every image once")
+        _check_unique(list(self.file_paths), f"{self.folder} must have every image once")
 
     @property
-    def paths(self) -> Iterator[Path]:
+    def file_paths(self) -> Iterator[Path]:
         """All files: part by part, class by class."""
         return (p for part in PARTS for paths in self.parts[part].values() for p in paths)
 
-    def signature(self) -> str:
+    def file_signature(self) -> str:
         """SHA-256 over parts, classes, and the names, sizes and times of change of all files.
 
         Raises:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neural_similarity.lab.data.images import Dataset, Images, generator
+from neural_similarity.lab.data.images import Dataset, Images, seeded_generator
 
 AT_ONCE = 1_000
 """Images that are changed at a time, so that intermediate results stay small."""
@@ -65,7 +65,7 @@ CORRUPTIONS: dict[str, Change] = {
 def corrupt_dataset(dataset: Dataset, name: str) -> Dataset:
     """A data set in memory with all its images changed; the noise depends on the part alone."""
     train, test = (
-        _change_images(cast(Images, part), CORRUPTIONS[name], generator(name, seed))
+        _change_images(cast(Images, part), CORRUPTIONS[name], seeded_generator(name, seed))
         for seed, part in enumerate((dataset.train, dataset.test))
     )
     return replace(dataset, name=f"{dataset.name}-{name}", train=train, test=test)

@@ -194,7 +194,7 @@ def work_ahead(
     Raises:
         ValueError: `work` did, for this position.
     """
-    workers = min(workers, cores())
+    workers = min(workers, usable_cores())
     if workers:
         importlib.import_module("torchvision.transforms")  # Once, for the processes that fork.
     loader = DataLoader(
@@ -213,7 +213,7 @@ def work_ahead(
         yield result
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -12,7 +12,7 @@ from typing import IO
 
 from neural_similarity.files import new_file
 from neural_similarity.lab.data.files import Progress
-from neural_similarity.lab.data.registry import find_folder, load
+from neural_similarity.lab.data.registry import find_folder, load_dataset
 
 CHUNK = 1 << 18
 TIMEOUT_SECONDS = 30
@@ -26,7 +26,7 @@ class Remote:
     md5: str
 
     @property
-    def name(self) -> str:
+    def file_name(self) -> str:
         """The name of the file without its address."""
         return self.url.rsplit("/", 1)[-1]
 
@@ -45,7 +45,7 @@ REMOTES = {
 }
 
 
-def download(name: str, root: str | Path, *, progress: Progress | None = None) -> Path:
+def download_dataset(name: str, root: str | Path, *, progress: Progress | None = None) -> Path:
     """Fetch a data set unless it is already there and whole.
 
     Files arrive under another name, are checked, and only then take their place, where they
@@ -79,7 +79,7 @@ def download(name: str, root: str | Path, *, progress: Progress | None = None) -
 
 def _is_whole(name: str, root: Path) -> bool:
     try:
-        load(name, root)
+        load_dataset(name, root)
     except (FileNotFoundError, ValueError):
         return False
     return True
@@ -90,10 +90,10 @@ def _install_file(remote: Remote, root: Path, name: str, progress: Progress | No
     with tempfile.TemporaryFile(dir=root) as fetched:  # It has no name, so a kill leaves nothing.
         _fetch_file(remote, fetched, progress)
         fetched.seek(0)
-        if remote.name.endswith(".tar.gz"):
+        if remote.file_name.endswith(".tar.gz"):
             _unpack_archive(fetched, root)
         else:
-            _copy_content(fetched, root / name / remote.name)
+            _copy_content(fetched, root / name / remote.file_name)
 
 
 def _unpack_archive(archive: IO[bytes], root: Path) -> None:

@@ -53,7 +53,9 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
     train, val = map(list_images, parts)
     check_classes(train, val)
     options = {"image_size": size, "workers": workers}
-    return Dataset(NAME, ImageFiles.of(train, **options), ImageFiles.of(val, **options))
+    return Dataset(
+        NAME, ImageFiles.from_listing(train, **options), ImageFiles.from_listing(val, **options)
+    )
 
 
 def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:

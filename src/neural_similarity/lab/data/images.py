@@ -19,7 +19,7 @@ NAMED = 10
 """The most classes whose names a description lists."""
 
 
-def generator(purpose: str, seed: int, position: int = 0, *more: int) -> torch.Generator:
+def seeded_generator(purpose: str, seed: int, position: int = 0, *more: int) -> torch.Generator:
     """A fresh CPU generator; its numbers depend on the arguments alone.
 
     The arguments are hashed, so that neighbouring seeds and positions have nothing in common.
@@ -122,14 +122,14 @@ class ImageFiles:
     workers: int
 
     @classmethod
-    def of(cls, listing: Listing, *, image_size: int, workers: int) -> "ImageFiles":
+    def from_listing(cls, listing: Listing, *, image_size: int, workers: int) -> "ImageFiles":
         """The images of a listing."""
         return cls(
             listing.folder,
-            np.array([os.fsencode(name) for name in listing.files]),
+            np.array([os.fsencode(name) for name in listing.relative_files]),
             np.array([size for files in listing.members.values() for size in files.values()]),
             class_labels(listing.class_sizes),
-            listing.classes,
+            listing.class_names,
             image_size,
             workers,
         )
@@ -150,21 +150,25 @@ class ImageFiles:
 
     def head(self, count: int) -> Tensor:
         """Central pixels of the first images, uint8 (count, c, h, w)."""
-        return self.centres(range(min(count, len(self))))
+        return self.central_pixels(range(min(count, len(self))))
 
     def chunks(self, size: int) -> Iterator[Tensor]:
         """Central pixels of all images, uint8 (size, c, h, w); the last chunk may be smaller."""
-        decode = partial(self._chunk, size=size)
+        decode = partial(self._decode_chunk, size=size)
         return work_ahead(decode, range(0, len(self), size), workers=self.workers)
 
-    def _chunk(self, start: int, size: int) -> Tensor:
-        return self.centres(range(start, min(start + size, len(self))))
+    def _decode_chunk(self, start: int, size: int) -> Tensor:
+        return self.central_pixels(range(start, min(start + size, len(self))))
 
-    def centres(self, indices: Sequence[int]) -> Tensor:
+    def central_pixels(self, indices: Sequence[int]) -> Tensor:
         """Central pixels of some images, uint8 (m, c, h, w), see `read_centre`."""
-        return _stack_pixels(read_centre(self.path(index), self.image_size) for index in indices)
+        return _stack_pixels(
+            read_centre(self.file_path(index), self.image_size) for index in indices
+        )
 
-    def windows(self, indices: Sequence[int], *, seed: int, epoch: int, flip: bool) -> Tensor:
+    def random_windows(
+        self, indices: Sequence[int], *, seed: int, epoch: int, flip: bool
+    ) -> Tensor:
         """Random windows of some images, uint8 (m, c, h, w), see `read_random_window`.
 
         That of an image is a function of the seed, the epoch and its index alone.
@@ -175,13 +179,13 @@ class ImageFiles:
             epoch: the same.
             flip: mirror half of the images, left to right.
         """
-        draws = (generator("window", seed, epoch, index) for index in indices)
+        draws = (seeded_generator("window", seed, epoch, index) for index in indices)
         return _stack_pixels(
-            read_random_window(self.path(index), self.image_size, draw, flip=flip)
+            read_random_window(self.file_path(index), self.image_size, draw, flip=flip)
             for index, draw in zip(indices, draws, strict=True)
         )
 
-    def path(self, index: int) -> Path:
+    def file_path(self, index: int) -> Path:
         return self.folder / os.fsdecode(self.names[index])
 
     def update_digest(self, digest: "hashlib._Hash") -> None:
@@ -205,7 +209,7 @@ class Dataset:
     """Whether the images had other sizes, and this one is not the user's choice."""
 
     @property
-    def described(self) -> str:
+    def describe_sizes(self) -> str:
         """Numbers of images and classes, with the names of the first few."""
         classes = self.train.classes
         names = ", ".join(classes[:NAMED]) + (", ..." if len(classes) > NAMED else "")
@@ -265,7 +269,7 @@ def hold_out(images: ImageSet, validation: int, seed: int) -> tuple[ImageSet, Im
 
 def split_off(images: ImageSet, counts: Sequence[int], seed: int) -> tuple[ImageSet, ImageSet]:
     """Split `counts[c]` images of every class c off; see :func:`hold_out`."""
-    random = generator("held out", seed)
+    random = seeded_generator("held out", seed)
     chosen = torch.zeros(len(images), dtype=torch.bool)
     for c, count in enumerate(counts):
         members = (images.labels == c).nonzero().flatten()

@@ -40,7 +40,7 @@ class Listing:
     members: dict[str, dict[str, int]]
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """Names of the class folders."""
         return tuple(self.members)
 
@@ -50,13 +50,13 @@ class Listing:
         return [len(files) for files in self.members.values()]
 
     @property
-    def files(self) -> list[str]:
+    def relative_files(self) -> list[str]:
         """Every file below `folder`."""
         return [f"{name}/{file}" for name, files in self.members.items() for file in files]
 
     @property
-    def paths(self) -> list[Path]:
-        return [self.folder / file for file in self.files]
+    def file_paths(self) -> list[Path]:
+        return [self.folder / file for file in self.relative_files]
 
 
 def list_images(folder: Path, *, part: bool = True) -> Listing:
@@ -183,8 +183,8 @@ def _is_part(folder: Path) -> bool:
 def check_classes(train: Listing, test: Listing) -> None:
     """Raise a `ValueError` naming a class that only one of two parts has."""
     for here, there in ((train, test), (test, train)):
-        for name in here.classes:
-            if name not in there.classes:
+        for name in here.class_names:
+            if name not in there.class_names:
                 raise ValueError(
                     f"both parts must have the same classes, got {name!r} in {here.folder} and "
                     f"not in {there.folder}"

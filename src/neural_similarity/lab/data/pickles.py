@@ -12,7 +12,7 @@ from neural_similarity.lab.data.cache import PixelCache
 from neural_similarity.lab.data.class_split import PARTS, ClassSplit
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.data.images import Images, class_labels, digest_of
-from neural_similarity.lab.data.unpickling import unpickle
+from neural_similarity.lab.data.unpickling import unpickle_arrays
 
 OLD = "miniImageNet_category_split_{}.pickle"
 KINDS = (
@@ -62,12 +62,12 @@ def load_pickles(name: str, paths: list[Path], progress: Progress | None = None)
 
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     signature = hashlib.sha256(json.dumps(files).encode()).hexdigest()
-    return PixelCache(paths[0].with_name(CACHE), signature, read_parts, digest_of).load(name)
+    return PixelCache(paths[0].with_name(CACHE), signature, read_parts, digest_of).load_images(name)
 
 
 def _read_part(path: Path) -> Images:
     """A dictionary of `image_data` and `class_dict` (name to positions), or `data`, `labels`."""
-    content = unpickle(path)
+    content = unpickle_arrays(path)
     pixels = content.get("image_data", content.get("data"))
     if not isinstance(pixels, np.ndarray):
         raise ValueError(f"{path} must hold images, uint8 (n, h, w, c), got {type(pixels)}")

@@ -51,7 +51,7 @@ SHARE = 5
 """One image in this many becomes a test image where there is no folder of test images."""
 
 
-def load(
+def load_dataset(
     name: str,
     root: str | Path = "data",
     *,
@@ -118,7 +118,7 @@ def load_folder(root: Path, image_size: int | None = None, otherwise: int | None
     parts = _list_parts(root)
     if len(parts) == 2:
         check_classes(*parts)
-    headers = [read_header(path) for part in parts for path in part.paths]
+    headers = [read_header(path) for part in parts for path in part.file_paths]
     mode = "L" if all(header.mode == "L" for header in headers) else "RGB"
     resized = not image_size and otherwise is not None and not _square_and_alike(headers)
     if resized:
@@ -166,8 +166,8 @@ def _common_size(headers: list[Header]) -> tuple[int, int]:
 
 
 def _read_part(part: Listing, mode: str, size: tuple[int, int]) -> Images:
-    pixels = read_all_pixels(part.paths, mode, size)
-    return Images(pixels, class_labels(part.class_sizes), part.classes)
+    pixels = read_all_pixels(part.file_paths, mode, size)
+    return Images(pixels, class_labels(part.class_sizes), part.class_names)
 
 
 def _split_fifth(images: Images) -> tuple[ImageSet, ImageSet]:

@@ -148,7 +148,7 @@ class Preprocess:
             )
 
     @classmethod
-    def of(cls, images: ImageSet, inputs: Inputs) -> "Preprocess":
+    def for_images(cls, images: ImageSet, inputs: Inputs) -> "Preprocess":
         """What makes `inputs` of `images`: `raw`, `IMAGENET`, or `fit` for normalised ones.
 
         Raises:
@@ -157,10 +157,10 @@ class Preprocess:
         require_known("inputs", inputs, get_args(Inputs))
         if inputs == "imagenet":
             return cls(*IMAGENET)
-        return cls.raw(images.shape[0]) if inputs == "raw" else cls.fit(images)
+        return cls.raw_values(images.shape[0]) if inputs == "raw" else cls.fit_to_images(images)
 
     @classmethod
-    def fit(cls, images: ImageSet) -> "Preprocess":
+    def fit_to_images(cls, images: ImageSet) -> "Preprocess":
         """The mean and the (population) standard deviation of every channel of `images`.
 
         Images in files are not read for that: they get the usual numbers of ImageNet.
@@ -180,11 +180,11 @@ class Preprocess:
         return cls(tuple(mean for mean, _ in moments), tuple(std for _, std in moments))
 
     @classmethod
-    def raw(cls, channels: int) -> "Preprocess":
+    def raw_values(cls, channels: int) -> "Preprocess":
         """Leave the values 0 to 255 as they are."""
         return cls((0.0,) * channels, (1 / 255,) * channels)
 
-    def affine(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    def scale_and_shift(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """Scale and shift (c, 1, 1), float32, that standardise the values 0 to 255."""
         scale = [1 / (255 * std) for std in self.std]
         shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
@@ -196,11 +196,11 @@ class Preprocess:
         Raises:
             ValueError: `pixels` is of another type or has another number of channels.
         """
-        self.check(pixels)
-        scale, shift = self.affine(pixels.device)
-        return standardise(pixels, scale, shift)
+        self.check_pixels(pixels)
+        scale, shift = self.scale_and_shift(pixels.device)
+        return standardise_pixels(pixels, scale, shift)
 
-    def check(self, pixels: Tensor) -> None:
+    def check_pixels(self, pixels: Tensor) -> None:
         """Raise a ValueError unless `pixels` is uint8 (n, c, h, w) with our channels."""
         channels = len(self.mean)
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != channels:
@@ -210,7 +210,7 @@ class Preprocess:
             )
 
 
-def standardise(pixels: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def standardise_pixels(pixels: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """`scale * pixels + shift` in float32, in the memory format of `pixels` (n, c, h, w)."""
     return pixels.to(torch.float32).mul_(scale).add_(shift)
 

@@ -34,7 +34,7 @@ LITERALS = set(
 )
 
 
-def unpickle(path: Path) -> dict[str, Any]:
+def unpickle_arrays(path: Path) -> dict[str, Any]:
     """The dictionary of a pickle that holds arrays of numbers and plain values only.
 
     Raises:
@@ -42,7 +42,7 @@ def unpickle(path: Path) -> dict[str, Any]:
     """
     content = read_bytes(path)
     try:
-        value = _Machine().run(content)
+        value = _Machine().run_opcodes(content)
     except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
         reason = str(error)[:200]
         raise ValueError(f"{path} must be a pickle of arrays and lists: {reason}") from error
@@ -80,7 +80,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
         self._left = 0
 
-    def run(self, content: bytes) -> Any:
+    def run_opcodes(self, content: bytes) -> Any:
         self._left = len(content)
         for count, (code, argument, _) in enumerate(pickletools.genops(content)):
             if count > MOST:
@@ -101,7 +101,7 @@ class _Machine:
         stack = self._stack
         match name:
             case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                self._memoize(len(self._memo) if argument is None else argument)
+                self._memoize_top(len(self._memo) if argument is None else argument)
             case "GET" | "BINGET" | "LONG_BINGET":
                 stack.append(self._memo[argument])
             case "MARK":
@@ -137,7 +137,7 @@ class _Machine:
         items, self._stack = self._stack, self._below.pop()
         return items
 
-    def _memoize(self, place: int) -> None:
+    def _memoize_top(self, place: int) -> None:
         self._memo[place] = self._stack[-1]
         if isinstance(self._stack[-1], _Unbuilt):
             self._stack[-1].places.append(place)

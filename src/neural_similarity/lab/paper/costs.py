@@ -43,12 +43,12 @@ def read_costs(path: Path) -> StepCosts | None:
         if report["bench"] != "recipes" or not rows:
             raise ValueError(f"it is of {report['bench']!r}")
         current = {n for n, c in environment["recipes"].items() if is_current(n, c)}
-        spread = max(_step(row)["spread"] for row in rows if row["baseline"])
-        noise = doubt(report["quick"], report["others"], spread)
-        source = _source(environment, rows[0]["group"]) + (f" ({noise})" if noise else "")
+        spread = max(_step_row(row)["spread"] for row in rows if row["baseline"])
+        noise = timing_doubt(report["quick"], report["others"], spread)
+        source = _timing_source(environment, rows[0]["group"]) + (f" ({noise})" if noise else "")
         rows = [row for row in rows if row["group"] == rows[0]["group"]]
         baseline = next(row["name"] for row in rows if row["baseline"])
-        ratios = {row["name"]: _ratio(_step(row)) for row in rows if row["times"]}
+        ratios = {row["name"]: _ratio_interval(_step_row(row)) for row in rows if row["times"]}
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise ValueError(
             f"`costs` must be what `python -m benchmarks recipes` saved, got {path}: {error!r}"
@@ -59,7 +59,7 @@ def read_costs(path: Path) -> StepCosts | None:
     return StepCosts(ratios=kept, baseline=baseline, source=source)
 
 
-def doubt(quick: bool, others: float | None, spread: float) -> str | None:
+def timing_doubt(quick: bool, others: float | None, spread: float) -> str | None:
     """Why the times of a benchmark are unreliable, or None.
 
     Args:
@@ -76,7 +76,7 @@ def doubt(quick: bool, others: float | None, spread: float) -> str | None:
     return None
 
 
-def machine(environment: dict[str, Any]) -> str:
+def machine_name(environment: dict[str, Any]) -> str:
     """Processor or GPU, and torch, of a benchmark's environment."""
     device = environment["device"]
     if device == "cpu":
@@ -94,17 +94,17 @@ def is_current(name: str, config: dict[str, Any]) -> bool:
     return later | config == recipe_to_json(recipe)
 
 
-def _step(row: dict[str, Any]) -> dict[str, Any]:
+def _step_row(row: dict[str, Any]) -> dict[str, Any]:
     return row["times"][STEP]
 
 
-def _ratio(timing: dict[str, Any]) -> Interval:
+def _ratio_interval(timing: dict[str, Any]) -> Interval:
     return Interval(timing["ratio"], timing["low"], timing["high"])
 
 
-def _source(environment: dict[str, Any], group: dict[str, Any]) -> str:
+def _timing_source(environment: dict[str, Any], group: dict[str, Any]) -> str:
     """Command, group, machine and commit."""
     words = ", ".join(f"{name} {value}" for name, value in group.items() if name != "what")
-    source = f"`{environment['command']}`, {words}, on {machine(environment)}"
+    source = f"`{environment['command']}`, {words}, on {machine_name(environment)}"
     commit = environment.get("commit")
     return f"{source}, code {commit[:12]}" if commit else source

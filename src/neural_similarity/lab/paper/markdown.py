@@ -10,7 +10,7 @@ from neural_similarity.lab.paper.rows import Row
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.cifar import PREDICTOR
 from neural_similarity.lab.tasks import task_of
-from neural_similarity.lab.train.progress import clock
+from neural_similarity.lab.train.progress import format_clock
 from neural_similarity.lab.train.record import Record
 from neural_similarity.lab.train.statistics import Interval
 
@@ -28,9 +28,9 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
     """
     if report.table.mixed:
         return _mixed_table(report)
-    parts = [f"# {report.table.title} ({report.schedule})"]
+    parts = [f"# {report.table.title} ({report.schedule_text})"]
     for panel in report.panels:
-        parts += [f"## {panel.panel.title}", _table(panel, report.costs), _notes(panel)]
+        parts += [f"## {panel.panel.title}", _panel_table(panel, report.costs), _panel_notes(panel)]
     if report.costs:
         parts.append(
             f"Steps are times of an update over that of `{report.costs.baseline}`, measured side "
@@ -39,15 +39,15 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
     if report.others:
         parts.append(f"Runs at other budgets: {', '.join(report.others)} (`--budget`).")
     if picture:
-        parts.append(f"![{report.table.title}, {report.schedule}]({picture})")
+        parts.append(f"![{report.table.title}, {report.schedule_text}]({picture})")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _mixed_table(report: Report) -> str:
     """A table whose rows say themselves what they are of, and how to read it."""
-    schedule = f" ({report.schedule})" if report.schedule else ""
+    schedule = f" ({report.schedule_text})" if report.schedule_text else ""
     parts = [f"# {report.table.title}{schedule}"]
-    columns = task_of(RECIPES[report.table.rows[0].recipe]).COLUMNS
+    columns = task_of(RECIPES[report.table.all_rows[0].recipe]).COLUMNS
     head = ("method", "recipe", "shots", "paper", "ours", *report.table.compared, *columns)
     for panel in report.panels:
         rows = [head, ("---",) * len(head), *(_mixed_row(line, columns) for line in panel.lines)]
@@ -70,7 +70,7 @@ def _mixed_row(
     front = (row.label, f"`{row.recipe}`", f"{row.shots}", paper)
     if not line.records:
         return (*front, "not run", *("" for _ in (*line.differences, *columns)))
-    accuracy = f"{line.accuracy.mean:.2f} ± {line.accuracy.reach:.2f}"
+    accuracy = f"{line.accuracy_interval.mean:.2f} ± {line.accuracy_interval.half_width:.2f}"
     differences = (_mixed_difference(each, len(line.records)) for each in line.differences)
     return (*front, accuracy, *differences, *(cell(line.records) for cell in columns.values()))
 
@@ -80,66 +80,81 @@ def _mixed_difference(difference: Difference, seeds: int) -> str:
     interval = difference.by_image
     if interval is None:
         return ""
-    text = f"{signed(interval.mean)} ± {interval.reach:.2f}"
+    text = f"{signed_number(interval.mean)} ± {interval.half_width:.2f}"
     common = len(difference.common)
     return text if common == seeds else f"{text} (n = {common})"
 
 
-def ours(line: Line) -> str:
+def our_result(line: Line) -> str:
     """Mean and deviation of our runs, or why there are none."""
     if not line.records:
         return "not run" if line.row.has_recipe else "not run (no recipe)"
-    top5 = "" if line.top5 is None else f", top-5 {spread(*line.top5)}"
-    return spread(line.mean, line.deviation) + top5
+    top5 = "" if line.top5_error is None else f", top-5 {mean_and_deviation(*line.top5_error)}"
+    return mean_and_deviation(line.mean_value, line.value_deviation) + top5
 
 
-def spread(mean: float, deviation: float | None) -> str:
+def mean_and_deviation(mean: float, deviation: float | None) -> str:
     """A mean and its deviation, where there is one."""
     return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
-def cost(line: Line) -> tuple[str, str, str]:
+def cost_cells(line: Line) -> tuple[str, str, str]:
     """Parameters, MACs of one image and training time."""
     if not line.records:
         return "", "", ""
     summary = line.records[0].summary
     parameters = f"{summary['parameters'] / 1e6:.2f} M"
-    return parameters, f"{summary['macs'] / 1e6:,.0f} M", clock(line.seconds)
+    return parameters, f"{summary['macs'] / 1e6:,.0f} M", format_clock(line.mean_seconds)
 
 
-def interval(value: Interval) -> str:
+def interval_text(value: Interval) -> str:
     """A difference with its interval."""
-    return f"{signed(value.mean)} [{signed(value.low)}, {signed(value.high)}]"
+    return f"{signed_number(value.mean)} [{signed_number(value.low)}, {signed_number(value.high)}]"
 
 
-def _table(report: PanelReport, costs: StepCosts | None) -> str:
-    metric, baseline = report.panel.metric, report.panel.baseline
+def _panel_table(report: PanelReport, costs: StepCosts | None) -> str:
+    metric, baseline = report.panel.metric, report.panel.baseline_row
     head = ("network", "recipe", f"paper, {metric} %", f"ours, {metric} %", "n")
     head += (f"to {baseline.label}, by seed", f"to {baseline.label}, by image")
     head += ("parameters", "MACs", "time")
-    lines = [_row(line, report) for line in report.lines]
-    if any("trained" in record.summary for record in report.records):
+    lines = [_line_cells(line, report) for line in report.lines]
+    if any("trained" in record.summary for record in report.all_records):
         head += ("trained", "file, kB")
-        lines = [(*cells, *_adapter(line)) for cells, line in zip(lines, report.lines, strict=True)]
+        lines = [
+            (*cells, *_adapter_cells(line)) for cells, line in zip(lines, report.lines, strict=True)
+        ]
     if costs:
         head += ("step",)
-        lines = [(*cells, _step(line)) for cells, line in zip(lines, report.lines, strict=True)]
+        lines = [
+            (*cells, _step_time(line)) for cells, line in zip(lines, report.lines, strict=True)
+        ]
     rows = [head, ("---",) * len(head), *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _row(line: Line, report: PanelReport) -> tuple[str, ...]:
+def _line_cells(line: Line, report: PanelReport) -> tuple[str, ...]:
     row, n = line.row, len(line.records)
-    by_seed, by_image = _differences(line, report)
-    parameters, macs, time = cost(line)
+    by_seed, by_image = _difference_cells(line, report)
+    parameters, macs, time = cost_cells(line)
     if row.parameters is not None:
         parameters = f"{parameters} (paper {row.parameters:.2f} M)".strip()
-    paper = _paper(line, report)
+    paper = _paper_cell(line, report)
     name = f"`{row.recipe}`"
-    return row.label, name, paper, ours(line), str(n), by_seed, by_image, parameters, macs, time
+    return (
+        row.label,
+        name,
+        paper,
+        our_result(line),
+        str(n),
+        by_seed,
+        by_image,
+        parameters,
+        macs,
+        time,
+    )
 
 
-def _adapter(line: Line) -> tuple[str, str]:
+def _adapter_cells(line: Line) -> tuple[str, str]:
     """How many numbers an adaptation trained, and the size of their file."""
     summary = line.records[0].summary if line.records else {}
     if "trained" not in summary:
@@ -147,7 +162,7 @@ def _adapter(line: Line) -> tuple[str, str]:
     return f"{summary['trained']:,}", f"{summary['bytes'] / 1e3:,.1f}"
 
 
-def _step(line: Line) -> str:
+def _step_time(line: Line) -> str:
     if line.step is None:
         return ""
     if line.step.low == line.step.high:
@@ -155,14 +170,14 @@ def _step(line: Line) -> str:
     return f"{line.step.mean:.2f} [{line.step.low:.2f}, {line.step.high:.2f}]"
 
 
-def _paper(line: Line, report: PanelReport) -> str:
+def _paper_cell(line: Line, report: PanelReport) -> str:
     """The paper's number and its difference to the paper's baseline."""
-    row, baseline = line.row, report.panel.baseline
+    row, baseline = line.row, report.panel.baseline_row
     if row.paper is None:
         return ""
     top5 = "" if row.top5 is None else f", top-5 {row.top5:.2f}"
     change = paper_change(row, baseline)
-    return f"{row.paper:.2f}" + ("" if change is None else f" ({signed(change)})") + top5
+    return f"{row.paper:.2f}" + ("" if change is None else f" ({signed_number(change)})") + top5
 
 
 def paper_change(row: Row, baseline: Row) -> float | None:
@@ -172,27 +187,27 @@ def paper_change(row: Row, baseline: Row) -> float | None:
     return row.paper - baseline.paper
 
 
-def _differences(line: Line, report: PanelReport) -> tuple[str, str]:
-    if line.row == report.panel.baseline or not line.records:
+def _difference_cells(line: Line, report: PanelReport) -> tuple[str, str]:
+    if line.row == report.panel.baseline_row or not line.records:
         return "", ""
-    found = line.difference
+    found = line.baseline_difference
     if found.by_image is None:
         return "no common seed", "no common seed"
     seeds = len(found.common)
-    by_seed = "" if found.by_seed is None else interval(found.by_seed)
-    by_image = interval(found.by_image)
+    by_seed = "" if found.by_seed is None else interval_text(found.by_seed)
+    by_image = interval_text(found.by_image)
     if not by_seed:
         by_image += f", by image alone ({seeds} seed{'s' if seeds > 1 else ''})"
     return by_seed, by_image
 
 
-def _notes(report: PanelReport) -> str:
+def _panel_notes(report: PanelReport) -> str:
     """How to read the panel, and what its runs ran on."""
-    if not report.records:
+    if not report.all_records:
         return ""
-    images = len(report.records[0].correct)
-    machines = sorted({_machine(record.environment) for record in report.records})
-    commits = sorted({_code(record) for record in report.records})
+    images = len(report.all_records[0].correct)
+    machines = sorted({_machine_text(record.environment) for record in report.all_records})
+    commits = sorted({_code_commits(record) for record in report.all_records})
     return (
         f"{BETTER[report.panel.metric].capitalize()}. ± is the sample standard deviation over n "
         "seeds. Differences are in points to the baseline re-run with the same seeds and budget, "
@@ -201,33 +216,35 @@ def _notes(report: PanelReport) -> str:
         "seeds, which says nothing about other seeds. MACs are of one image, static similarities "
         "folded. Time is the training time of a run, with others beside it: no benchmark.\n\n"
         f"Run on {'; '.join(machines)}; code {', '.join(commits)}."
-        f"{_other_precisions(report)}{_other_classes(report)}{_changed(report)}"
-        f"{_scatter(report)}{_chosen(report)}"
+        f"{_other_precisions(report)}{_other_classes(report)}{_changed_code_note(report)}"
+        f"{_scatter_note(report)}{_choice_warning(report)}"
     )
 
 
-def _changed(report: PanelReport) -> str:
+def _changed_code_note(report: PanelReport) -> str:
     """The runs of code that differed from its commit."""
-    runs = [f"`{each.name}` seed {each.seed}" for each in report.records if each.code["dirty"]]
+    runs = [f"`{each.name}` seed {each.seed}" for each in report.all_records if each.code["dirty"]]
     return f" Code with local changes: {', '.join(runs)}." if runs else ""
 
 
-def _scatter(report: PanelReport) -> str:
+def _scatter_note(report: PanelReport) -> str:
     """The scatter of seeds over all rows, and how far to trust the intervals."""
-    if not report.intervals:
+    if not report.interval_count:
         return ""
-    count = f"{report.intervals} intervals, none adjusted for their number."
-    if report.pooled is None:
+    count = f"{report.interval_count} intervals, none adjusted for their number."
+    if report.pooled_deviation is None:
         return f"\n\n{count}"
-    deviation, freedom = report.pooled
-    lines = [(each.row.label, each.difference) for each in report.lines]
+    deviation, freedom = report.pooled_deviation
+    lines = [(each.row.label, each.baseline_difference) for each in report.lines]
     found = [
         (label, each.by_image, each.by_pooled_seeds)
         for label, each in lines
         if each.by_image and each.by_pooled_seeds
     ]
-    listed = "; ".join(f"{label} {interval(pooled)}" for label, _, pooled in found)
-    clear = [label for label, image, pooled in found if image.clear and pooled.clear]
+    listed = "; ".join(f"{label} {interval_text(pooled)}" for label, _, pooled in found)
+    clear = [
+        label for label, image, pooled in found if image.excludes_zero and pooled.excludes_zero
+    ]
     return (
         f"\n\nPooled over the rows, seeds of a recipe scatter by σ = {deviation:.3f} points "
         f"({freedom} degrees of freedom). Differences between the means over all seeds of each, "
@@ -236,7 +253,7 @@ def _scatter(report: PanelReport) -> str:
     )
 
 
-def _chosen(report: PanelReport) -> str:
+def _choice_warning(report: PanelReport) -> str:
     """A warning where rows use a choice that was made by the test error they report."""
     rows = [each.row for each in report.lines if each.records]
     if not any(
@@ -252,7 +269,7 @@ def _chosen(report: PanelReport) -> str:
 def _other_precisions(report: PanelReport) -> str:
     """The runs in another precision than most of the panel."""
     groups: dict[str, list[str]] = {}
-    for record in report.records:
+    for record in report.all_records:
         run = f"`{record.name}` seed {record.seed}"
         groups.setdefault(record.environment["precision"], []).append(run)
     usual = max(groups, key=lambda precision: len(groups[precision]))
@@ -265,12 +282,14 @@ def _other_precisions(report: PanelReport) -> str:
 
 def _other_classes(report: PanelReport) -> str:
     """A warning where runs in ImageNet's layout are not on ImageNet."""
-    counts = {r.data.get("classes") for r in report.records if r.recipe.dataset == imagenet.NAME}
+    counts = {
+        r.data.get("classes") for r in report.all_records if r.recipe.dataset == imagenet.NAME
+    }
     others = sorted(str(count) for count in counts - {IMAGENET_CLASSES})
     return f" On {', '.join(others)} classes, not on ImageNet's 1,000." if others else ""
 
 
-def _machine(environment: dict) -> str:
+def _machine_text(environment: dict) -> str:
     device = environment["device"]
     place = environment["cpu"] if device == "cpu" else device
     threads = environment["threads"]
@@ -278,7 +297,7 @@ def _machine(environment: dict) -> str:
     return f"{where}, {environment['precision']}, torch {environment['torch']}"
 
 
-def _code(record: Record) -> str:
+def _code_commits(record: Record) -> str:
     """The commits of a run from its environment; older records name only the first."""
     code = record.code
     began = (code["commit"] or "")[:12] or f"version {code['version']}"
@@ -287,7 +306,7 @@ def _code(record: Record) -> str:
     return f"{text} with local changes" if code["dirty"] else text
 
 
-def signed(number: float) -> str:
+def signed_number(number: float) -> str:
     """Two decimals and a sign, with a minus as wide as the plus."""
     text = f"{number:+.2f}"
     return text.replace("-", MINUS) if float(text) else "0.00"

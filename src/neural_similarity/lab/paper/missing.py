@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from neural_similarity.lab.paper.recording import overridden, start_option
+from neural_similarity.lab.paper.recording import overridden_fields, start_option
 from neural_similarity.lab.paper.records import budget_name, read_placed, records_folder
 from neural_similarity.lab.paper.rows import Row, Table
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train import Run, RunError
-from neural_similarity.lab.train.checkpoint import checkpoints, step_of
-from neural_similarity.lab.train.recipe import scaled
+from neural_similarity.lab.train.checkpoint import list_checkpoints, step_of
+from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
 from neural_similarity.lab.train.runtime import PrecisionChoice
 from neural_similarity.lab.train.task import Trial
@@ -60,17 +60,17 @@ class Scope:
     precision: PrecisionChoice = "auto"
     """Precision of new runs: "auto" (the faster one here), "bf16" or "fp32"."""
 
-    def folder(self, key: Key) -> Path:
+    def run_folder(self, key: Key) -> Path:
         """The folder in which a run takes place."""
         suffix = "-all" if key.retrained else ""
         return self.runs / f"{key.name}-{budget_name(self.budget)}-seed{key.seed}{suffix}"
 
-    def record(self, one: Wanted) -> Path:
+    def record_path(self, one: Wanted) -> Path:
         folder = records_folder(self.results, one.run.name, self.budget)
         return folder / f"{one.trial.stem}.json"
 
     @property
-    def places(self) -> list[str]:
+    def place_options(self) -> list[str]:
         """Options of data and device."""
         device = [] if self.device == "auto" else ["--device", self.device]
         return ["--data", f"{self.data}", *device]
@@ -115,10 +115,12 @@ class RowChoice:
         Raises:
             ValueError: a pattern matches no row, or no row has so many shots.
         """
-        known = tuple(dict.fromkeys(row.shots for row in table.rows))
+        known = tuple(dict.fromkeys(row.shots for row in table.all_rows))
         if wrong := [count for count in self.shots if count not in known and any(known)]:
             raise ValueError(f"`shots` must be among {known}, got {wrong[0]}")
-        rows = [row for row in table.rows if not row.shots or row.shots in (self.shots or known)]
+        rows = [
+            row for row in table.all_rows if not row.shots or row.shots in (self.shots or known)
+        ]
         names = list(dict.fromkeys(row.recipe for row in rows))
         for pattern in self.only:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -148,7 +150,7 @@ def wanted_records(
         Wanted(Key(row.recipe, seed, trial.retrained), trial)
         for seed in seeds
         for row in chosen
-        for trial in task_of(RECIPES[row.recipe]).trials(seed, row.method, row.shots, count)
+        for trial in task_of(RECIPES[row.recipe]).row_trials(seed, row.method, row.shots, count)
     )
     return list(dict.fromkeys(wanted))
 
@@ -168,15 +170,15 @@ def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:
             records[one.run].append(one)
     lines: dict[Key, Line] = {}
     for key, own in records.items():
-        commands, steps = _commands(key, own, scope)
+        commands, steps = _remaining_commands(key, own, scope)
         if not commands:
             continue
         after = [lines[before] for before in _runs_before(key, scope) if before in lines]
         lines[key] = Line(
             run=key,
-            folder=scope.folder(key),
+            folder=scope.run_folder(key),
             commands=tuple(map(tuple, commands)),
-            records=tuple(map(scope.record, own)),
+            records=tuple(map(scope.record_path, own)),
             after=tuple(line.run for line in after),
             stage=1 + max((line.stage for line in after), default=0),
             steps=steps,
@@ -186,13 +188,13 @@ def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:
 
 def is_recorded(one: Wanted, scope: Scope) -> bool:
     """Whether there is a record, which must be usable."""
-    path = scope.record(one)
+    path = scope.record_path(one)
     return path.exists() and bool(read_placed(path, one.run.name, scope.budget))
 
 
 def _runs_before(key: Key, scope: Scope) -> list[Key]:
     """The runs that a run builds on, its start and what it retrains, unless it has begun."""
-    if scope.folder(key).exists():
+    if scope.run_folder(key).exists():
         return []
     starts = [Key(STARTS[key.name], key.seed, key.retrained)] if key.name in STARTS else []
     return [*starts, Key(key.name, key.seed)] if key.retrained else starts
@@ -205,22 +207,26 @@ def _needed_runs(key: Key, scope: Scope) -> Iterator[Key]:
     yield key
 
 
-def _commands(key: Key, wanted: list[Wanted], scope: Scope) -> tuple[list[list[str]], int]:
+def _remaining_commands(
+    key: Key, wanted: list[Wanted], scope: Scope
+) -> tuple[list[list[str]], int]:
     """What a run still needs, and how many updates are left."""
-    folder, steps = scope.folder(key), 0
+    folder, steps = scope.run_folder(key), 0
     commands: list[list[str]] = []
     if not folder.exists():
-        commands.append([*_train_words(key, scope), *scope.places])
-        steps = scaled(RECIPES[key.name], scope.budget).steps
+        commands.append([*_train_words(key, scope), *scope.place_options])
+        steps = scale_recipe(RECIPES[key.name], scope.budget).steps
     else:
         run = open_run(folder)
         require_same_run(run, key, scope.budget)
         if not run.summary.exists():
-            commands.append(["train", "--resume", f"{folder}", *scope.places])
-            steps = run.recipe.steps - max(map(step_of, checkpoints(run.checkpoints)), default=0)
+            commands.append(["train", "--resume", f"{folder}", *scope.place_options])
+            steps = run.recipe.steps - max(
+                map(step_of, list_checkpoints(run.checkpoints)), default=0
+            )
     for one in wanted:
         if one.trial.options is not None and not (folder / one.trial.product).exists():
-            commands.append(["evaluate", f"{folder}", *one.trial.options, *scope.places])
+            commands.append(["evaluate", f"{folder}", *one.trial.options, *scope.place_options])
     if wanted:
         commands.append(["record", f"{folder}", "--results", f"{scope.results}"])
     return commands, steps
@@ -230,21 +236,21 @@ def _train_words(key: Key, scope: Scope) -> Iterator[str]:
     """The words after `nsim` that begin a run."""
     yield "train"
     if key.retrained:
-        yield from ("--retrain", f"{scope.folder(Key(key.name, key.seed))}")
+        yield from ("--retrain", f"{scope.run_folder(Key(key.name, key.seed))}")
     else:
         yield from (key.name, "--budget", repr(scope.budget), "--seed", f"{key.seed}")
         yield from ("--threads", f"{THREADS}")
         if scope.precision != "auto":
             yield from ("--precision", scope.precision)
     if key.name in STARTS:
-        before = scope.folder(Key(STARTS[key.name], key.seed, key.retrained))
+        before = scope.run_folder(Key(STARTS[key.name], key.seed, key.retrained))
         yield from (start_option(key.name), f"{before}")
-    yield from ("--out", f"{scope.folder(key)}")
+    yield from ("--out", f"{scope.run_folder(key)}")
 
 
 def require_same_run(run: Run, key: Key, budget: float) -> None:
     """Check that a folder holds the run that it is named after."""
-    changed = overridden(run)
+    changed = overridden_fields(run)
     chosen = read_facts(run.path / ENVIRONMENT).get("retrained")
     if (chosen is not None) != key.retrained:
         changed += ["whether it is retrained"]

@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.files import new_file
-from neural_similarity.lab.paper.markdown import BETTER, cost, interval, ours, paper_change
+from neural_similarity.lab.paper.markdown import (
+    BETTER,
+    cost_cells,
+    interval_text,
+    our_result,
+    paper_change,
+)
 from neural_similarity.lab.paper.report import Line, PanelReport, Report
 from neural_similarity.lab.train.statistics import Interval
 
@@ -27,7 +33,7 @@ def draw(report: Report, path: Path) -> None:
     from matplotlib.figure import Figure
 
     heights = [len(panel.lines) for panel in report.panels]
-    trained = any(_trained(line) for panel in report.panels for line in panel.lines)
+    trained = any(_trained_parameters(line) for panel in report.panels for line in panel.lines)
     columns = 2 + (report.costs is not None or trained)
     size = (6.5 * columns, 0.75 * sum(heights) + 1.2 * len(heights) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
@@ -44,7 +50,7 @@ def draw(report: Report, path: Path) -> None:
         drawn, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, drawn, strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
-    figure.suptitle(f"{report.table.title}\n{report.schedule}")
+    figure.suptitle(f"{report.table.title}\n{report.schedule_text}")
     with new_file(path) as file:
         figure.savefig(file, format="png")
 
@@ -64,20 +70,20 @@ def _draw_values(axes: Any, report: PanelReport) -> None:
         axes.errorbar(
             means, ys, xerr=deviations, fmt="o", c=SEED, capsize=3, label="ours, mean ± sd"
         )
-    axes.set_yticks(rows, [_label(line) for line in report.lines], fontsize=8)
+    axes.set_yticks(rows, [_line_label(line) for line in report.lines], fontsize=8)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"test {report.panel.metric} in percent")
     axes.set_title(f"{report.panel.title}: {BETTER[report.panel.metric]}", fontsize=9)
     axes.grid(axis="x", alpha=0.3)
 
 
 def _draw_differences(axes: Any, report: PanelReport) -> None:
-    baseline = report.panel.baseline
+    baseline = report.panel.baseline_row
     axes.axvline(0, c="black", lw=0.8)
     for y, line in enumerate(report.lines):
         if (change := paper_change(line.row, baseline)) is not None:
             axes.plot(change, y, "D", c=PAPER)
-        _draw_interval(axes, y - SHIFT, line.difference.by_seed, SEED, "by seed")
-        _draw_interval(axes, y + SHIFT, line.difference.by_image, IMAGE, "by test image")
+        _draw_interval(axes, y - SHIFT, line.baseline_difference.by_seed, SEED, "by seed")
+        _draw_interval(axes, y + SHIFT, line.baseline_difference.by_image, IMAGE, "by test image")
     axes.yaxis.tick_right()
     texts = [_difference_label(line) for line in report.lines]
     axes.set_yticks(range(len(texts)), texts, fontsize=8)
@@ -91,7 +97,7 @@ def _draw_costs(axes: Any, report: PanelReport, baseline: str) -> None:
 
 
 def _draw_trained(axes: Any, report: PanelReport) -> None:
-    places = [(line, count) for line in report.lines if (count := _trained(line))]
+    places = [(line, count) for line in report.lines if (count := _trained_parameters(line))]
     axes.set_xscale("log")
     _draw_against(axes, report, places, "numbers trained")
 
@@ -101,15 +107,17 @@ def _draw_against(
 ) -> None:
     axes.set_visible(bool(places))
     for line, x in places:
-        axes.errorbar(x, line.mean, yerr=line.deviation or 0, fmt="o", c=SEED, capsize=3)
-        place = x, line.mean
+        axes.errorbar(
+            x, line.mean_value, yerr=line.value_deviation or 0, fmt="o", c=SEED, capsize=3
+        )
+        place = x, line.mean_value
         axes.annotate(line.row.label, place, (5, 4), textcoords="offset points", fontsize=7)
     axes.set(xlabel=label, ylabel=f"test {report.panel.metric} in percent")
     axes.margins(x=0.25, y=0.15)
     axes.grid(alpha=0.3)
 
 
-def _trained(line: Line) -> int | None:
+def _trained_parameters(line: Line) -> int | None:
     """How many numbers an adaptation trained."""
     return line.records[0].summary.get("trained") if line.records else None
 
@@ -122,20 +130,20 @@ def _draw_interval(axes: Any, y: float, value: Interval | None, colour: str, kin
 
 
 def _difference_label(line: Line) -> str:
-    found = line.difference
+    found = line.baseline_difference
     alone = " alone" if found.by_seed is None else ""
     values = {"by seed": found.by_seed, f"by image{alone}": found.by_image}
-    return "\n".join(f"{interval(v)} {kind}" for kind, v in values.items() if v is not None)
+    return "\n".join(f"{interval_text(v)} {kind}" for kind, v in values.items() if v is not None)
 
 
-def _label(line: Line) -> str:
+def _line_label(line: Line) -> str:
     """Name, numbers and costs of a row."""
     paper = "" if line.row.paper is None else f", paper {line.row.paper:.2f}"
     if not line.records:
-        return f"{line.row.label}\n{ours(line)}{paper}"
-    parameters, macs, time = cost(line)
+        return f"{line.row.label}\n{our_result(line)}{paper}"
+    parameters, macs, time = cost_cells(line)
     n = len(line.records)
     return (
-        f"{line.row.label}: {ours(line)} (n={n}){paper}\n"
+        f"{line.row.label}: {our_result(line)} (n={n}){paper}\n"
         f"{parameters} parameters, {macs} MACs, {time}"
     )

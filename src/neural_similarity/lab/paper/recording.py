@@ -16,7 +16,7 @@ from neural_similarity.lab.paper.records import (
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train import Run, RunError
-from neural_similarity.lab.train.files import layout
+from neural_similarity.lab.train.files import record_layout
 from neural_similarity.lab.train.recipe import MACHINE, recipe_from_json, recipe_to_json
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, require_finished
 
@@ -38,20 +38,20 @@ def write_records(run: Run, results: Path) -> list[Path]:
             asked for, or differs from its record.
     """
     require_finished(run)
-    if changed := overridden(run):
+    if changed := overridden_fields(run):
         raise RunError(
             f"{run.path} is not a run of {run.name} as it stands: it overrides "
             f"{', '.join(changed)}; "
             "only runs with another seed, budget or machine setting become records"
         )
     folder, facts = records_folder(results, run.name, run.budget), _run_facts(run)
-    outcomes = task_of(run.recipe).outcomes(run, repeat_command(run))
-    return [_write(folder / f"{stem}.json", facts | one) for stem, one in outcomes.items()]
+    outcomes = task_of(run.recipe).record_outcomes(run, repeat_command(run))
+    return [_write_record(folder / f"{stem}.json", facts | one) for stem, one in outcomes.items()]
 
 
-def _write(path: Path, content: dict[str, Any]) -> Path:
+def _write_record(path: Path, content: dict[str, Any]) -> Path:
     if not path.exists():
-        write_text(path, layout(content))
+        write_text(path, record_layout(content))
     elif read_record(path) and read_json(path)["correct"] != content["correct"]:
         raise RunError(f"{path} exists already with another outcome; delete it to write it again")
     return path
@@ -63,7 +63,10 @@ def _run_facts(run: Run) -> dict[str, Any]:
     config = recipe_to_json(run.recipe)
     if run.name in STARTS:  # By a path on this machine.
         config[run.recipe.START] = getattr(RECIPES[run.name], run.recipe.START)
-    origin = {"start": public(environment.get("start")), "retrained": environment.get("retrained")}
+    origin = {
+        "start": public_start(environment.get("start")),
+        "retrained": environment.get("retrained"),
+    }
     return {
         "recipe": run.name,
         "budget": run.budget,
@@ -89,7 +92,7 @@ def repeat_command(run: Run) -> str:
     environment = read_facts(run.path / ENVIRONMENT)
     start = _start_words(run, environment.get("start"))
     if environment.get("retrained") is not None:
-        before = replace(RECIPES[run.name], seed=run.recipe.seed).folder(run.name)
+        before = replace(RECIPES[run.name], seed=run.recipe.seed).folder_name(run.name)
         return shlex.join(["nsim", "train", "--retrain", f"runs/{before}", *start])
     recipe = replace(run.recipe, precision=run.precision, threads=environment["threads"])
     words = ["nsim", "train", run.name]
@@ -103,7 +106,7 @@ def repeat_command(run: Run) -> str:
 def _start_words(run: Run, start: dict[str, Any] | None) -> list[str]:
     if start is None or run.name not in STARTS:
         return []
-    return [start_option(run.name), f"runs/{run.recipe.folder(start['recipe'])}"]
+    return [start_option(run.name), f"runs/{run.recipe.folder_name(start['recipe'])}"]
 
 
 def start_option(name: str) -> str:
@@ -111,7 +114,7 @@ def start_option(name: str) -> str:
     return f"--{RECIPES[name].START}"
 
 
-def overridden(run: Run) -> list[str]:
+def overridden_fields(run: Run) -> list[str]:
     """The fields in which a run is not one of its recipe, see `changed_fields`.
 
     Raises:
@@ -138,7 +141,7 @@ def _is_changed(start: dict[str, Any]) -> bool:
     return bool(changed) or (before is not None and _is_changed(before))
 
 
-def public(start: dict[str, Any] | None) -> dict[str, Any] | None:
+def public_start(start: dict[str, Any] | None) -> dict[str, Any] | None:
     """What a record tells of a start: what is left of it is that of its recipe."""
     told = ("recipe", "seed", "classes", "budget", "weights")
     return start and {name: start[name] for name in told if name in start}

@@ -15,9 +15,9 @@ from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train.recipe import (
     MACHINE,
     Recipe,
-    differing,
+    differing_fields,
     recipe_from_json,
-    scaled,
+    scale_recipe,
 )
 from neural_similarity.lab.train.record import Record
 
@@ -66,7 +66,7 @@ def changed_fields(
         retrained: what was chosen for training on validation data as well, if that was done.
         old: whether it may be a record from before those said what was chosen.
     """
-    original, free = scaled(RECIPES[name], budget), FREE
+    original, free = scale_recipe(RECIPES[name], budget), FREE
     if retrained is not None:
         original = original.retrained(**retrained)
     elif old:
@@ -78,7 +78,7 @@ def changed_fields(
         terms |= {"seed": recipe.seed} | recipe.start_terms(budget)
     found = start or {"recipe": None}
     same = all(found.get(key, value) == value for key, value in terms.items())
-    return ([] if same else ["start"]) + differing(recipe, original, free)
+    return ([] if same else ["start"]) + differing_fields(recipe, original, free)
 
 
 def read_records(results: Path, name: str, budget: float) -> list[Record]:
@@ -142,7 +142,7 @@ def read_record(path: Path) -> Record:
         raise ValueError(f"{path} cannot be read as a run record: {error!r}") from error
 
 
-def budgets(results: Path, names: Iterable[str]) -> list[str]:
+def recorded_budgets(results: Path, names: Iterable[str]) -> list[str]:
     """The budgets at which any of the recipes has records, as `budget_name` writes them."""
     folders = {folder.name for name in names for folder in budget_folders(results, name)}
     return sorted(folders, key=float, reverse=True)

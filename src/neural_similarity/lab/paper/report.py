@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from neural_similarity.lab.paper.costs import StepCosts
-from neural_similarity.lab.paper.records import budgets, read_records
+from neural_similarity.lab.paper.records import read_records, recorded_budgets
 from neural_similarity.lab.paper.rows import Metric, Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks import task_of
-from neural_similarity.lab.train.recipe import scaled
+from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.lab.train.record import Record
 from neural_similarity.lab.train.statistics import (
     LEAST_SEEDS,
@@ -55,40 +55,40 @@ class Line:
     """Time of an update over that of `Report.costs.baseline`, where it was measured."""
 
     @property
-    def difference(self) -> Difference:
+    def baseline_difference(self) -> Difference:
         """To the first of those rows, the baseline of most tables."""
         return self.differences[0]
 
     @property
-    def accuracy(self) -> Interval:
+    def accuracy_interval(self) -> Interval:
         """Over test images or tasks, each averaged over the seeds; in percent."""
         accuracies = torch.stack([record.accuracies for record in self.records]).mean(0)
         return task_of(RECIPES[self.row.recipe]).interval(100 * accuracies)
 
     @property
-    def values(self) -> list[float]:
+    def run_values(self) -> list[float]:
         """The metric of every run."""
-        return [value(record, self.metric) for record in self.records]
+        return [metric_value(record, self.metric) for record in self.records]
 
     @property
-    def mean(self) -> float:
+    def mean_value(self) -> float:
         """The mean of the metric over the runs."""
-        return mean_and_deviation(self.values)[0]
+        return mean_and_deviation(self.run_values)[0]
 
     @property
-    def deviation(self) -> float | None:
+    def value_deviation(self) -> float | None:
         """Sample standard deviation over the runs; None for one run."""
-        return mean_and_deviation(self.values)[1]
+        return mean_and_deviation(self.run_values)[1]
 
     @property
-    def top5(self) -> tuple[float, float | None] | None:
+    def top5_error(self) -> tuple[float, float | None] | None:
         """Mean and deviation of the top-5 error in percent; None beside accuracies, or without."""
         found = [record.summary.get("test_top5_error_percent") for record in self.records]
         errors = [error for error in found if error is not None and self.metric == "error"]
         return mean_and_deviation(errors) if errors and len(errors) == len(found) else None
 
     @property
-    def seconds(self) -> float:
+    def mean_seconds(self) -> float:
         """The mean training time in seconds."""
         return mean_and_deviation([record.summary["seconds"] for record in self.records])[0]
 
@@ -99,17 +99,17 @@ class PanelReport:
     lines: tuple[Line, ...]
 
     @property
-    def records(self) -> list[Record]:
+    def all_records(self) -> list[Record]:
         """The records of all rows."""
         return [record for line in self.lines for record in line.records]
 
     @property
-    def pooled(self) -> tuple[float, int] | None:
+    def pooled_deviation(self) -> tuple[float, int] | None:
         """Deviation between seeds of one recipe, over all rows, and its degrees of freedom."""
-        return pooled_deviation({line.row.recipe: line.values for line in self.lines}.values())
+        return pooled_deviation({line.row.recipe: line.run_values for line in self.lines}.values())
 
     @property
-    def intervals(self) -> int:
+    def interval_count(self) -> int:
         """How many differences there are, each counted as often as it has an interval."""
         found = [
             (each.by_seed, each.by_image, each.by_pooled_seeds)
@@ -133,13 +133,15 @@ class Report:
     """What updates take, where that was measured of one of the rows."""
 
     @property
-    def schedule(self) -> str:
+    def schedule_text(self) -> str:
         """The schedule of the runs, and its number of steps."""
         if self.table.mixed:
             return "" if self.budget == 1 else f"reduced schedule, budget {self.budget:g}"
         kind = "full" if self.budget == 1 else "reduced" if self.budget < 1 else "extended"
-        original = [RECIPES[row.recipe] for row in self.table.rows if row.has_recipe]
-        steps = sorted({(scaled(recipe, self.budget).steps, recipe.steps) for recipe in original})
+        original = [RECIPES[row.recipe] for row in self.table.all_rows if row.has_recipe]
+        steps = sorted(
+            {(scale_recipe(recipe, self.budget).steps, recipe.steps) for recipe in original}
+        )
         text = f"{kind} schedule, budget {self.budget:g}"
         if not steps:
             return text
@@ -153,19 +155,19 @@ class _Reader:
     results: Path
     found: dict[tuple[str, float], list[Record]] = field(default_factory=dict)
 
-    def groups(self, row: Row, budget: float) -> Groups:
+    def record_groups(self, row: Row, budget: float) -> Groups:
         """The records of a row at a budget, by all that they share but the seed."""
         if not row.has_recipe:
             return {}
         place = row.recipe, budget
         if place not in self.found:
             self.found[place] = read_records(self.results, *place)
-        return task_of(RECIPES[row.recipe]).grouped(self.found[place], row.method, row.shots)
+        return task_of(RECIPES[row.recipe]).group_records(self.found[place], row.method, row.shots)
 
-    def budgets(self, row: Row) -> list[float]:
+    def row_budgets(self, row: Row) -> list[float]:
         """The budgets at which a row has records."""
-        known = map(float, budgets(self.results, [row.recipe]))
-        return [budget for budget in known if not row.method or self.groups(row, budget)]
+        known = map(float, recorded_budgets(self.results, [row.recipe]))
+        return [budget for budget in known if not row.method or self.record_groups(row, budget)]
 
 
 def make_report(
@@ -187,11 +189,11 @@ def make_report(
     known = {} if costs is None else costs.ratios
 
     def row_budget(row: Row) -> float:
-        own = reader.budgets(row) if table.mixed and budget is None else []
+        own = reader.row_budgets(row) if table.mixed and budget is None else []
         return usual if usual in own else max(own, default=usual)
 
     def panel_report(panel: Panel) -> PanelReport:
-        groups = {row: reader.groups(row, row_budget(row)) for row in panel.rows}
+        groups = {row: reader.record_groups(row, row_budget(row)) for row in panel.rows}
         if not table.mixed:
             _require_same_data(
                 one for found in groups.values() for own in found.values() for one in own
@@ -200,14 +202,14 @@ def make_report(
         lines = []
         for row, found in groups.items():
             others = [
-                (other == row, reader.groups(other, row_budget(row)))
+                (other == row, reader.record_groups(other, row_budget(row)))
                 for other in table.compared_rows(panel, row)
             ]
             for records in found.values() or [[]]:
                 differences = (
                     Difference()
                     if same
-                    else _difference(row, records, theirs, panel.metric, scatter)
+                    else _row_difference(row, records, theirs, panel.metric, scatter)
                     for same, theirs in others
                 )
                 lines.append(
@@ -221,13 +223,13 @@ def make_report(
                 )
         return PanelReport(panel=panel, lines=tuple(lines))
 
-    others = budgets(results, (row.recipe for row in table.rows))
+    others = recorded_budgets(results, (row.recipe for row in table.all_rows))
     return Report(
         table=table,
         budget=usual,
         panels=tuple(map(panel_report, table.panels)),
         others=tuple(other for other in others if float(other) != usual),
-        costs=costs if any(row.recipe in known for row in table.rows) else None,
+        costs=costs if any(row.recipe in known for row in table.all_rows) else None,
     )
 
 
@@ -240,12 +242,12 @@ def report_rows(report: Report) -> list[dict[str, Any]]:
             **{"metric": line.metric, "paper": line.row.paper},
             "budget": line.records[0].budget if line.records else report.budget,
             "seeds": [record.seed for record in line.records],
-            "values": line.values,
+            "values": line.run_values,
             "to_baseline": {
                 way: interval and [interval.low, interval.mean, interval.high]
                 for way, interval in (
-                    ("by_seed", line.difference.by_seed),
-                    ("by_image", line.difference.by_image),
+                    ("by_seed", line.baseline_difference.by_seed),
+                    ("by_image", line.baseline_difference.by_image),
                 )
             },
             **_accuracy_facts(line),
@@ -258,24 +260,29 @@ def report_rows(report: Report) -> list[dict[str, Any]]:
 def _accuracy_facts(line: Line) -> dict[str, Any]:
     if not line.records:
         return {"summary": None}
-    facts = task_of(RECIPES[line.row.recipe]).facts(line.records)
-    return {"accuracy": line.accuracy.mean, "reach": line.accuracy.reach} | facts
+    facts = task_of(RECIPES[line.row.recipe]).record_facts(line.records)
+    return {
+        "accuracy": line.accuracy_interval.mean,
+        "reach": line.accuracy_interval.half_width,
+    } | facts
 
 
 def fullest_budget(table: Table, reader: _Reader) -> float:
     """The budget at which most of the rows have records, the largest of several; or 1."""
-    rows = {(row.recipe, row.method, row.shots): row for row in table.rows}
-    counts = Counter(budget for row in rows.values() for budget in reader.budgets(row))
+    rows = {(row.recipe, row.method, row.shots): row for row in table.all_rows}
+    counts = Counter(budget for row in rows.values() for budget in reader.row_budgets(row))
     return max(counts, key=lambda budget: (counts[budget], budget), default=1.0)
 
 
-def value(record: Record, metric: Metric) -> float:
+def metric_value(record: Record, metric: Metric) -> float:
     """The metric of a run, in percent."""
     right = 100 * record.accuracies.mean().item()
     return 100 - right if metric == "error" else right
 
 
-def compare(ours: dict[int, Record], theirs: dict[int, Record], metric: Metric) -> Difference:
+def compare_records(
+    ours: dict[int, Record], theirs: dict[int, Record], metric: Metric
+) -> Difference:
     """The difference of records by seed to others, by seed and by test image or task.
 
     By image or task, each one's difference is averaged over the common seeds first; of two lists of
@@ -284,7 +291,9 @@ def compare(ours: dict[int, Record], theirs: dict[int, Record], metric: Metric) 
     common = tuple(seed for seed in ours if seed in theirs)
     if not common:
         return Difference()
-    seeds = [value(ours[seed], metric) - value(theirs[seed], metric) for seed in common]
+    seeds = [
+        metric_value(ours[seed], metric) - metric_value(theirs[seed], metric) for seed in common
+    ]
     sign = 1 if metric == "accuracy" else -1
     pairs = [(ours[seed].accuracies, theirs[seed].accuracies) for seed in common]
     count = min(len(each) for pair in pairs for each in pair)
@@ -302,7 +311,7 @@ def by_number(records: Iterable[Record]) -> dict[int, Record]:
     return {record.seed: record for record in sorted(records, key=lambda record: record.seed)}
 
 
-def _difference(
+def _row_difference(
     row: Row,
     records: Sequence[Record],
     groups: Groups,
@@ -314,10 +323,10 @@ def _difference(
         return Difference()
     comparable = task_of(RECIPES[row.recipe]).comparable
     theirs = by_number(one for own in groups.values() for one in own if comparable(records[0], one))
-    found = compare(by_number(records), theirs, metric)
+    found = compare_records(by_number(records), theirs, metric)
     if scatter is None or not found.common:
         return found
-    sides = [[value(one, metric) for one in side] for side in (records, theirs.values())]
+    sides = [[metric_value(one, metric) for one in side] for side in (records, theirs.values())]
     pooled = by_pooled_seeds(fmean(sides[0]) - fmean(sides[1]), *scatter, *map(len, sides))
     return replace(found, by_pooled_seeds=pooled)
 
@@ -326,7 +335,7 @@ def _seed_scatter(panel: Panel, groups: Mapping[Row, Groups]) -> tuple[float, in
     """Deviation between seeds of one recipe over the rows of a panel, and degrees of freedom."""
     return pooled_deviation(
         {
-            row.recipe: [value(one, panel.metric) for own in found.values() for one in own]
+            row.recipe: [metric_value(one, panel.metric) for own in found.values() for one in own]
             for row, found in groups.items()
         }.values()
     )

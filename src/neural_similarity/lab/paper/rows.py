@@ -41,7 +41,7 @@ class Panel:
     rows: tuple[Row, ...]
 
     @property
-    def baseline(self) -> Row:
+    def baseline_row(self) -> Row:
         """What the other rows are compared with."""
         return self.rows[0]
 
@@ -59,15 +59,15 @@ class Table:
     """How to read the table."""
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def all_rows(self) -> tuple[Row, ...]:
         """The rows of all panels."""
         return tuple(row for panel in self.panels for row in panel.rows)
 
     def compared_rows(self, panel: Panel, row: Row) -> list[Row]:
         """What a row of a panel is compared with."""
         if not self.compared:
-            return [panel.baseline]
-        rows = {other.label: other for other in self.rows if other.shots == row.shots}
+            return [panel.baseline_row]
+        rows = {other.label: other for other in self.all_rows if other.shots == row.shots}
         return [rows[label] for label in self.compared.values()]
 
 

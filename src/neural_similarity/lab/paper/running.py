@@ -13,7 +13,7 @@ from typing import IO
 
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.paper.missing import Key, Line
-from neural_similarity.lab.train.files import locked
+from neural_similarity.lab.train.files import lock_file
 from neural_similarity.lab.train.stopping import signals_noted
 
 PROGRAM = (sys.executable, "-m", "neural_similarity")
@@ -65,12 +65,12 @@ def run_lines(lines: Sequence[Line], jobs: int) -> Outcome:
 def _run_commands(line: Line, log: Path | None, stop: Callable[[], int | None]) -> str | None:
     """Run the commands of a line; why one failed."""
     taken = f"another process runs it already and writes to {log}"
-    with nullcontext() if log is None else locked(log, taken) as output:
+    with nullcontext() if log is None else lock_file(log, taken) as output:
         for words in line.commands:
             if stop() is not None:
                 return "stopped"
             process = start_process(words, output)
-            if code := _wait(process, stop):
+            if code := _wait_for(process, stop):
                 return f"nsim {words[0]} ended with {code}" + (f", see {log}" if log else "")
     return None
 
@@ -86,7 +86,7 @@ def start_process(words: Sequence[str], output: IO[bytes] | None) -> subprocess.
     )
 
 
-def _wait(process: subprocess.Popen[bytes], stop: Callable[[], int | None]) -> int:
+def _wait_for(process: subprocess.Popen[bytes], stop: Callable[[], int | None]) -> int:
     """The exit code of a process, which is told to stop where this one is."""
     while stop() is None:
         try:

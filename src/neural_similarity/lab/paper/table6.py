@@ -102,14 +102,16 @@ NOTE = (
 def few_shot_table(shots: Sequence[int] = SHOTS) -> Table:
     """Table 6 at these numbers of shots, the paper's first."""
     panels = (
-        Panel(title, "accuracy", tuple(row for one in entries for row in _rows(one, shots)))
+        Panel(
+            title, "accuracy", tuple(row for one in entries for row in _rows_by_shots(one, shots))
+        )
         for title, entries in PANELS.items()
     )
     title = "Table 6: few-shot recognition on Mini-ImageNet, 5 ways"
     return Table(title, tuple(panels), compared=COMPARED, mixed=True, note=NOTE)
 
 
-def _rows(entry: _Entry, shots: Sequence[int]) -> Iterator[Row]:
+def _rows_by_shots(entry: _Entry, shots: Sequence[int]) -> Iterator[Row]:
     """A row for each number of shots, of the recipe for it where there is a special one."""
     for count in shots:
         own = f"{entry.recipe}-{count}shot"

@@ -215,7 +215,7 @@ def in_variant(table: Table, variant: str) -> Table:
     return replace(table, title=title, panels=tuple(panels))
 
 
-def _adaptation(title: str, recipes: Recipes) -> Panel:
+def _adaptation_panel(title: str, recipes: Recipes) -> Panel:
     """A row for each recipe, the first one the baseline."""
     rows = tuple(Row(label, name) for name, (label, _) in recipes.items())
     return Panel(title, "accuracy", rows)
@@ -224,7 +224,8 @@ def _adaptation(title: str, recipes: Recipes) -> Panel:
 def _by_images(title: str, names: Mapping[int, str]) -> tuple[Panel, ...]:
     """A panel for each number of training images of a class."""
     return tuple(
-        _adaptation(f"{title}, {each} images of each", GROUPS[name]) for each, name in names.items()
+        _adaptation_panel(f"{title}, {each} images of each", GROUPS[name])
+        for each, name in names.items()
     )
 
 
@@ -271,10 +272,10 @@ TABLES = {
     "adapt-cifar": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to changed images, 10 of each class, its head kept",
         (
-            _adaptation("CIFAR-10 under noise of deviation 25", GROUPS["noise-25"]),
-            _adaptation("CIFAR-10 under noise of deviation 50", GROUPS["noise-50"]),
-            _adaptation("CIFAR-10 under a turn by 30°", GROUPS["rotation-30"]),
-            _adaptation("CIFAR-10 under a turn by 90°", GROUPS["rotation-90"]),
+            _adaptation_panel("CIFAR-10 under noise of deviation 25", GROUPS["noise-25"]),
+            _adaptation_panel("CIFAR-10 under noise of deviation 50", GROUPS["noise-50"]),
+            _adaptation_panel("CIFAR-10 under a turn by 30°", GROUPS["rotation-30"]),
+            _adaptation_panel("CIFAR-10 under a turn by 90°", GROUPS["rotation-90"]),
         ),
     ),
     "sharing": Table("M shared by the filters of a layer, or for each (§4)", SHARING),

@@ -8,7 +8,7 @@ from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_STARTS
 from neural_similarity.lab.recipes.imagenet import IMAGENET, MINI100
 from neural_similarity.lab.recipes.pretrained import PRETRAINED, PRETRAINED_STARTS
 from neural_similarity.lab.recipes.quickstart import QUICKSTART
-from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, VARIANTS, released
+from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, VARIANTS, released_variant
 from neural_similarity.lab.recipes.studies import STUDIES
 from neural_similarity.lab.train.recipe import Recipe
 
@@ -50,4 +50,4 @@ def in_variant(name: str, variant: str) -> str:
     return base + SUFFIX
 
 
-__all__ = ["FAMILIES", "RECIPES", "STARTS", "Recipe", "in_variant", "released"]
+__all__ = ["FAMILIES", "RECIPES", "STARTS", "Recipe", "in_variant", "released_variant"]

@@ -158,18 +158,21 @@ MATTER = ("head", "norm", "full", "all")
 """Ways that also run with other numbers of images."""
 
 
-def _recipes(
+def _recipes_of_group(
     group: str, rates: dict[str, float], settings: dict[str, Any]
 ) -> dict[str, tuple[str, Recipe]]:
     """Descriptions and recipes of the ways that have a rate, by name."""
     return {
-        f"{group}-{way}": (label, AdaptationRecipe(lr=rates[way], **_fields(settings | fields)))
+        f"{group}-{way}": (
+            label,
+            AdaptationRecipe(lr=rates[way], **_recipe_fields(settings | fields)),
+        )
         for way, (label, fields) in WAYS.items()
         if way in rates
     }
 
 
-def _fields(fields: dict[str, Any]) -> dict[str, Any]:
+def _recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Fields with defaults: no similarity, and M alone trains; a new head trains always."""
     train = fields.get("train", "M")
     if fields["classifier"] == "new":
@@ -177,27 +180,29 @@ def _fields(fields: dict[str, Any]) -> dict[str, Any]:
     return {"similarity": None} | fields | {"train": train}
 
 
-def _headed(
+def _group_with_heads(
     name: str, network: dict[str, Any], rates: dict[str, float], *others: int
 ) -> dict[str, dict[str, tuple[str, Recipe]]]:
     """Recipes with 20 images per class, and with other counts at the same rates."""
     matter = {way: rates[way] for way in MATTER}
     settings = network | HEADED
-    return {name: _recipes(name, rates, settings | {"per_class": 20})} | {
-        f"{name}-{each}": _recipes(f"{name}-{each}", matter, settings | {"per_class": each})
+    return {name: _recipes_of_group(name, rates, settings | {"per_class": 20})} | {
+        f"{name}-{each}": _recipes_of_group(
+            f"{name}-{each}", matter, settings | {"per_class": each}
+        )
         for each in others
     }
 
 
-def _changed(change: str, rates: dict[str, float]) -> dict[str, tuple[str, Recipe]]:
-    return _recipes(change, rates, RESNET | CHANGED | {"dataset": f"cifar10-{change}"})
+def _recipes_of_change(change: str, rates: dict[str, float]) -> dict[str, tuple[str, Recipe]]:
+    return _recipes_of_group(change, rates, RESNET | CHANGED | {"dataset": f"cifar10-{change}"})
 
 
 GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
-    **_headed("signs", RESNET | {"image_size": 32}, SIGNS, 5, 160),
-    **_headed("signs-lite0", LITE | {"flip": False}, LITE_SIGNS, 5, 160),
-    **_headed("flowers", LITE, FLOWERS, 5, 60),
-    **{change: _changed(change, rates) for change, rates in CHANGES.items()},
+    **_group_with_heads("signs", RESNET | {"image_size": 32}, SIGNS, 5, 160),
+    **_group_with_heads("signs-lite0", LITE | {"flip": False}, LITE_SIGNS, 5, 160),
+    **_group_with_heads("flowers", LITE, FLOWERS, 5, 60),
+    **{change: _recipes_of_change(change, rates) for change, rates in CHANGES.items()},
 }
 """Descriptions and recipes by name, grouped by data set, network and images per class."""
 

@@ -13,14 +13,17 @@ COLUMNS = ("name", "data", "model", "similarity", "steps", "description")
 def recipe_list() -> str:
     """The content of `list.json`: title and rows of every family."""
     families = {
-        family: {"title": title, "rows": [_row(name, *entry) for name, entry in recipes.items()]}
+        family: {
+            "title": title,
+            "rows": [_recipe_row(name, *entry) for name, entry in recipes.items()],
+        }
         for family, (title, recipes) in FAMILIES.items()
     }
     content = {"columns": COLUMNS, "families": families}
     return json.dumps(content, indent=0, ensure_ascii=False) + "\n"
 
 
-def _row(name: str, text: str, recipe: Recipe) -> list[str]:
+def _recipe_row(name: str, text: str, recipe: Recipe) -> list[str]:
     similarity = "none"
     if recipe.similarity is not None:
         parts = recipe.similarity, recipe.similarity.structure

@@ -38,7 +38,7 @@ SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
 """Names, similarities, and the rates at which they learn alone."""
 
 
-def _path(kind: str) -> dict[str, tuple[str, Recipe, str]]:
+def _pretrained_path(kind: str) -> dict[str, tuple[str, Recipe, str]]:
     """The stages, M alone and then everything: description, recipe and start, by name."""
     text, similarity, lr = SIMILARITIES[kind]
     name = f"cifar10-pretrained-{kind}"
@@ -52,7 +52,7 @@ def _path(kind: str) -> dict[str, tuple[str, Recipe, str]]:
 
 _ENTRIES = {
     "cifar10-pretrained-cnn": (f"{PLAIN} trained on, plain, for as long", CONTROL, PLAIN)
-} | {name: entry for kind in SIMILARITIES for name, entry in _path(kind).items()}
+} | {name: entry for kind in SIMILARITIES for name, entry in _pretrained_path(kind).items()}
 PRETRAINED: dict[str, tuple[str, Recipe]] = {n: entry[:2] for n, entry in _ENTRIES.items()}
 PRETRAINED_STARTS = {name: start for name, (*_, start) in _ENTRIES.items()}
 """For each recipe, the recipe whose run is its backbone."""

@@ -28,7 +28,7 @@ UNS_DECAY = 5e-3
 """Decay of the released static full M, to zero: without a residual, zero is M = 0."""
 
 
-def released(recipe: Recipe) -> Recipe:
+def released_variant(recipe: Recipe) -> Recipe:
     """The recipe as https://github.com/wy1iu/NSL (`nsl_image_recog`) trains it on CIFAR.
 
     - 42,500 updates with drops after 20,000, 30,000 and 37,500; decay 5e-4, which TensorFlow's
@@ -78,7 +78,7 @@ def released(recipe: Recipe) -> Recipe:
 
 
 RELEASED = {
-    f"{name}{SUFFIX}": (f"{text}; as the released code", released(recipe))
+    f"{name}{SUFFIX}": (f"{text}; as the released code", released_variant(recipe))
     for name, (text, recipe) in CIFAR.items()
     if recipe.similarity in SIMILARITIES and recipe.model in MODELS
 } | {

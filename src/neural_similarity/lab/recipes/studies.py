@@ -21,11 +21,11 @@ from neural_similarity.nn import (
 )
 
 
-def _dns(predictor: Predictor) -> Recipe:
+def _dynamic_diagonal(predictor: Predictor) -> Recipe:
     return replace(BASE, similarity=Dynamic(Diagonal(), predictor=predictor))
 
 
-def _normed(eps: float) -> Recipe:
+def _normalised_predictor(eps: float) -> Recipe:
     """The released predictor's normalisation with another eps."""
     predictor = replace(PATCHES, batch_norm=True, batch_norm_eps=eps)
     return replace(BASE, similarity=Dynamic(Diagonal(), predictor=predictor, init="released"))
@@ -36,23 +36,29 @@ ABLATIONS = {
         "M starts at eye(3) flattened, as in the released code",
         replace(BASE, similarity=Static(Diagonal(), init="released")),
     ),
-    "cifar10-dynamic-dns-plain": ("no batch normalisation in predictors", _dns(SphereNet())),
+    "cifar10-dynamic-dns-plain": (
+        "no batch normalisation in predictors",
+        _dynamic_diagonal(SphereNet()),
+    ),
     "cifar10-dynamic-dns-unit": (
         "predictors of patches over their norm, not batch-normalised",
-        _dns(SphereNet(normalize="input")),
+        _dynamic_diagonal(SphereNet(normalize="input")),
     ),
     "cifar10-dynamic-dns-unit-norm": (
         "batch-normalised predictors of patches over their norm",
-        _dns(SphereNet(normalize="input", batch_norm=True, scales=(1.0, 1.0))),
+        _dynamic_diagonal(SphereNet(normalize="input", batch_norm=True, scales=(1.0, 1.0))),
     ),
     "cifar10-dynamic-dns-norm": (
         "the released predictors: the same, small start, no gains",
-        _normed(1e-3),
+        _normalised_predictor(1e-3),
     ),
-    "cifar10-dynamic-dns-norm-1e-5": ("the same with PyTorch's eps 1e-5", _normed(1e-5)),
+    "cifar10-dynamic-dns-norm-1e-5": (
+        "the same with PyTorch's eps 1e-5",
+        _normalised_predictor(1e-5),
+    ),
     "cifar10-dynamic-dns-both": (
         "predictor bounded, patches and kernels normalised",
-        _dns(SphereNet(normalize="both", bounded=True)),
+        _dynamic_diagonal(SphereNet(normalize="both", bounded=True)),
     ),
     "cifar10-dynamic-uns-no-gains": (
         "the prediction is added to I as it is, so that M starts as noise about I",
@@ -91,21 +97,33 @@ SHAPES = {
 }
 
 BOUNDS = {
-    "cifar10-dynamic-dns-cnn-unbounded": ("a plain CNN as predictor", _dns(CNN(bound=None))),
-    "cifar10-dynamic-dns-cnn-tanh": ("the same, bounded by tanh", _dns(CNN(bound="tanh"))),
-    "cifar10-dynamic-dns-cnn-sigmoid": ("by a sigmoid", _dns(CNN(bound="sigmoid"))),
-    "cifar10-dynamic-dns-cnn-normalized": ("of length 1", _dns(CNN(bound="normalize"))),
+    "cifar10-dynamic-dns-cnn-unbounded": (
+        "a plain CNN as predictor",
+        _dynamic_diagonal(CNN(bound=None)),
+    ),
+    "cifar10-dynamic-dns-cnn-tanh": (
+        "the same, bounded by tanh",
+        _dynamic_diagonal(CNN(bound="tanh")),
+    ),
+    "cifar10-dynamic-dns-cnn-sigmoid": ("by a sigmoid", _dynamic_diagonal(CNN(bound="sigmoid"))),
+    "cifar10-dynamic-dns-cnn-normalized": (
+        "of length 1",
+        _dynamic_diagonal(CNN(bound="normalize")),
+    ),
 }
 
 CHEAPER = {
-    "cifar10-dynamic-dns-half-width": ("32 hidden units", _dns(replace(PREDICTOR, hidden=32))),
+    "cifar10-dynamic-dns-half-width": (
+        "32 hidden units",
+        _dynamic_diagonal(replace(PREDICTOR, hidden=32)),
+    ),
     "cifar10-dynamic-dns-half-resolution": (
         "M at every second row and column, interpolated",
-        _dns(replace(PREDICTOR, resolution=2)),
+        _dynamic_diagonal(replace(PREDICTOR, resolution=2)),
     ),
     "cifar10-dynamic-dns-1x1": (
         "the second layer 1×1",
-        _dns(replace(PREDICTOR, last_kernel_size=1)),
+        _dynamic_diagonal(replace(PREDICTOR, last_kernel_size=1)),
     ),
 }
 
@@ -124,7 +142,7 @@ CONTROLS = {
 BASELINES = {
     "cifar10-dynamic-dns-per-image": (
         "one diagonal matrix an image",
-        _dns(replace(PREDICTOR, per_image=True)),
+        _dynamic_diagonal(replace(PREDICTOR, per_image=True)),
     ),
     "cifar10-pooled": (
         "one full matrix an image, from the averages of a layer's input",

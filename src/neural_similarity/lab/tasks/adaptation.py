@@ -15,15 +15,15 @@ from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
 from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
-from neural_similarity.lab.tasks.classification import ClassificationTask, fitted
+from neural_similarity.lab.tasks.classification import ClassificationTask, fit_recipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.checkpoint import State, state_digest
-from neural_similarity.lab.train.progress import notice
+from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, start_facts
 from neural_similarity.models import parameters
-from neural_similarity.nn import Full, Similarity, Static, evaluating
+from neural_similarity.nn import Full, Similarity, Static, evaluation_mode
 
 PARTS = ("M", "head", "norm", "bias", "baseline")
 """What can train, besides "all" and "nothing"."""
@@ -93,18 +93,24 @@ class AdaptationRecipe(Recipe):
         known = parts in (["all"], ["nothing"]) or (
             set(parts) <= set(PARTS) and len(set(parts)) == len(parts)
         )
-        self._require(known, "train", f"be all, nothing, or some of {', '.join(PARTS)} joined by +")
+        self._require_field(
+            known, "train", f"be all, nothing, or some of {', '.join(PARTS)} joined by +"
+        )
         if self.similarity is not None and "M" not in parts and parts != ["all"]:
             raise ValueError(
                 f"`similarity` must be none where `train` leaves M out, got train={self.train!r}"
             )
-        self._require(self.per_class is None or self.per_class > 0, "per_class", "be at least 1")
+        self._require_field(
+            self.per_class is None or self.per_class > 0, "per_class", "be at least 1"
+        )
         if self.similarity is None and "M" in parts:
             raise ValueError(f"`train` must not name M without a similarity, got {self.train!r}")
         alone = self.baseline == "none" or self.similarity is None
-        self._require(alone, "baseline", "be none with a similarity")
+        self._require_field(alone, "baseline", "be none with a similarity")
         told = (self.baseline != "none") == ("baseline" in parts) or parts == ["all"]
-        self._require(told, "train", f"name baseline exactly where it is one, got {self.baseline}")
+        self._require_field(
+            told, "train", f"name baseline exactly where it is one, got {self.baseline}"
+        )
 
     @classmethod
     def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +136,7 @@ class AdaptationRecipe(Recipe):
         return self.norm
 
     @property
-    def source(self) -> Backbone:
+    def pretrained_source(self) -> Backbone:
         """The pretrained network."""
         own = (self.backbone, self.weights, self.pretrained, self.classifier, not self.trains_head)
         return Backbone(*own, self.where, (Run, FewShotRun, AdaptationRun))
@@ -147,7 +153,7 @@ class AdaptationRun(Run):
     """All settings of the run."""
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def input_sizes(self) -> dict[str, int]:
         """Channels and size of the network's input."""
         return {"in_channels": self.channels, "image_size": self.image_size}
 
@@ -160,21 +166,27 @@ class AdaptationRun(Run):
         plain: dict[str, Any] = {"train": "all", "baseline": "none"}
         recipe = replace(self.recipe, **plain | overrides) if overrides else self.recipe
         torch.manual_seed(recipe.seed)
-        network = recipe.source.plain(recipe, len(self.classes), **self.sizes)
-        return adapted(network, recipe)
+        network = recipe.pretrained_source.plain_network(
+            recipe, len(self.classes), **self.input_sizes
+        )
+        return adapt_network(network, recipe)
 
     def load_backbone(self) -> Pretrained:
         """The backbone with its weights, for the run's classes."""
         torch.manual_seed(self.recipe.seed)
-        return self.recipe.source.load(self.recipe, self.classes, **self.sizes)
+        return self.recipe.pretrained_source.load_pretrained(
+            self.recipe, self.classes, **self.input_sizes
+        )
 
-    def begin(self) -> nn.Module:
+    def begin_network(self) -> nn.Module:
         """The network that training starts from: the backbone, M = I or as a run learned it."""
         backbone = self.load_backbone()
-        return adapted(backbone.model, self.recipe, backbone.converted)
+        return adapt_network(backbone.model, self.recipe, backbone.converted)
 
 
-def adapted(network: nn.Module, recipe: AdaptationRecipe, converted: bool = False) -> nn.Module:
+def adapt_network(
+    network: nn.Module, recipe: AdaptationRecipe, converted: bool = False
+) -> nn.Module:
     """Add the recipe's similarity or baseline to a network in place; freeze what does not train."""
     head = head_name(network)
     if recipe.similarity is not None and not converted:
@@ -212,57 +224,63 @@ class AdaptationTask(ClassificationTask):
     def load(cls, recipe: Any, root: str | Path, progress: Progress | None = None) -> Self:
         """The task of a recipe, its images from `root` with the backbone's size and channels."""
         if recipe.channels is None or (recipe.dataset in IN_PLACE and recipe.image_size is None):
-            recipe = _resolved(recipe)
+            recipe = _resolve_backbone(recipe)
         if recipe.source.is_run:  # The run may go on in another working directory.
             recipe = replace(recipe, backbone=str(Path(recipe.backbone).absolute()))
         task = super().load(recipe, root, progress)
         train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
         dataset = whole = replace(task.dataset, train=train, test=test)
         if recipe.per_class is not None:
-            dataset = replace(whole, train=_few(train, recipe.per_class, recipe.seed))
-        return cls(fitted(task.recipe, dataset), dataset, whole)
+            dataset = replace(whole, train=_few_per_class(train, recipe.per_class, recipe.seed))
+        return cls(fit_recipe(task.recipe, dataset), dataset, whole)
 
     @classmethod
     def check_recipe(cls, recipe: Any) -> None:
         """Check that the backbone exists, takes such channels, and that its weights fit."""
         recipe.source.check(recipe)
 
-    def check(self) -> dict[str, Any]:
+    def check_start(self) -> dict[str, Any]:
         """Check the images, and return facts about the backbone."""
-        super().check()
+        super().check_start()
         recipe, (channels, size, _) = self.recipe, self.images.shape
         sizes = {"in_channels": channels, "image_size": size}
         torch.manual_seed(recipe.seed)
-        model, kept, converted = recipe.source.load(recipe, self.images.classes, **sizes)
+        model, kept, converted = recipe.pretrained_source.load_pretrained(
+            recipe, self.images.classes, **sizes
+        )
         _check_outputs(model, self.images)
         head, state = head_name(model), model.state_dict()
         own = {key: t for key, t in state.items() if kept or not key.startswith(f"{head}.")}
-        start = start_facts(recipe.source.run()) if recipe.source.is_run else None
+        start = (
+            start_facts(recipe.pretrained_source.finished_run())
+            if recipe.pretrained_source.is_run
+            else None
+        )
         name = recipe.backbone if start is None else start["recipe"]
         facts = {"name": name, "parameters": parameters(model)}
         facts |= {"head": "kept" if kept else "new", "digest": state_digest(own)}
-        network = adapted(model, recipe, converted)
+        network = adapt_network(model, recipe, converted)
         trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
         classifier = (
             f"{'its' if kept else 'a new'} classifier of {len(self.images.classes)} classes"
         )
-        notice(
+        print_notice(
             f"{recipe.backbone} with {classifier}, sha256 {facts['digest'][:12]}; {trained:,} of "
             f"{parameters(model):,} parameters train"
         )
         if not kept and not recipe.trains_head:
             more = "head" if recipe.train == "nothing" else f"{recipe.train}+head"
-            notice(f"Warning: the classifier is new, and stays random; --train {more}")
+            print_notice(f"Warning: the classifier is new, and stays random; --train {more}")
         return {"backbone": facts | {"trained": trained}, "start": start}
 
     def preprocess(self) -> Preprocess:
         """The preprocessing of the backbone, or one fitted to the images where it is unknown."""
-        usual = self.recipe.source.usual(self.recipe).preprocess
+        usual = self.recipe.pretrained_source.usual_input(self.recipe).preprocess
         return super().preprocess() if usual is None else usual
 
-    def finish(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
+    def finish_run(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Score the test set, draw the similarities, write the adapter."""
-        scores = super().finish(run, state, runtime)
+        scores = super().finish_run(run, state, runtime)
         with content_errors(run.path / ENVIRONMENT):
             backbone = read_facts(run.path / ENVIRONMENT)["backbone"]
             kept, trained = backbone["head"] == "kept", backbone["trained"]
@@ -290,12 +308,12 @@ class AdaptationTask(ClassificationTask):
         return f"{scores}\n{trained}\n{folder}"
 
 
-def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:
+def _resolve_backbone(recipe: AdaptationRecipe) -> AdaptationRecipe:
     """The recipe with its backbone's sizes, and absolute paths so that it resumes anywhere."""
-    usual = recipe.source.usual(recipe)
+    usual = recipe.pretrained_source.usual_input(recipe)
     fields: dict[str, Any] = {"channels": recipe.channels or usual.channels, **usual.fields}
     if recipe.dataset in IN_PLACE and recipe.image_size is None:
-        notice(f"images are resized to {usual.image_size}x{usual.image_size} (--image-size)")
+        print_notice(f"images are resized to {usual.image_size}x{usual.image_size} (--image-size)")
         fields["image_size"] = usual.image_size
     for name in ("backbone", "weights"):
         path = getattr(recipe, name)
@@ -304,7 +322,7 @@ def _resolved(recipe: AdaptationRecipe) -> AdaptationRecipe:
     return replace(recipe, **fields)
 
 
-def _few(images: ImageSet, each: int, seed: int) -> ImageSet:
+def _few_per_class(images: ImageSet, each: int, seed: int) -> ImageSet:
     """`each` images of every class, or all of a class that has fewer."""
     have = images.labels.bincount(minlength=len(images.classes)).tolist()
     few, _ = split_off(images, [max(0, count - each) for count in have], seed)
@@ -328,7 +346,7 @@ def _check_outputs(model: nn.Module, images: ImageSet) -> None:
     """Raise a `RunError` unless the network returns one logit per class for such images."""
     wanted = (2, len(images.classes))
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             shape = tuple(model(torch.zeros(2, *images.shape)).shape)
         trained = deepcopy(model).train()(torch.zeros(2, *images.shape))
     except (RuntimeError, ValueError, AssertionError) as error:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from neural_similarity import models
-from neural_similarity.choices import nearest, optional
+from neural_similarity.choices import import_optional, nearest_name
 from neural_similarity.conversion import convert, fold
 from neural_similarity.files import open_file, regular_file
 from neural_similarity.lab.data import IN_PLACE, Preprocess
@@ -77,18 +77,18 @@ class Backbone:
     kinds: tuple[type[Run], ...] = (Run, FewShotRun)
 
     @property
-    def _named(self) -> bool:
+    def _is_named(self) -> bool:
         return self.word.startswith((TIMM, TORCHVISION))
 
     @property
-    def _name(self) -> str:
+    def _library_name(self) -> str:
         return self.word.partition(":")[2]
 
     def _require_found(self) -> None:
-        if not (self._named or (self.word and Path(self.word).exists())):
+        if not (self._is_named or (self.word and Path(self.word).exists())):
             raise ValueError(f"`backbone` must be {WORDS}, got {self.word!r}")
 
-    def usual(self, recipe: Recipe) -> Usual:
+    def usual_input(self, recipe: Recipe) -> Usual:
         """The input that it was trained on; `recipe` says which of `ns.models` a file belongs to.
 
         Raises:
@@ -96,22 +96,26 @@ class Backbone:
         """
         self._require_found()
         if self.word.startswith(TIMM):
-            config = _timm(self.word).get_pretrained_cfg(self._name)
+            config = _timm_config(self.word).get_pretrained_cfg(self._library_name)
             if config is None:
                 return Usual(3, 224, Preprocess(*IMAGENET))
             channels, size, _ = config.input_size
             return Usual(channels, size, Preprocess(config.mean, config.std))
         if self.word.startswith(TORCHVISION):
-            shown = _torchvision(self.word).get_model_weights(self._name).DEFAULT.transforms()
+            shown = (
+                _torchvision_weights(self.word)
+                .get_model_weights(self._library_name)
+                .DEFAULT.transforms()
+            )
             size = getattr(shown, "crop_size", [224])[0]
             mean, std = (getattr(shown, key, IMAGENET[i]) for i, key in enumerate(("mean", "std")))
             return Usual(3, size, Preprocess(tuple(mean), tuple(std)))
         if self.is_run:
-            run = self.run()
+            run = self.finished_run()
             fields = ("model", "width", "variant", "norm_momentum", "norm_eps")
             told = {field: getattr(run.recipe, field) for field in fields}
             return Usual(run.channels, run.image_size, run.preprocess, told)
-        kernels = (t for t in _read(Path(self.word)).values() if t.dim() == 4)
+        kernels = (t for t in _read_tensors(Path(self.word)).values() if t.dim() == 4)
         first = next(kernels, torch.empty(1, 3, 1, 1))
         return Usual(first.shape[1], models.usual_sizes(recipe.model)[2])
 
@@ -122,23 +126,23 @@ class Backbone:
             RunError: the weights cannot be read, or are another network's.
             ValueError: there is no such network, file or run, or it takes other channels.
         """
-        usual = self.usual(recipe)
+        usual = self.usual_input(recipe)
         if recipe.channels not in (None, usual.channels):
             raise ValueError(
                 f"`channels` must be {usual.channels}, as {self.word} takes, got {recipe.channels}"
             )
         sized = recipe.image_size is not None or recipe.dataset in IN_PLACE
-        if not sized or (self.weights is None and self._named):
+        if not sized or (self.weights is None and self._is_named):
             return  # The data set the size, and downloaded weights fit their network.
         recipe = replace(recipe, **usual.fields)
         sizes = {"in_channels": usual.channels, "image_size": recipe.image_size or usual.image_size}
         with torch.random.fork_rng(devices=[]):
-            replace(self, classifier="new").load(recipe, ("one", "another"), **sizes)
+            replace(self, classifier="new").load_pretrained(recipe, ("one", "another"), **sizes)
 
-    def plain(self, recipe: Recipe, classes: int, **sizes: int) -> nn.Module:
+    def plain_network(self, recipe: Recipe, classes: int, **sizes: int) -> nn.Module:
         """The network without its weights, for this number of classes, channels and image size."""
         if self.word.startswith(TIMM):
-            model = _timm(self.word).create_model(self._name, num_classes=classes)
+            model = _timm_config(self.word).create_model(self._library_name, num_classes=classes)
             _require_one_classifier(model, self.word, classes)
             # timm draws some classifiers by their number of classes: with few, logits are in the
             # tens.
@@ -146,11 +150,11 @@ class Backbone:
                 head.reset_parameters()
             return model
         if self.word.startswith(TORCHVISION):
-            library = _torchvision(self.word)
-            return with_classes(library.get_model(self._name, weights=None), classes)
+            library = _torchvision_weights(self.word)
+            return with_classes(library.get_model(self._library_name, weights=None), classes)
         return build_network(recipe, classes, similarity=None, **sizes)
 
-    def load(self, recipe: Recipe, classes: tuple[str, ...], **sizes: int) -> Pretrained:
+    def load_pretrained(self, recipe: Recipe, classes: tuple[str, ...], **sizes: int) -> Pretrained:
         """The network with its weights, including the classifier's if its classes are the same.
 
         A similarity that a run learned stays if it is the recipe's and in the same layers; any
@@ -161,10 +165,10 @@ class Backbone:
             ValueError: there is no such network, file or run.
         """
         self._require_found()
-        model = self.plain(recipe, len(classes), **sizes)
+        model = self.plain_network(recipe, len(classes), **sizes)
         head = head_name(model)
-        similar = self._similar(model, recipe)
-        state, same = self._state(similar, classes)
+        similar = self._copy_with_similarity(model, recipe)
+        state, same = self._state_to_load(similar, classes)
         if state is None:
             return Pretrained(model, False)
         converted = similar is not None and state.keys() == similar.state_dict().keys()
@@ -180,7 +184,7 @@ class Backbone:
         try:
             wrong = model.load_state_dict(taken, strict=False)
         except RuntimeError as error:
-            raise self._misfit(_line(error)) from error
+            raise self._misfit(_first_line(error)) from error
         lacking = [key for key in wrong.missing_keys if same or key not in classifier]
         for key in (*lacking, *wrong.unexpected_keys):
             raise self._misfit(f"{key} is in {'the network' if key in lacking else 'them'} only")
@@ -192,14 +196,18 @@ class Backbone:
         hint = "" if self.is_run else f"; name the network that they are of by {theirs}"
         return RunError(f"the weights of {self.weights or self.word} do not fit: {reason}{hint}")
 
-    def _similar(self, model: nn.Module, recipe: Recipe) -> nn.Module | None:
+    def _copy_with_similarity(self, model: nn.Module, recipe: Recipe) -> nn.Module | None:
         """A copy of the network with the recipe's similarity if the run has the same one."""
         similarity = recipe.similarity
-        if similarity is None or not self.is_run or self.run().recipe.similarity != similarity:
+        if (
+            similarity is None
+            or not self.is_run
+            or self.finished_run().recipe.similarity != similarity
+        ):
             return None
         return convert(model, similarity, where=self.where)
 
-    def _state(
+    def _state_to_load(
         self, similar: nn.Module | None, classes: tuple[str, ...]
     ) -> tuple[Mapping[str, Tensor] | None, bool | None]:
         """The weights; a run's similarity is folded unless `similar` has the same parameters.
@@ -208,12 +216,12 @@ class Backbone:
             The weights, and whether their classifier is of these classes; None if unknown.
         """
         if self.weights is not None:
-            return _read(Path(self.weights)), None
-        if self._named:
-            return (self._downloaded() if self.pretrained else None), None
+            return _read_tensors(Path(self.weights)), None
+        if self._is_named:
+            return (self._downloaded_weights() if self.pretrained else None), None
         if not self.is_run:
-            return _read(Path(self.word)), None
-        run = self.run()
+            return _read_tensors(Path(self.word)), None
+        run = self.finished_run()
         trained = load_network(run, usual_checkpoint(run))
         try:
             if similar is None or similar.state_dict().keys() != trained.state_dict().keys():
@@ -222,16 +230,18 @@ class Backbone:
         except ValueError as error:
             raise RunError(f"{run.path} cannot be a backbone: {error}") from error
 
-    def _downloaded(self) -> dict[str, Tensor]:
+    def _downloaded_weights(self) -> dict[str, Tensor]:
         """The library's pretrained weights, which it caches on the disk."""
         try:
             if self.word.startswith(TIMM):
-                network = _timm(self.word).create_model(self._name, pretrained=True)
+                network = _timm_config(self.word).create_model(self._library_name, pretrained=True)
             else:
-                network = _torchvision(self.word).get_model(self._name, weights="DEFAULT")
+                network = _torchvision_weights(self.word).get_model(
+                    self._library_name, weights="DEFAULT"
+                )
         except Exception as error:  # whatever the libraries download with raises
             raise RunError(
-                f"the weights of {self.word} cannot be downloaded: {_line(error)}; give a file "
+                f"the weights of {self.word} cannot be downloaded: {_first_line(error)}; give a file "
                 "with --weights"
             ) from error
         return network.state_dict()
@@ -239,9 +249,9 @@ class Backbone:
     @property
     def is_run(self) -> bool:
         """Whether it is a run folder."""
-        return bool(self.word) and not self._named and Path(self.word).is_dir()
+        return bool(self.word) and not self._is_named and Path(self.word).is_dir()
 
-    def run(self) -> Run:
+    def finished_run(self) -> Run:
         """The finished run in the folder.
 
         Raises:
@@ -292,29 +302,29 @@ def with_classes(model: nn.Module, classes: int) -> nn.Module:
     return model
 
 
-def _timm(word: str) -> Any:
-    timm = optional("timm", word, "adapt")
+def _timm_config(word: str) -> Any:
+    timm = import_optional("timm", word, "adapt")
     name = word.removeprefix(TIMM)
     if not timm.is_model(name):
         raise ValueError(
             f"`backbone` must be a network of timm, got {name!r}; nearest: "
-            f"{nearest(name.partition('.')[0], timm.list_models())}"
+            f"{nearest_name(name.partition('.')[0], timm.list_models())}"
         )
     return timm
 
 
-def _torchvision(word: str) -> Any:
-    library = optional("torchvision", word, "adapt").models
+def _torchvision_weights(word: str) -> Any:
+    library = import_optional("torchvision", word, "adapt").models
     name, names = word.removeprefix(TORCHVISION), library.list_models(module=library)
     if name not in names:
         raise ValueError(
             f"`backbone` must be a network of torchvision, got {name!r}; nearest: "
-            f"{nearest(name, names)}"
+            f"{nearest_name(name, names)}"
         )
     return library
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors or torch file; no code in the file is executed."""
     try:
         if path.suffix == ".safetensors":
@@ -324,10 +334,12 @@ def _read(path: Path) -> dict[str, Tensor]:
         content = content.get("state_dict", content.get("model", content))
         return {str(key): tensor for key, tensor in content.items() if isinstance(tensor, Tensor)}
     except Exception as error:  # a damaged file makes readers raise almost anything
-        raise RunError(f"{path} must hold weights, but cannot be read: {_line(error)}") from error
+        raise RunError(
+            f"{path} must hold weights, but cannot be read: {_first_line(error)}"
+        ) from error
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """The first line that says something: torch's own heading ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
     return next((line for line in lines if not line.endswith(":")), lines[0])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.choices import optional
+from neural_similarity.choices import import_optional
 from neural_similarity.conversion import plan
 from neural_similarity.nn import Diagonal, Static
 
@@ -26,15 +26,15 @@ class BaselineConv2d(nn.Conv2d, ABC):
     """A convolution whose kernel and bias are computed from its own and a few new parameters."""
 
     @abstractmethod
-    def add(self) -> None:
+    def add_parameters(self) -> None:
         """Add the new parameters, with values at which the layer computes the same as before."""
 
     @abstractmethod
-    def computed(self) -> tuple[Tensor, Tensor | None]:
+    def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
         """The kernel and bias of the layer."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, *self.computed())
+        return self._conv_forward(input, *self.effective_kernel())
 
     def merged(self) -> nn.Module:
         """The equivalent plain convolution."""
@@ -43,7 +43,7 @@ class BaselineConv2d(nn.Conv2d, ABC):
             stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups,
             padding_mode=self.padding_mode, device=self.weight.device, dtype=self.weight.dtype,
         )  # fmt: skip
-        kernel, bias = self.computed()
+        kernel, bias = self.effective_kernel()
         layer.weight = nn.Parameter(kernel)
         layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
         return layer
@@ -55,11 +55,11 @@ class ScaleShift(BaselineConv2d):
     Starts at s = 1, t = 0.
     """
 
-    def add(self) -> None:
+    def add_parameters(self) -> None:
         self.scale = nn.Parameter(self.weight.new_ones(self.out_channels))
         self.shift = nn.Parameter(self.weight.new_zeros(self.out_channels))
 
-    def computed(self) -> tuple[Tensor, Tensor | None]:
+    def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
         kernel = self.weight * self.scale[:, None, None, None]
         return kernel, self.shift if self.bias is None else self.bias * self.scale + self.shift
 
@@ -70,12 +70,14 @@ class Turned(BaselineConv2d):
     As in LyCORIS, R = (I + Q)(I - Q)^-1 with Q = B - Bᵀ, and B (blocks, size, size) starts at 0.
     """
 
-    def add(self) -> None:
-        self.blocks = nn.Parameter(_lycoris().weight_gen(self.weight, BLOCK)[0].to(self.weight))
+    def add_parameters(self) -> None:
+        self.blocks = nn.Parameter(
+            _import_lycoris().weight_gen(self.weight, BLOCK)[0].to(self.weight)
+        )
 
-    def computed(self) -> tuple[Tensor, Tensor | None]:
+    def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
         # Pinned, as other backends round differently.
-        change = _lycoris().diff_weight(self.weight, self.blocks, None, backend="torch")
+        change = _import_lycoris().diff_weight(self.weight, self.blocks, None, backend="torch")
         return self.weight + change, self.bias
 
 
@@ -86,7 +88,7 @@ class TurnedInput(nn.Conv2d):
     same, so it cannot be merged.
     """
 
-    def add(self) -> None:
+    def add_parameters(self) -> None:
         """Add the angle, which starts at 0."""
         self.angle = nn.Parameter(self.weight.new_zeros(1))
 
@@ -97,11 +99,11 @@ class TurnedInput(nn.Conv2d):
         return super().forward(F.grid_sample(input, grid.to(input), align_corners=False))
 
 
-def _lycoris() -> Any:
-    return optional("lycoris.functional.diag_oft", "diag-OFT", "adapt")
+def _import_lycoris() -> Any:
+    return import_optional("lycoris.functional.diag_oft", "diag-OFT", "adapt")
 
 
-def _change(network: nn.Module, baseline: Baseline, layers: Mapping[str, nn.Conv2d]) -> None:
+def _change_layers(network: nn.Module, baseline: Baseline, layers: Mapping[str, nn.Conv2d]) -> None:
     if baseline == "lora":
         grouped = [name for name, layer in layers.items() if layer.groups > 1]
         if grouped:
@@ -109,7 +111,7 @@ def _change(network: nn.Module, baseline: Baseline, layers: Mapping[str, nn.Conv
                 f"`baseline` must not be lora of grouped convolutions, got {', '.join(grouped)}; "
                 "choose others by `where`"
             )
-        peft = optional("peft", "LoRA", "adapt")
+        peft = import_optional("peft", "LoRA", "adapt")
         # A regular expression, since PEFT matches each name of a list as a suffix of longer ones.
         names = "|".join(map(re.escape, layers))
         config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names)
@@ -156,12 +158,12 @@ def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = No
         if first not in layers:
             raise ValueError(f"`baseline` must not be turn where {first} is not converted")
         layers = {first: layers[first]}
-    _change(network, baseline, layers)
+    _change_layers(network, baseline, layers)
     return [f"{name}.{part}" for name in layers for part in PARTS[baseline]]
 
 
 @torch.no_grad()
-def merged(network: nn.Module) -> nn.Module:
+def merge_baselines(network: nn.Module) -> nn.Module:
     """A copy in which baselines are merged into kernels and biases of plain convolutions."""
     network = deepcopy(network)
     for name, layer in list(network.named_modules()):

@@ -22,7 +22,7 @@ from neural_similarity.lab.data import (
     Preprocess,
 )
 from neural_similarity.lab.data.files import Progress
-from neural_similarity.lab.tasks.baselines import merged
+from neural_similarity.lab.tasks.baselines import merge_baselines
 from neural_similarity.lab.tasks.learned import learned
 from neural_similarity.lab.train import (
     Recipe,
@@ -32,7 +32,7 @@ from neural_similarity.lab.train import (
     Scores,
     choose_runtime,
     distributed,
-    evaluate,
+    evaluate_model,
     pack_correct,
     unpack_correct,
 )
@@ -41,7 +41,7 @@ from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
 from neural_similarity.lab.train.peers import deaths_named
-from neural_similarity.lab.train.progress import clock, notice
+from neural_similarity.lab.train.progress import format_clock, print_notice
 from neural_similarity.lab.train.recipe import AnyRecipe
 from neural_similarity.lab.train.record import Outcome, Record
 from neural_similarity.lab.train.run import checkpoint_facts, load_network, read_facts
@@ -102,8 +102,8 @@ class ClassificationTask:
         """The task of a recipe, with its data from `root`."""
         sizes = {"image_size": recipe.image_size, "workers": recipe.workers}
         usual = models.usual_sizes(recipe.model)[2]
-        dataset = data.load(recipe.dataset, root=root, otherwise=usual, **sizes)
-        return cls(fitted(recipe, dataset), dataset)
+        dataset = data.load_dataset(recipe.dataset, root=root, otherwise=usual, **sizes)
+        return cls(fit_recipe(recipe, dataset), dataset)
 
     @classmethod
     def check_recipe(cls, recipe: Recipe) -> None:
@@ -118,7 +118,7 @@ class ClassificationTask:
     def images(self) -> ImageSet:
         return self.dataset.train
 
-    def check(self) -> dict[str, Any]:
+    def check_start(self) -> dict[str, Any]:
         """Check that images are square and have at least two classes; return no facts."""
         _, height, width = self.images.shape
         if height != width:
@@ -127,14 +127,14 @@ class ClassificationTask:
             )
         if len(self.images.classes) < 2:
             raise ValueError(f"there must be at least two classes, got {self.images.classes}")
-        notice(self.dataset.described)
+        print_notice(self.dataset.describe_sizes)
         return {}
 
     def preprocess(self) -> Preprocess:
         """The preprocessing, fitted to the training images without those held out."""
-        return Preprocess.of(self.split()[0], self.recipe.inputs)
+        return Preprocess.for_images(self.training_split()[0], self.recipe.inputs)
 
-    def split(self) -> tuple[ImageSet, ImageSet | None]:
+    def training_split(self) -> tuple[ImageSet, ImageSet | None]:
         """The training set: the images to train on, and those held out for validation."""
         if not self.recipe.validation:
             return self.images, None
@@ -142,42 +142,44 @@ class ClassificationTask:
 
     def objective(self, run: Run, runtime: Runtime) -> Objective:
         """Cross-entropy and penalties on the recipe's batches."""
-        return Classification(run.recipe, runtime, batches_of(self.split()[0], run, runtime))
+        return Classification(
+            run.recipe, runtime, batches_of(self.training_split()[0], run, runtime)
+        )
 
-    def judge(self, run: Run, runtime: Runtime) -> Judge | None:
+    def validation(self, run: Run, runtime: Runtime) -> Judge | None:
         """The function that validates a network on the held-out images: loss and accuracy."""
-        _, validation = self.split()
+        _, validation = self.training_split()
         if validation is None:
             return None
 
-        def judge(model: nn.Module) -> dict[str, float]:
-            scores = evaluate(model, validation, run.preprocess, runtime)
+        def validate_model(model: nn.Module) -> dict[str, float]:
+            scores = evaluate_model(model, validation, run.preprocess, runtime)
             return {"validation_loss": scores.loss, "validation_accuracy": scores.accuracy}
 
-        return judge
+        return validate_model
 
-    def finish(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
+    def finish_run(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Draw the similarities and score the test set."""
         pixels = self.images.head(PICTURED)
         distributed.by_first(lambda: draw_similarities(run, state.model, pixels, run.plots))
         images = run.recipe.steps * run.recipe.batch_size
-        scores = evaluate(state.model, self.dataset.test, run.preprocess, runtime)
+        scores = evaluate_model(state.model, self.dataset.test, run.preprocess, runtime)
         return score_facts(scores) | {"images_per_second": images / state.seconds}
 
-    def best(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
+    def best_summary(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
         """Accuracy on the held-out images, and the scores of the test set."""
-        model = runtime.place(load_network(run, "best"))
-        scores = evaluate(model, self.dataset.test, run.preprocess, runtime)
+        model = runtime.place_model(load_network(run, "best"))
+        scores = evaluate_model(model, self.dataset.test, run.preprocess, runtime)
         return {"validation_accuracy": state.best} | score_facts(scores)
 
     def evaluate(self, run: Run, scoring: Scoring, device: str) -> tuple[dict[str, Any], str]:
         """Score a checkpoint on the test set again."""
         runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
         model = load_network(run, scoring.checkpoint)
-        distributed.join(runtime.device)
+        distributed.join_processes(runtime.device)
         test = self.dataset.test
         with deaths_named():
-            scores = evaluate(runtime.place(model), test, run.preprocess, runtime)
+            scores = evaluate_model(runtime.place_model(model), test, run.preprocess, runtime)
         checkpoint = checkpoint_facts(run, scoring.checkpoint) | {"recipe": run.name}
         text = f"{score_text(scores)} on {len(test):,} test images"
         return {"checkpoint": checkpoint, "scores": score_facts(scores)}, text
@@ -188,34 +190,36 @@ class ClassificationTask:
         accuracy, speed = 100 * summary["test_accuracy"], summary["images_per_second"]
         text = (
             f"test accuracy {accuracy:.2f} % after {summary['steps']:,} steps in "
-            f"{clock(summary['seconds'])} ({speed:,.0f} images/s)\n"
+            f"{format_clock(summary['seconds'])} ({speed:,.0f} images/s)\n"
         )
         if best := summary.get("best_checkpoint"):
             text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
         return f"{text}run folder {run.path}, pictures in {run.plots}"
 
     @classmethod
-    def retrained(cls, run: Run, start: object, load: object) -> tuple[Recipe, dict[str, Any]]:
+    def retrained_recipe(
+        cls, run: Run, start: object, load: object
+    ) -> tuple[Recipe, dict[str, Any]]:
         """Always an error: these runs do not choose their number of steps on validation data."""
         raise RunError(f"{run.path} cannot be retrained: only few-shot runs with select_on can")
 
     @classmethod
-    def trials(cls, seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
+    def row_trials(cls, seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
         """The record of the run."""
         yield Trial(stem=f"{seed}")
 
     @staticmethod
-    def outcomes(run: Run, command: str) -> dict[str, dict[str, Any]]:
+    def record_outcomes(run: Run, command: str) -> dict[str, dict[str, Any]]:
         """The scores, costs and learned parameters of the run."""
         summary = read_facts(run.summary)
         correct = summary.pop("test_correct")
         size = (run.channels, run.image_size, run.image_size)
-        summary["macs"] = models.macs(fold(merged(run.build()), dynamic="keep"), *size)
+        summary["macs"] = models.macs(fold(merge_baselines(run.build()), dynamic="keep"), *size)
         outcome = {
             "checkpoint": checkpoint_facts(run, "last"),
             "summary": summary | {"command": command},
             "metrics": read_lines(run.metrics),
-            "learned": learned(merged(load_network(run))),
+            "learned": learned(merge_baselines(load_network(run))),
             "correct": correct,
         }
         return {f"{run.recipe.seed}": outcome}
@@ -235,7 +239,7 @@ class ClassificationTask:
         return Outcome(stem=f"{recipe.seed}", correct=right, accuracies=right.double())
 
     @classmethod
-    def grouped(
+    def group_records(
         cls, records: Sequence[Record], method: str, shots: int
     ) -> dict[Hashable, list[Record]]:
         """All records, by their seeds."""
@@ -252,19 +256,19 @@ class ClassificationTask:
         return by_image(values.tolist())
 
     @staticmethod
-    def facts(records: Sequence[Record]) -> dict[str, Any]:
+    def record_facts(records: Sequence[Record]) -> dict[str, Any]:
         """The summary of the first run."""
         return {"summary": records[0].summary}
 
 
-def fitted(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
+def fit_recipe(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
     """The recipe with the size of a folder's resized images, and a batch that the images fill."""
     size, count = dataset.train.shape[1], max(1, len(dataset.train) - recipe.validation)
     if recipe.dataset == data.FOLDER and recipe.image_size is None and dataset.resized:
         recipe = replace(recipe, image_size=size)
     if recipe.batch_size > count:
-        count = max(1, count // distributed.size()) * distributed.size()
-        notice(f"batches have {count} images, as many as there are, not {recipe.batch_size}")
+        count = max(1, count // distributed.process_count()) * distributed.process_count()
+        print_notice(f"batches have {count} images, as many as there are, not {recipe.batch_size}")
         recipe = replace(recipe, batch_size=count)
     return recipe
 
@@ -275,7 +279,7 @@ def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBa
     place = Place(
         device=runtime.device,
         channels_last=runtime.channels_last,
-        share=distributed.share(recipe.batch_size),
+        share=distributed.own_share(recipe.batch_size),
     )
     options: dict[str, Any] = {"preprocess": run.preprocess, "seed": recipe.seed, "place": place}
     if isinstance(images, ImageFiles):

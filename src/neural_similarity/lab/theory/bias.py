@@ -18,15 +18,15 @@ from neural_similarity.lab.theory.factors import (
     Kind,
     Problem,
     Start,
-    descend,
-    initial,
-    problem,
+    descend_factors,
+    initial_factors,
+    make_problem,
 )
 from neural_similarity.lab.theory.measures import (
     effective_rank,
-    generators,
     nuclear_norm,
-    summary,
+    seed_generators,
+    seed_summary,
 )
 
 RATE = 0.05
@@ -36,7 +36,7 @@ SCALES = (0.3, 0.1, 0.03)
 PLAIN = (Start("W of length 1", 1, 1.0), Start("W of length 0.01", 1, 0.01))
 
 
-def products(depth: int) -> tuple[Start, ...]:
+def product_starts(depth: int) -> tuple[Start, ...]:
     """Starts of a product of `depth` factors: M = I as in the paper, smaller, and random."""
     return (
         Start("I, W of length 1", depth, 1.0),
@@ -48,7 +48,7 @@ def products(depth: int) -> tuple[Start, ...]:
     )  # fmt: skip
 
 
-STARTS = (PLAIN, products(2), products(3))
+STARTS = (PLAIN, product_starts(2), product_starts(3))
 
 
 @dataclass(frozen=True)
@@ -93,25 +93,27 @@ class Bias:
 
 def compute(seeds: int = 5) -> Bias:
     """Descend from every start in every problem, all seeds at once."""
-    return Bias(RATE, SNAPSHOTS, {kind: _panel(kind, seeds) for kind in get_args(Kind)})
+    return Bias(RATE, SNAPSHOTS, {kind: _problem_panel(kind, seeds) for kind in get_args(Kind)})
 
 
-def _panel(kind: Kind, seeds: int) -> Panel:
-    random = generators(seeds)
-    data = problem(kind, random)
+def _problem_panel(kind: Kind, seeds: int) -> Panel:
+    random = seed_generators(seeds)
+    data = make_problem(kind, random)
     outcomes: list[Outcome] = []
     for starts in STARTS:
-        factors = initial(starts, random)
-        kernels, losses, last = descend(data, factors, RATE, SNAPSHOTS)
+        factors = initial_factors(starts, random)
+        kernels, losses, last = descend_factors(data, factors, RATE, SNAPSHOTS)
         moved = [
             (end - begin).norm(dim=(-2, -1)) / begin.norm(dim=(-2, -1))
             for begin, end in zip(factors[1:], last[1:], strict=True)
         ]
         distance = torch.stack(moved).mean(0) if moved else torch.zeros(losses.shape[1:])
         for index, start in enumerate(starts):
-            series = _measure(data, kernels[:, :, index])
-            plain = _plain(start, outcomes)
-            outcomes.append(_outcome(start, losses[:, :, index], series, distance[:, index], plain))
+            series = _product_measures(data, kernels[:, :, index])
+            plain = _plain_outcome(start, outcomes)
+            outcomes.append(
+                _start_outcome(start, losses[:, :, index], series, distance[:, index], plain)
+            )
     return Panel(
         nuclear_norm(data.truth).tolist(),
         effective_rank(data.truth).tolist(),
@@ -120,7 +122,7 @@ def _panel(kind: Kind, seeds: int) -> Panel:
     )
 
 
-def _measure(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
+def _product_measures(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
     """Measures of the product, (snapshots, seeds) each."""
     return {
         "nuclear_norm": nuclear_norm(kernels),
@@ -129,13 +131,13 @@ def _measure(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _plain(start: Start, outcomes: Sequence[Outcome]) -> Outcome | None:
+def _plain_outcome(start: Start, outcomes: Sequence[Outcome]) -> Outcome | None:
     """The plain start that a product is compared with."""
     plain = {each.start.weight: each for each in outcomes if each.start.depth == 1}
     return None if start.depth == 1 else plain.get(start.weight, plain[PLAIN[-1].weight])
 
 
-def _outcome(
+def _start_outcome(
     start: Start, losses: Tensor, series: dict[str, Tensor], moved: Tensor, plain: Outcome | None
 ) -> Outcome:
     last = {name: values[-1] for name, values in series.items()}
@@ -144,7 +146,7 @@ def _outcome(
         reference = (
             last[name] if plain is None else torch.tensor(getattr(plain, name), dtype=torch.float64)
         )
-        return summary(last[name] - reference)
+        return seed_summary(last[name] - reference)
 
     curves = {"loss": losses, **series}
     return Outcome(
@@ -175,7 +177,7 @@ def draw(bias: Bias, figure: Any) -> None:
         for outcome in panel.outcomes:
             if outcome.start.depth < 3 and outcome.start.weight < 1:
                 ranks = outcome.curves["effective_rank"]
-                axes[2].semilogx(bias.steps[1:], ranks[1:], label=_label(outcome.start))
+                axes[2].semilogx(bias.steps[1:], ranks[1:], label=_start_label(outcome.start))
         axes[2].set_title("effective rank against steps", fontsize=9)
         axes[2].grid(alpha=0.3)
     grid[0, 2].legend(fontsize=6)
@@ -185,17 +187,19 @@ def _draw_ends(axes: Any, outcomes: Sequence[Outcome], name: str) -> None:
     colours = {1: "tab:gray", 2: "tab:blue", 3: "tab:orange"}
     for y, outcome in enumerate(outcomes):
         values = torch.tensor(getattr(outcome, name))
-        interval = summary(values)
+        interval = seed_summary(values)
         reach = [
             [interval["mean"] - interval["low"]],
             [interval["high"] - interval["mean"]],
         ]
         colour = colours[outcome.start.depth]
         axes.errorbar(interval["mean"], y, xerr=reach, fmt="o", ms=3, c=colour, capsize=2)
-    axes.set_yticks(range(len(outcomes)), [_label(each.start) for each in outcomes], fontsize=6)
+    axes.set_yticks(
+        range(len(outcomes)), [_start_label(each.start) for each in outcomes], fontsize=6
+    )
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
 
 
-def _label(start: Start) -> str:
+def _start_label(start: Start) -> str:
     return f"{start.depth}: {start.label}"

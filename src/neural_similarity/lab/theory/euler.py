@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import neural_similarity as ns
-from neural_similarity.lab.theory.measures import generators
+from neural_similarity.lab.theory.measures import seed_generators
 from neural_similarity.nn import StaticSimilarity
 
 CHANNELS, TAPS, CENTRE, LENGTH = 4, 9, 4, 5
@@ -57,7 +57,7 @@ def residual_layer(weight: Tensor, m: Tensor, step: float) -> ns.Conv2d:
     layer.weight.data.copy_(weight)
     identity = torch.eye(len(m), dtype=m.dtype)
     static = cast(StaticSimilarity, layer.similarity)
-    static.raw.data.copy_((selecting(weight) + step * m - identity).flatten())
+    static.raw.data.copy_((selecting_matrix(weight) + step * m - identity).flatten())
     return layer
 
 
@@ -68,14 +68,14 @@ def centre_tap(channels: int) -> Tensor:
     return kernel.flatten(1)
 
 
-def selecting(weight: Tensor) -> Tensor:
+def selecting_matrix(weight: Tensor) -> Tensor:
     r"""The full $\tilde W$ of least norm with $W \tilde W$ the centre tap."""
     return torch.linalg.pinv(weight.flatten(1)) @ centre_tap(len(weight))
 
 
 def compute(seeds: int = 5) -> Euler:
     """Compare layers of the library with Euler's method, and this with the exact solution."""
-    results = [_one(generator) for generator in generators(seeds)]
+    results = [_one_seed(generator) for generator in seed_generators(seeds)]
     steps, flows, full, shared = zip(*results, strict=True)
     slopes = np.polyfit(np.log(LAYERS[-4:]), np.log(np.transpose(flows)[-4:]), 1)[0]
     return Euler(
@@ -89,7 +89,7 @@ def compute(seeds: int = 5) -> Euler:
 
 
 @torch.no_grad()
-def _one(generator: torch.Generator) -> tuple[float, list[float], float, float]:
+def _one_seed(generator: torch.Generator) -> tuple[float, list[float], float, float]:
     options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     weight = torch.randn(CHANNELS, CHANNELS, 3, 3, **options) / 5
     m = torch.randn(CHANNELS * TAPS, CHANNELS * TAPS, **options) / 5
@@ -97,22 +97,27 @@ def _one(generator: torch.Generator) -> tuple[float, list[float], float, float]:
     g = (weight.flatten(1) @ m).view_as(weight)
     by_hand = x + 0.1 * F.conv2d(x, g, padding=1)
     step_error = (residual_layer(weight, m, 0.1)(x) - by_hand).abs().max().item()
-    solution = exact(x, g)
+    solution = exact_solution(x, g)
     flows = []
     for count in LAYERS:
         network = nn.Sequential(*[residual_layer(weight, m, 1 / count)] * count)
         flows.append(float((network(x) - solution).norm() / solution.norm()))
-    return step_error, flows, misfit(weight, shared=False), misfit(weight, shared=True)
+    return (
+        step_error,
+        flows,
+        centre_misfit(weight, shared=False),
+        centre_misfit(weight, shared=True),
+    )
 
 
-def exact(x: Tensor, kernel: Tensor) -> Tensor:
+def exact_solution(x: Tensor, kernel: Tensor) -> Tensor:
     """x at t = 1 for x' = kernel * x, by the exponential of the convolution's matrix (scipy)."""
     basis = torch.eye(x.numel(), dtype=x.dtype).view(-1, *x.shape[1:])
     matrix = F.conv2d(basis, kernel, padding=1).flatten(1).mT
     return (torch.from_numpy(expm(matrix.numpy())) @ x.flatten()).view_as(x)
 
 
-def misfit(weight: Tensor, *, shared: bool) -> float:
+def centre_misfit(weight: Tensor, *, shared: bool) -> float:
     r"""Relative distance of $W \tilde W$ from the centre tap, for the best $\tilde W$."""
     target = centre_tap(len(weight))
     if shared:  # A row for every kernel and channel: the same K×K matrix acts on all.

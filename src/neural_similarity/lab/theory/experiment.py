@@ -10,7 +10,7 @@ import torch
 
 from neural_similarity.files import new_file, write_json
 from neural_similarity.lab.theory import bias, euler, flow, order, spectra
-from neural_similarity.lab.train.environment import command_line, commit, cpu_name
+from neural_similarity.lab.train.environment import checkout_commit, command_line, cpu_name
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ EXPERIMENTS = {
 }  # fmt: skip
 
 
-def run(name: str, out: Path, *, seeds: int, runs: Sequence[Path] = ()) -> tuple[Path, Path]:
+def run_experiment(
+    name: str, out: Path, *, seeds: int, runs: Sequence[Path] = ()
+) -> tuple[Path, Path]:
     """Compute the experiment `name` and write `out`/name.json and `out`/name.png.
 
     Args:
@@ -65,7 +67,7 @@ def run(name: str, out: Path, *, seeds: int, runs: Sequence[Path] = ()) -> tuple
         "experiment": name,
         "question": experiment.question,
         "command": command_line(),
-        "commit": commit(),
+        "commit": checkout_commit(),
         "torch": torch.__version__,
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),

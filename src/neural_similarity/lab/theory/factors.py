@@ -23,13 +23,13 @@ class Problem:
     """(seeds, size, size), of length 1 in the Frobenius norm."""
 
     @property
-    def targets(self) -> Tensor:
+    def measured_targets(self) -> Tensor:
         """(seeds, measurements, 1)."""
         return self.operator @ self.truth.flatten(1)[..., None]
 
     def least_norm(self) -> Tensor:
         """The solution of least Frobenius norm, to which gradient descent on W leads from 0."""
-        return (torch.linalg.pinv(self.operator) @ self.targets).view_as(self.truth)
+        return (torch.linalg.pinv(self.operator) @ self.measured_targets).view_as(self.truth)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Start:
     random: bool = False
 
 
-def problem(kind: Kind, generators: Sequence[torch.Generator]) -> Problem:
+def make_problem(kind: Kind, generators: Sequence[torch.Generator]) -> Problem:
     """A problem for every seed.
 
     Args:
@@ -54,30 +54,30 @@ def problem(kind: Kind, generators: Sequence[torch.Generator]) -> Problem:
             matrices; "completion" from few entries.
         generators: one per seed.
     """
-    operators, truths = zip(*(_problem(kind, each) for each in generators), strict=True)
+    operators, truths = zip(*(_draw_problem(kind, each) for each in generators), strict=True)
     return Problem(torch.stack(operators), torch.stack(truths))
 
 
-def _problem(kind: Kind, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    truth = gaussian(generator, SIZE, RANK) @ gaussian(generator, RANK, SIZE)
+def _draw_problem(kind: Kind, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    truth = gaussian_numbers(generator, SIZE, RANK) @ gaussian_numbers(generator, RANK, SIZE)
     truth /= truth.norm()
     # Scaled so that the squares of all entries of all A_k add up to about size² in every problem.
     if kind == "regression":
         samples = MEASUREMENTS // SIZE
-        inputs = gaussian(generator, samples, SIZE) / samples**0.5
+        inputs = gaussian_numbers(generator, samples, SIZE) / samples**0.5
         return torch.kron(torch.eye(SIZE, dtype=inputs.dtype), inputs), truth
     if kind == "sensing":
-        return gaussian(generator, MEASUREMENTS, SIZE**2) / MEASUREMENTS**0.5, truth
+        return gaussian_numbers(generator, MEASUREMENTS, SIZE**2) / MEASUREMENTS**0.5, truth
     kept = torch.randperm(SIZE**2, generator=generator)[:MEASUREMENTS]
     return SIZE / MEASUREMENTS**0.5 * torch.eye(SIZE**2, dtype=truth.dtype)[kept], truth
 
 
-def gaussian(generator: torch.Generator, *shape: int) -> Tensor:
+def gaussian_numbers(generator: torch.Generator, *shape: int) -> Tensor:
     """Independent standard normal numbers in float64."""
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def initial(starts: Sequence[Start], generators: Sequence[torch.Generator]) -> list[Tensor]:
+def initial_factors(starts: Sequence[Start], generators: Sequence[torch.Generator]) -> list[Tensor]:
     """The factors (seeds, starts, size, size), W first; every seed's starts share its G.
 
     Raises:
@@ -88,12 +88,12 @@ def initial(starts: Sequence[Start], generators: Sequence[torch.Generator]) -> l
         raise ValueError(f"`starts` must have one depth, got {sorted(depths)}")
     factors = []
     for factor in range(depths.pop()):
-        drawn = torch.stack([gaussian(each, SIZE, SIZE) / SIZE for each in generators])
-        factors.append(torch.stack([_scaled(drawn, start, factor) for start in starts], 1))
+        drawn = torch.stack([gaussian_numbers(each, SIZE, SIZE) / SIZE for each in generators])
+        factors.append(torch.stack([_scale_start(drawn, start, factor) for start in starts], 1))
     return factors
 
 
-def _scaled(drawn: Tensor, start: Start, factor: int) -> Tensor:
+def _scale_start(drawn: Tensor, start: Start, factor: int) -> Tensor:
     if factor == 0:
         return start.weight * drawn
     if start.random:
@@ -101,7 +101,7 @@ def _scaled(drawn: Tensor, start: Start, factor: int) -> Tensor:
     return start.similarity * torch.eye(SIZE, dtype=drawn.dtype).expand_as(drawn)
 
 
-def product(factors: Sequence[Tensor]) -> Tensor:
+def factor_product(factors: Sequence[Tensor]) -> Tensor:
     """The factors multiplied, W first."""
     whole = factors[0]
     for factor in factors[1:]:
@@ -109,7 +109,7 @@ def product(factors: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-def descend(
+def descend_factors(
     problem: Problem, factors: Sequence[Tensor], rate: float, snapshots: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     r"""Minimise $\tfrac12 \sum_k (b_k - \langle A_k, W M \cdots\rangle)^2$ over all factors.
@@ -125,9 +125,9 @@ def descend(
         last factors.
     """
     factors = [factor.clone().requires_grad_() for factor in factors]
-    targets, products, losses = problem.targets, [], []
+    targets, products, losses = problem.measured_targets, [], []
     for step in range(snapshots[-1] + 1):
-        whole = product(factors)
+        whole = factor_product(factors)
         # Starts in columns: the operator is read once for all of them.
         residual = problem.operator @ whole.flatten(2).mT - targets
         if step in snapshots:

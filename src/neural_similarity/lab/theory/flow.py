@@ -20,7 +20,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 import neural_similarity as ns
-from neural_similarity.lab.theory.measures import generators
+from neural_similarity.lab.theory.measures import seed_generators
 from neural_similarity.nn import StaticSimilarity
 
 INPUTS, OUTPUTS, SAMPLES = 6, 4, 12
@@ -57,7 +57,7 @@ class Regression:
     y: Tensor
     weight: Tensor
 
-    def layer(self) -> ns.Linear:
+    def start_layer(self) -> ns.Linear:
         """A layer of the library that starts at `weight` and M = I."""
         layer = ns.Linear(
             len(self.x), len(self.y), bias=False, dtype=torch.float64, similarity="static-full"
@@ -66,7 +66,7 @@ class Regression:
         return layer
 
 
-def problem(generator: torch.Generator) -> Regression:
+def make_regression(generator: torch.Generator) -> Regression:
     """A regression with a solution, and an arbitrary start."""
     options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     x = torch.randn(INPUTS, SAMPLES, **options) / SAMPLES**0.5
@@ -75,15 +75,15 @@ def problem(generator: torch.Generator) -> Regression:
     return Regression(x, truth @ x, start)
 
 
-def eq6(data: Regression, weight: Tensor, m: Tensor) -> Tensor:
+def kernel_derivative(data: Regression, weight: Tensor, m: Tensor) -> Tensor:
     """The derivative of the folded kernel by Eq. 6."""
     gradient = (data.y - weight @ m @ data.x) @ data.x.T
     return gradient @ m.T @ m + weight @ weight.T @ gradient
 
 
-def descend(data: Regression, step: float, count: int) -> ns.Linear:
+def descend_layer(data: Regression, step: float, count: int) -> ns.Linear:
     """A layer of the library after `count` gradient steps."""
-    layer = data.layer()
+    layer = data.start_layer()
     optimizer = torch.optim.SGD(layer.parameters(), lr=step)
     for _ in range(count):
         optimizer.zero_grad()
@@ -92,12 +92,12 @@ def descend(data: Regression, step: float, count: int) -> ns.Linear:
     return layer
 
 
-def folded(layer: ns.Linear) -> Tensor:
+def folded_kernel(layer: ns.Linear) -> Tensor:
     """The kernel of the plain layer that computes the same."""
     return ns.fold(layer).weight.detach().clone()
 
 
-def solve(data: Regression) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def solve_flow(data: Regression) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """scipy's flow of both factors and of a plain kernel: times, W, M, plain kernels."""
     x, y = data.x.numpy(), data.y.numpy()
     shape, square = (OUTPUTS, INPUTS), (INPUTS, INPUTS)
@@ -128,20 +128,20 @@ def plain_flow(data: Regression, time: float) -> Tensor:
     return solution + (data.weight - solution) @ torch.linalg.matrix_exp(-time * data.x @ data.x.T)
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative_distance(found: Tensor, expected: Tensor) -> float:
     """Distance in the Frobenius norm, over the norm of `expected`."""
     return float((found - expected).norm() / expected.norm())
 
 
 def compute(seeds: int = 5) -> Flow:
     """Compare gradient descent of a layer of this library with Eq. 6 and with scipy's flow."""
-    data = [problem(generator) for generator in generators(seeds)]
-    solutions = [solve(each) for each in data]
+    data = [make_regression(generator) for generator in seed_generators(seeds)]
+    solutions = [solve_flow(each) for each in data]
     ends = [weights[-1] @ matrices[-1] for _, weights, matrices, _ in solutions]
     derivative = [[_derivative_error(each, step) for each in data] for step in STEPS]
     trajectory = [
         [
-            relative(folded(descend(each, step, round(TIME / step))), end)
+            relative_distance(folded_kernel(descend_layer(each, step, round(TIME / step))), end)
             for each, end in zip(data, ends, strict=True)
         ]
         for step in STEPS
@@ -153,10 +153,12 @@ def compute(seeds: int = 5) -> Flow:
         trajectory_errors=trajectory,
         trajectory_order=slopes.tolist(),
         plain_errors=[
-            relative(plain[-1], plain_flow(each, TIME))
+            relative_distance(plain[-1], plain_flow(each, TIME))
             for each, (*_, plain) in zip(data, solutions, strict=True)
         ],
-        invariant_drift=[_drift(weights, matrices) for _, weights, matrices, _ in solutions],
+        invariant_drift=[
+            _path_distance(weights, matrices) for _, weights, matrices, _ in solutions
+        ],
         times=solutions[0][0].tolist(),
         distance_to_plain=[
             ((weights @ matrices - plain).norm(dim=(1, 2)) / plain.norm(dim=(1, 2))).tolist()
@@ -167,21 +169,23 @@ def compute(seeds: int = 5) -> Flow:
 
 def _derivative_error(data: Regression, step: float) -> float:
     """The error at a point where M is not I: after ten steps of 0.05."""
-    layer = descend(data, 0.05, 10)
+    layer = descend_layer(data, 0.05, 10)
     weight = layer.weight.detach().clone()
     m = cast(StaticSimilarity, layer.similarity).full_matrix().detach().clone()
-    before = folded(layer)
+    before = folded_kernel(layer)
     layer.zero_grad()
     (0.5 * (data.y - layer(data.x.T).T).square().sum()).backward()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter -= step * cast(Tensor, parameter.grad)
-    return relative((folded(layer) - before) / step, eq6(data, weight, m))
+    return relative_distance(
+        (folded_kernel(layer) - before) / step, kernel_derivative(data, weight, m)
+    )
 
 
-def _drift(weights: Tensor, matrices: Tensor) -> float:
+def _path_distance(weights: Tensor, matrices: Tensor) -> float:
     kept = matrices @ matrices.mT - weights.mT @ weights
-    return relative(kept[-1], kept[0])
+    return relative_distance(kept[-1], kept[0])
 
 
 def draw(flow: Flow, figure: Any) -> None:

@@ -22,12 +22,12 @@ def effective_rank(matrix: Tensor) -> Tensor:
     return torch.special.entr(shares).sum(-1).exp()
 
 
-def generators(seeds: int) -> list[torch.Generator]:
+def seed_generators(seeds: int) -> list[torch.Generator]:
     """A generator of random numbers for every seed from 0 on."""
     return [torch.Generator().manual_seed(seed) for seed in range(seeds)]
 
 
-def summary(values: Tensor) -> dict[str, float]:
+def seed_summary(values: Tensor) -> dict[str, float]:
     """Mean and 95 % interval of one value per seed, (seeds,)."""
     interval = by_seed(values.tolist())
     return {"mean": interval.mean, "low": interval.low, "high": interval.high}

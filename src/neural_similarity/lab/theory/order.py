@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import neural_similarity as ns
-from neural_similarity.lab.theory.measures import generators
+from neural_similarity.lab.theory.measures import seed_generators
 
 FEATURES, SAMPLES = 6, 1024
 STEPS, EVERY, RATE = 2000, 20, 0.03
@@ -34,7 +34,7 @@ class Order:
     """Error on the training inputs, every `EVERY` steps of Adam."""
 
 
-def variance(matrix: Tensor) -> float:
+def quadratic_variance(matrix: Tensor) -> float:
     """The variance of xᵀ A x for standard normal x."""
     return float(2 * ((matrix + matrix.T) / 2).square().sum())
 
@@ -50,7 +50,7 @@ def layer_of(structure: Any) -> nn.Linear:
     return ns.Linear(FEATURES, 1, dtype=torch.float64, similarity=similarity)
 
 
-def fit(layer: nn.Module, x: Tensor, y: Tensor) -> list[float]:
+def fit_layer(layer: nn.Module, x: Tensor, y: Tensor) -> list[float]:
     """Minimise the mean squared error by Adam; return it every `EVERY` steps and at the last."""
     optimizer = torch.optim.Adam(layer.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
@@ -75,7 +75,7 @@ def best_affine(x: Tensor, y: Tensor) -> float:
 
 def compute(seeds: int = 5) -> Order:
     """Fit one layer of each kind to xᵀ A x."""
-    results = [_one(generator, seed) for seed, generator in enumerate(generators(seeds))]
+    results = [_one_seed(generator, seed) for seed, generator in enumerate(seed_generators(seeds))]
     floors, curves, tests = zip(*results, strict=True)
     by_layer: dict[str, Sequence[Sequence[float]]] = {
         name: [each[name] for each in curves] for name in LAYERS
@@ -88,20 +88,20 @@ def compute(seeds: int = 5) -> Order:
     )
 
 
-def _one(
+def _one_seed(
     generator: torch.Generator, seed: int
 ) -> tuple[float, dict[str, list[float]], dict[str, float]]:
     options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     matrix = torch.randn(FEATURES, FEATURES, **options)
     x, fresh = torch.randn(2, SAMPLES, FEATURES, **options)
     y, unseen = (torch.einsum("np,pq,nq->n", z, matrix, z) for z in (x, fresh))
-    scale = variance(matrix)
+    scale = quadratic_variance(matrix)
     curves, tests = {}, {}
     for name, structure in LAYERS.items():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             layer = layer_of(structure)
-        curves[name] = [error / scale for error in fit(layer, x, y)]
+        curves[name] = [error / scale for error in fit_layer(layer, x, y)]
         with torch.no_grad():
             tests[name] = float((layer(fresh)[:, 0] - unseen).square().mean()) / scale
     return best_affine(x, y) / scale, curves, tests

@@ -71,24 +71,24 @@ def compute(runs: Sequence[Path]) -> Spectra:
     """
     if not runs:
         raise ValueError("`runs` must name at least one run folder, got none")
-    networks = [Network(path.name, measure(ns.load(path))) for path in runs]
+    networks = [Network(path.name, measure_network(ns.load(path))) for path in runs]
     groups: dict[str, list[Network]] = {}
     for network in networks:
         groups.setdefault(re.sub(r"-seed\d+$", "", network.run), []).append(network)
-    return Spectra(networks, {name: _average(group) for name, group in groups.items()})
+    return Spectra(networks, {name: _average_networks(group) for name, group in groups.items()})
 
 
 @torch.no_grad()
-def measure(network: nn.Module) -> list[Layer]:
+def measure_network(network: nn.Module) -> list[Layer]:
     """Measure every convolution larger than 1×1; of a dynamic one, W alone."""
     return [
-        _layer(name, cast(nn.Conv2d, network.get_submodule(name)), kernel)
+        _measure_layer(name, cast(nn.Conv2d, network.get_submodule(name)), kernel)
         for name, kernel in folded_kernels(network).items()
         if kernel[0, 0].numel() > 1
     ]
 
 
-def _layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> Layer:
+def _measure_layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> Layer:
     m = None
     if isinstance(layer, SimilarityLayer) and isinstance(layer.similarity, StaticSimilarity):
         m = layer.similarity.full_matrix().double()
@@ -97,28 +97,28 @@ def _layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> Layer:
     return Layer(
         name=name,
         filters_rank=float(effective_rank(by_filters)),
-        filters_spectrum=_spectrum(by_filters),
+        filters_spectrum=_singular_values(by_filters),
         taps_rank=float(effective_rank(by_taps)),
-        taps_spectrum=_spectrum(by_taps),
+        taps_spectrum=_singular_values(by_taps),
         nuclear_norm=float(nuclear_norm(by_filters) / by_filters.norm()),
         own_filters_rank=float(effective_rank(own.flatten(1))),
         own_taps_rank=float(effective_rank(own.flatten(2).flatten(0, 1))),
-        m_distance=None if m is None else _distance(m),
-        m_singular_values=None if m is None else _rounded(torch.linalg.svdvals(m)),
+        m_distance=None if m is None else _identity_distance(m),
+        m_singular_values=None if m is None else _round_values(torch.linalg.svdvals(m)),
     )
 
 
-def _distance(m: Tensor) -> float:
+def _identity_distance(m: Tensor) -> float:
     identity = torch.eye(m.shape[-1], dtype=m.dtype).expand_as(m)
     return float((m - identity).norm() / identity.norm())
 
 
-def _spectrum(matrix: Tensor) -> list[float]:
+def _singular_values(matrix: Tensor) -> list[float]:
     values = torch.linalg.svdvals(matrix)
-    return _rounded(values / values[0])
+    return _round_values(values / values[0])
 
 
-def _rounded(values: Tensor) -> list[float]:
+def _round_values(values: Tensor) -> list[float]:
     return [float(f"{value:.4g}") for value in values.flatten()]
 
 
@@ -127,7 +127,7 @@ MEASURES = (
 )  # fmt: skip
 
 
-def _average(group: Sequence[Network]) -> dict[str, Any]:
+def _average_networks(group: Sequence[Network]) -> dict[str, Any]:
     """The means of every layer over networks that differ in the seed alone."""
     average: dict[str, Any] = {
         "runs": len(group),

@@ -56,7 +56,7 @@ class State:
     """Highest accuracy on the held-out images."""
 
 
-def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Path:
+def save_checkpoint(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Path:
     """Write the checkpoint `folder/step-...` and keep the `keep` newest ones up to this step.
 
     The first process writes it, once it has gathered the random states of all.
@@ -75,17 +75,19 @@ def save(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Pat
         RunError: weights are not finite, or the checkpoint cannot be written (a full disk, say).
     """
     _require_finite(state)
-    path, rest = folder / f"step-{state.step:08d}", _rest(state)
+    path, rest = folder / f"step-{state.step:08d}", _rest_of_state(state)
 
     def write() -> None:
-        _write(path, state, rest, metadata)
-        _keep(path, keep)
+        _write_checkpoint(path, state, rest, metadata)
+        _keep_newest(path, keep)
 
     distributed.by_first(write)
     return path
 
 
-def _write(path: Path, state: State, rest: dict[str, Any], metadata: dict[str, str]) -> None:
+def _write_checkpoint(
+    path: Path, state: State, rest: dict[str, Any], metadata: dict[str, str]
+) -> None:
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise RunError(
             f"{path} must be a folder or not exist, got a {'link' if path.is_symlink() else 'file'}"
@@ -97,7 +99,8 @@ def _write(path: Path, state: State, rest: dict[str, Any], metadata: dict[str, s
             with new_file(temporary / STATE) as file:
                 torch.save(rest, file)
             write_json(
-                temporary / MANIFEST, {name: _seal(temporary / name) for name in (WEIGHTS, STATE)}
+                temporary / MANIFEST,
+                {name: _seal_of(temporary / name) for name in (WEIGHTS, STATE)},
             )
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
@@ -107,9 +110,9 @@ def _write(path: Path, state: State, rest: dict[str, Any], metadata: dict[str, s
         ) from error
 
 
-def _keep(path: Path, count: int) -> None:
+def _keep_newest(path: Path, count: int) -> None:
     """Keep the newest checkpoints up to `path`, and remove all others beside it."""
-    for other in checkpoints(path.parent):
+    for other in list_checkpoints(path.parent):
         if step_of(other) > step_of(path):
             remove_folder(other)
     tidy(path.parent, step_of(path), count)
@@ -122,7 +125,7 @@ def tidy(folder: Path, step: int, keep: int) -> None:
     written or removed. Files and folders with other names are never touched.
     """
     remove_leftovers(folder, NAME)
-    upto = [path for path in checkpoints(folder) if step_of(path) <= step]
+    upto = [path for path in list_checkpoints(folder) if step_of(path) <= step]
     for old in upto[:-keep]:
         remove_folder(old)
 
@@ -158,7 +161,7 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first, damaged ones included.
 
     Files, links and folders with other names do not count.
@@ -172,10 +175,10 @@ def _is_checkpoint(path: Path) -> bool:
     return own and path.is_dir() and not path.is_symlink()
 
 
-def newest(folder: Path) -> Path:
+def newest_checkpoint(folder: Path) -> Path:
     """The newest whole checkpoint; a warning names every damaged file that was passed over."""
-    for path in reversed(checkpoints(folder)):
-        reason = damage(path)
+    for path in reversed(list_checkpoints(folder)):
+        reason = find_damage(path)
         if reason is None:
             return path
         log.warning("Warning: %s; the checkpoint before it is used.", reason)
@@ -185,7 +188,7 @@ def newest(folder: Path) -> Path:
     )
 
 
-def damage(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file, or None if it is whole."""
     try:
         seals = read_json(path / MANIFEST, within=path)
@@ -196,12 +199,12 @@ def damage(path: Path) -> str | None:
     for name in (WEIGHTS, STATE):
         if not (path / name).is_file():
             return f"{path / name} is missing"
-        if seals.get(name) != _seal(path / name):
+        if seals.get(name) != _seal_of(path / name):
             return f"{path / name} is damaged: its size or sha256 differs from {MANIFEST}"
     return None
 
 
-def restore(path: Path, state: State) -> None:
+def restore_state(path: Path, state: State) -> None:
     """Bring `state` back to where it was when the checkpoint `path` was written.
 
     Raises:
@@ -219,33 +222,38 @@ def _restore_rest(path: Path, state: State) -> None:
     with tensors_alone(), open_file(path) as file:
         rest: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
     state.optimizer.load_state_dict(rest["optimizer"])
-    torch.set_rng_state(_own(rest["random"]))
+    torch.set_rng_state(_own_random(rest["random"]))
     if "random_cuda" in rest:
-        torch.cuda.set_rng_state(_own(rest["random_cuda"]), device)
+        torch.cuda.set_rng_state(_own_random(rest["random_cuda"]), device)
     for name in COUNTED:
         if type(rest[name]) is not type(getattr(state, name)):
             raise TypeError(f"{name} is {rest[name]!r}")
         setattr(state, name, rest[name])
 
 
-def _all(random: Tensor) -> Tensor:
+def _random_of_all(random: Tensor) -> Tensor:
     """The random states of all processes, one per row; a single process's state as it is."""
-    return distributed.gathered(random[None]).squeeze(0)
+    return distributed.gather_rows(random[None]).squeeze(0)
 
 
-def _own(random: Tensor) -> Tensor:
+def _own_random(random: Tensor) -> Tensor:
     """The row of this process, or of another if fewer processes wrote the checkpoint."""
     rows = torch.atleast_2d(random.cpu())
-    return rows[distributed.rank() % len(rows)].clone()  # Torch reads the storage from its start.
+    return rows[
+        distributed.process_rank() % len(rows)
+    ].clone()  # Torch reads the storage from its start.
 
 
-def _rest(state: State) -> dict[str, Any]:
+def _rest_of_state(state: State) -> dict[str, Any]:
     device = state.totals.device
-    rest = {"optimizer": state.optimizer.state_dict(), "random": _all(torch.get_rng_state())}
+    rest = {
+        "optimizer": state.optimizer.state_dict(),
+        "random": _random_of_all(torch.get_rng_state()),
+    }
     if device.type == "cuda":
-        rest["random_cuda"] = _all(torch.cuda.get_rng_state(device))
+        rest["random_cuda"] = _random_of_all(torch.cuda.get_rng_state(device))
     return rest | {name: getattr(state, name) for name in COUNTED}
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _seal_of(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": file_digest(path, within=path.parent)}

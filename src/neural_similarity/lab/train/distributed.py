@@ -29,7 +29,7 @@ _peers: list[tuple[str, int]] = []
 """Machine and process id of every process, by rank."""
 
 
-def join(device: torch.device) -> None:
+def join_processes(device: torch.device) -> None:
     """Join torchrun's process group: NCCL on NVIDIA GPUs, XCCL on Intel's, else gloo."""
     global _host, _peers
     if not under_torchrun() or _host is not None:
@@ -42,7 +42,7 @@ def join(device: torch.device) -> None:
         atexit.register(dist.destroy_process_group)  # Once no network uses the group.
     group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     _host = cast(dist.ProcessGroup, group)
-    _peers = [("", 0)] * size()
+    _peers = [("", 0)] * process_count()
     dist.all_gather_object(_peers, (socket.gethostname(), os.getpid()), _host)
 
 
@@ -77,22 +77,22 @@ def says_first(text: str) -> bool:
         return True
 
 
-def size() -> int:
+def process_count() -> int:
     """The number of processes of this run."""
     return 1 if _host is None else dist.get_world_size()
 
 
-def rank() -> int:
+def process_rank() -> int:
     """The number of this process, from 0."""
     return 0 if _host is None else dist.get_rank()
 
 
-def first() -> bool:
+def is_first() -> bool:
     """Whether this process is the one that writes files and shows progress."""
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
-def restarted() -> bool:
+def was_restarted() -> bool:
     """Whether torchrun restarted these processes because one had ended."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
@@ -105,58 +105,58 @@ def own_device(device: torch.device) -> torch.device:
     return torch.device(device.type, int(number))
 
 
-def share(count: int) -> slice:
+def own_share(count: int) -> slice:
     """The slice of `count` items that is this process's; sizes differ by at most one."""
-    start, stop = (count * r // size() for r in (rank(), rank() + 1))
+    start, stop = (count * r // process_count() for r in (process_rank(), process_rank() + 1))
     return slice(start, stop)
 
 
 def by_first(work: Callable[[], Result]) -> Result | None:
     """The result of `work` on the first process, while the others wait and get None."""
-    wait()
-    result = work() if first() else None
-    wait()
+    wait_for_all()
+    result = work() if is_first() else None
+    wait_for_all()
     return result
 
 
-def wait() -> None:
+def wait_for_all() -> None:
     """Wait until every process calls this."""
-    if size() > 1:
+    if process_count() > 1:
         dist.barrier(_host)
 
 
-def summed(tensor: Tensor) -> Tensor:
+def sum_over_processes(tensor: Tensor) -> Tensor:
     """The sum of the tensors of all processes."""
-    if size() > 1:
+    if process_count() > 1:
         tensor = tensor.clone()
         dist.all_reduce(tensor)
     return tensor
 
 
-def collect(totals: Tensor) -> None:
+def collect_totals(totals: Tensor) -> None:
     """Move the sum over all processes to the first one's `totals`, and reset the others'."""
-    whole = summed(totals)
+    whole = sum_over_processes(totals)
     # Zero times NaN or infinity is NaN: a sum that is not finite stops every process.
-    totals.copy_(whole if first() else 0 * whole)
+    totals.copy_(whole if is_first() else 0 * whole)
 
 
-def largest(*numbers: int) -> list[int]:
+def largest_of_all(*numbers: int) -> list[int]:
     """The largest of each number among all processes."""
-    if size() == 1:
+    if process_count() == 1:
         return list(numbers)
     tensor = torch.tensor(numbers)
     dist.all_reduce(tensor, dist.ReduceOp.MAX, _host)
     return tensor.tolist()
 
 
-def gathered(tensor: Tensor | None) -> Tensor:
+def gather_rows(tensor: Tensor | None) -> Tensor:
     """The tensors of all processes, concatenated by rank.
 
     Their first dimensions may differ, and all but one may be None.
     """
     parts = [tensor]
-    if size() > 1:
-        parts = parts * size()
+    if process_count() > 1:
+        parts = parts * process_count()
         dist.all_gather_object(parts, None if tensor is None else tensor.cpu(), _host)
     whole = torch.cat([part for part in parts if part is not None])
     return whole if tensor is None else whole.to(tensor.device)
@@ -165,13 +165,13 @@ def gathered(tensor: Tensor | None) -> Tensor:
 def by_turns(function: Callable[[Input], Tensor], inputs: Iterable[Input]) -> Iterator[Tensor]:
     """`map(function, inputs)`, one input per process at a time; their results are concatenated."""
     inputs = iter(inputs)
-    while some := list(islice(inputs, size())):
-        yield gathered(function(some[rank()]) if rank() < len(some) else None)
+    while some := list(islice(inputs, process_count())):
+        yield gather_rows(function(some[process_rank()]) if process_rank() < len(some) else None)
 
 
-def replicated(model: nn.Module) -> nn.Module:
+def replicate_model(model: nn.Module) -> nn.Module:
     """The network whose backward pass averages gradients over the processes."""
-    if size() == 1:
+    if process_count() == 1:
         return model
     # The two memory layouts of a kernel with one channel are the same.
     warnings.filterwarnings("ignore", "Grad strides do not match")
@@ -183,20 +183,20 @@ def replicated(model: nn.Module) -> nn.Module:
 
 def sum_gradients(model: nn.Module) -> None:
     """Add up the gradients of all processes; a gradient that no process has stays None."""
-    if size() == 1:
+    if process_count() == 1:
         return
     parameters = [p for p in model.parameters() if p.requires_grad]
     known = parameters[0].new_tensor([p.grad is not None for p in parameters])
     own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    flat = summed(torch.cat([known, *(gradient.flatten() for gradient in own)]))
+    flat = sum_over_processes(torch.cat([known, *(gradient.flatten() for gradient in own)]))
     counts, *sums = flat.split([len(known), *(p.numel() for p in parameters)])
     for parameter, total, count in zip(parameters, sums, counts.tolist(), strict=True):
         parameter.grad = total.view(parameter.shape) if count else None
 
 
-def agree(model: nn.Module) -> None:
+def agree_on_buffers(model: nn.Module) -> None:
     """Broadcast the first process's buffers: running statistics differ by each one's share."""
-    if size() > 1:
+    if process_count() > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 

@@ -20,21 +20,21 @@ def describe_environment(runtime: Runtime) -> dict[str, Any]:
     """Versions, machine, device and precision, command line, and the commit in a git checkout."""
     return {
         "neural_similarity": VERSION,
-        "commit": commit(),
+        "commit": checkout_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "amx": torch.cpu._is_amx_tile_supported(),
         "threads": torch.get_num_threads(),
-        "processes": distributed.size(),
+        "processes": distributed.process_count(),
         "device": device_name(runtime.device),
         "precision": runtime.precision,
         "command": command_line(),
     }
 
 
-def fallback(device: torch.device) -> str | None:
+def fallback_reason(device: torch.device) -> str | None:
     """Why dynamic similarities fall back to slower torch operations on `device`, or None."""
     backend = "triton" if device.type == "cuda" else "compiled"
     return declines(backend, torch.empty(0, 4, 3, 3, device=device), 9)
@@ -69,7 +69,7 @@ def cpu_name() -> str:
     return f"{name} (AVX2)" if torch.backends.cpu.get_cpu_capability() == "AVX2" else name
 
 
-def commit() -> str | None:
+def checkout_commit() -> str | None:
     """The commit of the checkout that this package runs from; "-dirty" where files differ."""
     root = Path(__file__).parents[4]
     if not (root / ".git").exists():

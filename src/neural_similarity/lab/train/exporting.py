@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.nn import functional as F
 
-from neural_similarity.choices import optional
+from neural_similarity.choices import import_optional
 from neural_similarity.lab.errors import RunError
 
 Network = Callable[[Tensor], Tensor]
@@ -20,24 +20,24 @@ TOLERANCE, ROUNDED = 1e-3, 0.05
 stay far below `TOLERANCE`; in int8 they may change how a number is rounded, hence `ROUNDED`."""
 
 
-def traced(model: nn.Module, x: Tensor) -> ExportedProgram:
+def trace_network(model: nn.Module, x: Tensor) -> ExportedProgram:
     """The network exported by torch.export, for any batch and every image size that it accepts."""
     free = {0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}
     return export(model, (x,), dynamic_shapes=(free,))
 
 
-def quantised(model: nn.Module, x: Tensor, batches: Iterable[Tensor]) -> nn.Module:
+def quantise_network(model: nn.Module, x: Tensor, batches: Iterable[Tensor]) -> nn.Module:
     """The network with convolutions and linear layers in int8, by PyTorch's pt2e and torchao.
 
     Kernels are quantised by channel; activation ranges are calibrated on `batches`. Fold first:
     layers with a similarity would stay in float.
     """
     home = "torchao.quantization.pt2e"
-    steps = optional(f"{home}.quantize_pt2e", "int8", "export")
-    x86 = optional(f"{home}.quantizer.x86_inductor_quantizer", "int8", "export")
+    steps = import_optional(f"{home}.quantize_pt2e", "int8", "export")
+    x86 = import_optional(f"{home}.quantizer.x86_inductor_quantizer", "int8", "export")
     settings = x86.get_default_x86_inductor_quantization_config()
     quantizer = x86.X86InductorQuantizer().set_global(settings)
-    prepared = steps.prepare_pt2e(traced(model, x).module(), quantizer)
+    prepared = steps.prepare_pt2e(trace_network(model, x).module(), quantizer)
     with torch.no_grad():
         for batch in batches:
             prepared(batch)
@@ -55,8 +55,8 @@ def write_pt2(program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str]
 
 def write_onnx(program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str]) -> Network:
     """Write an ONNX file with `facts` as metadata, and return onnxruntime's network of it."""
-    runtime = optional("onnxruntime", "--format onnx", "export")
-    optional("onnxscript", "--format onnx", "export")
+    runtime = import_optional("onnxruntime", "--format onnx", "export")
+    import_optional("onnxscript", "--format onnx", "export")
     try:
         written = torch.onnx.export(
             program, dynamo=True, verbose=False, input_names=[NAME], output_names=["logits"]
@@ -80,7 +80,7 @@ WRITERS: dict[str, Callable[[ExportedProgram, BinaryIO, Mapping[str, str]], Netw
 
 
 @torch.no_grad()
-def agreement(
+def compare_logits(
     model: nn.Module,
     other: Network,
     x: Tensor,

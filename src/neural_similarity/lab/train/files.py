@@ -10,13 +10,13 @@ from neural_similarity.files import locked_file
 from neural_similarity.lab.errors import RunError
 
 
-def layout(content: dict[str, Any]) -> str:
+def record_layout(content: dict[str, Any]) -> str:
     """JSON with one entry per line, so that records read and compare well in git."""
-    lines = (f"  {json.dumps(key)}: {_value(value)}" for key, value in content.items())
+    lines = (f"  {json.dumps(key)}: {_layout_value(value)}" for key, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _value(value: Any) -> str:
+def _layout_value(value: Any) -> str:
     if not value or not isinstance(value, dict | list):
         return json.dumps(value)
     if isinstance(value, dict):
@@ -28,7 +28,7 @@ def _value(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path, taken: str) -> Iterator[IO[bytes]]:
+def lock_file(path: Path, taken: str) -> Iterator[IO[bytes]]:
     """Open a file for appending, locked against other processes.
 
     Args:

@@ -20,7 +20,7 @@ Advance = Callable[[float], None]
 """Makes one update at a learning rate."""
 
 
-def updates(update: Update, optimizer: Optimizer, device: torch.device) -> Advance:
+def repeated_update(update: Update, optimizer: Optimizer, device: torch.device) -> Advance:
     """The function that runs `update`: as a CUDA graph where possible, else directly.
 
     Args:
@@ -28,14 +28,14 @@ def updates(update: Update, optimizer: Optimizer, device: torch.device) -> Advan
         optimizer: its learning rate is set before each update.
         device: the device of network and batches.
     """
-    reason = refuses(optimizer, device)
+    reason = refuses_graph(optimizer, device)
     if reason is None:
         return Graphed(update, optimizer, device)
     log.info("Updates are not captured as a CUDA graph: %s.", reason)
     return Plain(update, optimizer)
 
 
-def refuses(optimizer: Optimizer, device: torch.device) -> str | None:
+def refuses_graph(optimizer: Optimizer, device: torch.device) -> str | None:
     """Why updates cannot be a graph, or None."""
     if device.type != "cuda":
         return f"they run on {device.type}"
@@ -74,31 +74,31 @@ class Graphed:
 
     def __call__(self, rate: float) -> None:
         """Write the rate to the device and update."""
-        self._set(rate)
+        self._set_rate(rate)
         if self._left > 0:
             self._left -= 1
-            aside(self._update, self._device)
+            update_aside(self._update, self._device)
             return
         if self._left == 0:
             self._left = -1
-            self._run = self._captured()
+            self._run = self._capture_update()
         self._run()
 
-    def _set(self, rate: float) -> None:
+    def _set_rate(self, rate: float) -> None:
         if rate != self._known:
             self._rate.fill_(rate)
             self._known = rate
 
-    def _captured(self) -> Update:
+    def _capture_update(self) -> Update:
         try:
-            return capture(self._update, self._device)
+            return capture_update(self._update, self._device)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             log.warning("Warning: updates are not captured as a CUDA graph: %s", reason)
             return self._update
 
 
-def aside(update: Update, device: torch.device) -> None:
+def update_aside(update: Update, device: torch.device) -> None:
     """Run `update` on a side stream, for which the current stream waits."""
     current = torch.cuda.current_stream(device)
     stream = torch.cuda.Stream(device)
@@ -108,7 +108,7 @@ def aside(update: Update, device: torch.device) -> None:
     current.wait_stream(stream)
 
 
-def capture(update: Update, device: torch.device) -> Update:
+def capture_update(update: Update, device: torch.device) -> Update:
     """Capture `update` without running it, and return the function that replays it.
 
     Raises:

@@ -7,7 +7,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.choices import optional
+from neural_similarity.choices import import_optional
 from neural_similarity.files import (
     MOST_BYTES,
     append_text,
@@ -36,34 +36,34 @@ class Journal:
         self.run = run
         self.progress = progress
         self.saved_at = self.logged_at = time.monotonic()
-        self.track = tracker(run)
+        self.track = make_tracker(run)
 
-    def stepped(self, step: int) -> None:
+    def show_step(self, step: int) -> None:
         """Show that another step is done."""
-        self.progress.stepped(step)
+        self.progress.show_step(step)
 
-    def peek(self, state: State) -> None:
+    def show_metrics(self, state: State) -> None:
         """Show the metrics of the steps since the last line, about once a second."""
-        if self.progress.due():
-            self.progress.measured(_measured(state, time.monotonic() - self.logged_at))
+        if self.progress.metrics_due():
+            self.progress.show_metrics(_measure_since(state, time.monotonic() - self.logged_at))
 
-    def log(self, state: State, rate: float) -> None:
+    def log_metrics(self, state: State, rate: float) -> None:
         """Write a line of metrics on the steps since the last one, and restart the counts."""
-        record = _measured(state, state.seconds - state.logged_seconds)
-        self._tell(record | {"lr": rate, "seconds": state.seconds})
+        record = _measure_since(state, state.seconds - state.logged_seconds)
+        self._write_line(record | {"lr": rate, "seconds": state.seconds})
         self.logged_at = time.monotonic()
         state.totals.zero_()
         state.logged_seconds = state.seconds
 
     def log_validation(self, state: State, scores: dict[str, Any]) -> None:
         """Write a line of validation scores."""
-        self._tell({"step": state.step} | scores)
+        self._write_line({"step": state.step} | scores)
 
-    def _tell(self, record: dict[str, Any]) -> None:
-        if distributed.first():
+    def _write_line(self, record: dict[str, Any]) -> None:
+        if distributed.is_first():
             append_line(self.run.metrics, record)
             self.track(record)
-            self.progress.measured(record)
+            self.progress.show_metrics(record)
 
     def checkpoint_is_due(self, step: int) -> bool:
         """Whether `checkpoint_every` or `checkpoint_seconds` asks for a checkpoint after `step`."""
@@ -71,16 +71,16 @@ class Journal:
         by_step = recipe.checkpoint_every > 0 and step % recipe.checkpoint_every == 0
         return by_step or time.monotonic() - self.saved_at >= recipe.checkpoint_seconds
 
-    def save(self, state: State) -> None:
+    def save_state(self, state: State) -> None:
         """Write a checkpoint from which training can go on."""
-        if distributed.first() and self.run.metrics.exists():
+        if distributed.is_first() and self.run.metrics.exists():
             sync_path(self.run.metrics)
-        checkpoint.save(self.run.checkpoints, state, self.run.metadata, keep=KEPT)
+        checkpoint.save_checkpoint(self.run.checkpoints, state, self.run.metadata, keep=KEPT)
         self.saved_at = time.monotonic()
 
     def save_best(self, state: State) -> None:
         """Write the checkpoint that is best on the held-out images."""
-        checkpoint.save(self.run.best, state, self.run.metadata, keep=KEPT_BEST)
+        checkpoint.save_checkpoint(self.run.best, state, self.run.metadata, keep=KEPT_BEST)
 
 
 def tidy_checkpoints(run: Run, step: int) -> None:
@@ -89,7 +89,7 @@ def tidy_checkpoints(run: Run, step: int) -> None:
     checkpoint.tidy(run.best, step, KEPT_BEST)
 
 
-def _measured(state: State, seconds: float) -> dict[str, Any]:
+def _measure_since(state: State, seconds: float) -> dict[str, Any]:
     """Loss, accuracy (if the objective counts it) and speed since the last line of metrics."""
     loss, correct, images = state.totals.tolist()
     images = images or nan  # Only the first process has the totals of all.
@@ -98,11 +98,11 @@ def _measured(state: State, seconds: float) -> dict[str, Any]:
     return record | {"images_per_second": images / seconds}
 
 
-def tracker(run: Run) -> Callable[[dict[str, Any]], None]:
+def make_tracker(run: Run) -> Callable[[dict[str, Any]], None]:
     """The function that also writes a line of metrics to TensorBoard, or does nothing."""
-    if run.recipe.track == "none" or not distributed.first():
+    if run.recipe.track == "none" or not distributed.is_first():
         return lambda _: None
-    board = optional("torch.utils.tensorboard", f"--track {run.recipe.track}", "track")
+    board = import_optional("torch.utils.tensorboard", f"--track {run.recipe.track}", "track")
     writer = board.SummaryWriter(run.path / "tensorboard")
 
     def track(record: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from neural_similarity.lab.errors import Interrupted, RunError
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.checkpoint import State
-from neural_similarity.lab.train.graph import Plain, updates
+from neural_similarity.lab.train.graph import Plain, repeated_update
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.objective import Objective
 from neural_similarity.lab.train.recipe import Recipe
@@ -33,7 +33,7 @@ class Job:
     judge: Judge | None = None
 
 
-def fit(
+def fit_model(
     job: Job, state: State, journal: Journal, stop: Callable[[], int | None] = lambda: None
 ) -> None:
     """Update `state` until the recipe's last step.
@@ -53,9 +53,9 @@ def fit(
     network = job.objective.network(state.model)
     network = cast(nn.Module, torch.compile(network)) if recipe.compile else network
     state.model.train()
-    update = partial(_update, job, state, network)
-    alone = job.objective.on_device and distributed.size() == 1
-    make = partial(updates, device=job.runtime.device) if alone else Plain
+    update = partial(_update_once, job, state, network)
+    alone = job.objective.on_device and distributed.process_count() == 1
+    make = partial(repeated_update, device=job.runtime.device) if alone else Plain
     advance = make(update, state.optimizer)
     mark = time.perf_counter()
     while state.step < recipe.steps:
@@ -63,10 +63,10 @@ def fit(
         job.objective.prepare(state.step)
         advance(rate)
         state.step += 1
-        journal.stepped(state.step)
-        journal.peek(state)
+        journal.show_step(state.step)
+        journal.show_metrics(state)
 
-        signal, due = distributed.largest(stop() or 0, journal.checkpoint_is_due(state.step))
+        signal, due = distributed.largest_of_all(stop() or 0, journal.checkpoint_is_due(state.step))
         last = state.step == recipe.steps
         logging = last or state.step % recipe.log_every == 0
         judge = job.judge if last or state.step % recipe.evaluate_every == 0 else None
@@ -75,21 +75,21 @@ def fit(
             continue
         job.runtime.synchronize()
         state.seconds += time.perf_counter() - mark
-        distributed.collect(state.totals)
+        distributed.collect_totals(state.totals)
         _require_finite(state)
         if logging:
-            journal.log(state, rate)
+            journal.log_metrics(state, rate)
         if judge:
-            distributed.agree(state.model)
-            _choose(judge(state.model), state, journal)
+            distributed.agree_on_buffers(state.model)
+            _choose_best(judge(state.model), state, journal)
         if saving:
-            journal.save(state)
+            journal.save_state(state)
         if signal:
             raise Interrupted(signal, state.step, journal.run.path)
         mark = time.perf_counter()
 
 
-def _update(job: Job, state: State, network: nn.Module) -> None:
+def _update_once(job: Job, state: State, network: nn.Module) -> None:
     """One update on the prepared batch."""
     state.optimizer.zero_grad(set_to_none=True)
     tally = job.objective.differentiate(network)
@@ -102,7 +102,7 @@ def _require_finite(state: State) -> None:
         raise RunError(f"the loss is not finite at step {state.step}; try a lower --lr")
 
 
-def _choose(scores: dict[str, Any], state: State, journal: Journal) -> None:
+def _choose_best(scores: dict[str, Any], state: State, journal: Journal) -> None:
     """Log the validation scores, and save the checkpoint if it is the best so far."""
     journal.log_validation(state, scores)
     if scores["validation_accuracy"] > state.best:

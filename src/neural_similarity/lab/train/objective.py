@@ -51,7 +51,7 @@ class Classification:
 
     def network(self, model: nn.Module) -> nn.Module:
         """The model, wrapped to average gradients if there are several processes."""
-        return distributed.replicated(model)
+        return distributed.replicate_model(model)
 
     def prepare(self, step: int) -> None:
         """Load batch `step`."""
@@ -65,13 +65,13 @@ class Classification:
         logits = logits.float()
         recipe = self.recipe
         loss = cross_entropy(logits, y, recipe.label_smoothing, recipe.probability_floor)
-        penalties = self._penalties(network)
+        penalties = self._penalty_terms(network)
         whole = loss + penalties  # Processes average their gradients; their shares are equal.
         if whole.requires_grad:  # False if only running statistics change.
             whole.backward()
         return tally(loss + penalties, (logits.detach().argmax(1) == y).sum(), len(y))
 
-    def _penalties(self, network: nn.Module) -> Tensor | float:
+    def _penalty_terms(self, network: nn.Module) -> Tensor | float:
         recipe, found = self.recipe, 0.0
         if recipe.penalty:
             found = recipe.penalty * penalty(network, recipe.penalty_measure)

@@ -36,7 +36,7 @@ def deaths_named(run: Path | None = None) -> Iterator[None]:
     Raises:
         PeerDied: another process died.
     """
-    if distributed.size() == 1:
+    if distributed.process_count() == 1:
         yield
         return
     with _sigterm_explained(run):
@@ -45,7 +45,7 @@ def deaths_named(run: Path | None = None) -> Iterator[None]:
         except RuntimeError as error:
             if not (isinstance(error, dist.DistError) or BROKEN.search(str(error))):
                 raise
-            raise _death(_dead_ranks(WAIT_SECONDS), run) from error
+            raise _describe_death(_dead_ranks(WAIT_SECONDS), run) from error
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def _sigterm_explained(run: Path | None) -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, before)
         if dead := _dead_ranks():
-            raise _death(dead, run)
+            raise _describe_death(dead, run)
         os.kill(os.getpid(), number)
 
     def ignore_one(_number: int, _frame: FrameType | None) -> None:
@@ -76,11 +76,11 @@ def _sigterm_explained(run: Path | None) -> Iterator[None]:
             signal.signal(signal.SIGTERM, after)
 
 
-def _death(ranks: list[int], run: Path | None) -> PeerDied:
+def _describe_death(ranks: list[int], run: Path | None) -> PeerDied:
     who = f"rank {', '.join(map(str, ranks))}" if ranks else "one rank, on another machine,"
     goes_on = run is not None and (run / CONFIG).is_file()
     advice = f"continue with nsim train --resume {run}" if goes_on else "run the command again"
-    return PeerDied(f"of {distributed.size()} processes, {who} died; {advice}")
+    return PeerDied(f"of {distributed.process_count()} processes, {who} died; {advice}")
 
 
 def _dead_ranks(seconds: float = 0.0) -> list[int]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from neural_similarity.lab.data.files import Progress as Count
-from neural_similarity.lab.terminal import make_plain, styled
+from neural_similarity.lab.terminal import make_plain, styled_stream
 from neural_similarity.lab.train import distributed
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ REFRESHED = 1.0
 class Progress(Protocol):
     """Shows the position and the metrics of a run."""
 
-    def stepped(self, step: int) -> None:
+    def show_step(self, step: int) -> None:
         """Show that `step` updates are done."""
         ...
 
-    def measured(self, record: dict[str, Any]) -> None:
+    def show_metrics(self, record: dict[str, Any]) -> None:
         """Show a line of metrics."""
         ...
 
-    def due(self) -> bool:
+    def metrics_due(self) -> bool:
         """Whether to show metrics before they are written."""
         ...
 
@@ -37,13 +37,13 @@ class Progress(Protocol):
 class Hidden:
     """Shows nothing: another process shows the same."""
 
-    def due(self) -> bool:
+    def metrics_due(self) -> bool:
         return False
 
-    def stepped(self, step: int) -> None:
+    def show_step(self, step: int) -> None:
         pass
 
-    def measured(self, record: dict[str, Any]) -> None:
+    def show_metrics(self, record: dict[str, Any]) -> None:
         pass
 
 
@@ -55,13 +55,13 @@ class Lines:
         self.shown = start * LINES // steps
         self.began = time.monotonic()
 
-    def stepped(self, step: int) -> None:
+    def show_step(self, step: int) -> None:
         """Show nothing: a line is written with the metrics."""
 
-    def due(self) -> bool:
+    def metrics_due(self) -> bool:
         return False
 
-    def measured(self, record: dict[str, Any]) -> None:
+    def show_metrics(self, record: dict[str, Any]) -> None:
         """Write a line whenever another tenth of the steps is done."""
         step = record["step"]
         tenth = step * LINES // self.steps
@@ -69,7 +69,9 @@ class Lines:
             self.shown = tenth
             left = (time.monotonic() - self.began) / (step - self.start) * (self.steps - step)
             position = f"{self.prefix}step {step:,}/{self.steps:,}"
-            self.stream.write(f"{position}  {describe(record)}  {clock(left)} left\n")
+            self.stream.write(
+                f"{position}  {describe_metrics(record)}  {format_clock(left)} left\n"
+            )
             self.stream.flush()
 
 
@@ -81,18 +83,18 @@ class Bar:
         self.task = bars.add_task(title, total=steps, completed=start, text="")
         self.shown = -REFRESHED
 
-    def stepped(self, step: int) -> None:
+    def show_step(self, step: int) -> None:
         self.bars.update(self.task, completed=step)
 
-    def due(self) -> bool:
+    def metrics_due(self) -> bool:
         """From the first step on, whenever the metrics shown are a second old."""
         return time.monotonic() - self.shown >= REFRESHED
 
-    def measured(self, record: dict[str, Any]) -> None:
+    def show_metrics(self, record: dict[str, Any]) -> None:
         """Show the newest metrics."""
-        self.stepped(record["step"])
+        self.show_step(record["step"])
         if "loss" in record:
-            self.bars.update(self.task, text=describe(record))
+            self.bars.update(self.task, text=describe_metrics(record))
             self.shown = time.monotonic()
 
 
@@ -110,20 +112,20 @@ def make_bars() -> "RichProgress":
                 make_plain()  # rich has put streams of its own in place of ours.
 
     text = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
-    console = Console(file=styled(sys.stderr))
+    console = Console(file=styled_stream(sys.stderr))
     return Bars(
         *(*text, TextColumn("{task.fields[text]}"), TimeLeft()),
         console=console,
-        disable=not (console.is_terminal and distributed.first()),
+        disable=not (console.is_terminal and distributed.is_first()),
         speed_estimate_period=600,
     )
 
 
 @contextmanager
-def show(title: str, steps: int, start: int) -> Iterator[Progress]:
+def show_progress(title: str, steps: int, start: int) -> Iterator[Progress]:
     """Show progress on stderr from step `start` to step `steps`."""
     sys.stderr.write(f"{title}, from step {start:,}\n" if start else f"{title}\n")
-    if styled(sys.stderr).isatty():
+    if styled_stream(sys.stderr).isatty():
         with make_bars() as bars:
             yield Bar(bars, "", steps, start)
     else:
@@ -131,7 +133,7 @@ def show(title: str, steps: int, start: int) -> Iterator[Progress]:
 
 
 @contextmanager
-def counter(what: str) -> Iterator[Count]:
+def count_bar(what: str) -> Iterator[Count]:
     """A bar on stderr from the first count to the last, in a terminal only."""
     bars = make_bars()
     task = bars.add_task(what, text="")
@@ -148,19 +150,19 @@ def counter(what: str) -> Iterator[Count]:
         bars.stop()
 
 
-def notice(text: str) -> None:
+def print_notice(text: str) -> None:
     """Print a notice on stderr, in the first process only."""
-    if distributed.first():
+    if distributed.is_first():
         sys.stderr.write(f"{text}\n")
 
 
-def describe(record: dict[str, Any]) -> str:
+def describe_metrics(record: dict[str, Any]) -> str:
     """Loss, accuracy where there is one, and speed of a line of metrics."""
     accuracy = f"accuracy {100 * record['accuracy']:.1f} %  " if "accuracy" in record else ""
     return f"loss {record['loss']:.3f}  {accuracy}{record['images_per_second']:,.0f} images/s"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Minutes and seconds, with hours where there are any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -171,7 +171,7 @@ class Recipe:
         if isinstance(self.similarity, str):
             object.__setattr__(self, "similarity", parse_similarity(self.similarity))
         kinds = isinstance(self.similarity, Similarity | None)
-        self._require(kinds, "similarity", "be None, a text, an ns.Static or an ns.Dynamic")
+        self._require_field(kinds, "similarity", "be None, a text, an ns.Static or an ns.Dynamic")
         self._require_known_names()
         self._require_kinds()
         self._require_numbers_in_range()
@@ -189,7 +189,7 @@ class Recipe:
         """The number of images of an update."""
         return self.batch_size
 
-    def folder(self, name: str) -> str:
+    def folder_name(self, name: str) -> str:
         """The usual name of a run's folder."""
         return f"{name}-seed{self.seed}"
 
@@ -217,38 +217,38 @@ class Recipe:
         require_known("penalty_measure", self.penalty_measure, MEASURES)
 
     def _require_kinds(self) -> None:
-        for name, kind in _kinds(type(self)).items():
+        for name, kind in _field_types(type(self)).items():
             if get_origin(kind) is Literal:
                 require_known(name, getattr(self, name), get_args(kind))
             elif kind in KINDS:
                 types, wanted = KINDS[kind]
-                self._require(isinstance(getattr(self, name), types), name, wanted)
+                self._require_field(isinstance(getattr(self, name), types), name, wanted)
 
     def _require_numbers_in_range(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float):
-                self._require(math.isfinite(value), field.name, "be finite")
+                self._require_field(math.isfinite(value), field.name, "be finite")
             elif isinstance(value, int):
-                self._require(value < 2**63, field.name, "be below 2**63")
+                self._require_field(value < 2**63, field.name, "be below 2**63")
         for name in POSITIVE:
-            self._require(getattr(self, name) > 0, name, "be above 0")
+            self._require_field(getattr(self, name) > 0, name, "be above 0")
         for name in NOT_NEGATIVE:
-            self._require(getattr(self, name) >= 0, name, "not be negative")
+            self._require_field(getattr(self, name) >= 0, name, "not be negative")
         for name in BELOW_1:
-            self._require(getattr(self, name) < 1, name, "be below 1")
+            self._require_field(getattr(self, name) < 1, name, "be below 1")
         for name, most in AT_MOST.items():
-            self._require(getattr(self, name) <= most, name, f"be at most {most}")
+            self._require_field(getattr(self, name) <= most, name, f"be at most {most}")
         gap = self.checkpoint_seconds
         wanted = f"be above 0 and at most {LONGEST_GAP:g}"
-        self._require(0 < gap <= LONGEST_GAP, "checkpoint_seconds", wanted)
+        self._require_field(0 < gap <= LONGEST_GAP, "checkpoint_seconds", wanted)
         size = self.image_size
         known = size is None or (isinstance(size, int) and size >= 1)
-        self._require(known, "image_size", "be an integer of at least 1")
+        self._require_field(known, "image_size", "be an integer of at least 1")
 
     def _require_rising_drops(self) -> None:
         steps = isinstance(self.drops, tuple) and all(isinstance(drop, int) for drop in self.drops)
-        self._require(steps, "drops", "be a tuple of integers")
+        self._require_field(steps, "drops", "be a tuple of integers")
         bounds = (0, *self.drops, self.steps)
         if not all(before < after for before, after in pairwise(bounds)):
             raise ValueError(
@@ -259,9 +259,9 @@ class Recipe:
     def _require_what_fits_the_model(self) -> None:
         model, similarity = self.model, self.similarity
         if "variant" not in options(model):
-            self._require(self.variant == "paper", "variant", f'be "paper" for {model}')
+            self._require_field(self.variant == "paper", "variant", f'be "paper" for {model}')
         if model in WITHOUT_SIMILARITY:
-            self._require(similarity is None, "similarity", f"be none for {model}")
+            self._require_field(similarity is None, "similarity", f"be none for {model}")
         if self.orthogonality and model not in SPHERENETS:
             raise ValueError(
                 f"`orthogonality` applies to {', '.join(sorted(SPHERENETS))} and must be 0 for "
@@ -275,27 +275,29 @@ class Recipe:
 
     def _require_what_fits_the_data(self) -> None:
         if self.dataset == "imagenet":
-            self._require(not self.crop, "crop", "be 0 for imagenet, whose windows are resized")
+            self._require_field(
+                not self.crop, "crop", "be 0 for imagenet, whose windows are resized"
+            )
 
-    def _require(self, holds: bool, name: str, wanted: str) -> None:
+    def _require_field(self, holds: bool, name: str, wanted: str) -> None:
         """Raise a ValueError that the field `name` must be as `wanted`, unless that `holds`."""
         if not holds:
             raise ValueError(f"`{name}` must {wanted}, got {getattr(self, name)!r}")
 
 
 @cache
-def _kinds(recipe: type[Recipe]) -> dict[str, Any]:
+def _field_types(recipe: type[Recipe]) -> dict[str, Any]:
     """The types of a class's fields."""
     return get_type_hints(recipe)
 
 
-def scaled(recipe: AnyRecipe, budget: float) -> AnyRecipe:
+def scale_recipe(recipe: AnyRecipe, budget: float) -> AnyRecipe:
     """The recipe with steps and drops times `budget`, rounded as in `scaled_steps`."""
     steps, drops = scaled_steps(recipe.steps, recipe.drops, budget)
     return replace(recipe, steps=steps, drops=drops)
 
 
-def differing(recipe: Recipe, original: Recipe, free: Collection[str]) -> list[str]:
+def differing_fields(recipe: Recipe, original: Recipe, free: Collection[str]) -> list[str]:
     """The fields in which two recipes of one kind differ, except those that are `free`."""
     names = (field.name for field in dataclasses.fields(recipe) if field.name not in free)
     return [name for name in names if getattr(recipe, name) != getattr(original, name)]

@@ -18,11 +18,11 @@ from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.errors import PeerDied, RunError, content_errors
 from neural_similarity.lab.train.checkpoint import (
     WEIGHTS,
-    newest,
+    newest_checkpoint,
     step_of,
     weights_digest,
 )
-from neural_similarity.lab.train.files import locked
+from neural_similarity.lab.train.files import lock_file
 from neural_similarity.lab.train.recipe import Recipe, recipe_from_json, recipe_to_json
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import load_weights
@@ -121,7 +121,7 @@ class Run:
         torch.manual_seed(self.recipe.seed)
         return build_network(self.recipe, len(self.classes), **sizes | overrides)
 
-    def begin(self) -> nn.Module:
+    def begin_network(self) -> nn.Module:
         """The network that training starts from."""
         return self.build()
 
@@ -240,7 +240,7 @@ def removed_if_nothing_began(run: Run) -> Iterator[None]:
         written = run.metrics.exists() and run.metrics.stat().st_size > 0
         only_ours = all(path.name in BEGUN for path in run.path.glob("*"))
         if not written and only_ours and not any(run.checkpoints.glob("*")):
-            with suppress(RunError), locked(run.path / CONFIG, "it goes on in another process"):
+            with suppress(RunError), lock_file(run.path / CONFIG, "it goes on in another process"):
                 remove_folder(run.path)
         raise
 
@@ -306,7 +306,7 @@ def find_checkpoint(run: Run, which: str) -> Path:
         raise ValueError(f"`checkpoint` must be 'last' or 'best', got {which!r}")
     if which == "best" and not run.best.is_dir():
         raise RunError(f"{run.path} has no best checkpoint: it holds no images out (--validation)")
-    return newest(run.best if which == "best" else run.checkpoints)
+    return newest_checkpoint(run.best if which == "best" else run.checkpoints)
 
 
 def usual_checkpoint(run: Run) -> Checkpoint:

@@ -36,7 +36,7 @@ class Runtime:
     channels_last: bool
 
     @property
-    def sums(self) -> torch.dtype:
+    def sum_dtype(self) -> torch.dtype:
         """The dtype of sums over many steps: Apple's GPUs have no float64."""
         return torch.float32 if self.device.type == "mps" else torch.float64
 
@@ -45,7 +45,7 @@ class Runtime:
         """Layout of four-dimensional tensors."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def place_model(self, model: nn.Module) -> nn.Module:
         """Move a model to the device, its kernels in the memory layout."""
         model = model.to(device=self.device)
         # `Module.to` would refuse kernels of several experts, which have five dimensions.
@@ -79,7 +79,7 @@ class Runtime:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def cpu_threads(count: int) -> Iterator[None]:
     """Compute with `count` CPU threads within; 0 changes nothing."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
@@ -115,7 +115,7 @@ def choose_runtime(
     if chosen is None or chosen.type not in DEVICES:
         raise ValueError(f"`device` must be auto, {', '.join(DEVICES)}, got {device!r}")
     chosen = distributed.own_device(chosen)
-    found = _count(chosen.type)
+    found = _device_count(chosen.type)
     if (chosen.index or 0) >= found:
         what = "GPUs" if chosen.type == "cuda" else f"{chosen.type} devices"
         raise ValueError(
@@ -126,7 +126,7 @@ def choose_runtime(
     return Runtime(chosen, precision, channels_last)
 
 
-def _count(kind: str) -> int:
+def _device_count(kind: str) -> int:
     """The number of devices of a kind."""
     module = getattr(torch, kind)
     available = getattr(module, "is_available", lambda: True)  # Older torch.mps has none.
@@ -150,7 +150,7 @@ def _convolution_seconds(dtype: torch.dtype, thread_count: int) -> float:
     """The shortest time of a few convolutions of 64 channels on the CPU."""
     images = torch.ones(8, 64, 32, 32, dtype=dtype).contiguous(memory_format=torch.channels_last)
     kernel, seconds = torch.ones(64, 64, 3, 3, dtype=dtype), []
-    with threads(thread_count):
+    with cpu_threads(thread_count):
         for _ in range(1 + TRIES):
             start = time.perf_counter()
             F.conv2d(images, kernel, padding=1)

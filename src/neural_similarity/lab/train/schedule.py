@@ -23,10 +23,10 @@ def scaled_steps(steps: int, drops: Sequence[int], budget: float) -> tuple[int, 
         raise ValueError(f"`budget` must be above 0, got {budget}")
     if budget > MOST_BUDGET:
         raise ValueError(f"`budget` must be at most {MOST_BUDGET:,}, got {budget}")
-    shorter = max(1, _nearest(steps * budget))
-    scaled = dict.fromkeys(_nearest(drop * budget) for drop in drops)
+    shorter = max(1, _nearest_step(steps * budget))
+    scaled = dict.fromkeys(_nearest_step(drop * budget) for drop in drops)
     return shorter, tuple(drop for drop in scaled if 0 < drop < shorter)
 
 
-def _nearest(value: float) -> int:
+def _nearest_step(value: float) -> int:
     return int(value + 0.5)

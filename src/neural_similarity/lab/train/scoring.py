@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from neural_similarity.lab.data import Images, ImageSet, Preprocess
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.runtime import Runtime
-from neural_similarity.nn import evaluating
+from neural_similarity.nn import evaluation_mode
 
 BATCH_SIZE = 100
 """Activations of larger batches exceed what malloc reuses: every layer would touch new pages."""
@@ -40,16 +40,16 @@ class Scores:
     @property
     def error_percent(self) -> float:
         """Share of wrong images in percent, as in the paper's tables."""
-        return _percent(~self.correct)
+        return _error_percent(~self.correct)
 
     @property
     def top5_error_percent(self) -> float | None:
         """Share of images whose label is not among the top five, in percent."""
-        return None if self.correct5 is None else _percent(~self.correct5)
+        return None if self.correct5 is None else _error_percent(~self.correct5)
 
 
 @torch.no_grad()
-def predict(
+def predict_logits(
     model: nn.Module, images: ImageSet | Tensor, preprocess: Preprocess, runtime: Runtime
 ) -> Tensor:
     """Float32 logits on the CPU, in evaluation mode; modes are restored afterwards.
@@ -63,7 +63,7 @@ def predict(
         runtime: device and precision.
     """
     # Whole batches, so that no image's logits depend on the number of processes.
-    own = distributed.share(-(-len(images) // BATCH_SIZE))
+    own = distributed.own_share(-(-len(images) // BATCH_SIZE))
     start, stop = own.start * BATCH_SIZE, min(own.stop * BATCH_SIZE, len(images))
     pixels = images.pixels if isinstance(images, Images) else images
     if isinstance(pixels, Tensor):
@@ -71,14 +71,14 @@ def predict(
     else:
         chunks = pixels.subset(range(start, stop)).chunks(BATCH_SIZE)
     logits = []
-    with evaluating(model):
+    with evaluation_mode(model):
         for batch in chunks if start < stop else ():
             with runtime.autocast():
                 logits.append(model(runtime.place_images(preprocess(batch))).float().cpu())
-    return distributed.gathered(torch.cat(logits) if logits else None)
+    return distributed.gather_rows(torch.cat(logits) if logits else None)
 
 
-def score(logits: Tensor, labels: Tensor) -> Scores:
+def score_logits(logits: Tensor, labels: Tensor) -> Scores:
     """Scores of `logits` against `labels`."""
     labels = labels.cpu()
     correct5 = None
@@ -87,14 +87,14 @@ def score(logits: Tensor, labels: Tensor) -> Scores:
     return Scores(F.cross_entropy(logits, labels).item(), logits.argmax(1) == labels, correct5)
 
 
-def evaluate(
+def evaluate_model(
     model: nn.Module, images: ImageSet, preprocess: Preprocess, runtime: Runtime
 ) -> Scores:
     """Scores of `model` on `images`, in evaluation mode."""
-    return score(predict(model, images, preprocess, runtime), images.labels)
+    return score_logits(predict_logits(model, images, preprocess, runtime), images.labels)
 
 
-def _percent(chosen: Tensor) -> float:
+def _error_percent(chosen: Tensor) -> float:
     return 100 * chosen.sum().item() / len(chosen)
 
 

@@ -27,12 +27,12 @@ class Interval:
     high: float
 
     @property
-    def clear(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the interval excludes zero."""
         return not self.low <= 0 <= self.high
 
     @property
-    def reach(self) -> float:
+    def half_width(self) -> float:
         """Half-width of the interval: the number after ±."""
         return (self.high - self.low) / 2
 
@@ -68,7 +68,7 @@ def by_pooled_seeds(difference: float, deviation: float, freedom: int, *seeds: i
     from scipy.stats import t
 
     scatter = deviation * sqrt(sum(1 / count for count in seeds))
-    return _around(difference, float(t.ppf(0.975, freedom)), scatter, 1)
+    return _interval_around(difference, float(t.ppf(0.975, freedom)), scatter, 1)
 
 
 def by_seed(differences: Sequence[float]) -> Interval:
@@ -85,7 +85,7 @@ def by_seed(differences: Sequence[float]) -> Interval:
         )
     from scipy.stats import t  # Takes half a second, which tables with fewer seeds are spared.
 
-    return _interval(differences, float(t.ppf(0.975, len(differences) - 1)))
+    return _paired_interval(differences, float(t.ppf(0.975, len(differences) - 1)))
 
 
 def by_image(differences: Sequence[float]) -> Interval:
@@ -98,7 +98,7 @@ def by_image(differences: Sequence[float]) -> Interval:
     """
     if len(differences) < 2:
         raise ValueError(f"`differences` must hold at least 2 test images, got {len(differences)}")
-    return _interval(differences, NormalDist().inv_cdf(0.975))
+    return _paired_interval(differences, NormalDist().inv_cdf(0.975))
 
 
 def by_task(values: Tensor) -> Interval:
@@ -115,13 +115,13 @@ def by_task(values: Tensor) -> Interval:
     if len(values) < 2:
         raise ValueError(f"`values` must hold at least 2 tasks, got {len(values)}")
     values = values.double()
-    return _around(values.mean().item(), NORMAL_OF_TASKS, values.std().item(), len(values))
+    return _interval_around(values.mean().item(), NORMAL_OF_TASKS, values.std().item(), len(values))
 
 
-def _interval(differences: Sequence[float], quantile: float) -> Interval:
-    return _around(fmean(differences), quantile, stdev(differences), len(differences))
+def _paired_interval(differences: Sequence[float], quantile: float) -> Interval:
+    return _interval_around(fmean(differences), quantile, stdev(differences), len(differences))
 
 
-def _around(mean: float, quantile: float, deviation: float, count: int) -> Interval:
+def _interval_around(mean: float, quantile: float, deviation: float, count: int) -> Interval:
     reach = quantile * deviation / sqrt(count)
     return Interval(mean, mean - reach, mean + reach)

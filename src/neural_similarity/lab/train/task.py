@@ -90,7 +90,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         """
         ...
 
-    def check(self) -> dict[str, Any]:
+    def check_start(self) -> dict[str, Any]:
         """Check data and start of the training; return facts about the start for its record.
 
         Raises:
@@ -107,15 +107,15 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         """The training loss and its batches or tasks."""
         ...
 
-    def judge(self, run: AnyRun, runtime: Runtime) -> Judge | None:
+    def validation(self, run: AnyRun, runtime: Runtime) -> Judge | None:
         """The validation that chooses the best checkpoint, if the recipe holds data out."""
         ...
 
-    def finish(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
+    def finish_run(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
         """Draw pictures of the trained network and return its scores for the summary."""
         ...
 
-    def best(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
+    def best_summary(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
         """What the summary says about the best checkpoint."""
         ...
 
@@ -129,7 +129,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     @classmethod
-    def retrained(
+    def retrained_recipe(
         cls, run: AnyRun, start: str | Path | None, load: Callable[[], Any]
     ) -> tuple[Recipe, dict[str, Any]]:
         """The recipe of a run with validation data added, and the step that the run chose.
@@ -140,7 +140,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     @staticmethod
-    def trials(seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
+    def row_trials(seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
         """The records that a table's row needs for a seed.
 
         Args:
@@ -152,7 +152,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     @staticmethod
-    def outcomes(run: AnyRun, command: str) -> dict[str, dict[str, Any]]:
+    def record_outcomes(run: AnyRun, command: str) -> dict[str, dict[str, Any]]:
         """The parts of records that only this kind of run has, by the names of their files.
 
         Args:
@@ -179,7 +179,9 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     @staticmethod
-    def grouped(records: Sequence[Record], method: str, shots: int) -> dict[Hashable, list[Record]]:
+    def group_records(
+        records: Sequence[Record], method: str, shots: int
+    ) -> dict[Hashable, list[Record]]:
         """The records that a row shows, in groups that differ in their seed alone."""
         ...
 
@@ -194,6 +196,6 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     @staticmethod
-    def facts(records: Sequence[Record]) -> dict[str, Any]:
+    def record_facts(records: Sequence[Record]) -> dict[str, Any]:
         """The facts that a table gives about these records in JSON, besides accuracies."""
         ...

@@ -16,9 +16,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from neural_similarity.ops.native.compiling import library
+from neural_similarity.ops.native.compiling import load_library
 from neural_similarity.ops.operands import Gradients, Operands
-from neural_similarity.ops.tracing import unwatched
+from neural_similarity.ops.tracing import runs_eagerly
 from neural_similarity.ops.window import Window
 
 MOST_TAPS = 64
@@ -39,12 +39,12 @@ class Compiled:
     def forward(self, given: Operands) -> Tensor:
         """`Implementation.forward`."""
         x, weight, m, *_ = given
-        output = given.output
-        maps, kernel = _last(x), _rows(weight).contiguous()
+        output = given.output_size
+        maps, kernel = _channels_last(x), _rows_by_tap(weight).contiguous()
         matrices = _positions_first(m, len(output)).contiguous()
         y = x.new_empty(x.shape[0], *output, weight.shape[0])
-        for group in self._groups(given, maps, matrices, kernel, y):
-            group.call("forward", maps, matrices, kernel, y)
+        for group in self._group_operands(given, maps, matrices, kernel, y):
+            group.call_native("forward", maps, matrices, kernel, y)
         return given.like_convolution(y)
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
@@ -52,24 +52,24 @@ class Compiled:
         x, weight, m, *_ = given
         dims = x.dim() - 2
         results = given.empty_gradients(needs)
-        matrices, kernel = _positions_first(m, dims).contiguous(), _rows(weight).contiguous()
-        operands = _last(x), matrices, kernel, _last(grad)
-        grad_maps = _unwritten(results[0].movedim(1, -1)) if needs[0] else None
-        grad_kernel = _unwritten(_rows(results[1]), torch.float32) if needs[1] else None
-        grad_matrices = _unwritten(_positions_first(results[2], dims)) if needs[2] else None
-        for group in self._groups(given, *operands):
-            group.call("backward", *operands, grad_maps, grad_matrices, grad_kernel)
+        matrices, kernel = _positions_first(m, dims).contiguous(), _rows_by_tap(weight).contiguous()
+        operands = _channels_last(x), matrices, kernel, _channels_last(grad)
+        grad_maps = _output_memory(results[0].movedim(1, -1)) if needs[0] else None
+        grad_kernel = _output_memory(_rows_by_tap(results[1]), torch.float32) if needs[1] else None
+        grad_matrices = _output_memory(_positions_first(results[2], dims)) if needs[2] else None
+        for group in self._group_operands(given, *operands):
+            group.call_native("backward", *operands, grad_maps, grad_matrices, grad_kernel)
         if grad_maps is not None:
-            _fill(results[0], grad_maps.movedim(-1, 1))
+            _copy_unless_same(results[0], grad_maps.movedim(-1, 1))
         if grad_kernel is not None:
-            _fill(results[1], grad_kernel.mT.unflatten(-1, weight.shape[2:]))
+            _copy_unless_same(results[1], grad_kernel.mT.unflatten(-1, weight.shape[2:]))
         if grad_matrices is not None:
-            _fill(
+            _copy_unless_same(
                 results[2], grad_matrices.movedim(tuple(range(1, 1 + dims)), tuple(range(-dims, 0)))
             )
         return results
 
-    def _groups(self, given: Operands, *laid_out: Tensor) -> "list[_Group]":
+    def _group_operands(self, given: Operands, *laid_out: Tensor) -> "list[_Group]":
         """Every group, for operands in the layout that `_Group` describes."""
         shapes, threads = tuple([tensor.shape for tensor in laid_out]), torch.get_num_threads()
         together = takes_together(given)
@@ -133,16 +133,16 @@ class _Group:
         self._offsets = number * channels, block * entries, kernels, number * filters
         self.frame = _Frame(
             images=maps[0],
-            input=_three(maps[1:-1], 1),
-            output=_three(y[1:-1], 1),
-            stride=_three(window.stride, 1),
+            input=_three_sizes(maps[1:-1], 1),
+            output=_three_sizes(y[1:-1], 1),
+            stride=_three_sizes(window.stride, 1),
             taps=window.taps,
             channels=channels,
             filters=filters,
             blocks=max(1, blocks // groups),
             full=full,
-            depth=_whole(window.taps * channels),
-            width=_whole(filters),
+            depth=_full_size(window.taps * channels),
+            width=_full_size(filters),
             image=prod(maps[1:]),
             x_pixel=maps[-1],
             y_pixel=y[-1],
@@ -154,17 +154,17 @@ class _Group:
         steps = product(*map(range, window.kernel_size))
         for tap, step in zip(self.frame.tap, steps, strict=False):
             geometry = zip(step, window.dilation, window.padding, strict=True)
-            tap[:] = _three([i * d - p for i, d, p in geometry], 0)
+            tap[:] = _three_sizes([i * d - p for i, d, p in geometry], 0)
 
-    def call(self, name: str, *operands: Tensor | None) -> None:
+    def call_native(self, name: str, *operands: Tensor | None) -> None:
         """Run the C function `name` on this group's part of maps, M, kernel, y and gradients.
 
         Raises:
             MemoryError: its work space cannot be allocated.
         """
-        function = getattr(library(), f"{name}_{self._suffix}")
+        function = getattr(load_library(), f"{name}_{self._suffix}")
         pointers = [
-            None if tensor is None else _address(tensor, offset)
+            None if tensor is None else _element_address(tensor, offset)
             for tensor, offset in zip(operands, cycle(self._offsets), strict=False)
         ]
         if function(ctypes.byref(self.frame), *pointers):
@@ -174,7 +174,7 @@ class _Group:
 _cached_group = lru_cache(maxsize=512)(_Group)
 
 
-def declines(x: Tensor, taps: int) -> str | None:
+def declines_native(x: Tensor, taps: int) -> str | None:
     """Why the compiled operators cannot take `x` and a kernel of `taps` taps, or None."""
     if x.device.type != "cpu":
         return f"the input is on {x.device.type}, not on the CPU"
@@ -182,35 +182,37 @@ def declines(x: Tensor, taps: int) -> str | None:
         return f"the input is {x.dtype}, neither float32 nor bfloat16"
     if taps > MOST_TAPS:
         return f"the kernel has {taps} taps, more than {MOST_TAPS}"
-    return None if isinstance(library(), ctypes.CDLL) else str(library())
+    return None if isinstance(load_library(), ctypes.CDLL) else str(load_library())
 
 
-def available(x: Tensor) -> bool:
+def can_run_here(x: Tensor) -> bool:
     """Whether a C function can take the maps `x`: it does not decline them, and nothing traces."""
-    return unwatched(x) and declines(x, 1) is None
+    return runs_eagerly(x) and declines_native(x, 1) is None
 
 
 def channel_sums(x: Tensor, centre: Tensor) -> Tensor:
     """Sums of x - centre and of its square over all positions of every channel, (2, c), float64."""
     found = x.new_zeros(torch.get_num_threads(), 2, x.shape[1], dtype=torch.float64)
-    _run("channel_sums", x, _last(x), centre, found)
+    _call_on_maps("channel_sums", x, _channels_last(x), centre, found)
     return found.sum(0)
 
 
 def pool_relu(x: Tensor, line: Tensor) -> Tensor:
     """ReLU of the maximum over 2×2 windows of slope · x + offset; `line` is both, (2, c)."""
-    return _written(empty_pooled(x), "pool_relu", x, _last(x), line)
+    return _write_like_last(empty_pooled(x), "pool_relu", x, _channels_last(x), line)
 
 
 def pool_chosen(maps: Tensor, x: Tensor, line: Tensor) -> Tensor:
     """The values of maps (n, c, h, w) at the positions of the maxima of x in `pool_relu`."""
-    return _written(empty_pooled(x), "pool_chosen", x, _last(x), _last(maps), line)
+    return _write_like_last(
+        empty_pooled(x), "pool_chosen", x, _channels_last(x), _channels_last(maps), line
+    )
 
 
 def pool_scattered(pooled: Tensor, x: Tensor, line: Tensor) -> Tensor:
     """The transpose of `pool_chosen`: each value at the position of its maximum, 0 elsewhere."""
     z = torch.zeros_like(x)
-    return _written(z, "pool_scattered", x, _last(x), _last(pooled), line)
+    return _write_like_last(z, "pool_scattered", x, _channels_last(x), _channels_last(pooled), line)
 
 
 def empty_pooled(x: Tensor) -> Tensor:
@@ -219,28 +221,28 @@ def empty_pooled(x: Tensor) -> Tensor:
     return x.new_empty(images, height // 2, width // 2, channels).movedim(-1, 1)
 
 
-def _written(z: Tensor, name: str, x: Tensor, *operands: Tensor) -> Tensor:
+def _write_like_last(z: Tensor, name: str, x: Tensor, *operands: Tensor) -> Tensor:
     """Let a C function write `z`, the last of its operands, channels-last; return `z`."""
-    target = _last(z)
-    _run(name, x, *operands, target)
-    _fill(z, target.movedim(-1, 1))
+    target = _channels_last(z)
+    _call_on_maps(name, x, *operands, target)
+    _copy_unless_same(z, target.movedim(-1, 1))
     return z
 
 
-def _run(name: str, x: Tensor, *operands: Tensor) -> None:
+def _call_on_maps(name: str, x: Tensor, *operands: Tensor) -> None:
     """Call a C function of maps like x (n, c, h, w)."""
     images, channels, height, width = x.shape
     sizes = map(_Count, (images, height, width, channels, torch.get_num_threads()))
-    function = getattr(library(), f"{name}_{_TYPES[x.dtype]}")
-    function(*sizes, *(_address(tensor) for tensor in operands))
+    function = getattr(load_library(), f"{name}_{_TYPES[x.dtype]}")
+    function(*sizes, *(_element_address(tensor) for tensor in operands))
 
 
-def _last(maps: Tensor) -> Tensor:
+def _channels_last(maps: Tensor) -> Tensor:
     """(n, c, *size) as contiguous (n, *size, c)."""
     return maps.movedim(1, -1).contiguous()
 
 
-def _rows(weight: Tensor) -> Tensor:
+def _rows_by_tap(weight: Tensor) -> Tensor:
     """(o, c, *kernel) as (o, K, c)."""
     return weight.flatten(2).mT
 
@@ -250,27 +252,27 @@ def _positions_first(m: Tensor, dims: int) -> Tensor:
     return m.movedim(tuple(range(-dims, 0)), tuple(range(1, 1 + dims)))
 
 
-def _unwritten(result: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def _output_memory(result: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Memory to compute `result` in: its own if it is contiguous and of `dtype`, else new."""
     if result.is_contiguous() and result.dtype == (dtype or result.dtype):
         return result
     return torch.empty_like(result, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _fill(result: Tensor, found: Tensor) -> None:
+def _copy_unless_same(result: Tensor, found: Tensor) -> None:
     """Copy, unless the result was written in place."""
     if result.data_ptr() != found.data_ptr():
         result.copy_(found)
 
 
-def _three(sizes: Sequence[int], missing: int) -> ctypes.Array[ctypes.c_int64]:
+def _three_sizes(sizes: Sequence[int], missing: int) -> ctypes.Array[ctypes.c_int64]:
     return _Triple(*[missing] * (3 - len(sizes)), *sizes)
 
 
-def _whole(size: int) -> int:
+def _full_size(size: int) -> int:
     return -(-size // _TILE) * _TILE
 
 
-def _address(tensor: Tensor, offset: int = 0) -> ctypes.c_void_p:
+def _element_address(tensor: Tensor, offset: int = 0) -> ctypes.c_void_p:
     """The address of a tensor's element `offset`."""
     return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())

@@ -39,7 +39,7 @@ _SOURCES = (
 
 
 @cache
-def library() -> ctypes.CDLL | str:
+def load_library() -> ctypes.CDLL | str:
     """The compiled library, or why there is none; compilers that fail cause one warning."""
     if os.name != "posix":
         return "the C code needs Linux or macOS"
@@ -50,7 +50,7 @@ def library() -> ctypes.CDLL | str:
         return "there is no C compiler (GCC, as cc, gcc or CC)"
     problems: list[str] = []
     for compiler in dict.fromkeys(compilers):
-        library = _built(compiler)
+        library = _build_library(compiler)
         if isinstance(library, ctypes.CDLL):
             return library
         problems.append(library)
@@ -73,17 +73,23 @@ def _chosen_command() -> list[str]:
         return []
 
 
-def _built(compiler: Sequence[str]) -> ctypes.CDLL | str:
+def _build_library(compiler: Sequence[str]) -> ctypes.CDLL | str:
     """The library that this compiler built, now or earlier, or why it failed."""
     sources = [read_bytes(Path(__file__).parent / name) for name in _SOURCES]
-    machine = " ".join((*compiler, platform.machine(), _processor(), *_flags())).encode()
+    machine = " ".join(
+        (*compiler, platform.machine(), _processor_features(), *_compiler_flags())
+    ).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
     path = _cache_folder() / f"operators-{key}"
-    found = _load(path)
-    return found if isinstance(found, ctypes.CDLL) else _compile(compiler, path) or _load(path)
+    found = _load_sealed(path)
+    return (
+        found
+        if isinstance(found, ctypes.CDLL)
+        else _compile_sources(compiler, path) or _load_sealed(path)
+    )
 
 
-def _load(path: Path) -> ctypes.CDLL | str:
+def _load_sealed(path: Path) -> ctypes.CDLL | str:
     """The library in a file `path`-DIGEST, or why none loads; files that do not are removed.
 
     The digest is checked, since truncated code, after a power cut say, would crash the process.
@@ -92,7 +98,7 @@ def _load(path: Path) -> ctypes.CDLL | str:
     own = re.compile(rf"{re.escape(path.name)}-[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
     for file in filter(lambda file: own.fullmatch(file.name), path.parent.iterdir()):
         try:
-            if _is_ours(file) and file == _sealed(path, read_bytes(file)):
+            if _is_ours(file) and file == _seal_name(path, read_bytes(file)):
                 return ctypes.CDLL(str(file))
             problem = f"{file} is damaged, or another user can write to it"
         except OSError as error:
@@ -108,12 +114,12 @@ def _is_ours(file: Path) -> bool:
     return found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o22
 
 
-def _sealed(path: Path, content: bytes) -> Path:
+def _seal_name(path: Path, content: bytes) -> Path:
     """The path of a library's file, with the digest of its content in its name."""
     return path.with_name(f"{path.name}-{hashlib.sha256(content).hexdigest()}{_SUFFIX}")
 
 
-def _compile(compiler: Sequence[str], path: Path) -> str | None:
+def _compile_sources(compiler: Sequence[str], path: Path) -> str | None:
     """Compile into a file beside `path`, atomically; return the error, or None."""
     try:
         return _call_compiler(compiler, path)
@@ -128,17 +134,19 @@ def _call_compiler(compiler: Sequence[str], path: Path) -> str | None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / "operators.so"
         source = Path(__file__).parent / _SOURCES[0]
-        error = _run([*compiler, *_flags(), str(source), "-o", str(built), *map(str, openmp)])
+        error = _run_compiler(
+            [*compiler, *_compiler_flags(), str(source), "-o", str(built), *map(str, openmp)]
+        )
         if error is not None:
             return f"{shlex.join(compiler)} fails: {error}"
         built.chmod(0o700)
         sync_path(built)
-        built.replace(_sealed(path, read_bytes(built)))
+        built.replace(_seal_name(path, read_bytes(built)))
     sync_path(path.parent)
     return None
 
 
-def _run(command: list[str]) -> str | None:
+def _run_compiler(command: list[str]) -> str | None:
     """Run a compiler and its subprocesses, within a time limit; return its first error, if any."""
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(
@@ -155,7 +163,7 @@ def _run(command: list[str]) -> str | None:
     return next((line for line in lines if "error" in line), lines[-1])
 
 
-def _flags() -> list[str]:
+def _compiler_flags() -> list[str]:
     """Options of the compiler on this machine."""
     instead = _INSTEAD.get(f"{platform.system()} {platform.machine()}", {})
     return [word for flag in _FLAGS for word in instead.get(flag, (flag,))]
@@ -186,7 +194,7 @@ def _cache_folder() -> Path:
         return folder
 
 
-def _processor() -> str:
+def _processor_features() -> str:
     """The features of this processor: a library built for them may not run on another."""
     try:
         lines = read_bytes(Path("/proc/cpuinfo")).decode("ascii", "replace").splitlines()

@@ -21,9 +21,9 @@ _FAULTS: dict[torch.device, str | None] = {}
 """What `_fault` found, by GPU."""
 
 
-def declines(x: Tensor, taps: int) -> str | None:
+def declines_triton(x: Tensor, taps: int) -> str | None:
     """Why the kernels cannot take `x` and a window of `taps` taps, or None."""
-    if not (x.is_cuda or interpreted()):
+    if not (x.is_cuda or is_interpreted()):
         return f"the input is on {x.device.type}, not on a GPU"
     if x.dtype not in _DTYPES:
         return f"the input is {x.dtype}, not float32, float16 or bfloat16"
@@ -33,7 +33,7 @@ def declines(x: Tensor, taps: int) -> str | None:
         return f"the kernel has {taps} taps, more than {MOST_TAPS}"
     if find_spec("triton") is None:
         return "triton is not installed"
-    return _fault(x.device) if x.is_cuda else None
+    return _gpu_fault(x.device) if x.is_cuda else None
 
 
 def takes_traced(x: Tensor) -> bool:
@@ -41,7 +41,7 @@ def takes_traced(x: Tensor) -> bool:
     return x.dtype in _DTYPES and _FAULTS.get(x.device) is None
 
 
-def _fault(device: torch.device) -> str | None:
+def _gpu_fault(device: torch.device) -> str | None:
     """Why no kernel runs on a GPU, or None; found out by launching an empty kernel once.
 
     Triton may be installed without a C compiler, or be broken. While a graph is captured, which
@@ -50,24 +50,24 @@ def _fault(device: torch.device) -> str | None:
     if device not in _FAULTS:
         if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return None
-        _FAULTS[device] = _tried(device)
+        _FAULTS[device] = _try_launch(device)
     return _FAULTS[device]
 
 
-def _tried(device: torch.device) -> str | None:
+def _try_launch(device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) < _OLDEST:
         return f"the GPU's compute capability is below {'.'.join(map(str, _OLDEST))}"
     try:
         from neural_similarity.ops.triton import trial
 
-        trial.launch(device)
+        trial.launch_empty(device)
     except Exception as error:  # The import, driver, compiler and assembler raise any.
         words = type(error).__name__, str(error).strip().partition("\n")[0]
         return f"triton does not run here: {': '.join(filter(None, words))}"
     return None
 
 
-def interpreted() -> bool:
+def is_interpreted() -> bool:
     """Whether triton is loaded and its interpreter runs kernels, on the CPU as well."""
     triton = sys.modules.get("triton")
     return triton is not None and triton.knobs.runtime.interpret

@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 
 from neural_similarity.ops.triton.places import (
-    load,
+    load_tile,
     mask_of,
     offset_of,
     places_of,
     rows_of,
-    seers,
-    shifted,
-    store,
+    seeing_places,
+    shift_places,
+    store_tile,
     tile_of,
 )
 
@@ -34,29 +34,29 @@ def forward(
     # Programs of the second axis are (group, tile of its kernels); a group's pieces follow each
     # other, so that the loop below runs over the group's own channels alone.
     group = tl.program_id(1) // tiles
-    output, computed = _outputs(group, tl.program_id(1) % tiles, channels, OUTPUTS, FRAME)
-    pieces = _pieces(channels.inputs, channels, INPUTS)
+    output, computed = _tile_outputs(group, tl.program_id(1) % tiles, channels, OUTPUTS, FRAME)
+    pieces = _piece_count(channels.inputs, channels, INPUTS)
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for piece in range(group * pieces, (group + 1) * pieces):
-        channel, inside, group, block = _piece(piece, channels, INPUTS, FRAME)
+        channel, inside, group, block = _piece_channels(piece, channels, INPUTS, FRAME)
         own = (channel - offset_of(group, FRAME) * channels.inputs) * weight.c
         filters = tile_of(output * weight.o, own)
         wanted = mask_of(computed, inside)
         if FULL:
             # Row s of M mixes all K taps, so that they stay in registers for the K columns.
-            patches = _patches(x, place, channel, inside, sizes, FRAME)
+            patches = _load_patches(x, place, channel, inside, sizes, FRAME)
             for s in range(TAPS):
-                columns = _mixed(m, place, block, s, patches, FRAME).to(DTYPE)
+                columns = _mix_row(m, place, block, s, patches, FRAME).to(DTYPE)
                 kernel = tl.load(weight.at + s * weight.t + filters, wanted, 0.0)
                 total = tl.dot(columns, tl.trans(kernel), total, input_precision=PRECISION)
         else:
             for t in range(TAPS):
-                patch = _patch(x, place, channel, inside, t, sizes, FRAME)
-                factor = _entry(m, place, block, t, t, FRAME)
+                patch = _load_patch(x, place, channel, inside, t, sizes, FRAME)
+                factor = _load_entry(m, place, block, t, t, FRAME)
                 columns = (patch.to(tl.float32) * factor[:, None]).to(DTYPE)
                 kernel = tl.load(weight.at + t * weight.t + filters, wanted, 0.0)
                 total = tl.dot(columns, tl.trans(kernel), total, input_precision=PRECISION)
-    store(y, place, output, computed, total)
+    store_tile(y, place, output, computed, total)
 
 
 @triton.jit
@@ -76,12 +76,12 @@ def diagonal_gradients(
     high, wide = tl.cdiv(sizes.height, FRAME.sh), tl.cdiv(sizes.width, FRAME.sw)
     place = places_of(tl.program_id(0), high, wide, sizes, ROWS, FRAME)
     top, left = tl.program_id(2) // FRAME.sw, tl.program_id(2) % FRAME.sw
-    pixel = _pixels(place, top, left, sizes, FRAME)
+    pixel = _pixels_of_remainder(place, top, left, sizes, FRAME)
     piece = tl.program_id(1)
-    channel, inside, group, block = _piece(piece, channels, INPUTS, FRAME)
+    channel, inside, group, block = _piece_channels(piece, channels, INPUTS, FRAME)
     own = (channel - offset_of(group, FRAME) * channels.inputs) * weight.c
-    part = piece % _pieces(channels.block, channels, INPUTS)
-    here = load(x, pixel, channel, inside)
+    part = piece % _piece_count(channels.block, channels, INPUTS)
+    here = load_tile(x, pixel, channel, inside)
     total = tl.zeros((ROWS, INPUTS), tl.float32)
     for t in range(TAPS):
         # Tap t of position q sees pixel q·s - p + t·d. Pixels here are place·s + (top, left), so
@@ -89,20 +89,20 @@ def diagonal_gradients(
         down = top + FRAME.ph - t // FRAME.kw * FRAME.dh
         right = left + FRAME.pw - t % FRAME.kw * FRAME.dw
         if (down % FRAME.sh == 0) & (right % FRAME.sw == 0):
-            seer = shifted(
+            seer = shift_places(
                 place, down // FRAME.sh, right // FRAME.sw, sizes.out_height, sizes.out_width
             )
-            outgoing = _outgoing(
+            outgoing = _outgoing_gradient(
                 grad, weight, seer, own, inside, group, t, channels, PRECISION, OUTPUTS, TILES,
                 ROWS, FRAME,
             )  # fmt: skip
             if NEEDS_X:
-                total += outgoing * _entry(m, seer, block, t, t, FRAME)[:, None]
+                total += outgoing * _load_entry(m, seer, block, t, t, FRAME)[:, None]
             if NEEDS_M:
                 product = tl.sum(outgoing * here.to(tl.float32), 1)
                 _store_entry(grad_m, seer, part, block, t, t, product, FRAME)
     if NEEDS_X:
-        store(grad_x, pixel, channel, inside, total)
+        store_tile(grad_x, pixel, channel, inside, total)
 
 
 @triton.jit
@@ -118,24 +118,26 @@ def full_data_gradient(
     """
     TAPS: tl.constexpr = FRAME.kh * FRAME.kw
     pixel = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
-    channel, inside, group, block = _piece(tl.program_id(1), channels, INPUTS, FRAME)
+    channel, inside, group, block = _piece_channels(tl.program_id(1), channels, INPUTS, FRAME)
     own = (channel - offset_of(group, FRAME) * channels.inputs) * weight.c
     total = tl.zeros((ROWS, INPUTS), tl.float32)
     for tile in range(tl.cdiv(channels.outputs, OUTPUTS)):
-        output, computed = _outputs(group, tile, channels, OUTPUTS, FRAME)
+        output, computed = _tile_outputs(group, tile, channels, OUTPUTS, FRAME)
         views = ()
         for t in tl.static_range(TAPS):
-            views = views + (load(grad, seers(pixel, t, sizes, FRAME), output, computed),)
+            views = views + (
+                load_tile(grad, seeing_places(pixel, t, sizes, FRAME), output, computed),
+            )
         kernels = tile_of(output * weight.o, own)
         wanted = mask_of(computed, inside)
         for s in range(TAPS):
             mixed = tl.zeros((ROWS, OUTPUTS), tl.float32)
             for t in tl.static_range(TAPS):
-                factor = _entry(m, seers(pixel, t, sizes, FRAME), block, s, t, FRAME)
+                factor = _load_entry(m, seeing_places(pixel, t, sizes, FRAME), block, s, t, FRAME)
                 mixed += views[t].to(tl.float32) * factor[:, None]
             kernel = tl.load(weight.at + s * weight.t + kernels, wanted, 0.0)
             total = tl.dot(mixed.to(DTYPE), kernel, total, input_precision=PRECISION)
-    store(grad_x, pixel, channel, inside, total)
+    store_tile(grad_x, pixel, channel, inside, total)
 
 
 @triton.jit
@@ -149,13 +151,13 @@ def full_similarity_gradient(
     WIDTH: tl.constexpr = triton.next_power_of_2(TAPS)
     place = places_of(tl.program_id(0), sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
     piece = tl.program_id(1)
-    channel, inside, group, block = _piece(piece, channels, INPUTS, FRAME)
+    channel, inside, group, block = _piece_channels(piece, channels, INPUTS, FRAME)
     own = (channel - offset_of(group, FRAME) * channels.inputs) * weight.c
-    part = piece % _pieces(channels.block, channels, INPUTS)
-    patches = _patches(x, place, channel, inside, sizes, FRAME)
+    part = piece % _piece_count(channels.block, channels, INPUTS)
+    patches = _load_patches(x, place, channel, inside, sizes, FRAME)
     tap = tl.arange(0, WIDTH)
     for s in range(TAPS):
-        outgoing = _outgoing(
+        outgoing = _outgoing_gradient(
             grad, weight, place, own, inside, group, s, channels, PRECISION, OUTPUTS, TILES, ROWS,
             FRAME,
         )  # fmt: skip
@@ -180,9 +182,11 @@ def weight_gradient(
     """
     RUNS: tl.constexpr = FRAME.kh * FRAME.kw // TOGETHER
     first, part = tl.program_id(0) % RUNS * TOGETHER, tl.program_id(2)
-    channel, inside, group, block = _piece(tl.program_id(0) // RUNS, channels, INPUTS, FRAME)
+    channel, inside, group, block = _piece_channels(
+        tl.program_id(0) // RUNS, channels, INPUTS, FRAME
+    )
     own = (channel - offset_of(group, FRAME) * channels.inputs) * parts.c
-    output, computed = _outputs(group, tl.program_id(1), channels, OUTPUTS, FRAME)
+    output, computed = _tile_outputs(group, tl.program_id(1), channels, OUTPUTS, FRAME)
     # Each program sums over `span` positions of its own; the parts are added up afterwards, in one
     # order, so that the result does not depend on which program ends first.
     totals = ()
@@ -191,17 +195,17 @@ def weight_gradient(
     for step in range(span // ROWS):
         start = part * (span // ROWS) + step
         place = places_of(start, sizes.out_height, sizes.out_width, sizes, ROWS, FRAME)
-        outgoing = tl.trans(load(grad, place, output, computed))
+        outgoing = tl.trans(load_tile(grad, place, output, computed))
         sums = ()
         if FULL:
-            patches = _patches(x, place, channel, inside, sizes, FRAME)
+            patches = _load_patches(x, place, channel, inside, sizes, FRAME)
         for i in tl.static_range(TOGETHER):
             s = first + i
             if FULL:
-                columns = _mixed(m, place, block, s, patches, FRAME)
+                columns = _mix_row(m, place, block, s, patches, FRAME)
             else:
-                patch = _patch(x, place, channel, inside, s, sizes, FRAME).to(tl.float32)
-                columns = patch * _entry(m, place, block, s, s, FRAME)[:, None]
+                patch = _load_patch(x, place, channel, inside, s, sizes, FRAME).to(tl.float32)
+                columns = patch * _load_entry(m, place, block, s, s, FRAME)[:, None]
             columns = columns.to(DTYPE)
             sums = sums + (tl.dot(outgoing, columns, totals[i], input_precision=PRECISION),)
         totals = sums
@@ -212,21 +216,21 @@ def weight_gradient(
 
 
 @triton.jit
-def _pixels(place, top, left, sizes, FRAME: tl.constexpr):
+def _pixels_of_remainder(place, top, left, sizes, FRAME: tl.constexpr):
     """The pixels of one remainder by the strides."""
     image, row, column, exists, _, _ = place
     row, column = row * FRAME.sh, column * FRAME.sw
-    return shifted((image, row, column, exists, 0, 0), top, left, sizes.height, sizes.width)
+    return shift_places((image, row, column, exists, 0, 0), top, left, sizes.height, sizes.width)
 
 
 @triton.jit
-def _pieces(count, channels, INPUTS: tl.constexpr):
+def _piece_count(count, channels, INPUTS: tl.constexpr):
     """Pieces in `count` channels, a multiple of a run."""
     return count // channels.run * tl.cdiv(channels.run, INPUTS)
 
 
 @triton.jit
-def _piece(piece, channels, INPUTS: tl.constexpr, FRAME: tl.constexpr):
+def _piece_channels(piece, channels, INPUTS: tl.constexpr, FRAME: tl.constexpr):
     """The channels of a piece, the mask of those in it, its group and its block."""
     # A run is the longest row of channels of one group and one block; `parts` pieces cover it, of
     # which the last may be narrower than INPUTS.
@@ -238,7 +242,7 @@ def _piece(piece, channels, INPUTS: tl.constexpr, FRAME: tl.constexpr):
 
 
 @triton.jit
-def _outputs(group, tile, channels, OUTPUTS: tl.constexpr, FRAME: tl.constexpr):
+def _tile_outputs(group, tile, channels, OUTPUTS: tl.constexpr, FRAME: tl.constexpr):
     """The kernels of a tile of a group, and whether they are of that group."""
     offset = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     first = offset_of(group, FRAME) * channels.outputs
@@ -246,35 +250,37 @@ def _outputs(group, tile, channels, OUTPUTS: tl.constexpr, FRAME: tl.constexpr):
 
 
 @triton.jit
-def _patches(x, place, channel, inside, sizes, FRAME: tl.constexpr):
+def _load_patches(x, place, channel, inside, sizes, FRAME: tl.constexpr):
     """The tiles (ROWS, INPUTS) of all taps."""
     patches = ()
     for t in tl.static_range(FRAME.kh * FRAME.kw):
-        patches = patches + (_patch(x, place, channel, inside, t, sizes, FRAME),)
+        patches = patches + (_load_patch(x, place, channel, inside, t, sizes, FRAME),)
     return patches
 
 
 @triton.jit
-def _patch(x, place, channel, inside, tap, sizes, FRAME: tl.constexpr):
+def _load_patch(x, place, channel, inside, tap, sizes, FRAME: tl.constexpr):
     """The tile (ROWS, INPUTS) that `tap` sees."""
     # The window's corner may lie in the padding, where `shifted` finds no pixel and `load` gives 0.
     image, row, column, exists, _, _ = place
     corner = image, row * FRAME.sh - FRAME.ph, column * FRAME.sw - FRAME.pw, exists, 0, 0
     down, right = tap // FRAME.kw * FRAME.dh, tap % FRAME.kw * FRAME.dw
-    return load(x, shifted(corner, down, right, sizes.height, sizes.width), channel, inside)
+    return load_tile(
+        x, shift_places(corner, down, right, sizes.height, sizes.width), channel, inside
+    )
 
 
 @triton.jit
-def _mixed(m, place, block, s, patches, FRAME: tl.constexpr):
+def _mix_row(m, place, block, s, patches, FRAME: tl.constexpr):
     """Row s of M times the patches, in float32."""
-    total = patches[0].to(tl.float32) * _entry(m, place, block, s, 0, FRAME)[:, None]
+    total = patches[0].to(tl.float32) * _load_entry(m, place, block, s, 0, FRAME)[:, None]
     for t in tl.static_range(1, FRAME.kh * FRAME.kw):
-        total += patches[t].to(tl.float32) * _entry(m, place, block, s, t, FRAME)[:, None]
+        total += patches[t].to(tl.float32) * _load_entry(m, place, block, s, t, FRAME)[:, None]
     return total
 
 
 @triton.jit
-def _outgoing(
+def _outgoing_gradient(
     grad, weight, place, own, inside, group, tap, channels, PRECISION: tl.constexpr,
     OUTPUTS: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, FRAME: tl.constexpr,
 ):  # fmt: skip
@@ -285,15 +291,15 @@ def _outgoing(
     """
     total = tl.zeros((ROWS, own.shape[0]), tl.float32)
     if TILES == 1:
-        output, computed = _outputs(group, 0, channels, OUTPUTS, FRAME)
-        values = load(grad, place, output, computed)
+        output, computed = _tile_outputs(group, 0, channels, OUTPUTS, FRAME)
+        values = load_tile(grad, place, output, computed)
         at = weight.at + tap * weight.t + tile_of(output * weight.o, own)
         kernel = tl.load(at, mask_of(computed, inside), 0.0)
         total = tl.dot(values, kernel, total, input_precision=PRECISION)
     else:
         for tile in range(TILES):
-            output, computed = _outputs(group, tile, channels, OUTPUTS, FRAME)
-            values = load(grad, place, output, computed)
+            output, computed = _tile_outputs(group, tile, channels, OUTPUTS, FRAME)
+            values = load_tile(grad, place, output, computed)
             at = weight.at + tap * weight.t + tile_of(output * weight.o, own)
             kernel = tl.load(at, mask_of(computed, inside), 0.0)
             total = tl.dot(values, kernel, total, input_precision=PRECISION)
@@ -301,7 +307,7 @@ def _outgoing(
 
 
 @triton.jit
-def _entry(m, place, block, s, t, FRAME: tl.constexpr):
+def _load_entry(m, place, block, s, t, FRAME: tl.constexpr):
     """M_st at every place; 0 where there is none."""
     at, rows, exists = rows_of(m, place)
     at += offset_of(block, FRAME) * m.b + offset_of(s, FRAME) * m.s + offset_of(t, FRAME) * m.t

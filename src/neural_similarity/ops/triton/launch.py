@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from neural_similarity.ops.operands import Gradients, Operands, channels_last
-from neural_similarity.ops.triton import interpreted, kernels, places
+from neural_similarity.ops.triton import is_interpreted, kernels, places
 from neural_similarity.ops.window import Window
 
 PROGRAMS = 512
@@ -60,35 +60,35 @@ class Plan(NamedTuple):
     full: bool
 
     @property
-    def positions(self) -> int:
+    def output_positions(self) -> int:
         """Output positions of the batch."""
         return self.sizes.images * self.sizes.out_height * self.sizes.out_width
 
-    def tiles(self, inputs: int, outputs: int) -> Constants:
+    def tile_constants(self, inputs: int, outputs: int) -> Constants:
         """The constants of a kernel, with tiles of at most these channels; half in float32."""
         share = self.constants["DTYPE"].primitive_bitwidth // 16
         return self.constants | {
-            "INPUTS": _tile(self.channels.run, inputs // share),
-            "OUTPUTS": _tile(self.channels.outputs, outputs // share),
+            "INPUTS": _tile_size(self.channels.run, inputs // share),
+            "OUTPUTS": _tile_size(self.channels.outputs, outputs // share),
         }
 
-    def tiled(self, inputs: int, outputs: int) -> Constants:
+    def group_tiles(self, inputs: int, outputs: int) -> Constants:
         """`tiles`, and how many of them a group's outputs are."""
-        constants = self.tiles(inputs, outputs)
+        constants = self.tile_constants(inputs, outputs)
         return constants | {"TILES": triton.cdiv(self.channels.outputs, constants["OUTPUTS"])}
 
-    def pieces(self, channels: int, constants: Constants) -> int:
+    def piece_count(self, channels: int, constants: Constants) -> int:
         """The number of pieces in `channels` channels."""
         return channels // self.channels.run * triton.cdiv(self.channels.run, constants["INPUTS"])
 
 
-def plan(given: Operands, y: Tensor) -> Plan:
+def plan_launch(given: Operands, y: Tensor) -> Plan:
     """The plan for M (n, b, K, *out) or (n, b, K, K, *out), and y or its gradient."""
     x, weight, m, window, groups = given
-    (height, width), out = pair(1, x.shape[2:]), pair(1, given.output)
+    (height, width), out = pair_sizes(1, x.shape[2:]), pair_sizes(1, given.output_size)
     group, block = x.shape[1] // groups, x.shape[1] // m.shape[1]
     outputs = weight.shape[0] // groups
-    frame = framed(window, x, weight, m, y)
+    frame = frame_window(window, x, weight, m, y)
     allowed = torch.backends.cudnn.conv.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
     tf32 = x.dtype == torch.float32 and allowed == "tf32"
     return Plan(
@@ -102,13 +102,20 @@ def plan(given: Operands, y: Tensor) -> Plan:
 
 def forward(given: Operands) -> Tensor:
     x, weight, m, _, groups = last = given._replace(x=channels_last(given.x))
-    y = x.new_empty(len(x), *given.output, len(weight)).movedim(-1, 1)
-    task = plan(last, y)
-    constants = task.tiles(32 if task.full else 64, 128) | {"FULL": task.full}
+    y = x.new_empty(len(x), *given.output_size, len(weight)).movedim(-1, 1)
+    task = plan_launch(last, y)
+    constants = task.tile_constants(32 if task.full else 64, 128) | {"FULL": task.full}
     blocks = groups * triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
-    arguments = (images(x), _filters(weight), _similarities(m[None], task.full), images(y))
+    arguments = (
+        kernel_images(x),
+        _kernel_filters(weight),
+        _kernel_similarities(m[None], task.full),
+        kernel_images(y),
+    )
     if y.numel():
-        _launch(kernels.forward, task, arguments, constants, (_tiles(task.positions), blocks))
+        _launch_kernel(
+            kernels.forward, task, arguments, constants, (_row_tiles(task.output_positions), blocks)
+        )
     return given.in_format(y)
 
 
@@ -129,7 +136,7 @@ def _write_gradients(
     grad: Tensor, given: Operands, gradients: Gradients, needs: Sequence[bool]
 ) -> None:
     (grad_x, grad_weight, grad_m), (needs_x, needs_weight, needs_m) = gradients, needs
-    task = plan(given, grad)
+    task = plan_launch(given, grad)
     if needs_weight:
         _weight_gradient(task, grad, given, grad_weight)
     if not task.full and (needs_x or needs_m):
@@ -143,26 +150,26 @@ def _write_gradients(
 def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) -> None:
     x, weight, m, *_ = given
     taps = prod(weight.shape[2:])
-    constants = task.tiles(32 if task.full else 64, 64)
-    together = _together(task, constants["OUTPUTS"])
+    constants = task.tile_constants(32 if task.full else 64, 64)
+    together = _taps_together(task, constants["OUTPUTS"])
     constants |= {"FULL": task.full, "TOGETHER": together}
-    programs = taps // together * task.pieces(x.shape[1], constants)
+    programs = taps // together * task.piece_count(x.shape[1], constants)
     tiles = triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
-    shares = min(PROGRAMS // (programs * tiles), task.positions // LEAST_SPAN)
+    shares = min(PROGRAMS // (programs * tiles), task.output_positions // LEAST_SPAN)
     rows = max(config["ROWS"] for config in CONFIGS[x.element_size(), task.full])
-    span = triton.cdiv(triton.cdiv(task.positions, max(1, shares)), rows) * rows
-    shares = triton.cdiv(task.positions, span)
+    span = triton.cdiv(triton.cdiv(task.output_positions, max(1, shares)), rows) * rows
+    shares = triton.cdiv(task.output_positions, span)
     parts = weight.new_empty(shares, taps, *weight.shape[:2], dtype=torch.float32)
     arguments = (
-        *(images(grad), images(x), _similarities(m[None], task.full)),
+        *(kernel_images(grad), kernel_images(x), _kernel_similarities(m[None], task.full)),
         places.Parts(parts, *parts.stride()),
     )
     grid = (programs, tiles, shares)
-    _launch(kernels.weight_gradient, task, (*arguments, span), constants, grid)
+    _launch_kernel(kernels.weight_gradient, task, (*arguments, span), constants, grid)
     result.copy_(parts.sum(0).movedim(0, -1).reshape(weight.shape))
 
 
-def _together(task: Plan, outputs: int) -> int:
+def _taps_together(task: Plan, outputs: int) -> int:
     """The number of taps that one program takes: they share its loads, and have a sum each.
 
     With a full M and less than a warp group's outputs, ptxas gives three sums only 32 registers and
@@ -178,80 +185,90 @@ def _diagonal_gradients(
 ) -> None:
     x, weight, m, *_ = given
     (grad_x, _, grad_m), (needs_x, _, needs_m) = gradients, needs
-    constants = task.tiled(64, 64) | {"NEEDS_X": needs_x, "NEEDS_M": needs_m}
-    parts = _parts(task, grad_m, constants) if needs_m else m[None]
+    constants = task.group_tiles(64, 64) | {"NEEDS_X": needs_x, "NEEDS_M": needs_m}
+    parts = _partial_sums(task, grad_m, constants) if needs_m else m[None]
     if needs_m:
         parts.zero_()  # no pixel computes the taps in the border
     arguments = (
-        *(images(grad), images(x), _filters(weight), _similarities(m[None], task.full)),
-        *(images(grad_x if needs_x else x), _similarities(parts, task.full)),
+        *(
+            kernel_images(grad),
+            kernel_images(x),
+            _kernel_filters(weight),
+            _kernel_similarities(m[None], task.full),
+        ),
+        *(kernel_images(grad_x if needs_x else x), _kernel_similarities(parts, task.full)),
     )
     frame, sizes = task.frame, task.sizes
     rows, columns = triton.cdiv(sizes.height, frame.sh), triton.cdiv(sizes.width, frame.sw)
-    tiles = _tiles(sizes.images * rows * columns)
-    grid = (tiles, task.pieces(x.shape[1], constants), frame.sh * frame.sw)
-    _launch(kernels.diagonal_gradients, task, arguments, constants, grid)
+    tiles = _row_tiles(sizes.images * rows * columns)
+    grid = (tiles, task.piece_count(x.shape[1], constants), frame.sh * frame.sw)
+    _launch_kernel(kernels.diagonal_gradients, task, arguments, constants, grid)
     if needs_m:
-        _join(parts, grad_m)
+        _add_parts(parts, grad_m)
 
 
 def _full_data_gradient(task: Plan, grad: Tensor, given: Operands, grad_x: Tensor) -> None:
     x, weight, m, *_ = given
-    constants = task.tiles(64, 32)
-    tiles = _tiles(task.sizes.images * task.sizes.height * task.sizes.width)
-    grid = (tiles, task.pieces(x.shape[1], constants))
+    constants = task.tile_constants(64, 32)
+    tiles = _row_tiles(task.sizes.images * task.sizes.height * task.sizes.width)
+    grid = (tiles, task.piece_count(x.shape[1], constants))
     arguments = (
-        *(images(grad), _filters(weight), _similarities(m[None], task.full)),
-        images(grad_x),
+        *(kernel_images(grad), _kernel_filters(weight), _kernel_similarities(m[None], task.full)),
+        kernel_images(grad_x),
     )
-    _launch(kernels.full_data_gradient, task, arguments, constants, grid)
+    _launch_kernel(kernels.full_data_gradient, task, arguments, constants, grid)
 
 
 def _full_similarity_gradient(task: Plan, grad: Tensor, given: Operands, grad_m: Tensor) -> None:
     x, weight, *_ = given
-    constants = task.tiled(32, 64)
-    parts = _parts(task, grad_m, constants)
-    grid = (_tiles(task.positions), task.pieces(x.shape[1], constants))
-    arguments = (images(grad), images(x), _filters(weight), _similarities(parts, task.full))
-    _launch(kernels.full_similarity_gradient, task, arguments, constants, grid)
-    _join(parts, grad_m)
+    constants = task.group_tiles(32, 64)
+    parts = _partial_sums(task, grad_m, constants)
+    grid = (_row_tiles(task.output_positions), task.piece_count(x.shape[1], constants))
+    arguments = (
+        kernel_images(grad),
+        kernel_images(x),
+        _kernel_filters(weight),
+        _kernel_similarities(parts, task.full),
+    )
+    _launch_kernel(kernels.full_similarity_gradient, task, arguments, constants, grid)
+    _add_parts(parts, grad_m)
 
 
-def _parts(task: Plan, gradient: Tensor, constants: Constants) -> Tensor:
+def _partial_sums(task: Plan, gradient: Tensor, constants: Constants) -> Tensor:
     """Memory (parts, *gradient) for the terms that a block's pieces add to its M's gradient."""
-    count = task.pieces(task.channels.block, constants)
+    count = task.piece_count(task.channels.block, constants)
     if count == 1:
         return gradient[None]
     return gradient.new_empty(count, *gradient.shape, dtype=torch.float32)
 
 
-def _join(parts: Tensor, gradient: Tensor) -> None:
+def _add_parts(parts: Tensor, gradient: Tensor) -> None:
     if len(parts) > 1:
         gradient.copy_(parts.sum(0))
 
 
-def _launch(
+def _launch_kernel(
     kernel: Any, task: Plan, arguments: Sequence[Any], constants: Constants, grid: Sequence[Any]
 ) -> None:
     """Run a kernel on a grid whose first size may depend on the rows of a tile."""
     first = arguments[0].at
     kind = first.element_size(), task.full
-    key = (kernel, kind, tuple(constants), task.positions.bit_length())
+    key = (kernel, kind, tuple(constants), task.output_positions.bit_length())
     choice = (*key, task.channels, tuple(constants.values()))
     config = _CHOSEN.get(choice)
-    if interpreted() or torch.are_deterministic_algorithms_enabled():
+    if is_interpreted() or torch.are_deterministic_algorithms_enabled():
         config = CONFIGS[kind][0]
     elif config is None and first.is_cuda and torch.cuda.is_current_stream_capturing():
         config = CONFIGS[kind][0]  # Timing configurations would end the capture.
-    run = kernel if config else _tuned(*key)
+    run = kernel if config else _tune_kernel(*key)
     place = torch.cuda.device_of(first) if first.is_cuda else nullcontext()
     with place, nullcontext() if config else _TUNING:
-        run[lambda chosen: (_size(grid[0], chosen), *grid[1:])](
+        run[lambda chosen: (_grid_size(grid[0], chosen), *grid[1:])](
             *arguments, task.sizes, task.channels, **constants, **(config or {}),
             enable_fp_fusion=True,  # Triton 3.9 warns unless it is asked for or refused
         )  # fmt: skip
         if not config:
-            _CHOSEN[choice] = _options(run.best_config)
+            _CHOSEN[choice] = _config_options(run.best_config)
 
 
 _CHOSEN: dict[tuple[Any, ...], Constants] = {}
@@ -261,7 +278,9 @@ _TUNING = Lock()
 
 
 @cache
-def _tuned(kernel: Any, kind: tuple[int, bool], constants: tuple[str, ...], extent: int) -> Any:
+def _tune_kernel(
+    kernel: Any, kind: tuple[int, bool], constants: tuple[str, ...], extent: int
+) -> Any:
     """The kernel, which times the configurations for new channels and constants.
 
     `extent` is the number of bits of the number of positions, by which choices differ as well.
@@ -273,59 +292,59 @@ def _tuned(kernel: Any, kind: tuple[int, bool], constants: tuple[str, ...], exte
     return triton.autotune(configs, key=["channels", *constants])(kernel)
 
 
-def _options(config: Any) -> Constants:
+def _config_options(config: Any) -> Constants:
     return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
-def _tiles(count: int) -> Callable[[Constants], int]:
+def _row_tiles(count: int) -> Callable[[Constants], int]:
     """The number of row tiles for `count` positions, as a function of the configuration."""
     return lambda chosen: triton.cdiv(count, chosen["ROWS"])
 
 
-def _size(size: int | Callable[[Constants], int], chosen: Constants) -> int:
+def _grid_size(size: int | Callable[[Constants], int], chosen: Constants) -> int:
     return size if isinstance(size, int) else size(chosen)
 
 
-def _tile(size: int, most: int) -> int:
+def _tile_size(size: int, most: int) -> int:
     """Tiles are powers of two, of at least 16 for the matrix units."""
     return min(most, max(16, triton.next_power_of_2(size)))
 
 
-def pair(flat: int, sizes: Sequence[int]) -> tuple[int, int]:
+def pair_sizes(flat: int, sizes: Sequence[int]) -> tuple[int, int]:
     """Sizes in two dimensions; `flat` is the first one of one-dimensional data."""
     height, width = (flat, *sizes)[-2:]
     return height, width
 
 
-def framed(window: Window, *tensors: Tensor) -> places.Frame:
+def frame_window(window: Window, *tensors: Tensor) -> places.Frame:
     """The window over these tensors, and whether an offset in one of them, or in a dense one like
     it, may exceed int32.
     """
     pairs = zip((1, 1, 0, 1), window, strict=True)
-    sides = (side for flat, sides in pairs for side in pair(flat, sides))
-    far = max(max(_extent(t), t.numel()) for t in tensors) >= FAR
+    sides = (side for flat, sides in pairs for side in pair_sizes(flat, sides))
+    far = max(max(_last_offset(t), t.numel()) for t in tensors) >= FAR
     return places.Frame(*sides, far=far)
 
 
-def _extent(tensor: Tensor) -> int:
+def _last_offset(tensor: Tensor) -> int:
     """Offset of the last element."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return sum((size - 1) * step for size, step in sizes)
 
 
-def images(maps: Tensor) -> places.Images:
+def kernel_images(maps: Tensor) -> places.Images:
     """Maps (n, c, h, w) or (n, c, w) as kernels take them."""
     maps = maps.unsqueeze(2) if maps.dim() == 3 else maps
     return places.Images(maps, *maps.stride())
 
 
-def _filters(weight: Tensor) -> places.Filters:
+def _kernel_filters(weight: Tensor) -> places.Filters:
     weight = channels_last(weight.flatten(2))
     return places.Filters(weight, *weight.stride())
 
 
-def _similarities(m: Tensor, full: bool) -> places.Similarities:
+def _kernel_similarities(m: Tensor, full: bool) -> places.Similarities:
     """`m` is (part, n, b, *taps, *out)."""
     part, n, b, *rest = m.stride()
     s = rest.pop(0) if full else 0
-    return places.Similarities(m, part, n, b, s, rest[0], *pair(0, rest[1:]))
+    return places.Similarities(m, part, n, b, s, rest[0], *pair_sizes(0, rest[1:]))

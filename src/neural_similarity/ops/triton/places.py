@@ -108,7 +108,7 @@ def places_of(program, height, width, sizes, ROWS: tl.constexpr, FRAME: tl.const
 
 
 @triton.jit
-def shifted(place, down, right, height, width):
+def shift_places(place, down, right, height, width):
     """The places shifted by (down, right); they exist if they are in maps of this size."""
     image, row, column, exists, _, _ = place
     exists = exists & (row >= -down) & (row < height - down)
@@ -117,18 +117,18 @@ def shifted(place, down, right, height, width):
 
 
 @triton.jit
-def seers(pixel, tap, sizes, FRAME: tl.constexpr):
+def seeing_places(pixel, tap, sizes, FRAME: tl.constexpr):
     """The places at which `tap` sees pixels of the input; they exist where it sees them."""
     down = FRAME.ph - tap // FRAME.kw * FRAME.dh
     right = FRAME.pw - tap % FRAME.kw * FRAME.dw
     if FRAME.sh * FRAME.sw == 1:
-        return shifted(pixel, down, right, sizes.out_height, sizes.out_width)
+        return shift_places(pixel, down, right, sizes.out_height, sizes.out_width)
     image, row, column, exists, _, _ = pixel
     row, column = row + down, column + right
     exists = exists & (row % FRAME.sh == 0) & (column % FRAME.sw == 0)
     exists = exists & (row >= 0) & (column >= 0)
     place = image, row // FRAME.sh, column // FRAME.sw, exists, 0, 0
-    return shifted(place, 0, 0, sizes.out_height, sizes.out_width)
+    return shift_places(place, 0, 0, sizes.out_height, sizes.out_width)
 
 
 @triton.jit
@@ -140,14 +140,14 @@ def rows_of(tensor, place):
 
 
 @triton.jit
-def load(images, place, channel, inside):
+def load_tile(images, place, channel, inside):
     """The tile (places, channels)."""
     at, rows, exists = rows_of(images, place)
     return tl.load(at + tile_of(rows, channel * images.c), mask_of(exists, inside), 0.0)
 
 
 @triton.jit
-def store(images, place, channel, inside, values):
+def store_tile(images, place, channel, inside, values):
     at, rows, exists = rows_of(images, place)
     tl.store(at + tile_of(rows, channel * images.c), values, mask_of(exists, inside))
 

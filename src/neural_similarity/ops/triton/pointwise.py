@@ -13,7 +13,7 @@ from torch import Tensor
 
 from neural_similarity.ops.operands import channels_last
 from neural_similarity.ops.triton import pointwise_kernels as kernels
-from neural_similarity.ops.triton.launch import framed, images, pair
+from neural_similarity.ops.triton.launch import frame_window, kernel_images, pair_sizes
 from neural_similarity.ops.triton.places import Sizes
 from neural_similarity.ops.window import Window
 
@@ -27,9 +27,27 @@ def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tenso
     x = channels_last(x)
     energies = x.new_empty(n, 1, *size, dtype=torch.float32)
     factors = x.new_empty(n, 1, *window.output_size(size), dtype=torch.float32)
-    frame, sizes = framed(window, x, factors), _sizes(x, factors)
-    _run(kernels.energy, x, images(x), images(energies), sizes, x.shape[1], frame, **_width(x))
-    _run(kernels.reciprocal, factors, images(energies), images(factors), sizes, eps, factor, frame)
+    frame, sizes = frame_window(window, x, factors), _map_sizes(x, factors)
+    _run_kernel(
+        kernels.energy,
+        x,
+        kernel_images(x),
+        kernel_images(energies),
+        sizes,
+        x.shape[1],
+        frame,
+        **_tile_width(x),
+    )
+    _run_kernel(
+        kernels.reciprocal,
+        factors,
+        kernel_images(energies),
+        kernel_images(factors),
+        sizes,
+        eps,
+        factor,
+        frame,
+    )
     return factors
 
 
@@ -39,13 +57,15 @@ def patch_factors_gradient(
     """The gradient of `patch_factors` by x."""
     x, grad = channels_last(x), grad.contiguous()
     result = torch.empty_like(x)
-    sizes, frame = _sizes(x, factors), framed(window, x, factors, grad)
-    maps = images(x), images(factors), images(grad), images(result)
-    _run(kernels.reciprocal_gradient, x, *maps, sizes, x.shape[1], factor, frame, **_width(x))
+    sizes, frame = _map_sizes(x, factors), frame_window(window, x, factors, grad)
+    maps = kernel_images(x), kernel_images(factors), kernel_images(grad), kernel_images(result)
+    _run_kernel(
+        kernels.reciprocal_gradient, x, *maps, sizes, x.shape[1], factor, frame, **_tile_width(x)
+    )
     return result
 
 
-def scaled(y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
+def scale_maps(y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
     """y (n, c, *size) times factors (n, 1, *size) in y's type, or the ReLU of that."""
     y = channels_last(y)
     z = torch.empty_like(y)
@@ -63,7 +83,7 @@ def scaled_gradient(
     return results
 
 
-def gained(raw: Tensor, gain: Tensor, every: int) -> Tensor:
+def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     """raw (n, c, *size) times gain (c,), float32, plus 1 in every `every`-th channel unless 0."""
     raw = channels_last(raw)
     m = torch.empty_like(raw, dtype=torch.float32)
@@ -75,7 +95,7 @@ def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Te
     """The gradients of raw and gain."""
     grad, raw = channels_last(grad), channels_last(raw)
     result = torch.empty_like(raw)
-    parts = gain.new_empty(_programs(raw), raw.shape[1], dtype=torch.float32)
+    parts = gain.new_empty(_program_count(raw), raw.shape[1], dtype=torch.float32)
     _run_over(kernels.affine_gradient, grad, raw, gain.contiguous(), result, parts)
     return result, parts.sum(0).to(gain.dtype)
 
@@ -83,29 +103,29 @@ def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Te
 def _run_over(kernel: Any, *tensors: Tensor, **constants: Any) -> None:
     """Run a kernel over the places of its first map; vectors and matrices are passed unchanged."""
     first = tensors[0]
-    given = [images(t) if t.dim() > 2 else t for t in tensors]
-    frame = framed(Window((1, 1), (1, 1), (0, 0), (1, 1)), *tensors)
-    _run(
-        kernel, first, *given, _sizes(first, first), first.shape[1], frame,
-        **_width(first), **constants,
+    given = [kernel_images(t) if t.dim() > 2 else t for t in tensors]
+    frame = frame_window(Window((1, 1), (1, 1), (0, 0), (1, 1)), *tensors)
+    _run_kernel(
+        kernel, first, *given, _map_sizes(first, first), first.shape[1], frame,
+        **_tile_width(first), **constants,
     )  # fmt: skip
 
 
-def _run(kernel: Any, over: Tensor, *arguments: Any, **constants: Any) -> None:
+def _run_kernel(kernel: Any, over: Tensor, *arguments: Any, **constants: Any) -> None:
     """Run a program for every `ROWS` places of the map `over`."""
     *arguments, frame = arguments  # pyright: ignore[reportAssignmentType]
     if over.numel():
         with torch.cuda.device_of(over):
-            kernel[(_programs(over),)](*arguments, FRAME=frame, ROWS=ROWS, **constants)
+            kernel[(_program_count(over),)](*arguments, FRAME=frame, ROWS=ROWS, **constants)
 
 
-def _programs(maps: Tensor) -> int:
+def _program_count(maps: Tensor) -> int:
     return triton.cdiv(maps.shape[0] * prod(maps.shape[2:]), ROWS)
 
 
-def _width(maps: Tensor) -> dict[str, int]:
+def _tile_width(maps: Tensor) -> dict[str, int]:
     return {"WIDTH": min(WIDEST, triton.next_power_of_2(maps.shape[1]))}
 
 
-def _sizes(maps: Tensor, out: Tensor) -> Sizes:
-    return Sizes(maps.shape[0], *pair(1, maps.shape[2:]), *pair(1, out.shape[2:]))
+def _map_sizes(maps: Tensor, out: Tensor) -> Sizes:
+    return Sizes(maps.shape[0], *pair_sizes(1, maps.shape[2:]), *pair_sizes(1, out.shape[2:]))

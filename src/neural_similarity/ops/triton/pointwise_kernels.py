@@ -4,12 +4,12 @@ import triton
 import triton.language as tl
 
 from neural_similarity.ops.triton.places import (
-    load,
+    load_tile,
     places_of,
     rows_of,
-    seers,
-    shifted,
-    store,
+    seeing_places,
+    shift_places,
+    store_tile,
 )
 
 
@@ -20,7 +20,7 @@ def energy(x, energies, sizes, count, FRAME: tl.constexpr, WIDTH: tl.constexpr, 
     total = tl.zeros((ROWS,), tl.float32)
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
-        values = load(x, pixel, channel, channel < count).to(tl.float32)
+        values = load_tile(x, pixel, channel, channel < count).to(tl.float32)
         total += tl.sum(values * values, 1)
     at, rows, exists = rows_of(energies, pixel)
     tl.store(at + rows, total, exists)
@@ -35,7 +35,9 @@ def reciprocal(energies, factors, sizes, eps, scale, FRAME: tl.constexpr, ROWS: 
     total = tl.zeros((ROWS,), tl.float32)
     for t in tl.static_range(FRAME.kh * FRAME.kw):
         down, right = t // FRAME.kw * FRAME.dh, t % FRAME.kw * FRAME.dw
-        at, rows, there = rows_of(energies, shifted(corner, down, right, sizes.height, sizes.width))
+        at, rows, there = rows_of(
+            energies, shift_places(corner, down, right, sizes.height, sizes.width)
+        )
         total += tl.load(at + rows, there, 0.0)
     at, rows, exists = rows_of(factors, place)
     tl.store(at + rows, scale / tl.sqrt(total + eps), exists)
@@ -50,7 +52,7 @@ def reciprocal_gradient(
     pixel = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
     total = tl.zeros((ROWS,), tl.float32)
     for t in tl.static_range(FRAME.kh * FRAME.kw):
-        seer = seers(pixel, t, sizes, FRAME)
+        seer = seeing_places(pixel, t, sizes, FRAME)
         at, rows, exists = rows_of(factors, seer)
         factor = tl.load(at + rows, exists, 0.0)
         at, rows, exists = rows_of(grad, seer)
@@ -58,8 +60,8 @@ def reciprocal_gradient(
     total = -total / (scale * scale)
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
-        values = load(x, pixel, channel, channel < count).to(tl.float32)
-        store(grad_x, pixel, channel, channel < count, values * total[:, None])
+        values = load_tile(x, pixel, channel, channel < count).to(tl.float32)
+        store_tile(grad_x, pixel, channel, channel < count, values * total[:, None])
 
 
 @triton.jit
@@ -73,10 +75,10 @@ def scale(
     factor = tl.load(at + rows, exists, 0.0)[:, None]
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
-        values = load(y, place, channel, channel < count).to(tl.float32) * factor
+        values = load_tile(y, place, channel, channel < count).to(tl.float32) * factor
         if RECTIFIED:
             values = tl.where(values < 0, 0.0, values)  # NaN stays
-        store(z, place, channel, channel < count, values)
+        store_tile(z, place, channel, channel < count, values)
 
 
 @triton.jit
@@ -91,11 +93,11 @@ def scale_gradient(
     total = tl.zeros((ROWS,), tl.float32)
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
-        incoming = load(grad, place, channel, channel < count).to(tl.float32)
-        values = load(z, place, channel, channel < count).to(tl.float32)
+        incoming = load_tile(grad, place, channel, channel < count).to(tl.float32)
+        values = load_tile(z, place, channel, channel < count).to(tl.float32)
         if RECTIFIED:
             incoming = tl.where(values > 0, incoming, 0.0)
-        store(grad_y, place, channel, channel < count, incoming * factor[:, None])
+        store_tile(grad_y, place, channel, channel < count, incoming * factor[:, None])
         total += tl.sum(incoming * values, 1)
     at, rows, exists = rows_of(grad_factors, place)
     tl.store(at + rows, total / factor if RECTIFIED else total, exists)
@@ -112,10 +114,10 @@ def affine(
         channel = start + tl.arange(0, WIDTH)
         inside = channel < count
         gains = tl.load(gain + channel, inside, 0.0)[None, :]
-        values = load(raw, place, channel, inside).to(tl.float32) * gains
+        values = load_tile(raw, place, channel, inside).to(tl.float32) * gains
         if EVERY:
             values += tl.where(channel % EVERY == 0, 1.0, 0.0)[None, :]
-        store(m, place, channel, inside, values)
+        store_tile(m, place, channel, inside, values)
 
 
 @triton.jit
@@ -130,7 +132,7 @@ def affine_gradient(
         channel = start + tl.arange(0, WIDTH)
         inside = channel < count
         gains = tl.load(gain + channel, inside, 0.0)[None, :]
-        incoming = load(grad, place, channel, inside)
-        values = load(raw, place, channel, inside).to(tl.float32)
-        store(grad_raw, place, channel, inside, incoming * gains)
+        incoming = load_tile(grad, place, channel, inside)
+        values = load_tile(raw, place, channel, inside).to(tl.float32)
+        store_tile(grad_raw, place, channel, inside, incoming * gains)
         tl.store(parts + program * count + channel, tl.sum(incoming * values, 0), inside)

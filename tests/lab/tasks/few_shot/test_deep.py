@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import neural_similarity as ns
 from neural_similarity.lab.tasks.few_shot import Episode
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
-from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot, maximum
+from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot, maximise_posterior
 from neural_similarity.lab.tasks.few_shot.leo import Latent, Leo
 from neural_similarity.lab.tasks.few_shot.tadam import Tadam
 
@@ -74,10 +74,10 @@ def test_k_shot_is_the_maximum_that_a_general_optimiser_finds():
 def test_newtons_method_ends_at_a_zero_gradient_for_weak_and_strong_priors(scale):
     x = torch.randn(4, 8, 20, **DOUBLE)
     kernel, targets = scale * x @ x.mT, F.one_hot(torch.arange(8) % WAYS).double()
-    dual = maximum(kernel, targets)
+    dual = maximise_posterior(kernel, targets)
     residual = targets - (kernel @ dual).softmax(-1) - dual
     assert residual.abs().max() < 1e-9
-    assert_close(dual[1], maximum(kernel[1], targets), atol=1e-8, rtol=1e-6)
+    assert_close(dual[1], maximise_posterior(kernel[1], targets), atol=1e-8, rtol=1e-6)
 
 
 def test_many_tasks_of_k_shot_learning_are_adapted_to_as_one_by_one():
@@ -132,14 +132,14 @@ def test_leo_is_its_equations():
     predict = method.adapt(support, drawn.support_labels, WAYS)
     assert not predict(query).requires_grad
     assert_close(predict(query), logits.detach())
-    codes = method.codes(support, drawn.support_labels, WAYS)
+    codes = method.latent_codes(support, drawn.support_labels, WAYS)
     pairs = zip(codes.mean.flatten(), codes.std.flatten(), strict=True)
     standard = torch.distributions.Normal(*torch.tensor([0.0, 1.0], **DOUBLE))
     divergences = [
         torch.distributions.kl_divergence(torch.distributions.Normal(mean, std), standard)
         for mean, std in pairs
     ]
-    expected = F.cross_entropy(logits, drawn.query_labels) + method.decay()
+    expected = F.cross_entropy(logits, drawn.query_labels) + method.weight_penalty()
     expected = expected + 0.3 * sum(divergences) / len(divergences)
     expected = expected + 10 * (start - end.detach()).square().mean()
     assert_close(method.loss(drawn), expected)
@@ -178,7 +178,7 @@ def test_the_decay_of_leo():
         for j in range(3):
             columns = method.decoder.weight[:, i], method.decoder.weight[:, j]
             unlike += (float(F.cosine_similarity(*columns, dim=0)) - (i == j)) ** 2 / 9
-    assert method.decay().item() == pytest.approx(0.1 * squares / 2 + 0.2 * unlike)
+    assert method.weight_penalty().item() == pytest.approx(0.1 * squares / 2 + 0.2 * unlike)
 
 
 def test_leo_draws_in_training_only_and_its_embedding_stays():
@@ -298,7 +298,7 @@ def test_leo_draws_codes_and_classifiers_in_training(monkeypatch):
     method, drawn = leo(steps=1, tuning_steps=0, kl=0.0, encoder=0.0), task()
     monkeypatch.setattr(torch, "randn_like", torch.ones_like)
     shown, asked = features(method, drawn)
-    codes = method.codes(shown, drawn.support_labels, WAYS)
+    codes = method.latent_codes(shown, drawn.support_labels, WAYS)
 
     def decoded(z):
         mean, spread = (z @ method.decoder.weight.mT).chunk(2, 1)
@@ -307,7 +307,7 @@ def test_leo_draws_codes_and_classifiers_in_training(monkeypatch):
     z = codes.mean + codes.std
     loss = F.cross_entropy(shown @ decoded(z).mT, drawn.support_labels)
     z = z - method.rate * torch.autograd.grad(loss, z, create_graph=True)[0]
-    expected = F.cross_entropy(asked @ decoded(z).mT, drawn.query_labels) + method.decay()
+    expected = F.cross_entropy(asked @ decoded(z).mT, drawn.query_labels) + method.weight_penalty()
     torch.testing.assert_close(method.train().loss(drawn), expected)
 
 
@@ -315,7 +315,7 @@ def test_leo_drops_features_before_the_encoder_and_before_the_classifier(monkeyp
     """Without draws, and with codes that no feature changes, nothing else is random."""
     method, drawn = leo(dropout=0.5), task()
     seen, _ = features(method, drawn)
-    codes = [method.train().codes(seen, drawn.support_labels, WAYS).mean for _ in range(2)]
+    codes = [method.train().latent_codes(seen, drawn.support_labels, WAYS).mean for _ in range(2)]
     assert not torch.equal(*codes)
     nn.init.zeros_(method.encoder.weight)
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)

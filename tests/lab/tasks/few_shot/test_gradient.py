@@ -118,7 +118,7 @@ def test_gradients_are_those_of_higher(name, first_order):
     options = {"copy_initial_weights": False, "track_higher_grads": True}
     with higher.innerloop_ctx(theirs, optimizer, **options) as (copy, inner):
         for phase in theirs.phases:
-            fast = theirs.names(phase.fast)
+            fast = theirs.parameter_names(phase.fast)
             rates = [torch.tensor(phase.rate if key in fast else 0.0, **DOUBLE) for key in groups]
             for _ in range(phase.steps):
                 loss = F.cross_entropy(copy(task.support), task.support_labels)
@@ -170,15 +170,15 @@ def test_what_moves_in_each_phase_and_what_is_learned():
     assert [phase.rate for phase in meta_learned(network(), WAYS).phases] == [0.2, 0.2]
     raw = {f"backbone.conv{stage}_1.0.similarity.raw" for stage in range(1, 5)}
     head = {"head.weight", "head.bias"}
-    assert static.names(static.phases[0].fast) == raw | head
-    assert static.names(static.phases[1].fast) == head
+    assert static.parameter_names(static.phases[0].fast) == raw | head
+    assert static.parameter_names(static.phases[1].fast) == head
     assert sum(static.get_parameter(name).numel() for name in raw) == 36
     assert {name for name, p in static.named_parameters() if p.requires_grad} == raw | head
     dynamic = make("meta-learned dynamic")
     gains = {f"backbone.conv{stage}_1.0.similarity.gain" for stage in range(1, 5)}
-    assert dynamic.names(dynamic.phases[0].fast) == gains | head
+    assert dynamic.parameter_names(dynamic.phases[0].fast) == gains | head
     learned = {name for name, p in dynamic.named_parameters() if p.requires_grad}
-    assert learned == gains | head | dynamic.names(["predictor"])
+    assert learned == gains | head | dynamic.parameter_names(["predictor"])
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.evaluate import (
     Course,
     _by_features,
-    evaluate,
+    evaluate_method,
     use_statistics,
 )
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, CosineLinear, FineTuning
@@ -215,7 +215,7 @@ def test_fine_tuning_is_the_textbooks(cosine):
 
 def test_the_papers_tuning():
     """100 passes in mini-batches of 4, every image once in each, as the seed says."""
-    chosen = list(Tuning().minibatches(25))
+    chosen = list(Tuning().minibatch_positions(25))
     assert [len(part) for part in chosen] == [4, 4, 4, 4, 4, 4, 1] * 100
     for epoch in range(100):
         assert sorted(torch.cat(chosen[7 * epoch : 7 * epoch + 7]).tolist()) == list(range(25))
@@ -224,7 +224,7 @@ def test_the_papers_tuning():
     assert weights.std() == pytest.approx(800**-0.5 / 3**0.5, rel=0.05)
     for seed, same in ((0, True), (1, False)):
         other = Tuning(seed=seed)
-        assert torch.equal(torch.cat([*other.minibatches(25)]), torch.cat(chosen)) == same
+        assert torch.equal(torch.cat([*other.minibatch_positions(25)]), torch.cat(chosen)) == same
         assert torch.equal(other.first_weights(5, 800), weights) == same
 
 
@@ -393,21 +393,21 @@ def test_the_evaluator_counts_right_queries(tested, name):
             part.tuning = SHORT
     runtime = RUNTIME["runtime"].place(method)
     told = []
-    found = evaluate(runtime, **tested, **RUNTIME, course=Course(progress=told.append))
+    found = evaluate_method(runtime, **tested, **RUNTIME, course=Course(progress=told.append))
     assert method.training
     expected = by_hand(method.eval(), tested)
     assert torch.equal(found, expected)
     assert torch.equal(told[-1], expected)
     assert found.dtype == torch.int64
     course = Course(done=torch.tensor([-1, -1]))
-    later = evaluate(runtime, **tested, **RUNTIME, course=course)
+    later = evaluate_method(runtime, **tested, **RUNTIME, course=course)
     assert later.tolist() == [-1, -1, *expected[2:]]
 
 
 def test_features_come_to_the_device_of_a_process_that_embeds_none(tested, monkeypatch):
     """Two processes share 18 images, one batch: the first has none of it."""
-    monkeypatch.setattr(distributed, "share", lambda _: slice(0, 0))
-    monkeypatch.setattr(distributed, "gathered", lambda _: torch.ones(100, 4))
+    monkeypatch.setattr(distributed, "own_share", lambda _: slice(0, 0))
+    monkeypatch.setattr(distributed, "gather_rows", lambda _: torch.ones(100, 4))
     method = SimpleNamespace(at_once=2)
     judge = SimpleNamespace(method=method, device=torch.device("meta"), right=lambda s, _: s)
     found = next(_by_features(judge, tested["images"], tested["tasks"], 0))
@@ -422,10 +422,10 @@ def test_the_evaluator_leaves_every_mode_as_it_was(tested):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    evaluate(method, **tested, **RUNTIME)
+    evaluate_method(method, **tested, **RUNTIME)
     assert [part.training for part in method.modules()] == modes
     with pytest.raises(KeyboardInterrupt):
-        evaluate(method, **tested, **RUNTIME, course=Course(progress=interrupt))
+        evaluate_method(method, **tested, **RUNTIME, course=Course(progress=interrupt))
     assert [part.training for part in method.modules()] == modes
 
 
@@ -457,7 +457,7 @@ def test_nothing_trains_while_it_is_tried_and_features_are_computed_once(
 ):
     """Dropout and batch statistics would leak, also where each task is embedded for itself."""
     method = use_statistics(Watching(fixed).train(), statistics)
-    evaluate(method, **tested, **RUNTIME)
+    evaluate_method(method, **tested, **RUNTIME)
     assert method.seen == {False}
     assert method.count == (len(tested["tasks"].images()) if once else 6 * 3 * (2 + 4))
 
@@ -468,7 +468,7 @@ def test_the_evaluator_uses_the_statistics_that_it_is_told(tested, statistics):
     net = network()
     method = use_statistics(ProtoNet(net[:-1]), statistics)
     assert method.statistics == statistics
-    found = evaluate(method, **tested, **RUNTIME)
+    found = evaluate_method(method, **tested, **RUNTIME)
     plain = set_statistics(network()[:-1], None).train()
     draw, sizes, right = tested["tasks"].draw, tested["tasks"].sizes, []
     for positions in zip(draw.support, draw.query, strict=True):
@@ -504,7 +504,7 @@ def test_every_method_is_evaluated_in_bf16(tested, name):
         if hasattr(part, "tuning"):
             part.tuning = SHORT
     options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
-    assert evaluate(method, **tested, **options).shape == (6,)
+    assert evaluate_method(method, **tested, **options).shape == (6,)
 
 
 @pytest.mark.parametrize("statistics", ["support", "transductive"])
@@ -519,7 +519,7 @@ def test_features_are_compared_in_full_precision(tested, statistics):
 
     method = use_statistics(Noted(network()[:-1]), statistics)
     options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
-    evaluate(method, **tested, **options)
+    evaluate_method(method, **tested, **options)
     assert kinds == [(False, torch.float32)] * 6
 
 
@@ -550,7 +550,7 @@ class Moving(Method):
 def test_autocast_keeps_no_copies_of_what_changes(tested):
     options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
     method = Moving()
-    evaluate(method, **tested, **options)
+    evaluate_method(method, **tested, **options)
     assert method.named == [1] * 6
 
 

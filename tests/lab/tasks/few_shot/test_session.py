@@ -23,14 +23,14 @@ from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import load
 from neural_similarity.lab.tasks.few_shot import partial
-from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
+from neural_similarity.lab.tasks.few_shot.evaluate import evaluate_method
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluation
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning
 from neural_similarity.lab.tasks.few_shot.leo import Latent, Leo
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
-from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining_recipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
 from neural_similarity.lab.tasks.few_shot.task import check_sizes
@@ -80,7 +80,7 @@ def test_the_best_step_on_validation_classes_is_kept(tmp_path):
     tasks = draw_tasks(split.val, sizes, 4, seed=1, data=split.digest, part="val")
     runtime = choose_runtime("cpu", "fp32")
     method = load_method(run, "best")
-    right = evaluate(method, split.val, tasks, preprocess=run.preprocess, runtime=runtime)
+    right = evaluate_method(method, split.val, tasks, preprocess=run.preprocess, runtime=runtime)
     mean = right.double().mean().item() / len(sizes.query_labels)
     assert mean == best["validation_accuracy"]
 
@@ -100,11 +100,11 @@ def test_training_by_tasks_is_the_textbooks(tmp_path):
     run = train(tmp_path, recipe)
     runtime = choose_runtime("cpu", "fp32")
     tasks = Episodes(recipe, make_split().train, run.preprocess, runtime)
-    method = runtime.place(run.build()).train()
+    method = runtime.place_model(run.build()).train()
     optimizer = torch.optim.Adam(method.parameters(), lr=0.01)
     for step in range(3):
         optimizer.zero_grad()
-        for task in (tasks.at(2 * step), tasks.at(2 * step + 1)):
+        for task in (tasks.training_task(2 * step), tasks.training_task(2 * step + 1)):
             (method.loss(task) / 2).backward()
         optimizer.step()
     trained = load(run).state_dict()
@@ -115,7 +115,7 @@ def test_training_by_tasks_is_the_textbooks(tmp_path):
 @pytest.mark.long
 def test_tasks_of_a_step_keep_their_graphs_one_after_another(monkeypatch):
     recipe, split = replace(BY_TASKS, meta_batch=4), make_split()
-    runtime, preprocess = choose_runtime("cpu", "fp32"), data.Preprocess.fit(split.train)
+    runtime, preprocess = choose_runtime("cpu", "fp32"), data.Preprocess.fit_to_images(split.train)
     method, graphs = ProtoNet(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())), []
 
     def loss(task):
@@ -133,16 +133,16 @@ def test_tasks_of_a_step_keep_their_graphs_one_after_another(monkeypatch):
 
 def test_training_tasks_are_functions_of_their_number():
     split, runtime = make_split(), choose_runtime("cpu", "fp32")
-    preprocess = data.Preprocess.fit(split.train)
+    preprocess = data.Preprocess.fit_to_images(split.train)
     one, other = (Episodes(BY_TASKS, split.train, preprocess, runtime) for _ in range(2))
-    one.at(3)
-    assert torch.equal(one.at(7).support, other.at(7).support)
-    assert not torch.equal(one.at(7).support, one.at(8).support)
-    assert one.at(7).query.shape == (2 * 3, 1, 16, 16)
+    one.training_task(3)
+    assert torch.equal(one.training_task(7).support, other.training_task(7).support)
+    assert not torch.equal(one.training_task(7).support, one.training_task(8).support)
+    assert one.training_task(7).query.shape == (2 * 3, 1, 16, 16)
     still = Episodes(replace(BY_TASKS, crop=0, flip=False), split.train, preprocess, runtime)
-    assert not torch.equal(still.at(0).support, still.at(1).support)
+    assert not torch.equal(still.training_task(0).support, still.training_task(1).support)
     known = preprocess(split.train.pixels).flatten(1)
-    assert all((row == known).all(1).any() for row in still.at(0).support.flatten(1))
+    assert all((row == known).all(1).any() for row in still.training_task(0).support.flatten(1))
 
 
 @pytest.mark.parametrize("method", ["proto", "fine-tuning"])
@@ -151,8 +151,8 @@ def test_it_learns(tmp_path, method):
     recipe = replace(TINY, method=method, steps=60, drops=(), lr=0.01, width=0.25, crop=0)
     run = train(tmp_path, replace(recipe, flip=False))
     split, runtime = make_split(), choose_runtime("cpu", "fp32")
-    tasks = draw_tasks(split.train, TINY.sizes, 30, seed=0, data=split.digest, part="train")
-    right = evaluate(
+    tasks = draw_tasks(split.train, TINY.task_sizes, 30, seed=0, data=split.digest, part="train")
+    right = evaluate_method(
         load_method(run, "last"), split.train, tasks, preprocess=run.preprocess, runtime=runtime
     )
     assert right.double().mean() > 0.92 * 6
@@ -177,10 +177,10 @@ def test_baseline_plus_plus_has_a_cosine_head(tmp_path):
 
 def test_retraining_takes_the_best_epochs():
     recipe = replace(TINY, steps=100, drops=(40, 90), select_on="val")
-    again = retraining(recipe, 60, growth=1.25)
+    again = retraining_recipe(recipe, 60, growth=1.25)
     assert (again.train_on, again.select_on) == ("train+val", "none")
     assert (again.steps, again.drops) == (75, (50,))
-    assert retraining(replace(recipe, method="proto"), 60, growth=1.25).steps == 60
+    assert retraining_recipe(replace(recipe, method="proto"), 60, growth=1.25).steps == 60
 
 
 def test_faults_of_data_come_before_training(tmp_path, monkeypatch):

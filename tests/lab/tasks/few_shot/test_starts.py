@@ -14,7 +14,7 @@ from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import load
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
 from neural_similarity.lab.train import RunError, choose_runtime, read_run
-from neural_similarity.lab.train.checkpoint import checkpoints, newest
+from neural_similarity.lab.train.checkpoint import list_checkpoints, newest_checkpoint
 from neural_similarity.nn import Diagonal, Static
 
 pytestmark = pytest.mark.usefixtures("tiny_classes")
@@ -84,7 +84,7 @@ def test_a_start_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = train(tmp_path, replace(BY_TASKS, start="base/run", steps=1, drops=()))
     monkeypatch.chdir("/")
-    read_run(run.path, type(run)).begin()
+    read_run(run.path, type(run)).begin_network()
 
 
 @pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
@@ -92,7 +92,9 @@ def test_what_a_start_does_not_give_is_drawn_by_the_seed(tmp_path, seed, same):
     source = train(tmp_path / "source")
     recipe = replace(TINY, method="anil", start=str(source.path), steps=1, drops=())
     first, other = (
-        session.train(replace(recipe, seed=s), out=tmp_path / f"{s}-{i}", device="cpu").begin()
+        session.train(
+            replace(recipe, seed=s), out=tmp_path / f"{s}-{i}", device="cpu"
+        ).begin_network()
         for i, s in enumerate((0, seed))
     )
     assert torch.equal(first.head.weight, other.head.weight) == same
@@ -100,17 +102,19 @@ def test_what_a_start_does_not_give_is_drawn_by_the_seed(tmp_path, seed, same):
 
 def test_a_run_starts_from_the_best_checkpoint_where_there_is_one(tmp_path):
     base = train(tmp_path / "base", replace(BY_NAMES, seed=2))
-    assert newest(base.best).name != checkpoints(base.checkpoints)[-1].name
+    assert newest_checkpoint(base.best).name != list_checkpoints(base.checkpoints)[-1].name
     recipe = replace(BY_TASKS, method="matching", start=str(base.path), steps=1, drops=())
     run = train(tmp_path, recipe)
     expected = load(base, "best")[:-1].state_dict()
-    assert all(torch.equal(v, run.begin().backbone.state_dict()[n]) for n, v in expected.items())
+    assert all(
+        torch.equal(v, run.begin_network().backbone.state_dict()[n]) for n, v in expected.items()
+    )
 
 
 def test_a_start_of_as_many_classes_gives_its_classifier(tmp_path):
     base = train(tmp_path / "base")
     run = train(tmp_path, replace(TINY, seed=1, start=str(base.path), steps=1, drops=()))
-    assert torch.equal(run.begin()[-1].weight, load(base)[-1].weight)
+    assert torch.equal(run.begin_network()[-1].weight, load(base)[-1].weight)
 
 
 def test_a_start_has_the_network_of_what_starts_from_it():
@@ -122,13 +126,17 @@ def test_a_start_has_the_network_of_what_starts_from_it():
 @pytest.mark.parametrize(("train_on", "classes"), [("train", 5), ("train+val", 7)])
 def test_networks_and_inputs_are_of_the_classes_of_training(tmp_path, train_on, classes):
     run = train(tmp_path, replace(TINY, train_on=train_on))
-    assert run.preprocess == Preprocess.fit(make_split().part(train_on))
+    assert run.preprocess == Preprocess.fit_to_images(make_split().images_of_part(train_on))
     assert run.classes == tuple(f"c{i}" for i in range(classes))
     assert run.build()[-1].out_features == classes
 
 
 def support(recipe, of):
-    return Episodes(recipe, of, Preprocess.raw(1), choose_runtime("cpu", "fp32")).at(0).support
+    return (
+        Episodes(recipe, of, Preprocess.raw_values(1), choose_runtime("cpu", "fp32"))
+        .training_task(0)
+        .support
+    )
 
 
 def test_the_seed_draws_other_tasks():

@@ -43,7 +43,7 @@ def test_tasks_are_of_different_images_of_their_classes(images):
 
 def test_every_class_and_image_comes_in_turn(images):
     tasks = draw(images, 400)
-    assert len(tasks.images()) == len(images)
+    assert len(tasks.image_positions()) == len(images)
     shares = torch.bincount(images.labels[tasks.draw.support.flatten()]).double()
     torch.testing.assert_close(
         shares / shares.sum(), torch.full((5,), 0.2).double(), atol=0.03, rtol=0
@@ -71,7 +71,7 @@ def test_lists_survive_files(images, tmp_path):
     assert torch.equal(again.draw.support, tasks.draw.support)
     assert torch.equal(again.draw.classes, tasks.draw.classes)
     assert (again.sizes, again.seed, again.part) == (SIZES, 0, "test")
-    again.check("d" * 64, "test", images)
+    again.check_data("d" * 64, "test", images)
 
 
 def test_lists_of_one_task_are_refused(images):
@@ -88,9 +88,9 @@ def test_lists_for_other_data_are_refused(images, tmp_path):
         with pytest.raises(
             ValueError, match=r"tasks.json must be of the data at hand, .* made for"
         ):
-            tasks.check(data, part, images, path)
+            tasks.check_data(data, part, images, path)
     with pytest.raises(ValueError, match=r"`tasks` must name images below 9"):
-        tasks.check("d" * 64, "test", images.subset(range(9)))
+        tasks.check_data("d" * 64, "test", images.subset(range(9)))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_is_no_task_is_refused(images, fault):
         query[1, 0] = support[1, 0]
     wrong = replace(tasks, draw=Draw(classes, support, query))
     with pytest.raises(ValueError, match=r"`tasks` must list the classes .* but task 1"):
-        wrong.check("d" * 64, "test", images)
+        wrong.check_data("d" * 64, "test", images)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,6 @@ def test_the_digest_is_of_everything_in_the_list(images):
 def test_the_last_image_must_be_there(images):
     tasks = draw(images, 2)
     last = int(max(tasks.draw.support.max(), tasks.draw.query.max()))
-    tasks.check("d" * 64, "test", images.subset(range(last + 1)))
+    tasks.check_data("d" * 64, "test", images.subset(range(last + 1)))
     with pytest.raises(ValueError, match=f"`tasks` must name images below {last}, got {last}"):
-        tasks.check("d" * 64, "test", images.subset(range(last)))
+        tasks.check_data("d" * 64, "test", images.subset(range(last)))

@@ -9,7 +9,7 @@ from neural_similarity.lab.tasks.few_shot.methods import METHODS as METHODS
 from neural_similarity.lab.tasks.few_shot.methods import Kind as Kind
 from neural_similarity.lab.tasks.few_shot.metric import Metric as Metric
 from neural_similarity.lab.tasks.few_shot.metric import class_means as class_means
-from neural_similarity.lab.tasks.few_shot.metric import cosines as cosines
+from neural_similarity.lab.tasks.few_shot.metric import cosine_matrix as cosine_matrix
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe as FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun as FewShotRun
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes as TaskSizes

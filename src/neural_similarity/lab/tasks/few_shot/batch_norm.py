@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
-from neural_similarity.ops import promoted
-from neural_similarity.ops.batch_norm import moments, normalizing_line
+from neural_similarity.ops import promote_dtype
+from neural_similarity.ops.batch_norm import channel_moments, normalizing_line
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -43,9 +43,9 @@ class _Explicit(_BatchNorm):
         self._check_input_dim(input)
         if self.statistics == "running":
             return self._by_running(input)
-        return self._by_first(input, self._count(len(input)))
+        return self._by_first(input, self._statistics_count(len(input)))
 
-    def _count(self, rows: int) -> int:
+    def _statistics_count(self, rows: int) -> int:
         """The number of first inputs that give the statistics."""
         return rows if self.statistics == "transductive" else _support_count(rows)
 
@@ -59,14 +59,14 @@ class _Explicit(_BatchNorm):
         # depends on the batch, as it does after a step of MAML (torch 2.15).
         if count == len(x) and not torch._C._are_functorch_transforms_active():
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
-        return _normalized(x, count, self.weight, self.bias, self.eps)
+        return _normalise_batch(x, count, self.weight, self.bias, self.eps)
 
-    def line(self, x: Tensor) -> Tensor:
+    def affine_line(self, x: Tensor) -> Tensor:
         """Slope and offset (2, c) of the linear function by which `forward` maps each channel."""
         if self.statistics == "running":
             mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         else:
-            mean, variance = moments(x[: self._count(len(x))])
+            mean, variance = channel_moments(x[: self._statistics_count(len(x))])
         return normalizing_line(self.weight, self.bias, mean, variance, self.eps)
 
     def extra_repr(self) -> str:
@@ -126,16 +126,16 @@ def set_statistics(model: Network, statistics: Statistics | None) -> Network:
         )
     layers = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     for name, layer in layers.items():
-        _check(name, layer, statistics)
+        _check_layer(name, layer, statistics)
     for layer in layers.values():
-        _set(layer, statistics)
+        _set_statistics(layer, statistics)
     for method in model.modules():
         if isinstance(method, Method):
             method.statistics = statistics or "running"
     return model
 
 
-def _check(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
+def _check_layer(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
     """Check that a layer can use the statistics."""
     if type(layer) not in {*_EXPLICIT, *_EXPLICIT.values()}:
         raise ValueError(
@@ -149,7 +149,7 @@ def _check(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
         )
 
 
-def _set(layer: _BatchNorm, statistics: Statistics | None) -> None:
+def _set_statistics(layer: _BatchNorm, statistics: Statistics | None) -> None:
     if statistics is None:
         layer.__class__ = _PLAIN.get(type(layer), type(layer))
         layer.__dict__.pop("statistics", None)
@@ -168,11 +168,11 @@ def _support_count(rows: int) -> int:
     return count
 
 
-def _normalized(
+def _normalise_batch(
     x: Tensor, count: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Batch normalisation in primitive operations, in float32 at least."""
-    wide = promoted(x)
+    wide = promote_dtype(x)
     dims = [d for d in range(x.dim()) if d != 1]
     var, mean = torch.var_mean(wide[:count], dims, correction=0, keepdim=True)
     scale, shape = torch.rsqrt(var + eps), mean.shape

@@ -11,7 +11,7 @@ from neural_similarity.lab.tasks.few_shot.method import Statistics
 Embed = Callable[[Tensor], Tensor]
 
 
-def embedding(network: nn.Sequential) -> tuple[nn.Sequential, int]:
+def split_classifier(network: nn.Sequential) -> tuple[nn.Sequential, int]:
     """A network without its linear classifier, and the number of its features.
 
     Raises:

@@ -14,7 +14,7 @@ from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, distributed
 from neural_similarity.lab.train.scoring import BATCH_SIZE
-from neural_similarity.nn import evaluating
+from neural_similarity.nn import evaluation_mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Course:
     """Called every few tasks with the results so far, as `evaluate` returns them."""
 
 
-def evaluate(
+def evaluate_method(
     method: Method,
     images: Images,
     tasks: TaskList,
@@ -54,11 +54,11 @@ def evaluate(
     course = course or Course()
     found = course.done
     judge = _Judge(method, tasks.sizes, preprocess, runtime)
-    with evaluating(method), torch.no_grad():
+    with evaluation_mode(method), torch.no_grad():
         if method.fixed_embedding and method.statistics == "running":
             some = _by_features(judge, images, tasks, len(found))
         else:
-            some = distributed.by_turns(judge, _pixels(images, tasks, len(found)))
+            some = distributed.by_turns(judge, _task_pixels(images, tasks, len(found)))
         for right in some:
             found = torch.cat([found, right.cpu()])
             course.progress(found)
@@ -97,46 +97,50 @@ class _Judge:
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> Tensor:
         """The count (1,) of one task, whose images, support first, are embedded for it alone."""
-        shown, asked = map(self.images, pixels.split([len(self._labels), len(self._targets)]))
+        shown, asked = map(
+            self.network_input, pixels.split([len(self._labels), len(self._targets)])
+        )
         if self.method.fixed_embedding:
             with self._runtime.autocast():
                 shown, asked = embed_task(self.method.embed, self.method.statistics, shown, asked)
-            return self.right(shown, asked)[None]
+            return self.count_right(shown, asked)[None]
         # Adapting changes parameters within the context, so their casts must not be cached.
         with self._runtime.autocast(cache=False):
-            return self.right(shown, asked)[None]
+            return self.count_right(shown, asked)[None]
 
-    def right(self, support: Tensor, query: Tensor) -> Tensor:
+    def count_right(self, support: Tensor, query: Tensor) -> Tensor:
         """The count () of one task, or (tasks,) of several, stacked in a first dimension."""
         logits = self.method.adapt(support, self._labels, self._ways)(query)
         return (logits.argmax(-1) == self._targets).sum(-1)
 
-    def images(self, pixels: Tensor) -> Tensor:
+    def network_input(self, pixels: Tensor) -> Tensor:
         """The network's input."""
         return self._runtime.place_images(self._preprocess(pixels))
 
-    def embed(self, pixels: Tensor) -> Tensor:
+    def embed_pixels(self, pixels: Tensor) -> Tensor:
         with self._runtime.autocast():
-            return self.method.embed(self.images(pixels))
+            return self.method.embed(self.network_input(pixels))
 
 
-def _pixels(images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
+def _task_pixels(images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
     """The pixels of each task, support first."""
-    for draw in tasks.chunks(1, start):
+    for draw in tasks.task_chunks(1, start):
         yield images.pixels[torch.cat([draw.support[0], draw.query[0]])]
 
 
 def _by_features(judge: _Judge, images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
     """Counts of a few tasks at a time, from features that are computed once per image."""
-    used, at_once = tasks.images(), judge.method.at_once
+    used, at_once = tasks.image_positions(), judge.method.at_once
     place = torch.zeros(len(images), dtype=torch.int64)
     place[used] = torch.arange(len(used))
     parts = used.split(BATCH_SIZE)
-    own = [judge.embed(images.pixels[part]) for part in parts[distributed.share(len(parts))]]
-    features = distributed.gathered(torch.cat(own) if own else None).to(judge.device)
-    for draw in tasks.chunks(at_once, start):
+    own = [
+        judge.embed_pixels(images.pixels[part]) for part in parts[distributed.own_share(len(parts))]
+    ]
+    features = distributed.gather_rows(torch.cat(own) if own else None).to(judge.device)
+    for draw in tasks.task_chunks(at_once, start):
         support, query = (features[place[positions]] for positions in (draw.support, draw.query))
         if at_once > 1:
-            yield judge.right(support, query)
+            yield judge.count_right(support, query)
         else:
-            yield judge.right(support[0], query[0])[None]
+            yield judge.count_right(support[0], query[0])[None]

@@ -17,23 +17,23 @@ from torch import Tensor
 from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import ClassSplit, Images
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate, use_statistics
+from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate_method, use_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.partial import Partial
 from neural_similarity.lab.tasks.few_shot.recipe import Classes
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, choose_runtime, distributed
-from neural_similarity.lab.train.files import layout
+from neural_similarity.lab.train.files import record_layout
 from neural_similarity.lab.train.peers import deaths_named
-from neural_similarity.lab.train.progress import counter
+from neural_similarity.lab.train.progress import count_bar
 from neural_similarity.lab.train.run import (
     checkpoint_facts,
     find_checkpoint,
     require_finished,
     usual_checkpoint,
 )
-from neural_similarity.lab.train.runtime import threads
+from neural_similarity.lab.train.runtime import cpu_threads
 from neural_similarity.lab.train.statistics import by_task
 from neural_similarity.models import parameters
 
@@ -64,7 +64,7 @@ class Evaluation:
         """Share of correct queries in each task; float64 (tasks,)."""
         return self.correct.double() / len(self.sizes.query_labels)
 
-    def name(self, train_on: Classes, seed: int) -> str:
+    def file_name(self, train_on: Classes, seed: int) -> str:
         """The file name, without .json, see `evaluation_name`."""
         return evaluation_name(
             (self.method, train_on, self.statistics, seed), self.sizes, self.tasks
@@ -86,7 +86,7 @@ class Evaluation:
         """
         fields = {f.name: content[f.name] for f in dataclasses.fields(Evaluation)}
         fields["sizes"] = TaskSizes(**fields["sizes"])
-        fields["correct"] = _unpack(fields["correct"])
+        fields["correct"] = _unpack_counts(fields["correct"])
         evaluation = Evaluation(**fields)
         mean = by_task(evaluation.accuracies).mean
         if mean != evaluation.summary["accuracy"]:
@@ -134,41 +134,41 @@ class Evaluator:
             ValueError: the tasks are of other data, or there is no such method.
         """
         _require_suited(run, tasks)
-        images = split.part(tasks.part)
-        tasks.check(run.digest, tasks.part, images)
+        images = split.images_of_part(tasks.part)
+        tasks.check_data(run.digest, tasks.part, images)
         runtime = choose_runtime(self.device, run.precision, run.recipe.channels_last)
-        distributed.join(runtime.device)
-        with deaths_named(), threads(run.recipe.threads):
-            return self._evaluated(run, images, tasks, runtime)
+        distributed.join_processes(runtime.device)
+        with deaths_named(), cpu_threads(run.recipe.threads):
+            return self._evaluate_run(run, images, tasks, runtime)
 
-    def _evaluated(
+    def _evaluate_run(
         self, run: FewShotRun, images: Images, tasks: TaskList, runtime: Runtime
     ) -> tuple[Evaluation, Path]:
         name = self.method or run.recipe.method
         method = use_statistics(load_method(run, usual_checkpoint(run), name), self.statistics)
-        runtime.place(method)
-        file = _file(run, name, method, tasks)
-        partial = _partial(run, file, tasks, runtime)
-        distributed.wait()  # Until every process has read the earlier results.
-        with counter("tasks") as count:
-            kept = partial.kept(lambda done: count(done, len(tasks)))
+        runtime.place_model(method)
+        file = _evaluation_file(run, name, method, tasks)
+        partial = _partial_results(run, file, tasks, runtime)
+        distributed.wait_for_all()  # Until every process has read the earlier results.
+        with count_bar("tasks") as count:
+            kept = partial.saving_progress(lambda done: count(done, len(tasks)))
             course = Course(
                 done=partial.done,
-                progress=kept if distributed.first() else lambda _: None,
+                progress=kept if distributed.is_first() else lambda _: None,
             )
-            correct = evaluate(
+            correct = evaluate_method(
                 method, images, tasks, preprocess=run.preprocess, runtime=runtime, course=course
             )
-        evaluation = _evaluation(run, (name, method), tasks, correct, partial.spent)
-        if distributed.first():
+        evaluation = _make_evaluation(run, (name, method), tasks, correct, partial.spent_seconds)
+        if distributed.is_first():
             write_evaluation(file, evaluation)
-            partial.remove()
+            partial.remove_file()
         return evaluation, file
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
     """Write an evaluation to a file, whose folder is created."""
-    write_text(path, layout(evaluation.to_json()))
+    write_text(path, record_layout(evaluation.to_json()))
 
 
 def read_evaluations(run: FewShotRun) -> list[Evaluation]:
@@ -202,7 +202,7 @@ def read_evaluation(path: Path) -> Evaluation:
         raise ValueError(f"{path} cannot be read as an evaluation: {error!r}") from error
 
 
-def _evaluation(
+def _make_evaluation(
     run: FewShotRun, named: tuple[str, Method], tasks: TaskList, correct: Tensor, seconds: float
 ) -> Evaluation:
     name, method = named
@@ -215,7 +215,7 @@ def _evaluation(
         checkpoint=checkpoint_facts(run, usual_checkpoint(run)),
         summary={
             "accuracy": right.mean,
-            "reach": right.reach,
+            "reach": right.half_width,
             "parameters": parameters(method),
             "seconds": seconds,
         },
@@ -227,7 +227,7 @@ def _facts_of(tasks: TaskList) -> dict[str, Any]:
     return {"count": len(tasks), "seed": tasks.seed, "part": tasks.part, "digest": tasks.digest}
 
 
-def _file(run: FewShotRun, name: str, method: Method, tasks: TaskList) -> Path:
+def _evaluation_file(run: FewShotRun, name: str, method: Method, tasks: TaskList) -> Path:
     of = (name, run.recipe.train_on, method.statistics, run.recipe.seed)
     name = evaluation_name(of, tasks.sizes, _facts_of(tasks))
     return run.path / EVALUATIONS / f"{name}.json"
@@ -240,7 +240,7 @@ def _require_suited(run: FewShotRun, tasks: TaskList) -> None:
         raise RunError(f"{run.path} was trained on the validation classes; --part must be test")
 
 
-def _partial(run: FewShotRun, file: Path, tasks: TaskList, runtime: Runtime) -> Partial:
+def _partial_results(run: FewShotRun, file: Path, tasks: TaskList, runtime: Runtime) -> Partial:
     """The results of an interrupted evaluation of that file, whose tasks are not repeated."""
     if file.exists() and read_evaluation(file).tasks["digest"] != tasks.digest:
         raise RunError(
@@ -251,7 +251,7 @@ def _partial(run: FewShotRun, file: Path, tasks: TaskList, runtime: Runtime) -> 
     return Partial(file.with_suffix(".partial"), what)
 
 
-def _unpack(record: dict[str, Any]) -> Tensor:
+def _unpack_counts(record: dict[str, Any]) -> Tensor:
     values = np.frombuffer(base64.b64decode(record["packed"], validate=True), "<u2")
     if len(values) != record["tasks"]:
         raise ValueError(f"`packed` must hold {record['tasks']} tasks, got {len(values)}")

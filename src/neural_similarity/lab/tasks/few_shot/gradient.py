@@ -20,11 +20,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.choices import require_least, require_positive
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics, support_first
-from neural_similarity.lab.tasks.few_shot.embedding import embed_queries, embedding
+from neural_similarity.lab.tasks.few_shot.embedding import embed_queries, split_classifier
 from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
-from neural_similarity.ops import promoted
+from neural_similarity.ops import promote_dtype
 
 Group = Literal["all", "head", "similarity", "predictor"]
 """Parameters by name: all; the classifier; static M and the gains of dynamic ones; predictors."""
@@ -93,14 +93,14 @@ class GradientBased(Method):
         first_order: bool = False,
     ):
         super().__init__()
-        self.backbone, features = embedding(network)
+        self.backbone, features = split_classifier(network)
         self.head = nn.Linear(features, ways).to(next(self.backbone.parameters()))
         self.phases = tuple(phases)
         self.test_phases = tuple(phases if test_phases is None else test_phases)
         self.first_order = first_order
         self._check_phases()
         _check_groups("trained", trained)
-        start = self.names(trained)
+        start = self.parameter_names(trained)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name in start)
         set_statistics(self, "support")
@@ -111,9 +111,9 @@ class GradientBased(Method):
             if not getattr(self, argument):
                 raise ValueError(f"`{argument}` must have at least one phase, got none")
         for phase in (*self.phases, *self.test_phases):
-            self.names(phase.fast)
+            self.parameter_names(phase.fast)
 
-    def names(self, groups: Iterable[Group]) -> set[str]:
+    def parameter_names(self, groups: Iterable[Group]) -> set[str]:
         """The names of the parameters in these groups.
 
         Raises:
@@ -121,13 +121,13 @@ class GradientBased(Method):
         """
         found: set[str] = set()
         for group in groups:
-            members = self._members(group)
+            members = self._group_members(group)
             if not members:
                 raise ValueError(f"`network` must have parameters of the group {group!r}, got none")
             found |= members
         return found
 
-    def _members(self, group: Group) -> set[str]:
+    def _group_members(self, group: Group) -> set[str]:
         if group in ("all", "head"):
             prefix = "head." if group == "head" else ""
             return {name for name, _ in self.named_parameters() if name.startswith(prefix)}
@@ -154,14 +154,16 @@ class GradientBased(Method):
         self._check_ways(ways)
         values = {name: p.detach() for name, p in self.named_parameters()}
         with torch.enable_grad():
-            values = self._descend(values, support, labels, self.test_phases, constant_gradient)
-        return lambda query: self._queries(values, support, query)
+            values = self._descend_phases(
+                values, support, labels, self.test_phases, constant_gradient
+            )
+        return lambda query: self._query_logits(values, support, query)
 
     def loss(self, episode: Episode) -> Tensor:
         """Mean cross-entropy of the queries after the phases, differentiable through them."""
         self._check_ways(episode.ways)
         gradient = constant_gradient if self.first_order else differentiable_gradient
-        return self._loss(episode, gradient)
+        return self._query_loss(episode, gradient)
 
     def losses(self, episodes: Episode, chunk_size: int | None = None) -> Tensor:
         """`loss` of several tasks at once by `torch.func.vmap`: (tasks,).
@@ -170,25 +172,25 @@ class GradientBased(Method):
         too small to fill the device; memory grows with `chunk_size`, the number of tasks at once,
         by default all.
         """
-        gradient = _transformed_constant if self.first_order else _transformed
+        gradient = _transformed_constant if self.first_order else _gradient_under_vmap
 
         def loss(support: Tensor, labels: Tensor, query: Tensor, targets: Tensor) -> Tensor:
-            return self._loss(Episode(support, labels, query, targets), gradient)
+            return self._query_loss(Episode(support, labels, query, targets), gradient)
 
         return vmap(loss, chunk_size=chunk_size, randomness="different")(*episodes)
 
-    def _loss(self, episode: Episode, gradient: Gradient) -> Tensor:
+    def _query_loss(self, episode: Episode, gradient: Gradient) -> Tensor:
         support, labels, query, targets = episode
         values: Values = dict(self.named_parameters())
-        values = self._descend(values, support, labels, self.phases, gradient)
-        return F.cross_entropy(self._queries(values, support, query), targets)
+        values = self._descend_phases(values, support, labels, self.phases, gradient)
+        return F.cross_entropy(self._query_logits(values, support, query), targets)
 
-    def _queries(self, values: Values, support: Tensor, query: Tensor) -> Tensor:
+    def _query_logits(self, values: Values, support: Tensor, query: Tensor) -> Tensor:
         """Logits of queries by these parameters."""
         logits = partial(functional_call, self, values)
         return embed_queries(logits, self.statistics, support, query)
 
-    def _descend(
+    def _descend_phases(
         self,
         values: Values,
         support: Tensor,
@@ -198,7 +200,7 @@ class GradientBased(Method):
     ) -> Values:
         """The parameters after the phases; a parameter that is fast in no phase stays the same."""
         for phase in phases:
-            names = sorted(self.names(phase.fast))
+            names = sorted(self.parameter_names(phase.fast))
             loss = self._support_loss(values, support, labels, on_features=_head_only(names))
             fast = {name: values[name] for name in names}
             for _ in range(phase.steps):
@@ -211,7 +213,7 @@ class GradientBased(Method):
         self, values: Values, support: Tensor, labels: Tensor, on_features: bool
     ) -> Loss:
         """The loss of the support set as a function of the fast parameters."""
-        x = self._embedded(values, support) if on_features else support
+        x = self._embed_support(values, support) if on_features else support
 
         def loss(fast: Values) -> Tensor:
             with support_first(len(x)):
@@ -220,11 +222,11 @@ class GradientBased(Method):
 
         return loss
 
-    def _embedded(self, values: Values, support: Tensor) -> Tensor:
+    def _embed_support(self, values: Values, support: Tensor) -> Tensor:
         own = {f"backbone.{name}": name for name, _ in self.backbone.named_parameters()}
         inside = {own[name]: value for name, value in values.items() if name in own}
         with support_first(len(support)):
-            return promoted(functional_call(self.backbone, inside, (support,)).flatten(1))
+            return promote_dtype(functional_call(self.backbone, inside, (support,)).flatten(1))
 
     def _check_ways(self, ways: int) -> None:
         if ways != self.head.out_features:
@@ -318,7 +320,7 @@ def constant_gradient(loss: Loss, fast: Values) -> Values:
     return dict(zip(fast, changes, strict=True))
 
 
-def _transformed(loss: Loss, fast: Values) -> Values:
+def _gradient_under_vmap(loss: Loss, fast: Values) -> Values:
     """`differentiable_gradient` by `torch.func`, which works under vmap."""
     return grad(loss)(fast)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
-from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend
+from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend_loss
 from neural_similarity.ops import unit_vectors
 
 SCALE = 2.0
@@ -62,27 +62,27 @@ class FineTuning(Method):
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`; support (..., n, d) and queries (..., q, d) may be of many tasks."""
-        first = self._first(ways, support.shape[-1])
+        first = self._initial_parameters(ways, support.shape[-1])
         parameters = [
             p.to(support).expand(*support.shape[:-2], *p.shape).clone().requires_grad_()
             for p in first
         ]
 
         def loss(chosen: Tensor) -> Tensor:
-            scores = self._scores(support[..., chosen, :], parameters)
+            scores = self._head_logits(support[..., chosen, :], parameters)
             targets = labels[chosen].expand(scores.shape[:-1])
             total = F.cross_entropy(scores.flatten(0, -2), targets.flatten(), reduction="sum")
             return total / len(chosen)
 
-        descend(parameters, loss, support.shape[-2], self.tuning)
+        descend_loss(parameters, loss, support.shape[-2], self.tuning)
         learned = [p.detach() for p in parameters]
-        return lambda query: self._scores(query, learned)
+        return lambda query: self._head_logits(query, learned)
 
-    def _first(self, ways: int, features: int) -> list[Tensor]:
+    def _initial_parameters(self, ways: int, features: int) -> list[Tensor]:
         """The parameters at the start of every task."""
         return list(self.tuning.first_linear(ways, features))
 
-    def _scores(self, x: Tensor, parameters: list[Tensor]) -> Tensor:
+    def _head_logits(self, x: Tensor, parameters: list[Tensor]) -> Tensor:
         """Logits (..., ways) of features (..., d)."""
         weight, bias = parameters
         return x @ weight.mT + bias.unsqueeze(-2)
@@ -94,11 +94,11 @@ class CosineFineTuning(FineTuning):
     Chen et al., 2019 (https://arxiv.org/abs/1904.04232).
     """
 
-    def _first(self, ways: int, features: int) -> list[Tensor]:
+    def _initial_parameters(self, ways: int, features: int) -> list[Tensor]:
         weight = self.tuning.first_weights(ways, features)
         return [weight, weight.norm(dim=1)]
 
-    def _scores(self, x: Tensor, parameters: list[Tensor]) -> Tensor:
+    def _head_logits(self, x: Tensor, parameters: list[Tensor]) -> Tensor:
         return cosine_scores(x, parameters, SCALE)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.lab.tasks.few_shot.embedding import embedding
+from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 
 _MOST_STEPS = 50
@@ -40,7 +40,7 @@ class DiscriminativeKShot(Method):
 
     def __init__(self, network: nn.Sequential):
         super().__init__()
-        self.backbone, _ = embedding(network)
+        self.backbone, _ = split_classifier(network)
         self.base = cast(nn.Linear, network[-1])
         if self.base.out_features < 2:
             raise ValueError(
@@ -48,7 +48,7 @@ class DiscriminativeKShot(Method):
                 f"{self.base.out_features}"
             )
 
-    def variances(self) -> tuple[Tensor, Tensor]:
+    def prior_variances(self) -> tuple[Tensor, Tensor]:
         """σ² of the weights and of the biases (0 without biases), around their means."""
         weight = self.base.weight.detach().double()
         bias = weight.new_zeros(1) if self.base.bias is None else self.base.bias.detach().double()
@@ -56,21 +56,21 @@ class DiscriminativeKShot(Method):
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`; support (..., n, d) and queries (..., q, d) may be of many tasks."""
-        kernel = self._covariance(support, support)
-        dual = maximum(kernel, F.one_hot(labels, ways).to(kernel))
+        kernel = self._logit_covariance(support, support)
+        dual = maximise_posterior(kernel, F.one_hot(labels, ways).to(kernel))
 
         def predict(query: Tensor) -> Tensor:
-            return (self._covariance(query, support) @ dual).to(query.dtype)
+            return (self._logit_covariance(query, support) @ dual).to(query.dtype)
 
         return predict
 
-    def _covariance(self, x: Tensor, y: Tensor) -> Tensor:
+    def _logit_covariance(self, x: Tensor, y: Tensor) -> Tensor:
         """The prior covariance (..., n, m) of the logits of x (..., n, d) and y (..., m, d)."""
-        weight, bias = self.variances()
+        weight, bias = self.prior_variances()
         return weight * (x.double() @ y.double().mT) + bias
 
 
-def maximum(kernel: Tensor, targets: Tensor) -> Tensor:
+def maximise_posterior(kernel: Tensor, targets: Tensor) -> Tensor:
     """The A that minimises Σ cross-entropy(K A) + tr(Aᵀ K A) / 2; there A = targets - softmax(K A).
 
     Newton's method; the best of a full step and its halves is taken.
@@ -86,7 +86,7 @@ def maximum(kernel: Tensor, targets: Tensor) -> Tensor:
         if residual.abs().max() < _TOLERANCE:
             break
         steps = shares.view(-1, *[1] * dual.dim()) * _newton_step(kernel, dual, residual)
-        best = _objective(kernel, dual + steps, targets).argmin(0)
+        best = _negative_posterior(kernel, dual + steps, targets).argmin(0)
         dual = dual + steps.gather(0, best[None, ..., None, None].expand(1, *dual.shape))[0]
     return dual
 
@@ -101,7 +101,7 @@ def _newton_step(kernel: Tensor, dual: Tensor, residual: Tensor) -> Tensor:
     return torch.linalg.solve(system, residual.flatten(-2)).unflatten(-1, (n, ways))
 
 
-def _objective(kernel: Tensor, dual: Tensor, targets: Tensor) -> Tensor:
+def _negative_posterior(kernel: Tensor, dual: Tensor, targets: Tensor) -> Tensor:
     logits = kernel @ dual
     entropy = -(targets * logits.log_softmax(-1)).sum((-2, -1))
     return entropy + (dual * logits).sum((-2, -1)) / 2

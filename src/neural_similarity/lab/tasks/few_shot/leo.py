@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.choices import require_least
-from neural_similarity.lab.tasks.few_shot.embedding import embedding
+from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
 from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.gradient import (
     Gradient,
@@ -78,11 +78,11 @@ class _Normal(NamedTuple):
     mean: Tensor
     std: Tensor
 
-    def sample(self, training: bool) -> Tensor:
+    def draw_sample(self, training: bool) -> Tensor:
         """A draw in training; else the mean."""
         return self.mean + self.std * torch.randn_like(self.std) if training else self.mean
 
-    def divergence(self) -> Tensor:
+    def standard_divergence(self) -> Tensor:
         """Kullback-Leibler divergence from the standard normal distribution, mean of all."""
         return (self.mean.square() + self.std.square() - 1 - 2 * self.std.log()).mean() / 2
 
@@ -113,7 +113,7 @@ class Leo(Method):
     def __init__(self, network: nn.Sequential, latent: Latent | None = None):
         super().__init__()
         self.latent = latent = latent or Latent()
-        self.backbone, features = embedding(network)
+        self.backbone, features = split_classifier(network)
         self.backbone.requires_grad_(False)
         self.encoder = nn.Linear(features, latent.size, bias=False)
         self.relation = nn.Sequential(
@@ -126,7 +126,7 @@ class Leo(Method):
         self.decoder = nn.Linear(latent.size, 2 * features, bias=False)
         self.rate = nn.Parameter(torch.full((latent.size,), latent.rate))
         self.tuning_rate = nn.Parameter(torch.full((features,), latent.tuning_rate))
-        for weight in self._weights():
+        for weight in self._decayed_weights():
             nn.init.xavier_uniform_(weight)
 
     def train(self, mode: bool = True) -> "Leo":
@@ -142,8 +142,8 @@ class Leo(Method):
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt`, on features."""
         with torch.enable_grad(), without_autocast(support):
-            codes = self.codes(support, labels, ways).mean.detach()
-            weight = self._descend(codes, support, labels, constant_gradient)[1].detach()
+            codes = self.latent_codes(support, labels, ways).mean.detach()
+            weight = self._inner_steps(codes, support, labels, constant_gradient)[1].detach()
 
         def predict(query: Tensor) -> Tensor:
             with without_autocast(query):
@@ -154,30 +154,30 @@ class Leo(Method):
     def loss(self, episode: Episode) -> Tensor:
         """Cross-entropy of the queries plus the penalties, for a task of images."""
         with torch.no_grad():
-            task = self.embedded(episode)
+            task = self.embed_episode(episode)
         with without_autocast(task.query):
-            return self._loss(task)
+            return self._feature_loss(task)
 
-    def _loss(self, episode: Episode) -> Tensor:
+    def _feature_loss(self, episode: Episode) -> Tensor:
         """The loss of a task of features."""
         support, labels, query, targets = episode
-        codes = self.codes(support, labels, episode.ways)
-        start = codes.sample(self.training)
-        end, weight = self._descend(start, support, labels, differentiable_gradient)
-        loss = F.cross_entropy(self._logits(query, weight), targets)
-        loss = loss + self.latent.kl * codes.divergence() + self.decay()
+        codes = self.latent_codes(support, labels, episode.ways)
+        start = codes.draw_sample(self.training)
+        end, weight = self._inner_steps(start, support, labels, differentiable_gradient)
+        loss = F.cross_entropy(self._class_logits(query, weight), targets)
+        loss = loss + self.latent.kl * codes.standard_divergence() + self.weight_penalty()
         return loss + self.latent.encoder * F.mse_loss(start, end.detach())
 
-    def codes(self, support: Tensor, labels: Tensor, ways: int) -> _Normal:
+    def latent_codes(self, support: Tensor, labels: Tensor, ways: int) -> _Normal:
         """The distribution of the latent codes (ways, size) of the classes."""
-        encoded = self.encoder(self._dropped(support))
+        encoded = self.encoder(self._drop_features(support))
         pairs = torch.cat(torch.broadcast_tensors(encoded[:, None], encoded[None]), -1)
         related = self.relation(pairs).mean(1)
-        return _normal(class_means(related, labels, ways))
+        return _split_normal(class_means(related, labels, ways))
 
-    def decay(self) -> Tensor:
+    def weight_penalty(self) -> Tensor:
         """The penalties on the weights."""
-        squares = torch.stack([weight.square().sum() for weight in self._weights()]).sum()
+        squares = torch.stack([weight.square().sum() for weight in self._decayed_weights()]).sum()
         directions = unit_vectors(self.decoder.weight, 0)
         correlations = directions.mT @ directions
         unit = torch.eye(len(correlations)).to(correlations)
@@ -186,40 +186,40 @@ class Leo(Method):
             + self.latent.orthogonality * (correlations - unit).square().mean()
         )
 
-    def _descend(
+    def _inner_steps(
         self, codes: Tensor, support: Tensor, labels: Tensor, gradient: Gradient
     ) -> tuple[Tensor, Tensor]:
         """Latent codes and classifier after the steps on both."""
 
         def loss(weight: Tensor) -> Tensor:
-            return F.cross_entropy(self._logits(support, weight), labels)
+            return F.cross_entropy(self._class_logits(support, weight), labels)
 
         for _ in range(self.latent.steps):
-            change = gradient(lambda at: loss(self._decoded(at["z"])), {"z": codes})["z"]
+            change = gradient(lambda at: loss(self._decode_classifier(at["z"])), {"z": codes})["z"]
             codes = codes - self.rate * change
-        weight = self._decoded(codes)
+        weight = self._decode_classifier(codes)
         for _ in range(self.latent.tuning_steps):
             change = gradient(lambda at: loss(at["w"]), {"w": weight})["w"]
             weight = weight - self.tuning_rate * change
         return codes, weight
 
-    def _decoded(self, codes: Tensor) -> Tensor:
+    def _decode_classifier(self, codes: Tensor) -> Tensor:
         """A classifier (ways, d): a random draw in training, else the mean."""
         fan = codes.shape[0] + self.tuning_rate.shape[0]
-        return _normal(self.decoder(codes), (2 / fan) ** 0.5).sample(self.training)
+        return _split_normal(self.decoder(codes), (2 / fan) ** 0.5).draw_sample(self.training)
 
-    def _logits(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._dropped(x) @ weight.mT
+    def _class_logits(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._drop_features(x) @ weight.mT
 
-    def _dropped(self, x: Tensor) -> Tensor:
+    def _drop_features(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.latent.dropout, self.training)
 
-    def _weights(self) -> list[Tensor]:
+    def _decayed_weights(self) -> list[Tensor]:
         layers = [self.encoder, self.decoder, *self.relation]
         return [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
 
 
-def _normal(values: Tensor, start: float = 0.0) -> _Normal:
+def _split_normal(values: Tensor, start: float = 0.0) -> _Normal:
     """Means and standard deviations from the two halves; zeros give the deviation `start`."""
     mean, spread = values.chunk(2, -1)
     return _Normal(mean, (spread.expm1() + start).clamp(min=_LEAST))

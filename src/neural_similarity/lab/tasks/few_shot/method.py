@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.lab.tasks.few_shot.episode import Episode
-from neural_similarity.ops import promoted
+from neural_similarity.ops import promote_dtype
 
 Predict = Callable[[Tensor], Tensor]
 """Maps query images, or features if the embedding is fixed, to logits (q, ways)."""
@@ -34,9 +34,9 @@ class Method(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Features (n, d), float32 or wider, of preprocessed images (n, c, h, w)."""
-        return promoted(self.backbone(images).flatten(1))
+        return promote_dtype(self.backbone(images).flatten(1))
 
-    def embedded(self, episode: Episode) -> Episode:
+    def embed_episode(self, episode: Episode) -> Episode:
         """The task with features in place of its images, which are embedded in one batch."""
         both = self.embed(torch.cat([episode.support, episode.query]))
         support, query = both.split([len(episode.support), len(episode.query)])

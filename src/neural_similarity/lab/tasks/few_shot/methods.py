@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import nn
 
-from neural_similarity.lab.tasks.few_shot.embedding import embedding
+from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
 from neural_similarity.lab.tasks.few_shot.gradient import anil, maml, meta_learned
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, FineTuning
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot
@@ -23,7 +23,7 @@ from neural_similarity.lab.tasks.few_shot.relation import RelationNet
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
 from neural_similarity.lab.tasks.few_shot.tadam import Tadam
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
-from neural_similarity.models import ConvBlock, pools, without_pool
+from neural_similarity.models import ConvBlock, has_pool, without_pool
 
 POOLS = 2
 """How many 2×2 pools RelationNet keeps of CNN-4 or CNN-9."""
@@ -52,7 +52,7 @@ class Kind:
 
 def matching_net(network: nn.Sequential, _sizes: TaskSizes, *, context: bool) -> MatchingNet:
     """`MatchingNet`, with `FullContext` or without."""
-    backbone, features = embedding(network)
+    backbone, features = split_classifier(network)
     return MatchingNet(backbone, FullContext(features) if context else None)
 
 
@@ -63,7 +63,7 @@ def proto_net(network: nn.Sequential, _sizes: TaskSizes) -> ProtoNet:
     its first updates on shrinking them. The nearest class is the same. Features that are not the
     output of one normalisation, such as those of residual blocks, are not scaled.
     """
-    backbone, _ = embedding(network)
+    backbone, _ = split_classifier(network)
     last = _last_norm(backbone)
     for scale in last.parameters() if last else ():
         scale.data.mul_(FIRST_SCALE)
@@ -87,11 +87,11 @@ def relation_net(network: nn.Sequential, _sizes: TaskSizes) -> RelationNet:
     kept = OrderedDict[str, nn.Module]()
     for name, layer in network.named_children():
         if isinstance(layer, ConvBlock):
-            spared = sum(map(pools, kept.values())) < POOLS
+            spared = sum(map(has_pool, kept.values())) < POOLS
             kept[name] = layer if spared else without_pool(layer)
         elif isinstance(layer, nn.ZeroPad2d):
             kept[name] = layer
-    if sum(map(pools, kept.values())) < POOLS:
+    if sum(map(has_pool, kept.values())) < POOLS:
         layers = ", ".join(name for name, _ in network.named_children())
         raise ValueError(
             f"`network` must be convnet4 or cnn9, whose maps are compared, got layers {layers}"
@@ -103,7 +103,7 @@ def relation_net(network: nn.Sequential, _sizes: TaskSizes) -> RelationNet:
 
 def static_tuning(network: nn.Sequential, _sizes: TaskSizes, *, rate: float = 1.0) -> StaticTuning:
     """`StaticTuning` of a network without its classifier."""
-    return StaticTuning(*embedding(network), rate=rate)
+    return StaticTuning(*split_classifier(network), rate=rate)
 
 
 def leo(network: nn.Sequential, sizes: TaskSizes) -> Leo:

@@ -35,7 +35,7 @@ class Metric(Method):
 
     def scores(self, episode: Episode) -> Tensor:
         """Logits (q, ways) of a task of images, embedded in one batch."""
-        support, labels, query, _ = self.embedded(episode)
+        support, labels, query, _ = self.embed_episode(episode)
         with without_autocast(query):
             return self.adapt(support, labels, episode.ways)(query)
 
@@ -52,7 +52,7 @@ class NearestNeighbour(Metric):
         members = class_members(labels, ways) > 0
 
         def predict(query: Tensor) -> Tensor:
-            near = cosines(query, support).unsqueeze(-2)
+            near = cosine_matrix(query, support).unsqueeze(-2)
             return near.masked_fill(~members, -torch.inf).amax(-1)
 
         return predict
@@ -97,7 +97,7 @@ class MatchingNet(Metric):
 
         def predict(query: Tensor) -> Tensor:
             keys, asked = (support, query) if self.context is None else self.context(support, query)
-            votes = (self.scale * cosines(asked, keys)).log_softmax(-1).unsqueeze(-2)
+            votes = (self.scale * cosine_matrix(asked, keys)).log_softmax(-1).unsqueeze(-2)
             return votes.masked_fill(members == 0, -torch.inf).logsumexp(-1)
 
         return predict
@@ -122,15 +122,15 @@ class FullContext(nn.Module):
     def forward(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
         """Support (..., n, d) and queries (..., q, d) with their context."""
         lead = support.shape[:-2]
-        keys = self._read(support.reshape(-1, *support.shape[-2:]))
-        asked = self._attend(keys, query.reshape(-1, *query.shape[-2:]))
+        keys = self._read_support(support.reshape(-1, *support.shape[-2:]))
+        asked = self._attend_keys(keys, query.reshape(-1, *query.shape[-2:]))
         return keys.view(*lead, *keys.shape[-2:]), asked.view(*lead, *asked.shape[-2:])
 
-    def _read(self, support: Tensor) -> Tensor:
+    def _read_support(self, support: Tensor) -> Tensor:
         both = self.reader(support)[0].unflatten(-1, (2, -1))
         return support + both.sum(-2)
 
-    def _attend(self, keys: Tensor, query: Tensor) -> Tensor:
+    def _attend_keys(self, keys: Tensor, query: Tensor) -> Tensor:
         hidden, state = query, torch.zeros_like(query)
         for _ in range(self.steps):
             read = (hidden @ keys.mT).softmax(-1) @ keys
@@ -141,7 +141,7 @@ class FullContext(nn.Module):
         return hidden
 
 
-def cosines(x: Tensor, y: Tensor) -> Tensor:
+def cosine_matrix(x: Tensor, y: Tensor) -> Tensor:
     """Cosines (..., n, m) of x (..., n, d) and y (..., m, d)."""
     return unit_vectors(x, -1) @ unit_vectors(y, -1).mT
 

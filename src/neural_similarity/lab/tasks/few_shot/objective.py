@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.lab.data import Augment, Images, Preprocess
-from neural_similarity.lab.data.images import generator
+from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.lab.data.transforms import Windows
 from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Method
@@ -36,7 +36,7 @@ class Episodes:
         self, recipe: FewShotRecipe, images: Images, preprocess: Preprocess, runtime: Runtime
     ) -> None:
         self._recipe, self._runtime, self._preprocess = recipe, runtime, preprocess
-        self._sampler = Sampler(images, recipe.sizes)
+        self._sampler = Sampler(images, recipe.task_sizes)
         augment = Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding)
         self._windows = Windows(images.pixels, augment, runtime.device)
         self._step = 0
@@ -49,16 +49,19 @@ class Episodes:
         """Choose the tasks of update `step`."""
         self._step = step
 
-    def at(self, number: int) -> Episode:
+    def training_task(self, number: int) -> Episode:
         """Training task `number`, a function of the number alone."""
         recipe, device = self._recipe, self._runtime.device
-        draw = self._sampler.draw("episode", recipe.seed, number, 1)
+        draw = self._sampler.draw_numbered("episode", recipe.seed, number, 1)
         both = torch.cat([draw.support[0], draw.query[0]])
-        corners = self._windows.draw_corners(both, generator("crops", recipe.seed, number))
+        corners = self._windows.draw_corners(both, seeded_generator("crops", recipe.seed, number))
         pixels = self._windows.take_windows(corners.to(device))
         images = self._runtime.place_images(self._preprocess(pixels))
         shown = draw.support.shape[1]
-        labels = (recipe.sizes.support_labels.to(device), recipe.sizes.query_labels.to(device))
+        labels = (
+            recipe.task_sizes.support_labels.to(device),
+            recipe.task_sizes.query_labels.to(device),
+        )
         return Episode(images[:shown], labels[0], images[shown:], labels[1])
 
     def differentiate(self, network: nn.Module) -> Tensor:
@@ -69,14 +72,14 @@ class Episodes:
         if not isinstance(network, Method):
             raise ValueError(f"`network` must be a Method, got {type(network).__name__}")
         count = self._recipe.meta_batch
-        own = range(self._step * count, (self._step + 1) * count)[distributed.share(count)]
-        tallies = [torch.zeros(3, dtype=self._runtime.sums, device=self._runtime.device)]
-        tallies += [self._one(network, number) for number in own]
+        own = range(self._step * count, (self._step + 1) * count)[distributed.own_share(count)]
+        tallies = [torch.zeros(3, dtype=self._runtime.sum_dtype, device=self._runtime.device)]
+        tallies += [self._task_tally(network, number) for number in own]
         distributed.sum_gradients(network)
         return torch.stack(tallies).sum(0)
 
-    def _one(self, method: Method, number: int) -> Tensor:
-        task = self.at(number)
+    def _task_tally(self, method: Method, number: int) -> Tensor:
+        task = self.training_task(number)
         with self._runtime.autocast():
             loss = method.loss(task).float()
         (loss / self._recipe.meta_batch).backward()

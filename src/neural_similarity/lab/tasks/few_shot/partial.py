@@ -26,40 +26,40 @@ class Partial:
     """
 
     def __init__(self, path: Path, of: dict[str, Any]):
-        found = _held(path, of)
+        found = _held_results(path, of)
         self.done = torch.tensor(found["correct"], dtype=torch.int64)
         self.seconds: float = found["seconds"]
         self._path, self._of = path, of
         self._began = self._saved = time.monotonic()
 
     @property
-    def spent(self) -> float:
+    def spent_seconds(self) -> float:
         """Seconds of this evaluation until now, including those before interruptions."""
         return self.seconds + time.monotonic() - self._began
 
-    def save(self, correct: Tensor) -> None:
+    def save_results(self, correct: Tensor) -> None:
         """Save the results, unless they were saved a few seconds ago."""
         if time.monotonic() - self._saved < SAVE_SECONDS:
             return
-        fields = {"of": self._of, "seconds": self.spent, "correct": correct.tolist()}
+        fields = {"of": self._of, "seconds": self.spent_seconds, "correct": correct.tolist()}
         write_json(self._path, fields)
         self._saved = time.monotonic()
 
-    def kept(self, count: Callable[[int], None]) -> Callable[[Tensor], None]:
+    def saving_progress(self, count: Callable[[int], None]) -> Callable[[Tensor], None]:
         """A function of results that saves and counts them."""
 
         def keep(correct: Tensor) -> None:
-            self.save(correct)
+            self.save_results(correct)
             count(len(correct))
 
         return keep
 
-    def remove(self) -> None:
+    def remove_file(self) -> None:
         """Remove the file once the evaluation is recorded."""
         remove_file(self._path)
 
 
-def _held(path: Path, of: dict[str, Any]) -> dict[str, Any]:
+def _held_results(path: Path, of: dict[str, Any]) -> dict[str, Any]:
     """The results in the file for this evaluation; none if it is missing or damaged."""
     try:
         found = read_json(path)

@@ -76,7 +76,7 @@ class FewShotRecipe(Recipe):
         object.__setattr__(self, "dataset", OLDER.get(self.dataset, self.dataset))
         super().__post_init__()
         require_known("method", self.method, METHODS)
-        _ = self.sizes, self.select_sizes  # They check the numbers.
+        _ = self.task_sizes, self.select_sizes  # They check the numbers.
         require_least("meta_batch", self.meta_batch)
         require_least("select_tasks", self.select_tasks, 2)
         if self.validation:
@@ -123,9 +123,9 @@ class FewShotRecipe(Recipe):
             return self.meta_batch * self.ways * (self.shots + self.queries)
         return self.batch_size
 
-    def folder(self, name: str) -> str:
+    def folder_name(self, name: str) -> str:
         """`<name>[-train+val]-seed<seed>`."""
-        return super().folder(name if self.train_on == "train" else f"{name}-{self.train_on}")
+        return super().folder_name(name if self.train_on == "train" else f"{name}-{self.train_on}")
 
     def start_terms(self, budget: float) -> dict[str, Any]:
         """The classes; records give the budget of the start."""
@@ -138,20 +138,20 @@ class FewShotRecipe(Recipe):
 
     def retrained(self, step: int, growth: float) -> Self:
         """The recipe on training and validation classes, see `retraining`."""
-        return retraining(self, step, growth)
+        return retraining_recipe(self, step, growth)
 
     @property
-    def sizes(self) -> TaskSizes:
+    def task_sizes(self) -> TaskSizes:
         """Sizes of a training task."""
         return TaskSizes(ways=self.ways, shots=self.shots, queries=self.queries)
 
     @property
     def select_sizes(self) -> TaskSizes:
         """Sizes of a validation task."""
-        return replace(self.sizes, ways=self.select_ways)
+        return replace(self.task_sizes, ways=self.select_ways)
 
 
-def retraining(recipe: AnyRecipe, step: int, growth: float) -> AnyRecipe:
+def retraining_recipe(recipe: AnyRecipe, step: int, growth: float) -> AnyRecipe:
     """The recipe on training and validation classes, up to the step that was best on the latter.
 
     Args:

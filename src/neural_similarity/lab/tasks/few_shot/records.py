@@ -67,14 +67,15 @@ def recorded_outcomes(run: FewShotRun, command: str) -> dict[str, dict[str, Any]
         raise RunError(f"{run.path} has no evaluations; `nsim evaluate {run.path}` first")
     recipe, training = run.recipe, read_facts(run.summary) | {"command": command}
     return {
-        one.name(recipe.train_on, recipe.seed): {"training": training} | _evaluation_json(run, one)
+        one.file_name(recipe.train_on, recipe.seed): {"training": training}
+        | _evaluation_json(run, one)
         for one in evaluations
     }
 
 
 def _evaluation_json(run: FewShotRun, one: Evaluation) -> dict[str, Any]:
     facts = (one.tasks[fact] for fact in ("count", "seed", "part"))
-    words = ["nsim", "evaluate", f"runs/{run.recipe.folder(run.name)}"]
+    words = ["nsim", "evaluate", f"runs/{run.recipe.folder_name(run.name)}"]
     words += evaluate_options(one.method, one.sizes, *facts)
     if one.statistics != METHODS[one.method].statistics:
         words += ["--batch-norm", one.statistics]
@@ -85,7 +86,7 @@ def read_outcome(content: dict[str, Any], recipe: FewShotRecipe) -> Outcome:
     """The number of correct queries of each task."""
     evaluation = Evaluation.from_json(content)
     return Outcome(
-        stem=evaluation.name(recipe.train_on, recipe.seed),
+        stem=evaluation.file_name(recipe.train_on, recipe.seed),
         correct=evaluation.correct,
         accuracies=evaluation.accuracies,
         evaluation=evaluation,
@@ -110,7 +111,7 @@ def _longest(records: Iterable[Record]) -> list[Record]:
     longest: dict[str, Record] = {}
     for one in sorted(records, key=lambda one: len(one.correct)):
         of = _evaluation(one)
-        longest[replace(of, tasks=of.tasks | {"count": 0}).name(_classes(one), one.seed)] = one
+        longest[replace(of, tasks=of.tasks | {"count": 0}).file_name(_classes(one), one.seed)] = one
     return list(longest.values())
 
 

@@ -8,7 +8,7 @@ from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Predict
 from neural_similarity.lab.tasks.few_shot.metric import Metric, class_members
 from neural_similarity.models import conv_block
-from neural_similarity.ops import promoted
+from neural_similarity.ops import promote_dtype
 
 HIDDEN, CELLS = 8, 3
 
@@ -43,7 +43,7 @@ class RelationNet(Metric):
 
     def embed(self, images: Tensor) -> Tensor:
         """Maps (n, channels, h, w), float32 or wider."""
-        return promoted(self.backbone(images))
+        return promote_dtype(self.backbone(images))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
         """As `Method.adapt` on maps; support and queries may be of many tasks.
@@ -60,20 +60,20 @@ class RelationNet(Metric):
         classes = (members @ support.flatten(-3)).unflatten(-1, support.shape[-3:])
 
         def predict(query: Tensor) -> Tensor:
-            pairs = _pairs(classes, query)
-            return promoted(self.compare(pairs.flatten(0, -4))).view(pairs.shape[:-3])
+            pairs = _class_query_pairs(classes, query)
+            return promote_dtype(self.compare(pairs.flatten(0, -4))).view(pairs.shape[:-3])
 
         return predict
 
     def loss(self, episode: Episode) -> Tensor:
         """Mean squared error of the sigmoids."""
-        support, labels, query, targets = self.embedded(episode)
+        support, labels, query, targets = self.embed_episode(episode)
         scores = self.adapt(support, labels, episode.ways)(query)
         wanted = F.one_hot(targets, episode.ways).to(scores)
         return F.mse_loss(scores.sigmoid(), wanted)
 
 
-def _pairs(classes: Tensor, query: Tensor) -> Tensor:
+def _class_query_pairs(classes: Tensor, query: Tensor) -> Tensor:
     """Maps (..., q, ways, 2 * channels, h, w): every query's joined with every class's."""
     *lead, ways, channels, height, width = classes.shape
     shape = (*lead, query.shape[-4], ways, channels, height, width)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from neural_similarity.choices import require_known
-from neural_similarity.lab.tasks.few_shot.embedding import embedding
+from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
 from neural_similarity.lab.tasks.few_shot.heads import CosineLinear
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -27,28 +27,28 @@ class FewShotRun(Run):
 
     def build(self, **overrides: Any) -> nn.Module:
         """The module to train: the method if it is trained by tasks, else the network."""
-        return self._as_trained(self._network(**overrides))
+        return self._as_trained(self._build_network(**overrides))
 
-    def begin(self) -> nn.Module:
+    def begin_network(self) -> nn.Module:
         """`build`, with the network trained by the run at the recipe's `start`, if any.
 
         Raises:
             RunError: that run's network does not fit.
         """
-        network = self._network()
+        network = self._build_network()
         if self.recipe.start is not None:
             take_weights(network, self.recipe.start)
         return self._as_trained(network)
 
-    def _network(self, **overrides: Any) -> nn.Sequential:
+    def _build_network(self, **overrides: Any) -> nn.Sequential:
         network = as_network(super().build(**overrides))
         if METHODS[self.recipe.method].head == "cosine":
-            network[-1] = CosineLinear(embedding(network)[1], len(self.classes))
+            network[-1] = CosineLinear(split_classifier(network)[1], len(self.classes))
         return network
 
     def _as_trained(self, network: nn.Sequential) -> nn.Module:
         kind = METHODS[self.recipe.method]
-        return kind.build(network, self.recipe.sizes) if kind.episodic else network
+        return kind.build(network, self.recipe.task_sizes) if kind.episodic else network
 
 
 def take_weights(network: nn.Sequential, start: str) -> None:
@@ -92,7 +92,7 @@ def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None
         return model.eval()
     if own.episodic or wanted.episodic or own.head != wanted.head:
         raise RunError(f"{run.path} was trained for {run.recipe.method}, which is not {name}")
-    return wanted.build(as_network(model), run.recipe.sizes).eval()
+    return wanted.build(as_network(model), run.recipe.task_sizes).eval()
 
 
 def as_network(model: nn.Module) -> nn.Sequential:

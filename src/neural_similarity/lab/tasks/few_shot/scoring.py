@@ -18,7 +18,7 @@ from neural_similarity.lab.tasks.few_shot.tasks import (
     read_tasks,
     write_tasks,
 )
-from neural_similarity.lab.train.progress import clock
+from neural_similarity.lab.train.progress import format_clock
 
 WAYS, QUERIES = 5, 15
 """Defaults of a task, where the data have that many."""
@@ -81,11 +81,11 @@ def score_run(
 
 def task_list(options: Scoring, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
     """The list of tasks: read from the named file if it exists, else drawn."""
-    images, path = split.part(options.part), options.task_list
+    images, path = split.images_of_part(options.part), options.task_list
     given = {name: getattr(options, name) for name in TASK_OPTIONS}
     if path is not None and path.exists():
         tasks = read_tasks(path)
-        tasks.check(split.digest, options.part, images, path)
+        tasks.check_data(split.digest, options.part, images, path)
         _require_agreement(tasks, given, path)
         return tasks
     ways = recipe.ways if METHODS[recipe.method].fixed_ways else min(WAYS, len(images.classes))
@@ -118,5 +118,5 @@ def _evaluation_text(evaluation: Evaluation, run: FewShotRun) -> str:
         f"{evaluation.tasks['count']:,} tasks of {evaluation.tasks['part']} classes\n"
         f"trained on {run.recipe.train_on}, step {evaluation.checkpoint['step']:,} "
         f"({evaluation.checkpoint['which']}), batch norm by {evaluation.statistics} statistics, "
-        f"{summary['parameters']:,} parameters, {clock(summary['seconds'])}"
+        f"{summary['parameters']:,} parameters, {format_clock(summary['seconds'])}"
     )

@@ -9,9 +9,9 @@ from neural_similarity.choices import require_positive
 from neural_similarity.conversion import convert
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
-from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend
+from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend_loss
 from neural_similarity.nn import Similarity, StaticSimilarity
-from neural_similarity.ops import promoted, without_autocast
+from neural_similarity.ops import promote_dtype, without_autocast
 
 
 class StaticTuning(Method):
@@ -47,10 +47,12 @@ class StaticTuning(Method):
         super().__init__()
         require_positive("rate", rate)
         self.rate = rate
-        self.backbone = deepcopy(backbone) if _static(backbone) else convert(backbone, similarity)
+        self.backbone = (
+            deepcopy(backbone) if _static_similarities(backbone) else convert(backbone, similarity)
+        )
         self.features = features
         self.tuning = tuning or Tuning()
-        if not _static(self.backbone):
+        if not _static_similarities(self.backbone):
             raise ValueError(
                 "`backbone` must have convolutions that are plain or of static similarity for "
                 "static NSN, got none; fine-tuning of a dynamic one is dynamic NSN"
@@ -68,9 +70,9 @@ class StaticTuning(Method):
                 '`statistics` must be "running" or "transductive" for static NSN, which learns '
                 f"from a few images at a time, got {self.statistics!r}"
             )
-        backbone = self._copied()
+        backbone = self._copy_for_task()
         matrices = [values for values in backbone.parameters() if values.requires_grad]
-        like = promoted(matrices[0])
+        like = promote_dtype(matrices[0])
         first = self.tuning.first_linear(ways, self.features)
         weight, bias = (values.to(like).requires_grad_() for values in first)
         learned = [*matrices, weight, bias]
@@ -78,27 +80,27 @@ class StaticTuning(Method):
         def scores(images: Tensor) -> Tensor:
             features = backbone(images).flatten(1)
             with without_autocast(features):
-                return F.linear(promoted(features), weight, bias)
+                return F.linear(promote_dtype(features), weight, bias)
 
         def loss(chosen: Tensor) -> Tensor:
             return F.cross_entropy(scores(support[chosen]), labels[chosen])
 
         factors = [self.rate] * len(matrices) + [1.0, 1.0]
-        descend(learned, loss, len(support), self.tuning, factors)
+        descend_loss(learned, loss, len(support), self.tuning, factors)
         for values in learned:
             values.requires_grad_(False)
         return scores
 
-    def _copied(self) -> nn.Module:
+    def _copy_for_task(self) -> nn.Module:
         """A copy for one task, in which only the entries of M are learned."""
         copied = deepcopy(self.backbone)
         if self.statistics == "running":  # By torch's own layers, which a block fuses.
             copied = set_statistics(copied, None).eval()
         copied.requires_grad_(False)
-        for similarity in _static(copied):
+        for similarity in _static_similarities(copied):
             similarity.raw.requires_grad_()
         return copied
 
 
-def _static(network: nn.Module) -> list[StaticSimilarity]:
+def _static_similarities(network: nn.Module) -> list[StaticSimilarity]:
     return [module for module in network.modules() if isinstance(module, StaticSimilarity)]

@@ -10,12 +10,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.choices import require_least, require_positive
 from neural_similarity.lab.tasks.few_shot.batch_norm import support_first
-from neural_similarity.lab.tasks.few_shot.embedding import embed_task, embedding
+from neural_similarity.lab.tasks.few_shot.embedding import embed_task, split_classifier
 from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.lab.tasks.few_shot.metric import class_means, squared_distances
 from neural_similarity.nn import DynamicSimilarity
-from neural_similarity.ops import promoted, without_autocast
+from neural_similarity.ops import promote_dtype, without_autocast
 
 
 class Tadam(Method):
@@ -57,10 +57,10 @@ class Tadam(Method):
         super().__init__()
         require_positive("scale", scale)
         require_least("depth", depth)
-        self.backbone, features = embedding(network)
+        self.backbone, features = split_classifier(network)
         self.penalty = penalty
         self.log_scale = nn.Parameter(torch.tensor(float(scale)).log())
-        norms = _conditioned(self.backbone).values()
+        norms = _conditioned_norms(self.backbone).values()
         self.conditions = nn.ModuleList(
             _Condition(features, norm.num_features, depth) for norm in norms
         )
@@ -75,7 +75,7 @@ class Tadam(Method):
         def predict(query: Tensor) -> Tensor:
             embed = partial(functional_call, self.backbone, parameters)
             parts = embed_task(embed, self.statistics, support, query)
-            images, queries = (promoted(part.flatten(1)) for part in parts)
+            images, queries = (promote_dtype(part.flatten(1)) for part in parts)
             with without_autocast(query):
                 means = class_means(images, labels, ways)
                 return -self.log_scale.exp() * squared_distances(queries, means)
@@ -94,7 +94,7 @@ class Tadam(Method):
         with support_first(len(support)):
             images = self.embed(support)
         parameters: dict[str, Tensor] = {}
-        norms = _conditioned(self.backbone).items()
+        norms = _conditioned_norms(self.backbone).items()
         with without_autocast(images):
             task = class_means(images, labels, ways).mean(0)
             for (name, norm), condition in zip(norms, self.conditions, strict=True):
@@ -135,7 +135,7 @@ class _Residual(nn.Module):
         return x
 
 
-def _conditioned(network: nn.Module) -> dict[str, _BatchNorm]:
+def _conditioned_norms(network: nn.Module) -> dict[str, _BatchNorm]:
     """The batch normalisations of a network with a weight, by name."""
     predictors = [m.predictor for m in network.modules() if isinstance(m, DynamicSimilarity)]
     inside = {part for predictor in predictors for part in predictor.modules()}

@@ -12,12 +12,12 @@ from neural_similarity.lab.data import ClassSplit, Images, Preprocess
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.classification import batches_of
-from neural_similarity.lab.tasks.few_shot.evaluate import evaluate
+from neural_similarity.lab.tasks.few_shot.evaluate import evaluate_method
 from neural_similarity.lab.tasks.few_shot.evaluation import is_evaluation
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
-from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining_recipe
 from neural_similarity.lab.tasks.few_shot.records import (
     COLUMNS,
     comparable_records,
@@ -31,10 +31,10 @@ from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network
 from neural_similarity.lab.tasks.few_shot.scoring import SCORING_HELP, Scoring, score_run
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.lab.train import Run, Runtime, read_run
-from neural_similarity.lab.train.checkpoint import State, newest, step_of
+from neural_similarity.lab.train.checkpoint import State, newest_checkpoint, step_of
 from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
-from neural_similarity.lab.train.progress import clock
+from neural_similarity.lab.train.progress import format_clock
 from neural_similarity.lab.train.record import Record
 from neural_similarity.lab.train.run import read_facts, require_finished, start_facts
 from neural_similarity.lab.train.statistics import by_task
@@ -90,9 +90,9 @@ class FewShotTask:
     @property
     def images(self) -> Images:
         """The images of the base classes."""
-        return self.split.part(self.recipe.train_on)
+        return self.split.images_of_part(self.recipe.train_on)
 
-    def check(self) -> dict[str, Any]:
+    def check_start(self) -> dict[str, Any]:
         """Check that classes and images suffice, and that the start fits; return its facts."""
         check_sizes(self.split, self.recipe)
         return {"start": check_start(self.recipe, self.split)}
@@ -101,7 +101,7 @@ class FewShotTask:
         """The preprocessing of the run to start from, or one fitted to the base classes."""
         if self.recipe.start is not None:
             return read_run(self.recipe.start, FewShotRun).preprocess
-        return Preprocess.of(self.images, self.recipe.inputs)
+        return Preprocess.for_images(self.images, self.recipe.inputs)
 
     def objective(self, run: FewShotRun, runtime: Runtime) -> Objective:
         """The loss on tasks of the base classes, or of classifying them."""
@@ -109,7 +109,7 @@ class FewShotTask:
             return Episodes(run.recipe, self.images, run.preprocess, runtime)
         return Classification(run.recipe, runtime, batches_of(self.images, run, runtime))
 
-    def judge(self, run: FewShotRun, runtime: Runtime) -> Judge | None:
+    def validation(self, run: FewShotRun, runtime: Runtime) -> Judge | None:
         """The function that validates: mean accuracy over tasks of the validation classes."""
         recipe, split = run.recipe, self.split
         if recipe.select_on != "val":
@@ -118,25 +118,27 @@ class FewShotTask:
         tasks = draw_tasks(split.val, recipe.select_sizes, recipe.select_tasks, **drawn)
         queries = len(tasks.sizes.query_labels)
 
-        def judge(model: nn.Module) -> dict[str, Any]:
+        def validate_model(model: nn.Module) -> dict[str, Any]:
             method = _as_method(model, recipe)
-            correct = evaluate(method, split.val, tasks, preprocess=run.preprocess, runtime=runtime)
+            correct = evaluate_method(
+                method, split.val, tasks, preprocess=run.preprocess, runtime=runtime
+            )
             accuracy = correct.double().mean().item() / queries
             return {
                 "validation_accuracy": accuracy,
                 "batch_norm": METHODS[recipe.method].statistics,
             }
 
-        return judge
+        return validate_model
 
-    def finish(self, run: FewShotRun, state: State, runtime: Runtime) -> dict:
+    def finish_run(self, run: FewShotRun, state: State, runtime: Runtime) -> dict:
         """The number of images; methods are evaluated on test classes by `nsim evaluate`."""
         return {"images": len(self.images)}
 
-    def best(self, run: FewShotRun, state: State, runtime: Runtime) -> dict[str, Any]:
+    def best_summary(self, run: FewShotRun, state: State, runtime: Runtime) -> dict[str, Any]:
         """Step and accuracy on the validation classes."""
         return {
-            "step": step_of(newest(run.best)),
+            "step": step_of(newest_checkpoint(run.best)),
             "validation_accuracy": state.best,
             "batch_norm": METHODS[run.recipe.method].statistics,
         }
@@ -151,7 +153,7 @@ class FewShotTask:
     @staticmethod
     def result_text(run: FewShotRun, summary: dict[str, Any]) -> str:
         """Time, the best step on validation classes, and the command to evaluate."""
-        text = f"{summary['steps']:,} steps in {clock(summary['seconds'])}"
+        text = f"{summary['steps']:,} steps in {format_clock(summary['seconds'])}"
         if best := summary.get("best_checkpoint"):
             text += (
                 f"; best on validation classes at step {best['step']:,}: "
@@ -161,7 +163,7 @@ class FewShotTask:
         return f"{text}\nrun folder {run.path}; nsim evaluate {run.path}"
 
     @classmethod
-    def retrained(
+    def retrained_recipe(
         cls, run: FewShotRun, start: str | Path | None, load: Callable[[], Any]
     ) -> tuple[FewShotRecipe, dict[str, Any]]:
         """The recipe of a run with the validation classes added, and the step that it chose.
@@ -183,17 +185,17 @@ class FewShotTask:
         split = load().split
         growth = 1 + len(split.val) / len(split.train)
         chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
-        recipe = retraining(run.recipe, **chosen)
+        recipe = retraining_recipe(run.recipe, **chosen)
         return replace(recipe, start=None if start is None else str(start)), chosen
 
-    trials = staticmethod(wanted_trials)
-    outcomes = staticmethod(recorded_outcomes)
+    row_trials = staticmethod(wanted_trials)
+    record_outcomes = staticmethod(recorded_outcomes)
     is_record = staticmethod(is_evaluation)
     read_outcome = staticmethod(read_outcome)
-    grouped = staticmethod(grouped_records)
+    group_records = staticmethod(grouped_records)
     comparable = staticmethod(comparable_records)
     interval = staticmethod(by_task)
-    facts = staticmethod(record_facts)
+    record_facts = staticmethod(record_facts)
 
 
 def _require_all_classes(start: str | Path | None, why: str) -> None:
@@ -212,7 +214,7 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
             if the method learns its initial classifier.
     """
     if METHODS[recipe.method].episodic:
-        check_tasks(split, recipe.train_on, recipe.sizes)
+        check_tasks(split, recipe.train_on, recipe.task_sizes)
     if recipe.select_on == "val":
         if recipe.select_ways > len(split.val.classes):
             raise ValueError(
@@ -221,7 +223,7 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
             )
         check_tasks(split, "val", recipe.select_sizes)
     ways = recipe.ways if METHODS[recipe.method].fixed_ways else 2
-    check_tasks(split, "test", replace(recipe.sizes, ways=ways))
+    check_tasks(split, "test", replace(recipe.task_sizes, ways=ways))
 
 
 def check_tasks(split: ClassSplit, part: str, sizes: TaskSizes) -> None:
@@ -231,7 +233,7 @@ def check_tasks(split: ClassSplit, part: str, sizes: TaskSizes) -> None:
         ValueError: it has too few classes, or a class, which the error names, too few images.
     """
     try:
-        Sampler(split.part(part), sizes)
+        Sampler(split.images_of_part(part), sizes)
     except ValueError as error:
         raise ValueError(f"{split.name}, {part}: {error}") from None
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from neural_similarity.choices import require_least
 from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.data import Images
-from neural_similarity.lab.data.images import generator
+from neural_similarity.lab.data.images import seeded_generator
 
 VERSION = 1
 """Version of how tasks are drawn, which digests include."""
@@ -108,14 +108,14 @@ class Sampler:
                     f"queries, got {len(members)} of the class {name!r}"
                 )
 
-    def draw(self, purpose: str, seed: int, start: int, count: int) -> Draw:
+    def draw_numbered(self, purpose: str, seed: int, start: int, count: int) -> Draw:
         """The tasks number `start` to `start + count - 1`, each a function of its number alone."""
-        randoms = (generator(purpose, seed, start + i) for i in range(count))
-        classes, chosen = zip(*map(self._one, randoms), strict=True)
+        randoms = (seeded_generator(purpose, seed, start + i) for i in range(count))
+        classes, chosen = zip(*map(self._draw_one, randoms), strict=True)
         support, query = torch.stack(chosen).split([self.sizes.shots, self.sizes.queries], dim=2)
         return Draw(torch.stack(classes), support.flatten(1), query.flatten(1))
 
-    def _one(self, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _draw_one(self, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """The classes of a task, and positions (ways, shots + queries) of its images."""
         each = self.sizes.shots + self.sizes.queries
         classes = torch.randperm(len(self._members), generator=random)[: self.sizes.ways]
@@ -172,10 +172,10 @@ class TaskList:
         facts = [VERSION, self.data, self.part, dataclasses.asdict(self.sizes), self.seed]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for positions in (self.draw.support, self.draw.query):
-            digest.update(_raw(positions))
+            digest.update(_raw_bytes(positions))
         return digest.hexdigest()
 
-    def check(self, data: str, part: str, images: Images, where: object = "`tasks`") -> None:
+    def check_data(self, data: str, part: str, images: Images, where: object = "`tasks`") -> None:
         """Check that the list was drawn from these images and holds tasks.
 
         Raises:
@@ -206,11 +206,11 @@ class TaskList:
                 f"task {int(alone.int().argmin())} repeats one, or has images of other classes"
             )
 
-    def images(self) -> Tensor:
+    def image_positions(self) -> Tensor:
         """Sorted positions of the images that occur in any task."""
         return torch.cat([self.draw.support.flatten(), self.draw.query.flatten()]).unique()
 
-    def chunks(self, size: int, start: int = 0) -> Iterator[Draw]:
+    def task_chunks(self, size: int, start: int = 0) -> Iterator[Draw]:
         """The tasks from number `start`, `size` at a time."""
         for first in range(start, len(self), size):
             some = slice(first, first + size)
@@ -239,7 +239,7 @@ def draw_tasks(
         )
     if count > MOST_TASKS:
         raise ValueError(f"`count` must be at most {MOST_TASKS:,} tasks, got {count}")
-    draw = Sampler(images, sizes).draw("task", seed, 0, count)
+    draw = Sampler(images, sizes).draw_numbered("task", seed, 0, count)
     return TaskList(data=data, part=part, sizes=sizes, seed=seed, draw=draw)
 
 
@@ -253,8 +253,8 @@ def to_json(tasks: TaskList) -> dict[str, Any]:
         "seed": tasks.seed,
         "tasks": len(tasks),
         "classes": tasks.draw.classes.tolist(),
-        "support": _pack(tasks.draw.support),
-        "query": _pack(tasks.draw.query),
+        "support": _pack_positions(tasks.draw.support),
+        "query": _pack_positions(tasks.draw.query),
     }
 
 
@@ -268,8 +268,8 @@ def from_json(content: dict[str, Any]) -> TaskList:
         raise ValueError(f"`version` must be {FORMAT}, got {content.get('version')!r}")
     sizes = TaskSizes(**content["sizes"])
     count = content["tasks"]
-    support = _unpack(content["support"], (count, sizes.ways * sizes.shots))
-    query = _unpack(content["query"], (count, sizes.ways * sizes.queries))
+    support = _unpack_positions(content["support"], (count, sizes.ways * sizes.shots))
+    query = _unpack_positions(content["query"], (count, sizes.ways * sizes.queries))
     draw = Draw(torch.tensor(content["classes"]), support, query)
     return TaskList(sizes=sizes, draw=draw, **{n: content[n] for n in ("data", "part", "seed")})
 
@@ -291,14 +291,14 @@ def read_tasks(path: Path) -> TaskList:
         raise ValueError(f"{path} cannot be read as a list of tasks: {error!r}") from error
 
 
-def _pack(positions: Tensor) -> str:
-    return base64.b64encode(zlib.compress(_raw(positions), 9)).decode("ascii")
+def _pack_positions(positions: Tensor) -> str:
+    return base64.b64encode(zlib.compress(_raw_bytes(positions), 9)).decode("ascii")
 
 
-def _raw(positions: Tensor) -> bytes:
+def _raw_bytes(positions: Tensor) -> bytes:
     return positions.numpy().astype("<u4").tobytes()
 
 
-def _unpack(text: str, shape: tuple[int, int]) -> Tensor:
+def _unpack_positions(text: str, shape: tuple[int, int]) -> Tensor:
     values = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<u4")
     return torch.from_numpy(values.astype(np.int64).reshape(shape))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.choices import require_count, require_positive
-from neural_similarity.lab.data.images import generator
+from neural_similarity.lab.data.images import seeded_generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class Tuning:
         require_count("batch_size", self.batch_size)
         require_positive("lr", self.lr)
 
-    def minibatches(self, count: int) -> Iterator[Tensor]:
+    def minibatch_positions(self, count: int) -> Iterator[Tensor]:
         """The positions of every step's images, among `count` images."""
-        random = generator("fine-tuning", self.seed)
+        random = seeded_generator("fine-tuning", self.seed)
         for _ in range(self.epochs):
             yield from torch.randperm(count, generator=random).split(self.batch_size)
 
@@ -58,11 +58,11 @@ class Tuning:
     def first_weights(self, ways: int, features: int) -> Tensor:
         """Initial weight (ways, features) of a new linear layer, drawn as torch does."""
         bound = features**-0.5
-        random = generator("first weights", self.seed)
+        random = seeded_generator("first weights", self.seed)
         return torch.rand(ways, features, generator=random) * 2 * bound - bound
 
 
-def descend(
+def descend_loss(
     parameters: Sequence[Tensor],
     loss: Callable[[Tensor], Tensor],
     count: int,
@@ -95,7 +95,7 @@ def descend(
         foreach=True,
     )
     with torch.enable_grad():
-        for chosen in tuning.minibatches(count):
+        for chosen in tuning.minibatch_positions(count):
             gradients = torch.autograd.grad(loss(chosen), parameters)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
