@@ -187,8 +187,8 @@ def test_what_one_matrix_an_image_is_worth():
     (line,) = (line for line in panel.lines if line.row.recipe == "cifar10-pooled")
     assert len(line.baseline_difference.common) == 3
     assert (
-        f"{our_result(line)} %, three seeds: {interval_text(line.baseline_difference.by_seed)} points"
-        in told
+        f"{our_result(line)} %, three seeds: "
+        f"{interval_text(line.baseline_difference.by_seed)} points" in told
     )
     images = line.baseline_difference.by_image
     assert f"[{signed_number(images.low)}, {signed_number(images.high)}] by image" in told
@@ -206,8 +206,8 @@ def test_what_a_bound_is_worth():
         assert f" {lines[name].mean_value:.2f}" in told
         change = lines[name].baseline_difference.by_image
         assert (
-            f"{signed_number(change.mean)} [{signed_number(change.low)}, {signed_number(change.high)}]"
-            in told
+            f"{signed_number(change.mean)} "
+            f"[{signed_number(change.low)}, {signed_number(change.high)}]" in told
         )
         assert lines[name].baseline_difference.by_pooled_seeds.excludes_zero == (
             name == "cnn-unbounded"
@@ -242,8 +242,8 @@ def test_what_shapes_that_move_are_worth():
         assert f"{record.summary['test_error_percent']:.2f}" in told
         change = line.baseline_difference.by_image
         assert (
-            f"{signed_number(change.mean)} [{signed_number(change.low)}, {signed_number(change.high)}]"
-            in told
+            f"{signed_number(change.mean)} "
+            f"[{signed_number(change.low)}, {signed_number(change.high)}]" in told
         )
         assert change.excludes_zero
 

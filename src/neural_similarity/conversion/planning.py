@@ -168,7 +168,8 @@ def _skip_reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | 
     if not isinstance(layer, tuple(LAYERS)):
         return f"is a {_class_name(layer)} with its own `forward`; replace it by a torch.nn.Conv2d"
     if not chosen or not converts_class(where, layer):
-        return f"is a {_class_name(layer)}, not exactly a torch.nn.{_nearest_class(layer, where)}{_subclass_advice(layer)}"
+        nearest, advice = _nearest_class(layer, where), _subclass_advice(layer)
+        return f"is a {_class_name(layer)}, not exactly a torch.nn.{nearest}{advice}"
     if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
         return "is an LSTM with two directions or a projection"
     return _misfit_reason(_part_geometries(layer), spec, where)

@@ -134,8 +134,9 @@ def _export_program(
     if options.int8:
         whole, eight = (logits_of(one, _image_batches(run, test)) for one in (model, written))
         lines.append(
-            f"int8: accuracy {_accuracy_percent(eight, test)}, in float {_accuracy_percent(whole, test)}, on "
-            f"{len(test):,} test images; {100 * _equal_answers(whole, eight):.2f} % of the answers are equal"
+            f"int8: accuracy {_accuracy_percent(eight, test)}, "
+            f"in float {_accuracy_percent(whole, test)}, on {len(test):,} test images; "
+            f"{100 * _equal_answers(whole, eight):.2f} % of the answers are equal"
         )
     return lines
 

@@ -236,8 +236,9 @@ def record(args: Sequence[str]) -> int:
 def _plan_text(lines: Sequence[Line], wanted: int, options: ReproduceOptions) -> str:
     """How many records are missing, in how many stages, and how long they take."""
     missing = sum(len(line.records) for line in lines)
-    text = f"{options.table_in_variant.title}, budget {options.budget:g}: {missing} of {wanted} records missing"
-    if without := [row.recipe for row in options.table_in_variant.all_rows if not row.has_recipe]:
+    table = options.table_in_variant
+    text = f"{table.title}, budget {options.budget:g}: {missing} of {wanted} records missing"
+    if without := [row.recipe for row in table.all_rows if not row.has_recipe]:
         text += f"; no recipe, left out: {', '.join(without)}"
     if not lines:
         return text

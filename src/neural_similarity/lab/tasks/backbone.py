@@ -241,8 +241,8 @@ class Backbone:
                 )
         except Exception as error:  # whatever the libraries download with raises
             raise RunError(
-                f"the weights of {self.word} cannot be downloaded: {_first_line(error)}; give a file "
-                "with --weights"
+                f"the weights of {self.word} cannot be downloaded: {_first_line(error)}; "
+                "give a file with --weights"
             ) from error
         return network.state_dict()
 

@@ -36,7 +36,7 @@ class BaselineConv2d(nn.Conv2d, ABC):
     def forward(self, input: Tensor) -> Tensor:
         return self._conv_forward(input, *self.effective_kernel())
 
-    def merged(self) -> nn.Module:
+    def plain_layer(self) -> nn.Module:
         """The equivalent plain convolution."""
         layer = nn.utils.skip_init(
             nn.Conv2d, self.in_channels, self.out_channels, self.kernel_size,
@@ -120,7 +120,7 @@ def _change_layers(network: nn.Module, baseline: Baseline, layers: Mapping[str, 
     kinds = {"ssf": ScaleShift, "oft": Turned, "turn": TurnedInput}
     for layer in layers.values():
         layer.__class__ = kinds[baseline]
-        cast(Any, layer).add()
+        cast(Any, layer).add_parameters()
 
 
 PARTS: dict[Baseline, tuple[str, ...]] = {
@@ -168,7 +168,7 @@ def merge_baselines(network: nn.Module) -> nn.Module:
     network = deepcopy(network)
     for name, layer in list(network.named_modules()):
         if isinstance(layer, BaselineConv2d):
-            network.set_submodule(name, layer.merged())
+            network.set_submodule(name, layer.plain_layer())
         elif hasattr(layer, "lora_A"):
             lora = cast(Any, layer)
             lora.merge()
