@@ -28,7 +28,9 @@ def test_a_network_is_read_back_from_its_folder(similarity, x, tmp_path):
     assert ns.max_difference(again, network, x) == 0
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["width"] == 0.5
-    assert ns.nn.parse_similarity(config["similarity"]) == ns.nn.layer.resolve(similarity)
+    assert ns.nn.parse_similarity(config["similarity"]) == ns.nn.layer.resolve_similarity(
+        similarity
+    )
     card = (tmp_path / "README.md").read_text()
     assert "library_name: neural-similarity" in card
     assert "1910.13003" in card

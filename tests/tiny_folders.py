@@ -43,6 +43,6 @@ def write_csv(folder, split=WANTED, each=2):
 
 def check(split, each=2):
     for part, names in WANTED.items():
-        images = split.part(part)
+        images = split.images_of_part(part)
         assert list(images.classes) == names
         assert images.labels.tolist() == [i for i in range(len(names)) for _ in range(each)]

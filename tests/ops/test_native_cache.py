@@ -191,7 +191,7 @@ def test_other_sources_and_processors_have_another_library(copying, monkeypatch)
     for name, other in (
         ("_SOURCES", compiling._SOURCES),
         ("_SOURCES", compiling._SOURCES[:-1]),
-        ("_processor", lambda: "another"),
+        ("_processor_features", lambda: "another"),
     ):
         monkeypatch.setattr(compiling, name, other)
         compiling.load_library.cache_clear()

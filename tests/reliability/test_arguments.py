@@ -132,7 +132,7 @@ def test_every_public_name_has_a_case():
     assert not [f for f in vars(functional).values() if inspect.isfunction(f) and f not in tried]
     builders = {"build", *models.MODELS}
     helpers = {f.__name__ for f in public(models) if inspect.isfunction(f) and f not in tried}
-    parts = {"conv_block", "options", "pools", "set_norms", "usual_sizes", "without_pool"}
+    parts = {"conv_block", "options", "has_pool", "set_norms", "usual_sizes", "without_pool"}
     assert helpers <= builders | parts
     assert {f.__name__ for f in public(hub)} == {"Network", "Adapted"}
 

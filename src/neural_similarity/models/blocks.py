@@ -19,7 +19,7 @@ class ConvBlock(nn.Sequential):
     """A sequence of a convolution, batch normalisation, a 2×2 pool where a stage ends, and ReLU.
 
     The ReLU comes after the pool, where the map is a quarter as large: ReLU and maximum commute, so
-    output and gradient are the same. If the normalisation has a method `line`, which gives slope
+    output and gradient are the same. If the normalisation has a method `affine_line`, which gives slope
     and offset of every channel (2, c) for a batch, then normalisation, pool and ReLU run as one
     operator (`ops.batch_norm`), on channels-last maps on a CPU, unless a layer was replaced or has
     hooks.
@@ -30,7 +30,7 @@ class ConvBlock(nn.Sequential):
         conv, *others = self
         x = conv(input)
         if _as_made(others) and _fits_operator(others[0], x):
-            return pooled_relu(x, cast(Any, others[0]).line(x))
+            return pooled_relu(x, cast(Any, others[0]).affine_line(x))
         for layer in others:
             x = layer(x)
         return x
@@ -53,12 +53,12 @@ def without_pool(block: nn.Module) -> ConvBlock:
 
 
 def _as_made(layers: list[Any]) -> bool:
-    """Whether these are a normalisation with a `line`, and `conv_block`'s own pool and ReLU."""
+    """Whether these are a normalisation with a `affine_line`, and `conv_block`'s own pool and ReLU."""
     if [type(layer) for layer in layers[1:]] != [nn.MaxPool2d, nn.ReLU]:
         return False
     norm, pool, _ = layers
     halves = (pool.kernel_size, pool.stride, pool.padding, pool.dilation) == (2, 2, 0, 1)
-    lined = isinstance(norm, _BatchNorm) and hasattr(norm, "line")
+    lined = isinstance(norm, _BatchNorm) and hasattr(norm, "affine_line")
     whole = halves and not pool.ceil_mode and not pool.return_indices
     return lined and whole and not any(map(has_hooks, layers))
 

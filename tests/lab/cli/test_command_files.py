@@ -89,7 +89,7 @@ def test_a_pipe_of_weights_is_not_waited_for(tmp_path, capsys):
 
 
 def test_a_name_that_is_too_long_is_refused_before_data_are_read(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(registry, "load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(registry, "load_dataset", lambda *_, **__: 1 / 0)
     monkeypatch.chdir(tmp_path)
     line = error_of(capsys, "train", "quickstart", "--out", Path("runs") / ("x" * 250))
     assert "must have a name of at most 235 bytes, got 250" in line

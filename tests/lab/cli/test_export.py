@@ -86,9 +86,9 @@ def test_pt2_and_weights(run, tmp_path, capsys):
 
 @pytest.mark.parametrize(("sizes", "alone"), [([8], True), ([8, 10], False)])
 def test_a_network_of_one_size_is_told(run, tmp_path, capsys, monkeypatch, sizes, alone):
-    monkeypatch.setattr(command, "traced", lambda *_: None)
+    monkeypatch.setattr(command, "trace_network", lambda *_: None)
     monkeypatch.setitem(command.WRITERS, "pt2", lambda *_: None)
-    monkeypatch.setattr(command, "agreement", lambda *_: (0.0, sizes))
+    monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, sizes))
     assert export(run, "--format", "pt2", "--out", str(tmp_path / "network.pt2")) == 0
     told = capsys.readouterr().out
     assert ("the network takes images of 8 pixels alone" in told) == alone

@@ -33,7 +33,7 @@ OWN = {
 def _code_without_local_changes():
     """Whatever this checkout has: records, and so tables, tell of them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("neural_similarity.lab.train.environment.commit", lambda: "0" * 40)
+        patch.setattr("neural_similarity.lab.train.environment.checkout_commit", lambda: "0" * 40)
         yield
 
 
@@ -379,7 +379,7 @@ def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, t
         other = replace(one.evaluation, **wrong)
         classes = "train+val" if change == "classes" else "train"
         content |= other.to_json() | {"config": content["config"] | {"train_on": classes}}
-        path = folder / f"{other.name(classes, one.seed)}.json"
+        path = folder / f"{other.file_name(classes, one.seed)}.json"
         path.write_text(json.dumps(content))
     found, before = (rows(few_shot_markdown(r))["nearest neighbour"] for r in (tmp_path, results))
     assert found[5] == before[5] != ""

@@ -94,7 +94,7 @@ def test_a_batch_that_does_not_divide_is_refused_before_anything_starts(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    for place in ("_loaded", "choose_runtime", "create_run"):
+    for place in ("_load_task", "choose_runtime", "create_run"):
         monkeypatch.setattr(session, place, must_not)
     monkeypatch.setattr(distributed, "join_processes", must_not)
     message = f"`{field}` must be a multiple of 2, the number of processes, got {count}"

@@ -184,7 +184,7 @@ def test_an_error_leaves_a_folder_that_another_process_trains_in(tmp_path, monke
         held.enter_context(lock_file(run.path / "config.json", "taken"))
         raise RunError("taken")
 
-    monkeypatch.setattr("neural_similarity.lab.session._complete", taken)
+    monkeypatch.setattr("neural_similarity.lab.session._complete_run", taken)
     with held, pytest.raises(RunError, match="taken"):
         train(TINY, out=tmp_path / "run", device="cpu")
     assert read_run(tmp_path / "run")
@@ -256,7 +256,9 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(stopped):
 
 @pytest.mark.long
 def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
-    monkeypatch.setattr("neural_similarity.lab.train.environment.commit", lambda: "another")
+    monkeypatch.setattr(
+        "neural_similarity.lab.train.environment.checkout_commit", lambda: "another"
+    )
     resume(stopped, device="cpu")
     assert "commit is another and was" in caplog.text
 

@@ -65,8 +65,8 @@ def _draw_values(axes: Any, report: PanelReport) -> None:
     run = [(y, line) for y, line in zip(rows, report.lines, strict=True) if line.records]
     if run:
         ys, lines = zip(*run, strict=True)
-        deviations = [line.deviation or 0 for line in lines]
-        means = [line.mean for line in lines]
+        deviations = [line.value_deviation or 0 for line in lines]
+        means = [line.mean_value for line in lines]
         axes.errorbar(
             means, ys, xerr=deviations, fmt="o", c=SEED, capsize=3, label="ours, mean ± sd"
         )

@@ -225,7 +225,7 @@ class AdaptationTask(ClassificationTask):
         """The task of a recipe, its images from `root` with the backbone's size and channels."""
         if recipe.channels is None or (recipe.dataset in IN_PLACE and recipe.image_size is None):
             recipe = _resolve_backbone(recipe)
-        if recipe.source.is_run:  # The run may go on in another working directory.
+        if recipe.pretrained_source.is_run:  # The run may go on in another working directory.
             recipe = replace(recipe, backbone=str(Path(recipe.backbone).absolute()))
         task = super().load(recipe, root, progress)
         train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
@@ -237,7 +237,7 @@ class AdaptationTask(ClassificationTask):
     @classmethod
     def check_recipe(cls, recipe: Any) -> None:
         """Check that the backbone exists, takes such channels, and that its weights fit."""
-        recipe.source.check(recipe)
+        recipe.pretrained_source.check(recipe)
 
     def check_start(self) -> dict[str, Any]:
         """Check the images, and return facts about the backbone."""

@@ -190,7 +190,7 @@ def textbook(layer, support, tuning, rate=1):
     groups = [{"params": [p for n, p in named.items() if not n.endswith(".raw")]}]
     groups += [{"params": [p for n, p in named.items() if n.endswith(".raw")], "lr": 0.01 * rate}]
     optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.9, dampening=0.9, weight_decay=1e-3)
-    for chosen in tuning.minibatches(len(support)):
+    for chosen in tuning.minibatch_positions(len(support)):
         optimizer.zero_grad()
         F.cross_entropy(layer(support[chosen]), LABELS[chosen]).backward()
         optimizer.step()
@@ -409,7 +409,7 @@ def test_features_come_to_the_device_of_a_process_that_embeds_none(tested, monke
     monkeypatch.setattr(distributed, "own_share", lambda _: slice(0, 0))
     monkeypatch.setattr(distributed, "gather_rows", lambda _: torch.ones(100, 4))
     method = SimpleNamespace(at_once=2)
-    judge = SimpleNamespace(method=method, device=torch.device("meta"), right=lambda s, _: s)
+    judge = SimpleNamespace(method=method, device=torch.device("meta"), count_right=lambda s, _: s)
     found = next(_by_features(judge, tested["images"], tested["tasks"], 0))
     assert found.is_meta
 
@@ -459,7 +459,7 @@ def test_nothing_trains_while_it_is_tried_and_features_are_computed_once(
     method = use_statistics(Watching(fixed).train(), statistics)
     evaluate_method(method, **tested, **RUNTIME)
     assert method.seen == {False}
-    assert method.count == (len(tested["tasks"].images()) if once else 6 * 3 * (2 + 4))
+    assert method.count == (len(tested["tasks"].image_positions()) if once else 6 * 3 * (2 + 4))
 
 
 @pytest.mark.parametrize("statistics", ["support", "transductive"])
