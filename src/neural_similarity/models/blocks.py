@@ -18,11 +18,11 @@ _MAP_DIMS = 4
 class ConvBlock(nn.Sequential):
     """A sequence of a convolution, batch normalisation, a 2×2 pool where a stage ends, and ReLU.
 
-    The ReLU comes after the pool, where the map is a quarter as large: ReLU and maximum commute, so
-    output and gradient are the same. If the normalisation has a method `affine_line`, which gives slope
+    The ReLU comes after the pool, where the map is a quarter as large: ReLU and maximum commute,
+    so output and gradient are the same. If the normalisation has `affine_line`, which gives slope
     and offset of every channel (2, c) for a batch, then normalisation, pool and ReLU run as one
-    operator (`ops.batch_norm`), on channels-last maps on a CPU, unless a layer was replaced or has
-    hooks.
+    operator (`ops.batch_norm`), on channels-last maps on a CPU, unless a layer was replaced or
+    has hooks.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def without_pool(block: nn.Module) -> ConvBlock:
 
 
 def _as_made(layers: list[Any]) -> bool:
-    """Whether these are a normalisation with a `affine_line`, and `conv_block`'s own pool and ReLU."""
+    """Whether these are a normalisation with `affine_line`, and `conv_block`'s pool and ReLU."""
     if [type(layer) for layer in layers[1:]] != [nn.MaxPool2d, nn.ReLU]:
         return False
     norm, pool, _ = layers

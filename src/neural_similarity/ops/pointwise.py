@@ -157,7 +157,7 @@ _factors_backward_op = register_operator(
 _scaled_op = register_operator(
     "scaled",
     "(Tensor y, Tensor factors, bool rectified) -> Tensor",
-    lambda *given: _load_kernels().scaled(*given),
+    lambda *given: _load_kernels().scale_maps(*given),
     lambda y, *_: _empty_like(y),
 )
 _scaled_backward_op = register_operator(
@@ -169,7 +169,7 @@ _scaled_backward_op = register_operator(
 _gained_op = register_operator(
     "gained",
     "(Tensor raw, Tensor gain, int every) -> Tensor",
-    lambda *given: _load_kernels().gained(*given),
+    lambda *given: _load_kernels().apply_gain(*given),
     lambda raw, *_: _empty_like(raw, torch.float32),
 )
 _gained_backward_op = register_operator(

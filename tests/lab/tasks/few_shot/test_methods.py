@@ -391,7 +391,7 @@ def test_the_evaluator_counts_right_queries(tested, name):
     for part in method.modules():
         if hasattr(part, "tuning"):
             part.tuning = SHORT
-    runtime = RUNTIME["runtime"].place(method)
+    runtime = RUNTIME["runtime"].place_model(method)
     told = []
     found = evaluate_method(runtime, **tested, **RUNTIME, course=Course(progress=told.append))
     assert method.training
