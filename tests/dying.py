@@ -18,12 +18,12 @@ from neural_similarity.lab.train.journal import Journal
 CALLED = {"load": 1, "step": 3, "save": 2, "keep": 3, "judge": 2, "finish": 1}
 """Which call of a place is the last one."""
 PLACES = {
-    "load": (data, "load"),
-    "step": (Journal, "stepped"),
+    "load": (data, "load_dataset"),
+    "step": (Journal, "show_step"),
     "save": (checkpoint, "save_weights"),
     "keep": (checkpoint, "remove_folder"),
     "judge": (Journal, "log_validation"),
-    "finish": (ClassificationTask, "finish"),
+    "finish": (ClassificationTask, "finish_run"),
 }
 
 

@@ -192,6 +192,7 @@ LIKE_TORCH = [f for f in CALLED if f not in SPECS and f not in CASES]
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of torch, about what it does with them
 @pytest.mark.parametrize("function", LIKE_TORCH, ids=lambda f: f.__name__)
 def test_odd_arguments_of_layers_and_operators_raise_errors_of_callers(function):
     """Of torch's constructors and operators as well: ValueError, TypeError, RuntimeError."""

@@ -259,7 +259,7 @@ def report_rows(report: Report) -> list[dict[str, Any]]:
 
 def _accuracy_facts(line: Line) -> dict[str, Any]:
     if not line.records:
-        return {"summary": None}
+        return {"accuracy": None, "reach": None, "summary": None}
     facts = task_of(RECIPES[line.row.recipe]).record_facts(line.records)
     return {
         "accuracy": line.accuracy_interval.mean,
