@@ -133,10 +133,10 @@ def remove_folder(path: Path) -> None:
     """Remove a folder, if it is there; cut short, it leaves a hidden one."""
     if not path.is_dir() or path.is_symlink():
         return
-    names = (_hidden_path(path, number) for number in itertools.count(os.getpid()))
-    gone = next(name for name in names if not name.exists())
-    with contextlib.suppress(FileNotFoundError):  # Another process was faster.
-        shutil.rmtree(path.rename(gone))
+    with _hidden_name(path, Path.mkdir) as gone:
+        with contextlib.suppress(FileNotFoundError):  # Another process was faster.
+            path.rename(gone)
+        _remove_hidden(gone)
 
 
 def remove_leftovers(folder: Path, names: str) -> None:
@@ -291,7 +291,8 @@ def locked_folder(path: Path) -> Iterator[None]:
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        lock_file(descriptor, wait=True)
+        with contextlib.suppress(OSError):  # of file systems that lock no folders
+            lock_file(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

@@ -304,3 +304,12 @@ def test_an_m_that_its_layer_does_not_hold_is_not_saved(backbone, tmp_path):
     nn.init.normal_(model.conv1.similarity.raw)
     with pytest.raises(ValueError, match=r"conv1.similarity.raw must be torch.bfloat16 .*float32"):
         ns.save_adapter(model, tmp_path / "a")
+
+
+def test_the_adapter_of_a_single_layer_is_read_back(tmp_path):
+    plain = nn.Conv2d(3, 4, 3)
+    layer = ns.convert(plain, "static-full")
+    with torch.no_grad():
+        layer.similarity.raw.add_(0.1)
+    loaded = ns.load_adapter(plain, ns.save_adapter(layer, tmp_path / "a"))
+    assert torch.equal(loaded.similarity.raw, layer.similarity.raw)

@@ -196,3 +196,16 @@ def test_what_is_unconverted_in_place_is_so_whole_or_not(backbone):
     with pytest.raises(ValueError, match=r"layer '2': .* its class's own `forward`"):
         ns.unconvert(model, inplace=True)
     assert everything(model) == before
+
+
+def test_an_adapter_that_cannot_replace_the_active_one_changes_nothing(tmp_path):
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3))
+    files = {}
+    for name in ("static-full", "dynamic-diagonal"):
+        files[name] = ns.save_adapter(ns.convert(plain, name), tmp_path / name)
+    switch = ns.adapters(plain, a=files["static-full"]).use("a", merged=True)
+    before = plain[0].weight
+    with pytest.raises(ValueError, match="`merged` must be False"):
+        switch.add("a", files["dynamic-diagonal"])
+    assert (switch.active, switch.merged) == ("a", True)
+    assert torch.equal(plain[0].weight, before)

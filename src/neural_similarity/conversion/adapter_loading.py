@@ -68,7 +68,7 @@ def _similarity(
     name: str, layer: nn.Module, text: str, left: dict[str, Tensor], loaded: "_Loaded"
 ) -> nn.Module:
     """The similarity of one layer, whose tensors are taken out of `left`."""
-    similarity, prefix = build_on_meta(layer, text), f"{name}.similarity."
+    similarity, prefix = build_on_meta(layer, text), f"{name}.similarity.".removeprefix(".")
     dtype = next(layer.parameters(recurse=False), next(layer.parameters())).dtype
     expected = similarity.state_dict()
     learned = {key for key, _ in similarity.named_parameters(remove_duplicate=False)}

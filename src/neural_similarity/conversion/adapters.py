@@ -89,13 +89,16 @@ class Adapters:
 
     def add(self, name: str, file: File) -> Self:
         """Read one more adapter. Raises as `load_adapter`."""
-        active, merged = self.active, self.merged
+        active, merged, before = self.active, self.merged, dict(self._adapters)
         self.use(None)
         try:
             self._adapters[name] = adapter_of(self.backbone, Path(file))
             self._states = self._states or take_states(self.backbone, ())
-        finally:
             self.use(active, merged)
+        except BaseException:
+            self._adapters = before
+            self.use(active, merged)
+            raise
         return self
 
     def use(self, name: str | None, merged: bool = False) -> Self:

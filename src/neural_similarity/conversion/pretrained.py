@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from neural_similarity.conversion.adapter_saving import learned_state, write_adapter
+from neural_similarity.files import remove_file
 
 ADAPTER = "adapter.safetensors"
 _METHOD = "save_pretrained"
@@ -39,11 +40,13 @@ def _save_pretrained(
     model: Any, save_directory: str | PathLike[str], *args: Any, **options: Any
 ) -> Any:
     result = type(model).save_pretrained(model, save_directory, *args, **options)
-    if (kept := learned_state(model)) and options.get("is_main_process", True):
+    writes = args[0] if args else options.get("is_main_process", True)
+    if (kept := learned_state(model)) and writes:
         file = Path(save_directory, ADAPTER)
         try:
             write_adapter(model, file, kept)
         except ValueError as error:  # The weights are written: better no adapter than no run.
+            remove_file(file)  # An earlier one would put an older M on these weights.
             log.warning("%s has M in its weights alone: %s", save_directory, error)
         else:
             log.warning(
