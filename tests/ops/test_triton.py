@@ -239,10 +239,10 @@ class TorchForKernels:
     def patch_factors(self, x, window, eps, factor):
         return norms(x, window, eps, factor).reshape(len(x), 1, *x.shape[2:])
 
-    def scaled(self, y, factors, rectified):
+    def scale_maps(self, y, factors, rectified):
         return (y * factors).relu() if rectified else y * factors
 
-    def gained(self, raw, gain, _every):
+    def apply_gain(self, raw, gain, _every):
         return raw * gain.view(-1, 1, 1) + 1
 
     def patch_factors_gradient(self, grad, x, _factors, window, factor):

@@ -163,7 +163,7 @@ def test_a_removal_that_is_cut_short_leaves_no_half_checkpoint(tmp_path, monkeyp
         save_checkpoint(tmp_path, state, {}, keep=2)
     state.step = 3
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda _: 1 / 0)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save_checkpoint(tmp_path, state, {}, keep=2)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
