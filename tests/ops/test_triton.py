@@ -250,10 +250,10 @@ class TorchForKernels:
 
     def scaled_gradient(self, grad, z, factors, rectified):
         y = z / factors if rectified else z
-        return gradients(lambda *given: self.scaled(*given, rectified), grad, y, factors)
+        return gradients(lambda *given: self.scale_maps(*given, rectified), grad, y, factors)
 
     def gained_gradient(self, grad, raw, gain):
-        return gradients(lambda *given: self.gained(*given, 1), grad, raw, gain)
+        return gradients(lambda *given: self.apply_gain(*given, 1), grad, raw, gain)
 
 
 @torch.enable_grad()
