@@ -19,10 +19,10 @@ told "installed"
 python - <<'END'
 from pathlib import Path
 
-from neural_similarity.lab.data import load
+from neural_similarity.lab.data import load_dataset
 from PIL import Image
 
-train = load("embedded").train
+train = load_dataset("embedded").train
 for label, name in enumerate(train.classes[:3]):
     folder = Path("mine", name.replace("/", " "))
     folder.mkdir(parents=True)

@@ -36,13 +36,13 @@ cases = [case for s in (ns.Diagonal(), ns.Full()) for case in testing.cases(s)]
 IMAGES = """
 from pathlib import Path
 from PIL import Image
-from neural_similarity.lab.data import load
+from neural_similarity.lab.data import load_dataset
 for part in ("train", "val"):
     for name in ("ant", "bee"):
         Path(part, name).mkdir(parents=True)
         Image.new("RGB", (50, 40), "white").save(Path(part, name, "0.png"))
-files = load("imagenet", ".", image_size=24).train
-assert files.head(2).min() == files.windows([0, 1], seed=0, epoch=0, flip=True).min() == 255
+files = load_dataset("imagenet", ".", image_size=24).train
+assert files.head(2).min() == files.random_windows([0, 1], seed=0, epoch=0, flip=True).min() == 255
 """
 CHECKS = {
     "import": ("-W", "error", "-c", IMPORT),
