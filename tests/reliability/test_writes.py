@@ -4,6 +4,7 @@ Begun again, it ends as if never stopped: in files, in their names, in what is i
 """
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ from reliability.counts import record
 from reliability.works import READING, WORKS, outcome, prepare
 from reliability.writes import Count, FullDisk, Kill, watch
 from tiny_classes import use_tiny_classes
-from tiny_images import use_tiny_images
+from tiny_images import DRAW, use_tiny_images
 from tiny_results import tiny_table as tiny_table
 
 from neural_similarity import visualize
@@ -35,10 +36,9 @@ pytestmark = pytest.mark.usefixtures("tiny_table", "tiny_world")
 
 @pytest.fixture
 def tiny_world(monkeypatch):
-    draw = visualize.draw
     use_tiny_images(monkeypatch)
     use_tiny_classes(monkeypatch)
-    monkeypatch.setattr(visualize, "draw", draw)
+    monkeypatch.setattr(visualize, "draw", DRAW)
     monkeypatch.setattr(partial, "SAVE_SECONDS", 0.0)
     torch.set_num_threads(1)
 
@@ -126,12 +126,17 @@ def full_disks(name, folder):
     for number in range(0, len(events), EVERY):
         trial = Trial(name, folder)
         code, printed = trial.run(FullDisk(number))
-        left = sorted(outcome(trial.here).keys() - before.keys() - expected.keys())
+        left = hidden_names(outcome(trial.here)) - hidden_names(before)
         if fault := full_disk_fault(code, printed, left):
             wrong[events[number]] = fault
         elif (found := trial.finish()) != expected:
             wrong[events[number]] = difference(found, expected)
     return len(events), wrong
+
+
+def hidden_names(found):
+    """The names below a folder that are hidden, as those of unfinished files are."""
+    return {name for name in found if any(part.startswith(".") for part in name.split("/"))}
 
 
 def full_disk_fault(code, printed, left):
@@ -141,7 +146,7 @@ def full_disk_fault(code, printed, left):
     last = printed.splitlines()[-1]
     if code != 1 or "Traceback" in printed or not last.startswith("nsim: "):
         return f"code {code}: {printed}"
-    if "space" not in last or ("/" not in last and "." not in last):
+    if "space" not in last or not re.search(r"'[^']+'|\S/\S", last):
         return f"names no file or no lack of space: {last}"
     return f"left {left}" if left else None
 
