@@ -1,8 +1,12 @@
 """Baselines of M: at first the network, then as many numbers as told, merged what they are."""
 
+import re
 import shutil
 import sys
 from copy import deepcopy
+from pathlib import Path
+from typing import get_args
+from unittest import mock
 
 import pytest
 import torch
@@ -14,14 +18,38 @@ import neural_similarity as ns
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data.corruption import rotate_images
+from neural_similarity.lab.tasks import baselines
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapt_network
-from neural_similarity.lab.tasks.baselines import BLOCK, merge_baselines, with_baseline
+from neural_similarity.lab.tasks.baselines import (
+    BLOCK,
+    LAYERS,
+    Baseline,
+    merge_baselines,
+    with_baseline,
+)
 from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 
 # What peft imports, torchao and transformers among it, warns.
 pytestmark = pytest.mark.filterwarnings("ignore")
-BASELINES = ["ssf", "oft", pytest.param("lora", marks=pytest.mark.long)]
+KERNELS = {
+    "ssf": lambda layer: 2 * layer.out_channels,
+    "oft": lambda layer: BLOCK * layer.out_channels,
+    "atoms": lambda layer: 6 * layer.kernel_size[0] ** 2,
+    "residual": lambda layer: layer.out_channels * layer.in_channels,
+    "residual-vector": lambda layer: (
+        layer.out_channels * (1 if layer.in_channels == layer.out_channels else layer.in_channels)
+    ),
+    "lora-c": lambda layer: 9 * (layer.in_channels + layer.out_channels),
+    "lora-c4": lambda layer: 36 * (layer.in_channels + layer.out_channels),
+    "lora": lambda layer: 9 * layer.in_channels + layer.out_channels,
+}
+"""Parameters in a convolution with 3x3 taps."""
+BASELINES = [
+    pytest.param(name, marks=pytest.mark.long if name == "lora" else ()) for name in KERNELS
+]
+OTHERS = ["conv-adapter", "turn"]
+"""Baselines of convolutions that do not merge into kernels."""
 
 
 def moved(baseline):
@@ -43,7 +71,9 @@ def moved(baseline):
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_merged_outputs_are_those_of_the_baseline(baseline):
     plain, network, x, count = moved(baseline)
-    assert count == {"ssf": 2 * 688, "oft": 688 * BLOCK, "lora": 6_331}[baseline]
+    layers = [m for m in plain.modules() if isinstance(m, nn.Conv2d)]
+    formula = KERNELS[baseline]
+    assert count == sum(map(formula, layers))
     alone = merge_baselines(network)
     scale = plain(x).abs().max()
     assert (network(x) - plain(x)).abs().max() > 0.01 * scale
@@ -89,7 +119,7 @@ class Padded(nn.Conv2d):
         return super().forward(nn.functional.pad(input, (0, 1, 0, 1)))
 
 
-@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("baseline", [*BASELINES, "conv-adapter"])
 def test_layers_are_those_that_a_conversion_would_take(baseline):
     """A subclass keeps its forward pass, and `where` chooses among the others."""
     network = nn.Sequential(Padded(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).eval()
@@ -115,7 +145,7 @@ class Scaled(nn.Module):
         return self.blocks(input) * self.scale + self.shift
 
 
-@pytest.mark.parametrize("baseline", [*BASELINES, "turn"])
+@pytest.mark.parametrize("baseline", [*BASELINES, *OTHERS])
 def test_only_what_is_new_trains(baseline):
     """Not parameters of the network, nor layers whose names end as that of one of `where` does."""
     network = nn.Sequential(Scaled(), nn.Conv2d(4, 2, 1))
@@ -139,6 +169,145 @@ def test_lora_of_grouped_convolutions_is_refused():
     network = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, groups=4))
     with pytest.raises(ValueError, match="`baseline` must not be lora of grouped"):
         with_baseline(network, "lora")
+
+
+def test_k_filter_atoms_are_static_full_m():
+    """docs/baselines.md: fifty steps of gradient descent with momentum give the same kernels."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 5, (3, 2)), nn.ReLU(), nn.Conv2d(5, 4, (2, 3))).double()
+    m = ns.freeze_backbone(ns.convert(plain, "static-full"))
+    atoms = deepcopy(plain)
+    with mock.patch.object(baselines, "ATOMS", 6):
+        ns.freeze_backbone(atoms, train=with_baseline(atoms, "atoms"))
+    x = torch.randn(8, 3, 9, 8, dtype=torch.float64)
+    y = torch.randn(8, 4, 6, 5, dtype=torch.float64)
+    for network in (m, atoms):
+        trained = [p for p in network.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.02, momentum=0.9)
+        for _ in range(50):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(network(x), y).backward()
+            optimizer.step()
+    ours, theirs = ns.fold(m).state_dict(), merge_baselines(atoms).state_dict()
+    for name, start in plain.state_dict().items():
+        if name.endswith("weight"):
+            assert (ours[name] - start).abs().max() > 0.01
+            assert (ours[name] - theirs[name]).abs().max() < 1e-12
+
+
+def test_six_atoms_are_the_largest_part_of_the_kernels():
+    layer = nn.Conv2d(4, 8, 3).double()
+    rows = layer.weight.detach().flatten(2).flatten(0, 1)
+    with_baseline(nn.Sequential(layer), "atoms")
+    projected = rows @ layer.directions @ layer.directions.T
+    lost = torch.linalg.svdvals(rows)[6:].square().sum()
+    torch.testing.assert_close((rows - projected).square().sum(), lost)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "channels", "filters", "groups"),
+    [
+        ("residual", 4, 6, 2),
+        ("residual-vector", 4, 6, 1),
+        ("residual-vector", 5, 5, 1),
+        ("residual", 4, 4, 4),
+    ],
+)
+def test_residual_adapters_add_a_pointwise_convolution(baseline, channels, filters, groups):
+    """With padding by half a kernel, as in TSA's code, A x sees the pixels of the stride."""
+    layer = nn.Conv2d(channels, filters, 3, stride=2, padding=1, groups=groups).double()
+    x = torch.randn(2, channels, 9, 8, dtype=torch.float64)
+    before = layer(x)
+    with_baseline(nn.Sequential(layer), baseline)
+    torch.nn.init.normal_(layer.central)
+    if layer.central.dim() == 1:
+        change = layer.central[:, None, None] * x[:, :, ::2, ::2]
+    else:
+        a = layer.central[:, :, None, None]
+        change = nn.functional.conv2d(x, a, stride=2, groups=groups)
+    torch.testing.assert_close(layer(x), before + change)
+
+
+def test_lora_c_adds_a_product_that_is_viewed_as_a_kernel():
+    layer = nn.Conv2d(4, 6, 3).double()
+    start = layer.weight.detach().clone()
+    with_baseline(nn.Sequential(layer), "lora-c4")
+    assert layer.factor_a.shape == (12, 12)
+    assert layer.factor_b.shape == (18, 12)
+    torch.nn.init.normal_(layer.factor_b)
+    change = layer.effective_kernel()[0] - start
+    assert torch.linalg.matrix_rank(change.reshape(18, 12)) == 12
+    torch.testing.assert_close(change.reshape(18, 12), layer.factor_b @ layer.factor_a)
+
+
+def test_conv_adapters_stand_beside_their_convolutions():
+    layer = nn.Conv2d(16, 6, 3, stride=2, padding=1).double()
+    x = torch.randn(2, 16, 9, 8, dtype=torch.float64)
+    before, count = layer(x), sum(p.numel() for p in layer.parameters())
+    names = with_baseline(nn.Sequential(layer), "conv-adapter")
+    assert torch.equal(layer(x), before)
+    assert names == ["0.gather", "0.spread", "0.gain"]
+    new = sum(p.numel() for p in layer.parameters()) - count
+    assert new == 9 * 16 + 2 + 2 * 6 + 2 * 6
+    for part in (layer.spread.weight, layer.spread.bias, layer.gain):
+        torch.nn.init.normal_(part)
+    hidden = torch.cat(
+        [
+            nn.functional.conv2d(x[:, 8 * i : 8 * i + 8], weight[None], bias[None], 2, 1)
+            for i, (weight, bias) in enumerate(zip(*layer.gather.parameters(), strict=True))
+        ],
+        dim=1,
+    ).relu()
+    spread = torch.einsum("ow,nwyx->noyx", layer.spread.weight[..., 0, 0], hidden)
+    change = (spread + layer.spread.bias[:, None, None]) * layer.gain
+    torch.testing.assert_close(layer(x), before + change)
+
+
+def test_film_scales_and_shifts_what_is_normalised():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).double()
+    for part in network[1].parameters():
+        nn.init.normal_(part)
+    x = torch.randn(5, 3, 6, 6, dtype=torch.float64)
+    before = network(x)
+    names = with_baseline(network, "film")
+    assert names == ["1.scale", "1.shift"]
+    assert torch.equal(network(x), before)
+    gains, shifts = torch.randn(2, 4, dtype=torch.float64)
+    with torch.no_grad():
+        network[1].scale.copy_(gains)
+        network[1].shift.copy_(shifts)
+    wanted = torch.stack([before[:, i] * gains[i] + shifts[i] for i in range(4)], dim=1)
+    torch.testing.assert_close(network(x), wanted)
+    alone = merge_baselines(network)
+    assert type(alone[1]) is nn.BatchNorm2d
+    torch.testing.assert_close(alone(x), wanted)
+
+
+@pytest.mark.parametrize(
+    ("network", "where", "message"),
+    [
+        (nn.Sequential(nn.BatchNorm2d(2)), "0", "`where` must be none for film"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3)), None, "film must have nn.BatchNorm2d"),
+        (nn.Sequential(nn.BatchNorm2d(2, affine=False)), None, "film must have nn.BatchNorm2d"),
+    ],
+)
+def test_film_without_its_layers_is_refused(network, where, message):
+    with pytest.raises(ValueError, match=message):
+        with_baseline(network, "film", where)
+
+
+def test_every_baseline_is_on_the_page_with_its_number_of_parameters():
+    page = (Path(__file__).parents[3] / "docs/baselines.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,]+) \|", page, re.M))
+    assert set(rows) == set(get_args(Baseline)) - {"none"}
+    for name, kind in LAYERS.items():
+        network = ns.models.resnet20()
+        ns.freeze_backbone(network, train=with_baseline(network, name))
+        count = sum(p.numel() for p in network.parameters() if p.requires_grad)
+        assert rows[name] == f"{count:,}", name
+        for source in re.findall(r"https://\S+|\d{4}\.\d{5}", kind.__doc__):
+            assert source in page
 
 
 @pytest.mark.parametrize(
@@ -193,7 +362,7 @@ def test_lora_adds_a_product_of_its_factors():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("baseline", ["ssf", "oft", "lora"])
+@pytest.mark.parametrize("baseline", [*KERNELS, "film"])
 @pytest.mark.usefixtures("tiny")
 def test_a_run_resumes_and_leaves_a_plain_network(baseline, tmp_path, capsys):
     start = Recipe(dataset="embedded", width=0.1, steps=2, drops=(), precision="fp32")
@@ -218,7 +387,9 @@ def test_a_run_resumes_and_leaves_a_plain_network(baseline, tmp_path, capsys):
     assert cli.main(words) == 0
     assert "read into a new network" in capsys.readouterr().out
     state = load_file(run.path / "network-folded.safetensors")
-    assert not any(word in key for key in state for word in ("scale", "lora", "blocks"))
+    plain = set(session.load(start).state_dict())
+    assert plain <= set(state)
+    assert all(key.endswith(".bias") for key in set(state) - plain)  # SSF shifts
 
 
 @pytest.mark.parametrize(

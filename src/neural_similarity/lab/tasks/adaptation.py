@@ -59,9 +59,11 @@ class AdaptationRecipe(Recipe):
     baseline; or all; or nothing: then only running statistics change, if `norm` is train. Without
     M, `similarity` must be none."""
     baseline: Baseline = "none"
-    """Another adapter of the convolutions in place of M: ssf (scale and shift of each filter), lora
-    (of rank 1, by PEFT), oft (diag-OFT in blocks of 4 filters, by LyCORIS), or turn (of the images,
-    by one angle)."""
+    """Another adapter in place of M: ssf (scale and shift of each filter), film (of each normalised
+    channel), lora (of rank 1, by PEFT), lora-c and lora-c4 (LoRA-C of rank 1 and 4), oft (diag-OFT
+    in blocks of 4 filters, by LyCORIS), atoms (6 filter atoms), residual and residual-vector (TSA's
+    adapters beside every kernel), conv-adapter, or turn (of the images, by one angle); formulas and
+    sources are in docs/baselines.md."""
     where: str | None = None
     """Layers that get a similarity or a baseline: a name or a glob such as layer4.*; by default all
     convolutions larger than 1x1."""

@@ -1,11 +1,17 @@
-"""Other parameter-efficient adapters of convolutions; they merge into kernels as static M does."""
+"""Other parameter-efficient adapters of pretrained networks; docs/baselines.md lists them.
+
+Every one starts at the pretrained network, whose outputs stay the same bit for bit. Most merge into
+kernels, as static M does. With a convolution of C channels in g groups, O filters and K taps, its
+kernel is a matrix W of (O·C/g) x K wherever atoms or M act on it from the right.
+"""
 
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +21,33 @@ from neural_similarity.choices import import_optional
 from neural_similarity.conversion import plan
 from neural_similarity.nn import Diagonal, Static
 
-Baseline = Literal["none", "ssf", "lora", "oft", "turn"]
+Baseline = Literal[
+    "none", "ssf", "film", "lora", "lora-c", "lora-c4", "oft", "atoms", "residual",
+    "residual-vector", "conv-adapter", "turn",
+]  # fmt: skip
 RANK = 1
 """The rank of LoRA, the least: 6,331 parameters for ResNet-20; full M in every layer has 1,539."""
 BLOCK = 4
 """Filters in each block of diag-OFT, LyCORIS's default."""
+ATOMS = 6
+"""Filter atoms that are learned, at most as many as a kernel has taps."""
+REDUCTION = 8
+"""Channels for each of a Conv-Adapter's own, its authors' default."""
 
 
-class BaselineConv2d(nn.Conv2d, ABC):
-    """A convolution whose kernel and bias are computed from its own and a few new parameters."""
+class BaselineLayer(nn.Module, ABC):
+    """A layer with a few new parameters, at whose first values it computes the same as before."""
+
+    PARTS: ClassVar[tuple[str, ...]]
+    """Names of the new parameters, or of the modules that hold them."""
 
     @abstractmethod
     def add_parameters(self) -> None:
-        """Add the new parameters, with values at which the layer computes the same as before."""
+        """Add the new parameters to a layer that was plain so far."""
+
+
+class BaselineConv2d(BaselineLayer, nn.Conv2d):
+    """A convolution whose kernel and bias are computed from its own and the new parameters."""
 
     @abstractmethod
     def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
@@ -52,8 +72,10 @@ class BaselineConv2d(nn.Conv2d, ABC):
 class ScaleShift(BaselineConv2d):
     """s (W * x + b) + t with s, t of each filter: SSF (Lian et al., arXiv:2210.08823).
 
-    Starts at s = 1, t = 0.
+    Parameters: 2 O. Starts at s = 1, t = 0. Code: https://github.com/dongzelian/SSF
     """
+
+    PARTS = ("scale", "shift")
 
     def add_parameters(self) -> None:
         self.scale = nn.Parameter(self.weight.new_ones(self.out_channels))
@@ -68,7 +90,10 @@ class Turned(BaselineConv2d):
     """R W, R orthogonal within blocks of filters: diag-OFT (Qiu et al., arXiv:2306.07280).
 
     As in LyCORIS, R = (I + Q)(I - Q)^-1 with Q = B - Bᵀ, and B (blocks, size, size) starts at 0.
+    Parameters: 4 O. Code: https://github.com/KohakuBlueleaf/LyCORIS
     """
+
+    PARTS = ("blocks",)
 
     def add_parameters(self) -> None:
         self.blocks = nn.Parameter(
@@ -81,15 +106,166 @@ class Turned(BaselineConv2d):
         return self.weight + change, self.bias
 
 
-class TurnedInput(nn.Conv2d):
-    """A first convolution of images that are turned by an angle, in right angles, from 0 on.
+class FilterAtoms(BaselineConv2d):
+    """W + (W V) D with the atoms D (m, K), m = 6: filter-subspace tuning (arXiv:2403.00269).
 
-    The trivial baseline of `ns.Affine("angle")`; bilinear, zero outside. No kernel computes the
-    same, so it cannot be merged.
+    The coefficients W V are fixed; V (K, m) are the first m eigenvectors of Wᵀ W. D starts at 0.
+    With m = K, D = Vᵀ (M - I) gives the kernel W M of static full M, and V is orthogonal: gradient
+    descent takes the same steps. The authors take m = 9 and coefficients by sparse coding.
+    Parameters: m K. Code: https://github.com/weichennone/convnet_finetune
+    """
+
+    PARTS = ("atoms",)
+    directions: Tensor
+
+    def add_parameters(self) -> None:
+        directions = self._main_directions(ATOMS)
+        self.register_buffer("directions", directions)
+        self.atoms = nn.Parameter(torch.zeros_like(directions.T))
+
+    def _main_directions(self, count: int) -> Tensor:
+        rows = self.weight.detach().flatten(2).flatten(0, 1).double()
+        vectors = torch.linalg.eigh(rows.T @ rows).eigenvectors  # the largest come last
+        return vectors[:, -count:].flip(1).to(self.weight)
+
+    def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
+        change = self.weight.flatten(2) @ (self.directions @ self.atoms)
+        return self.weight + change.view_as(self.weight), self.bias
+
+
+class ResidualAdapter(BaselineConv2d):
+    """W * x + A x with a matrix A (O, C/g): task-specific adapters, TSA (arXiv:2107.00358).
+
+    A x sees the pixel below the centre of the kernel, so A adds to the central tap. Starts at
+    A = 0; the authors' at 1e-4 I. Parameters: O C/g. Code: https://github.com/VICO-UoE/URL
+    """
+
+    PARTS = ("central",)
+
+    def add_parameters(self) -> None:
+        self.central = nn.Parameter(self.weight.new_zeros(self.weight.shape[:2]))
+
+    def central_matrix(self) -> Tensor:
+        """A."""
+        return self.central
+
+    def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
+        rows, columns = self.kernel_size
+        right, below = columns - 1 - columns // 2, rows - 1 - rows // 2
+        sides = (columns // 2, right, rows // 2, below)
+        return self.weight + F.pad(self.central_matrix()[:, :, None, None], sides), self.bias
+
+
+class ResidualVector(ResidualAdapter):
+    """W * x + a x with a number for each channel: the vector form of TSA (arXiv:2107.00358).
+
+    A matrix where W does not have as many filters as channels, as in the authors' code.
+    Parameters: O, or O C/g where that is a matrix. Code: https://github.com/VICO-UoE/URL
     """
 
     def add_parameters(self) -> None:
-        """Add the angle, which starts at 0."""
+        super().add_parameters()
+        if self.weight.shape[0] == self.weight.shape[1]:
+            self.central = nn.Parameter(self.weight.new_zeros(self.out_channels))
+
+    def central_matrix(self) -> Tensor:
+        return self.central if self.central.dim() == 2 else self.central.diag()
+
+
+class LowRank(BaselineConv2d):
+    """W + view(B A), B (kh O/g, kh r), A (kh r, kw C): LoRA-C (arXiv:2410.16954) of rank r = 1.
+
+    B starts at 0, A as the weight of a linear layer. Parameters: 9 r (C + O/g) for 3x3 taps.
+    Code: https://github.com/alexyyds2024/lora-C
+    """
+
+    PARTS = ("factor_a", "factor_b")
+    RANK: ClassVar[int] = 1
+
+    def add_parameters(self) -> None:
+        (rows, columns), filters = self.kernel_size, self.out_channels // self.groups
+        inner = rows * self.RANK
+        self.factor_a = nn.Parameter(self.weight.new_empty(inner, columns * self.in_channels))
+        self.factor_b = nn.Parameter(self.weight.new_zeros(rows * filters, inner))
+        nn.init.kaiming_uniform_(self.factor_a, a=math.sqrt(5))
+
+    def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
+        change = (self.factor_b @ self.factor_a).view(self.weight.shape)
+        return self.weight + change, self.bias
+
+
+class LowRank4(LowRank):
+    """LoRA-C of rank 4, see `LowRank`."""
+
+    RANK = 4
+
+
+class ConvAdapter(BaselineLayer, nn.Conv2d):
+    """W * x + s (P relu(G * x + b) + c): Conv-Adapter (arXiv:2208.07463) beside every convolution.
+
+    G has W's taps and w = C/8 filters in as many groups, P is 1x1, s a gain of each filter. Because
+    of the rectifier it cannot be merged. P and c start at 0; the authors' P is random, so that the
+    network changes at once. Parameters: K C + w + w O + 2 O.
+    Code: https://github.com/Hhhhhhao/Conv-Adapter
+    """
+
+    PARTS = ("gather", "spread", "gain")
+
+    def add_parameters(self) -> None:
+        widest = max(1, self.in_channels // REDUCTION)
+        width = next(w for w in range(widest, 0, -1) if self.in_channels % w == 0)
+        place: dict[str, Any] = {"device": self.weight.device, "dtype": self.weight.dtype}
+        geometry = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+        same = place | {name: getattr(self, name) for name in geometry}
+        self.gather = nn.Conv2d(self.in_channels, width, groups=width, **same)
+        self.spread = nn.Conv2d(width, self.out_channels, 1, **place)
+        for part in self.spread.parameters():
+            nn.init.zeros_(part)
+        self.gain = nn.Parameter(self.weight.new_ones(self.out_channels, 1, 1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        change = self.spread(self.gather(input).relu())
+        return super().forward(input) + self.gain * change
+
+
+class Film(BaselineLayer, nn.BatchNorm2d):
+    """s y + t of every normalised y, s and t of each channel: FiLM as in FiT (arXiv:2206.08671).
+
+    The same networks as by training the normalisation's own gains and shifts, by other steps. FiT's
+    classifier, discriminant analysis, is not part of it. Parameters: 2 O. Starts at s = 1, t = 0.
+    Code: https://github.com/cambridge-mlg/fit
+    """
+
+    PARTS = ("scale", "shift")
+
+    def add_parameters(self) -> None:
+        self.scale = nn.Parameter(torch.ones_like(self.weight))
+        self.shift = nn.Parameter(torch.zeros_like(self.weight))
+
+    def forward(self, input: Tensor) -> Tensor:
+        scale, shift = (part[:, None, None] for part in (self.scale, self.shift))
+        return super().forward(input) * scale + shift
+
+    def plain_layer(self) -> nn.Module:
+        """The equivalent plain normalisation."""
+        layer: Any = deepcopy(self)
+        layer.weight.mul_(self.scale)
+        layer.bias.mul_(self.scale).add_(self.shift)
+        del layer.scale, layer.shift
+        layer.__class__ = nn.BatchNorm2d
+        return layer
+
+
+class TurnedInput(BaselineLayer, nn.Conv2d):
+    """A first convolution of images that are turned by an angle, in right angles, from 0 on.
+
+    The trivial baseline of `ns.Affine("angle")`; bilinear, zero outside. No kernel computes the
+    same, so it cannot be merged. Parameters: 1, in the first layer.
+    """
+
+    PARTS = ("angle",)
+
+    def add_parameters(self) -> None:
         self.angle = nn.Parameter(self.weight.new_zeros(1))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -103,49 +279,74 @@ def _import_lycoris() -> Any:
     return import_optional("lycoris.functional.diag_oft", "diag-OFT", "adapt")
 
 
-def _change_layers(network: nn.Module, baseline: Baseline, layers: Mapping[str, nn.Conv2d]) -> None:
-    if baseline == "lora":
-        grouped = [name for name, layer in layers.items() if layer.groups > 1]
-        if grouped:
-            raise ValueError(
-                f"`baseline` must not be lora of grouped convolutions, got {', '.join(grouped)}; "
-                "choose others by `where`"
-            )
-        peft = import_optional("peft", "LoRA", "adapt")
-        # A regular expression, since PEFT matches each name of a list as a suffix of longer ones.
-        names = "|".join(map(re.escape, layers))
-        config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names)
-        peft.inject_adapter_in_model(config, network)
-        return
-    kinds = {"ssf": ScaleShift, "oft": Turned, "turn": TurnedInput}
-    for layer in layers.values():
-        layer.__class__ = kinds[baseline]
-        cast(Any, layer).add_parameters()
-
-
-PARTS: dict[Baseline, tuple[str, ...]] = {
-    "ssf": ("scale", "shift"),
-    "lora": ("lora_A", "lora_B"),
-    "oft": ("blocks",),
-    "turn": ("angle",),
+LAYERS: dict[str, type[BaselineLayer]] = {
+    "ssf": ScaleShift,
+    "film": Film,
+    "lora-c": LowRank,
+    "lora-c4": LowRank4,
+    "oft": Turned,
+    "atoms": FilterAtoms,
+    "residual": ResidualAdapter,
+    "residual-vector": ResidualVector,
+    "conv-adapter": ConvAdapter,
+    "turn": TurnedInput,
 }
-"""The new parameters of a layer."""
+"""The baselines that are layers; LoRA is PEFT's."""
+
+
+def _add_lora(network: nn.Module, layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Add LoRA by PEFT, B A x with B = 0 at first; names of the new parts of a layer."""
+    grouped = [name for name, layer in layers.items() if cast(nn.Conv2d, layer).groups > 1]
+    if grouped:
+        raise ValueError(
+            f"`baseline` must not be lora of grouped convolutions, got {', '.join(grouped)}; "
+            "choose others by `where`"
+        )
+    peft = import_optional("peft", "LoRA", "adapt")
+    # A regular expression, since PEFT matches each name of a list as a suffix of longer ones.
+    names = "|".join(map(re.escape, layers))
+    config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names)
+    peft.inject_adapter_in_model(config, network)
+    return "lora_A", "lora_B"
+
+
+def _add_layers(kind: type[BaselineLayer], layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    for layer in layers.values():
+        layer.__class__ = kind
+        cast(BaselineLayer, layer).add_parameters()
+    return kind.PARTS
 
 
 def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = None) -> list[str]:
     """Add a baseline to the 2-d convolutions that `ns.convert` would convert, in place.
 
-    Outputs stay the same. "turn" changes the first convolution only.
+    Outputs stay the same. "turn" changes the first convolution only, "film" all normalisation.
 
     Returns:
         Names of the new parameters.
 
     Raises:
         ModuleNotFoundError: LoRA needs peft, diag-OFT lycoris-lora.
-        ValueError: there is no such convolution, LoRA gets a grouped one, or "turn" not the first.
+        ValueError: there is no such layer, LoRA gets a grouped one, "turn" not the first, or "film"
+            some layers.
     """
     if baseline == "none":
         return []
+    layers = _layers_to_change(network, baseline, where)
+    add = (
+        partial(_add_lora, network)
+        if baseline == "lora"
+        else partial(_add_layers, LAYERS[baseline])
+    )
+    parts = add(layers)
+    return [f"{name}.{part}" for name in layers for part in parts]
+
+
+def _layers_to_change(
+    network: nn.Module, baseline: Baseline, where: str | None
+) -> Mapping[str, nn.Module]:
+    if baseline == "film":
+        return _norms_to_change(network, where)
     reasons = plan(network, Static(Diagonal()), where=where)
     converted = {name: network.get_submodule(name) for name, why in reasons.items() if why is None}
     layers = {name: m for name, m in converted.items() if isinstance(m, nn.Conv2d)}
@@ -153,21 +354,29 @@ def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = No
         raise ValueError(
             f"`baseline` must have convolutions to change, got a network without:\n{reasons}"
         )
-    if baseline == "turn":
-        first = next(name for name, m in network.named_modules() if isinstance(m, nn.Conv2d))
-        if first not in layers:
-            raise ValueError(f"`baseline` must not be turn where {first} is not converted")
-        layers = {first: layers[first]}
-    _change_layers(network, baseline, layers)
-    return [f"{name}.{part}" for name in layers for part in PARTS[baseline]]
+    if baseline != "turn":
+        return layers
+    first = next(name for name, m in network.named_modules() if isinstance(m, nn.Conv2d))
+    if first not in layers:
+        raise ValueError(f"`baseline` must not be turn where {first} is not converted")
+    return {first: layers[first]}
+
+
+def _norms_to_change(network: nn.Module, where: str | None) -> Mapping[str, nn.Module]:
+    if where is not None:
+        raise ValueError(f"`where` must be none for film, which changes all norms, got {where!r}")
+    norms = {name: m for name, m in network.named_modules() if type(m) is nn.BatchNorm2d}
+    if not norms or not all(norm.affine for norm in norms.values()):
+        raise ValueError("`baseline` film must have nn.BatchNorm2d with gains and shifts to change")
+    return norms
 
 
 @torch.no_grad()
 def merge_baselines(network: nn.Module) -> nn.Module:
-    """A copy in which baselines are merged into kernels and biases of plain convolutions."""
+    """A copy in which baselines are merged into plain layers, as far as these can express them."""
     network = deepcopy(network)
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, BaselineConv2d):
+        if isinstance(layer, BaselineConv2d | Film):
             network.set_submodule(name, layer.plain_layer())
         elif hasattr(layer, "lora_A"):
             lora = cast(Any, layer)
