@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import cycle
 from math import sqrt
 from typing import Any
 
@@ -16,7 +16,10 @@ from benchmarks.measure import Call, Clock, Timing, measure, peak_bytes
 from benchmarks.oracle import Errors
 from benchmarks.replays import Replays, clock_of
 from benchmarks.report import Group, Row, title
-from neural_similarity.lab.train.runtime import cpu_threads
+from neural_similarity.lab.train.runtime import cpu_threads, tuned_convolutions
+
+SETS = 3
+"""Copies of the operands that a GPU is given by turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ def compare(
     for count in case.threads:
         told = group | {"threads": count}
         sys.stderr.write(f"{title(told)}\n")
-        with cpu_threads(count):
+        with cpu_threads(count), tuned_convolutions():
             rows += _compared(told, entrants, case, clock)
     return rows
 
@@ -127,4 +130,22 @@ def problem(errors: Errors) -> str | None:
 
 def forward(module: nn.Module, inputs: Sequence[Tensor]) -> Call:
     """The forward pass alone, without autograd."""
-    return torch.no_grad()(partial(module, *inputs))
+    return torch.no_grad()(alternated(module, inputs))
+
+
+def alternated(
+    function: Callable[..., Any], inputs: Sequence[Tensor], sets: int | None = None
+) -> Call:
+    """Calls of a function with these inputs and, by turns, with copies of them.
+
+    On a GPU `SETS` of them, else one: the same operands would stay in a GPU's cache from call to
+    call, as they do in no network.
+    """
+    sets = sets or (SETS if inputs[0].is_cuda else 1)
+    turns = cycle([inputs, *(copies_of(inputs) for _ in range(sets - 1))])
+    return lambda: function(*next(turns))
+
+
+def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Leaves with the same values and memory layout, which require gradients where these do."""
+    return [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]

@@ -12,8 +12,9 @@ import torch
 from benchmarks.measure import Call, Clock, seconds_per_call
 from neural_similarity.lab.train.graph import capture_update, update_aside
 
-CALLS = 20
-"""Calls in a graph: what lies between two replays is then a small part of the shortest ones."""
+CALLS = 18
+"""Calls in a graph, a multiple of the sets of operands: what lies between two replays is then a
+small part of the shortest ones."""
 LAUNCHES = 5
 """Calls whose launch is timed; more could fill the queue, and the host would wait for the GPU."""
 
@@ -25,8 +26,8 @@ class Replays:
     captured training nothing. What cannot be captured, as it waits for the GPU, is timed with its
     launches, and a line of stderr says so.
 
-    Operands stay in the GPU's cache from one call to the next where they fit (60 MB on an H200): of
-    such, times are of reading the cache, not the memory.
+    Operands that alternate, see `compare.alternated`, are not in the GPU's cache from the call
+    before: three sets of most cases exceed it (60 MB on an H200).
     """
 
     def __init__(self, device: torch.device):

@@ -20,7 +20,7 @@ from benchmarks.case import (
     learn,
     seeded,
 )
-from benchmarks.compare import Entrant, compare, forward
+from benchmarks.compare import Entrant, alternated, compare, forward
 from benchmarks.measure import Clock, macs, saved_bytes, seconds_per_call
 from benchmarks.options import Options
 from benchmarks.oracle import Checker, outcome, trained
@@ -104,12 +104,15 @@ def _compared(
 
     def enter(subject: Subject) -> Entrant:
         module, inputs = subject.module, subject.inputs
-        both = partial(outcome, module, inputs, trained(module), case.operands.grad)
+
+        def both(*inputs: Tensor) -> list[Tensor]:
+            return outcome(module, inputs, trained(module), case.operands.grad)
+
         return Entrant(
             name=subject.name,
             errors=partial(checker.errors, subject),
             may_fail=subject.may_fail,
-            calls={FORWARD: forward(module, inputs), BOTH: both},
+            calls={FORWARD: forward(module, inputs), BOTH: alternated(both, inputs)},
             costs={
                 "saved_bytes": lambda: saved_bytes(module, inputs) / (case.batch * case.size**2),
                 "macs": lambda: macs(module, inputs) / case.batch,

@@ -6,6 +6,7 @@ In a process of its own, so that Triton's cache is a temporary folder and no int
 import re
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +86,7 @@ def pointwise_launches(dtype, monkeypatch, shape):
 
     def note(kernel, _over, *arguments, **constants):
         *arguments, frame = arguments
+        constants.pop("across")
         constants |= {"FRAME": frame, "ROWS": pointwise.ROWS}
         found.append((kernel, arguments, constants))
 
@@ -149,6 +151,25 @@ class Built:
         """Bytes of registers stored to and loaded from memory."""
         return set(map(int, re.findall(r"(\d+) bytes spill", self.said)))
 
+    def loop_lengths(self, folder) -> list[int]:
+        """Machine instructions of each loop that has matrix products, a warp's each time around."""
+        (folder / "kernel.cubin").write_bytes(self.binary)
+        program = Path(get_ptxas(90).path).with_name("nvdisasm")
+        text = subprocess.run(
+            [program, "-c", "kernel.cubin"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+        lines, labels, lengths = [], {}, []
+        for line in text.splitlines():
+            if label := re.match(r"\s*(\.L_\w+):", line):
+                labels[label[1]] = len(lines)
+            elif line.rstrip().endswith(";"):
+                lines.append(line)
+        for end, line in enumerate(lines):
+            start = labels.get((re.findall(r"BRA `\((\.L_\w+)\)", line) or [""])[0], end + 1)
+            if start <= end and "MMA" in "".join(lines[start:end]):
+                lengths.append(end + 1 - start)
+        return lengths
+
 
 def check(kind, launched, dtype, folder):
     kernel, arguments, constants = launched
@@ -175,6 +196,14 @@ def test_diagonal_kernels_in_bfloat16(name, monkeypatch, tmp_path):
         if found[0] is getattr(kernels, name)
     )
     check("diagonal", launched, torch.bfloat16, tmp_path)
+
+
+def test_a_tap_takes_few_instructions(monkeypatch, tmp_path):
+    """They bound the diagonal forward pass: 278 with M on the operand, 195 with it on the sums."""
+    first, *_ = launches("diagonal", torch.bfloat16, monkeypatch, Shape())
+    assert first[0] is kernels.forward
+    built = Built(*first, launch.CONFIGS[2, False][0], tmp_path)
+    assert min(built.loop_lengths(tmp_path)) <= 200
 
 
 @pytest.mark.slow
@@ -231,8 +260,12 @@ def test_every_configuration(kind, dtype, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_tf32_where_torch_allows_it(monkeypatch, tmp_path):
+@pytest.mark.parametrize("channels", [32, 64, 128])
+@pytest.mark.parametrize("kind", KERNELS)
+def test_tf32_where_torch_allows_it(kind, channels, monkeypatch, tmp_path):
     torch.backends.cudnn.conv.fp32_precision = "tf32"  # `_without_tf32` puts back what was
-    config = launch.CONFIGS[4, False][0]
-    for launched in launches("diagonal", torch.float32, monkeypatch, Shape()):
-        assert "tf32.tf32" in Built(*launched, config, tmp_path).ptx
+    config = launch.CONFIGS[4, kind == "full"][0]
+    for launched in launches(kind, torch.float32, monkeypatch, Shape((channels, channels))):
+        built = Built(*launched, config, tmp_path)
+        assert "tf32.tf32" in built.ptx
+        assert built.spilt == {0}

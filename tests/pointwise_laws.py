@@ -35,6 +35,7 @@ MAPS = [
     Maps(33, (5, 7), Window((3, 2), (2, 3), (1, 2), (1, 1)), channels_last=False),
     Maps(130, (6, 5), Window((3, 3), (1, 1), (2, 0), (2, 1)), batch=1),
     Maps(20, (13,), Window((3,), (2,), (1,), (1,))),
+    Maps(9, (4, 8), Window((3, 3), (1, 1), (1, 1), (1, 1))),  # of places that are joined
 ]
 
 

@@ -138,6 +138,22 @@ def test_a_cpu_has_no_host_time(tmp_path, capsys):
     assert "host, ms" not in capsys.readouterr().out
 
 
+def test_operands_alternate_between_copies_of_equal_values_and_layout():
+    x = torch.randn(1, 2, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
+    seen = []
+    call = compare.alternated(seen.append, [x], 3)
+    for _ in range(6):
+        call()
+    assert seen[0] is x
+    assert len({t.data_ptr() for t in seen}) == 3
+    assert [a is b for a, b in zip(seen[:3], seen[3:], strict=True)] == [True] * 3
+    for one in seen:
+        assert torch.equal(one, x)
+        assert one.stride() == x.stride()
+        assert one.requires_grad
+        assert one.is_leaf
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
 def test_on_a_gpu(capsys):

@@ -50,7 +50,12 @@ from neural_similarity.lab.train.run import (
     require_new,
     require_same_data,
 )
-from neural_similarity.lab.train.runtime import Runtime, choose_runtime, cpu_threads
+from neural_similarity.lab.train.runtime import (
+    Runtime,
+    choose_runtime,
+    cpu_threads,
+    tuned_convolutions,
+)
 from neural_similarity.lab.train.stopping import signals_noted
 from neural_similarity.lab.train.task import Task
 from neural_similarity.models import parameters
@@ -138,7 +143,7 @@ def resume(
     _require_equal_shares(run.recipe)
     runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
     distributed.join_processes(runtime.device)
-    with deaths_named(run.path), cpu_threads(run.recipe.threads):
+    with deaths_named(run.path), cpu_threads(run.recipe.threads), tuned_convolutions():
         _complete_run(run, load_task(run, data_root), runtime)
     return run
 
@@ -233,7 +238,7 @@ def _begin_run(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = No
     if not goes_on:
         require_new(path, kind.COMMAND)  # before the data are read
     distributed.join_processes(runtime.device)
-    with deaths_named(path), cpu_threads(recipe.threads):
+    with deaths_named(path), cpu_threads(recipe.threads), tuned_convolutions():
         if not goes_on:
             task_of(recipe).check_recipe(recipe)
         task = _load_task(recipe, place.data_root)

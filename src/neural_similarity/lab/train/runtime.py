@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,22 @@ def cpu_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def tuned_convolutions() -> Iterator[None]:
+    """Let cuDNN time its algorithms for shapes that are new, as all batches have the same.
+
+    Not while torch must be deterministic. Without a GPU it has no effect.
+    https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.benchmark
+    """
+    convolutions: Any = torch.backends.cudnn
+    before = convolutions.benchmark
+    convolutions.benchmark = not torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        convolutions.benchmark = before
 
 
 def choose_runtime(

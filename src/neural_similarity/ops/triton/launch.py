@@ -104,7 +104,9 @@ def forward(given: Operands) -> Tensor:
     x, weight, m, _, groups = last = given._replace(x=channels_last(given.x))
     y = x.new_empty(len(x), *given.output_size, len(weight)).movedim(-1, 1)
     task = plan_launch(last, y)
-    constants = task.tile_constants(32 if task.full else 64, 128) | {"FULL": task.full}
+    constants = task.tile_constants(32 if task.full else 64, 128 if task.full else 64) | {
+        "FULL": task.full
+    }
     blocks = groups * triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
     arguments = (
         kernel_images(x),

@@ -111,9 +111,14 @@ def places_of(program, height, width, sizes, ROWS: tl.constexpr, FRAME: tl.const
 def shift_places(place, down, right, height, width):
     """The places shifted by (down, right); they exist if they are in maps of this size."""
     image, row, column, exists, _, _ = place
-    exists = exists & (row >= -down) & (row < height - down)
-    exists = exists & (column >= -right) & (column < width - right)
+    exists = exists & _is_within(row + down, height) & _is_within(column + right, width)
     return image, row, column, exists, down, right
+
+
+@triton.jit
+def _is_within(index, size):
+    """Whether 0 <= index < size; negative numbers are large without their sign: one comparison."""
+    return tl.cast(index, tl.uint64 if index.dtype == tl.int64 else tl.uint32) < size
 
 
 @triton.jit

@@ -4,6 +4,7 @@ With torch's operations they would be five to ten passes over copies in float32,
 than the layer's convolutions.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -19,6 +20,8 @@ from neural_similarity.ops.window import Window
 
 ROWS, WIDEST = 32, 128
 """Places of a program, and the most channels that it takes at a time."""
+JOINED = 16
+"""Places that are taken as one, so that its channels are a multiple of 16 bytes."""
 
 
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
@@ -87,7 +90,11 @@ def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     """raw (n, c, *size) times gain (c,), float32, plus 1 in every `every`-th channel unless 0."""
     raw = channels_last(raw)
     m = torch.empty_like(raw, dtype=torch.float32)
-    _run_over(kernels.affine, raw, gain.contiguous(), m, EVERY=every)
+    rows = _join_places(raw, m)
+    _run_over(
+        kernels.affine, rows[0], gain.contiguous(), rows[1], EVERY=every, PERIOD=len(gain),
+        columns=True,
+    )  # fmt: skip
     return m
 
 
@@ -95,28 +102,51 @@ def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Te
     """The gradients of raw and gain."""
     grad, raw = channels_last(grad), channels_last(raw)
     result = torch.empty_like(raw)
-    parts = gain.new_empty(_program_count(raw), raw.shape[1], dtype=torch.float32)
-    _run_over(kernels.affine_gradient, grad, raw, gain.contiguous(), result, parts)
-    return result, parts.sum(0).to(gain.dtype)
+    rows = _join_places(grad, raw, result)
+    parts = gain.new_empty(_program_count(rows[0]), rows[0].shape[1], dtype=torch.float32)
+    _run_over(
+        kernels.affine_gradient, *rows[:2], gain.contiguous(), rows[2], parts, PERIOD=len(gain),
+        columns=True,
+    )  # fmt: skip
+    return result, parts.view(-1, len(gain)).sum(0).to(gain.dtype)
 
 
-def _run_over(kernel: Any, *tensors: Tensor, **constants: Any) -> None:
-    """Run a kernel over the places of its first map; vectors and matrices are passed unchanged."""
+def _join_places(*maps: Tensor) -> Sequence[Tensor]:
+    """Maps (n, c, *size) as (n·places/16, 16·c, 1, 1) where that is a view, else as they are.
+
+    A row of 81 channels does not begin at a multiple of 16 bytes, so that it is loaded number by
+    number; one of 16·81 does.
+    """
+    rows = [one.movedim(1, -1) for one in maps]
+    if rows[0].shape[:-1].numel() % JOINED or not all(one.is_contiguous() for one in rows):
+        return maps
+    return [one.reshape(-1, JOINED * one.shape[-1], 1, 1) for one in rows]
+
+
+def _run_over(kernel: Any, *tensors: Tensor, columns: bool = False, **constants: Any) -> None:
+    """Run a kernel over the places of its first map; vectors and matrices are passed unchanged.
+
+    With `columns`, programs of a second axis take `WIDTH` channels each.
+    """
     first = tensors[0]
     given = [kernel_images(t) if t.dim() > 2 else t for t in tensors]
     frame = frame_window(Window((1, 1), (1, 1), (0, 0), (1, 1)), *tensors)
+    width = _tile_width(first)
+    across = triton.cdiv(first.shape[1], width["WIDTH"]) if columns else 1
     _run_kernel(
-        kernel, first, *given, _map_sizes(first, first), first.shape[1], frame,
-        **_tile_width(first), **constants,
+        kernel, first, *given, _map_sizes(first, first), first.shape[1], frame, across=across,
+        **width, **constants,
     )  # fmt: skip
 
 
-def _run_kernel(kernel: Any, over: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run a program for every `ROWS` places of the map `over`."""
+def _run_kernel(
+    kernel: Any, over: Tensor, *arguments: Any, across: int = 1, **constants: Any
+) -> None:
+    """Run `across` programs for every `ROWS` places of the map `over`."""
     *arguments, frame = arguments  # pyright: ignore[reportAssignmentType]
     if over.numel():
         with torch.cuda.device_of(over):
-            kernel[(_program_count(over),)](*arguments, FRAME=frame, ROWS=ROWS, **constants)
+            kernel[_program_count(over), across](*arguments, FRAME=frame, ROWS=ROWS, **constants)
 
 
 def _program_count(maps: Tensor) -> int:

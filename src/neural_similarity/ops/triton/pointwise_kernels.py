@@ -105,34 +105,38 @@ def scale_gradient(
 
 @triton.jit
 def affine(
-    raw, gain, m, sizes, count, FRAME: tl.constexpr, EVERY: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    raw, gain, m, sizes, count, FRAME: tl.constexpr, EVERY: tl.constexpr, PERIOD: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """m = raw·gain, plus 1 in every `EVERY`-th channel from the first on, unless that is 0."""
+    """m = raw·gain, plus 1 in every `EVERY`-th channel from the first on, unless that is 0.
+
+    Programs: places, channels. Gains and ones repeat after `PERIOD` channels.
+    """
     place = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
-    for start in range(0, count, WIDTH):
-        channel = start + tl.arange(0, WIDTH)
-        inside = channel < count
-        gains = tl.load(gain + channel, inside, 0.0)[None, :]
-        values = load_tile(raw, place, channel, inside).to(tl.float32) * gains
-        if EVERY:
-            values += tl.where(channel % EVERY == 0, 1.0, 0.0)[None, :]
-        store_tile(m, place, channel, inside, values)
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside, own = channel < count, channel % PERIOD
+    gains = tl.load(gain + own, inside, 0.0)[None, :]
+    values = load_tile(raw, place, channel, inside).to(tl.float32) * gains
+    if EVERY:
+        values += tl.where(own % EVERY == 0, 1.0, 0.0)[None, :]
+    store_tile(m, place, channel, inside, values)
 
 
 @triton.jit
 def affine_gradient(
-    grad, raw, gain, grad_raw, parts, sizes, count, FRAME: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    grad, raw, gain, grad_raw, parts, sizes, count, FRAME: tl.constexpr, PERIOD: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """d raw = g·gain, and a part, over this program's places, of d gain = Σ g·raw."""
+    """d raw = g·gain, and a part, over this program's places, of d gain = Σ g·raw.
+
+    Programs: places, channels.
+    """
     program = tl.program_id(0)
     place = places_of(program, sizes.height, sizes.width, sizes, ROWS, FRAME)
-    for start in range(0, count, WIDTH):
-        channel = start + tl.arange(0, WIDTH)
-        inside = channel < count
-        gains = tl.load(gain + channel, inside, 0.0)[None, :]
-        incoming = load_tile(grad, place, channel, inside)
-        values = load_tile(raw, place, channel, inside).to(tl.float32)
-        store_tile(grad_raw, place, channel, inside, incoming * gains)
-        tl.store(parts + program * count + channel, tl.sum(incoming * values, 0), inside)
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = channel < count
+    gains = tl.load(gain + channel % PERIOD, inside, 0.0)[None, :]
+    incoming = load_tile(grad, place, channel, inside)
+    values = load_tile(raw, place, channel, inside).to(tl.float32)
+    store_tile(grad_raw, place, channel, inside, incoming * gains)
+    tl.store(parts + program * count + channel, tl.sum(incoming * values, 0), inside)
