@@ -1,4 +1,4 @@
-"""The kernels: implicit matrix products that apply M to their tiles as they are loaded.
+"""The kernels: implicit matrix products that apply M to their tiles, or to a tap's product.
 
 Programs take `ROWS` positions, or pixels of the input, by `INPUTS` input channels or `OUTPUTS`
 kernels. A piece is up to `INPUTS` consecutive channels of one group and one block. Sums are
