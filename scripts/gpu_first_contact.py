@@ -1,4 +1,4 @@
-"""What to find out in the first half hour with a GPU, in one report.
+"""What to find out in the first ten minutes with a GPU, in one report.
 
     python scripts/gpu_first_contact.py [--out gpu-report]
 
@@ -66,9 +66,9 @@ def steps(folder: Path) -> list[Step]:
     run = tempfile.mkdtemp()
     return [
         Step("Correctness", 120, tests, TESTED),
-        Step("Operators, bf16", 300, [*operators, "--batch", "128", "--out", str(folder)]),
+        Step("Operators, bf16", 240, [*operators, "--batch", "128", "--out", str(folder)]),
         Step("One update", 60, ["-c", PROFILE]),
-        Step("The quick start", 120, [*train, "--out", run]),
+        Step("The quick start", 60, [*train, "--out", run]),
     ]
 
 

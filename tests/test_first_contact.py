@@ -38,3 +38,7 @@ def test_a_step_that_fails_or_is_late_ends_no_other_and_its_words_are_kept(
     assert all(line in text for line in lines)
     assert "## Reads\n\n```\nReads\n" in text  # What came before is there while a step runs.
     assert "## Works\n\n```\n:4096:8\n" in text
+
+
+def test_all_steps_fit_into_ten_minutes_with_their_starts(tmp_path):
+    assert sum(step.seconds for step in contact.steps(tmp_path)) <= 480
