@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from neural_similarity.conversion.adapter_file import AdapterFile, state_digests, write_adapter_file
 from neural_similarity.conversion.adapter_values import check_finite, exact_cast
-from neural_similarity.conversion.backbone_state import is_trained, may_have_moved
+from neural_similarity.conversion.backbone_state import is_frozen, is_trained, may_have_moved
 from neural_similarity.conversion.freezing import similarities_of
 from neural_similarity.conversion.where import Parts, select_tensors
 from neural_similarity.conversion.wrappers import plain_modules, plain_state, unwrap_model
@@ -21,6 +21,11 @@ from neural_similarity.nn.text import required_similarity
 
 File = str | Path
 log = logging.getLogger(__name__)
+_ADVICE = {
+    "convert": "ns.freeze_backbone before training says what trains, and all else is the backbone",
+    "freeze_backbone": "ns.freeze_backbone again makes them the backbone, as they are now",
+}
+"""What to do about tensors that are not as this function saw them."""
 
 
 def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
@@ -33,6 +38,10 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     network inside `torch.compile`, DistributedDataParallel and the like is written as if it were
     not.
 
+    The backbone is what `freeze_backbone` saw, or `convert` if that was not called: if anything in
+    it has moved, as buffers do in training mode, nothing is written. In a frozen network,
+    `load_state_dict` brings a new backbone, and what was cast to another type is not compared.
+
     Args:
         model: A converted network, see `convert`.
         path: Path of the file; its folder is created.
@@ -42,9 +51,8 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     Raises:
         ValueError: the network has no similarity and `extra` is empty, or it has one that is not
             made of the library's own parts alone (the message has the layer's name), or `extra`
-            names what is not there; something besides similarities and `extra` has changed since
-            `convert`, and `freeze_backbone` was not called to define the backbone; a value to be
-            written is NaN or infinite.
+            names what is not there; the backbone has moved, and `extra` does not cover it; a value
+            to be written is NaN or infinite.
     """
     check_module(model)
     model = unwrap_model(model)
@@ -97,7 +105,7 @@ def _trained_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_rest(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Raise a `ValueError` where something that is not kept has changed since `convert`."""
+    """Raise a `ValueError` where something that is not kept has changed since it was seen."""
     owners, rest = _owners(model), without_keys(plain_state(model), kept)
     moved = [
         key
@@ -107,10 +115,10 @@ def _check_rest(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
     ]
     if moved:
         more = f" and {len(moved) - 3} more" if moved[3:] else ""
+        seen = "freeze_backbone" if any(is_frozen(m) for m, _ in owners.values()) else "convert"
         raise ValueError(
             "`extra` must name what was trained or estimated besides M; it leaves out tensors "
-            f"that are not as ns.convert saw them: {', '.join(moved[:3])}{more}. "
-            "ns.freeze_backbone before training says what trains, and all else is the backbone"
+            f"that are not as ns.{seen} saw them: {', '.join(moved[:3])}{more}. {_ADVICE[seen]}"
         )
 
 

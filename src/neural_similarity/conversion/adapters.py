@@ -157,7 +157,7 @@ class Adapters:
         for module, state in (self._states or {}).items():
             set_state(module, state)
         inside = similarities_of(self.backbone)
-        mark_trained(self.backbone, inside, adapter.values.values(), frozen=False)
+        mark_trained(self.backbone, inside, adapter.values.values())
         if not merged:
             save_both(self.backbone)
 

@@ -5,7 +5,7 @@ the digests of its own tensors only, so that a network may be wrapped, or used i
 """
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,21 @@ from torch import Tensor, nn
 from neural_similarity.conversion.adapter_file import tensor_digest
 
 _ATTRIBUTE = "_backbone_state"
+Digest = tuple[torch.dtype, bytes] | None
+"""Type and SHA-256 of a tensor, None if this process does not hold its bytes."""
 
 
 class BackboneState(NamedTuple):
     """The state of the tensors of one module.
 
     Attributes:
-        digests: Type and SHA-256 of each when `convert` or `load_adapter` saw it.
+        digests: Of each when `convert`, `load_adapter` or `freeze_backbone` saw it, or when it was
+            loaded into a frozen network.
         trained: Names of tensors that were left trainable, or that an adapter brought.
         frozen: Whether `freeze_backbone` froze the others.
     """
 
-    digests: dict[str, tuple[torch.dtype, bytes]]
+    digests: dict[str, Digest]
     trained: frozenset[str] = frozenset()
     frozen: bool = False
 
@@ -36,21 +39,17 @@ def remember_state(model: nn.Module, similarities: Collection[nn.Module]) -> Non
     """Keep the digest of every tensor outside of similarities that has none yet."""
     for module, state in take_states(model, similarities).items():
         known = _state_of(module)
-        set_state(module, known._replace(digests=state.digests | known.digests))
+        kept = {name: digest for name, digest in known.digests.items() if digest}
+        set_state(module, known._replace(digests=state.digests | kept))
 
 
 def take_states(model: nn.Module, similarities: Collection[nn.Module]) -> States:
     """The states of all modules outside of similarities, as they are now."""
-    digests: dict[int, bytes | None] = {}
-    states: States = {}
-    for module in modules_outside(model, similarities):
-        own = own_tensors(module)
-        for tensor in own.values():
-            if id(tensor) not in digests:
-                digests[id(tensor)] = tensor_digest(tensor)
-        known = {name: (t.dtype, d) for name, t in own.items() if (d := digests[id(t)])}
-        states[module] = BackboneState(known)
-    return states
+    seen: dict[int, Digest] = {}
+    return {
+        module: BackboneState(_digests_of(module, seen))
+        for module in modules_outside(model, similarities)
+    }
 
 
 def set_state(module: nn.Module, state: BackboneState) -> None:
@@ -59,20 +58,36 @@ def set_state(module: nn.Module, state: BackboneState) -> None:
 
 
 def forget_states(model: nn.Module) -> None:
-    """Remove what `remember` and `mark_trained` keep."""
+    """Remove what `remember_state`, `mark_trained` and `mark_frozen` keep."""
     for module in model.modules():
         vars(module).pop(_ATTRIBUTE, None)
+        _unwatch_loads(module)
 
 
 def mark_trained(
-    model: nn.Module, similarities: Collection[nn.Module], tensors: Collection[Tensor], frozen: bool
+    model: nn.Module, similarities: Collection[nn.Module], tensors: Collection[Tensor]
 ) -> None:
-    """Record that these tensors train, besides earlier ones, and whether all others are frozen."""
+    """Record that these tensors train, besides earlier ones."""
     ids = {id(tensor) for tensor in tensors}
     for module in modules_outside(model, similarities):
         known = _state_of(module)
-        trained = {name for name, tensor in own_tensors(module).items() if id(tensor) in ids}
-        set_state(module, known._replace(trained=known.trained | trained, frozen=frozen))
+        names = {name for name, tensor in own_tensors(module).items() if id(tensor) in ids}
+        set_state(module, known._replace(trained=known.trained | names))
+
+
+def mark_frozen(model: nn.Module, similarities: Collection[nn.Module]) -> int:
+    """Record that what does not train is frozen as it is now.
+
+    Returns how many of these tensors have changed since they were seen before.
+    """
+    moved = 0
+    for module, fresh in take_states(model, similarities).items():
+        known = _state_of(module)
+        moved += sum(_has_moved(known, *item, unknown=False) for item in fresh.digests.items())
+        set_state(module, known._replace(digests=fresh.digests, frozen=True))
+        _unwatch_loads(module)
+        module.register_load_state_dict_post_hook(_see_loaded)
+    return moved
 
 
 def mark_unfrozen(model: nn.Module) -> None:
@@ -80,6 +95,7 @@ def mark_unfrozen(model: nn.Module) -> None:
     for module in model.modules():
         if _ATTRIBUTE in vars(module):
             set_state(module, _state_of(module)._replace(frozen=False))
+            _unwatch_loads(module)
 
 
 def is_trained(module: nn.Module, name: str) -> bool:
@@ -88,18 +104,56 @@ def is_trained(module: nn.Module, name: str) -> bool:
     return name in state.trained or (state.frozen and getattr(module, name).requires_grad)
 
 
-def may_have_moved(module: nn.Module, name: str, unknown: bool = True) -> bool:
-    """Whether a tensor was not frozen and differs from what `convert` saw.
+def is_frozen(module: nn.Module) -> bool:
+    """Whether `freeze_backbone` froze what does not train in a module."""
+    return _state_of(module).frozen
 
-    `unknown` is the answer for a tensor that `convert` did not see.
+
+def may_have_moved(module: nn.Module, name: str) -> bool:
+    """Whether a tensor that does not train differs from what was seen, or was never seen."""
+    tensor = own_tensors(module).get(name)
+    now = None if tensor is None else _digest_of(tensor)
+    return _has_moved(_state_of(module), name, now, unknown=True)
+
+
+def _has_moved(state: BackboneState, name: str, now: Digest, unknown: bool) -> bool:
+    """Whether a tensor does not train and differs; `unknown` is the answer if it was never seen.
+
+    A frozen network may be cast or sharded: then its digests do not compare.
     """
-    state, tensor = _state_of(module), own_tensors(module).get(name)
-    if state.frozen or name in state.trained:
+    if name in state.trained:
         return False
     known = state.digests.get(name)
-    if known is None or tensor is None:
-        return unknown
-    return known != (tensor.dtype, tensor_digest(tensor))
+    if state.frozen and name in state.digests:
+        return known is not None and now is not None and known[0] == now[0] and known != now
+    return unknown if known is None else known != now
+
+
+def _see_loaded(module: nn.Module, _keys: Any) -> None:
+    """A hook: what is loaded into a frozen module is its backbone, as in a resumed training."""
+    state = _state_of(module)
+    if state.frozen:
+        set_state(module, state._replace(digests=_digests_of(module, {})))
+
+
+def _unwatch_loads(module: nn.Module) -> None:
+    hooks = module._load_state_dict_post_hooks
+    for key in [key for key, hook in hooks.items() if hook is _see_loaded]:
+        del hooks[key]
+
+
+def _digests_of(module: nn.Module, seen: dict[int, Digest]) -> dict[str, Digest]:
+    """The digests of a module's own tensors; those in `seen` are not computed again."""
+    own = own_tensors(module)
+    for tensor in own.values():
+        if id(tensor) not in seen:
+            seen[id(tensor)] = _digest_of(tensor)
+    return {name: seen[id(tensor)] for name, tensor in own.items()}
+
+
+def _digest_of(tensor: Tensor) -> Digest:
+    digest = tensor_digest(tensor)
+    return None if digest is None else (tensor.dtype, digest)
 
 
 def modules_outside(model: nn.Module, similarities: Collection[nn.Module]) -> Iterator[nn.Module]:

@@ -1,19 +1,18 @@
 """Freezing all of a network but its similarities."""
 
 import logging
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
 from neural_similarity.conversion.backbone_state import (
+    mark_frozen,
     mark_trained,
     mark_unfrozen,
-    may_have_moved,
-    modules_outside,
-    own_tensors,
 )
 from neural_similarity.conversion.where import Parts, select_tensors
+from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import GlobalSimilarity, SelfAttention
 from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import check_module
@@ -21,6 +20,10 @@ from neural_similarity.nn.modes import check_module
 Network = TypeVar("Network", bound=nn.Module)
 NormMode = Literal["eval", "train"]
 log = logging.getLogger(__name__)
+_MOVED = (
+    "%d tensors have changed since ns.convert or ns.freeze_backbone saw them, and are the backbone "
+    "from now on: save its weights too, as ns.load_adapter needs them"
+)
 
 
 def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None = None) -> Network:
@@ -62,8 +65,9 @@ def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None
     if norm == "eval":
         _hold(norms)
     statistics = [] if norm == "eval" else _statistics(norms)
-    _warn_of_moved(model, similarities, trained.values())
-    mark_trained(model, similarities, [*trained.values(), *statistics], frozen=True)
+    mark_trained(model, similarities, [*trained.values(), *statistics])
+    if moved := mark_frozen(model, similarities):
+        log.warning(_MOVED, moved)
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in model.parameters())
     log.info("%s of %s parameters train", f"{count:,}", f"{whole:,}")
@@ -79,25 +83,6 @@ def _hold(norms: Iterable[nn.Module]) -> None:
         module.register_forward_hook(held.hold_statistics, always_call=True)
 
 
-def _warn_of_moved(
-    model: nn.Module, similarities: Collection[nn.Module], trained: Iterable[Tensor]
-) -> None:
-    """Warn if the tensors that are the backbone from now on have changed since `convert`."""
-    learned = {id(tensor) for tensor in trained}
-    moved = [
-        name
-        for module in modules_outside(model, similarities)
-        for name, tensor in own_tensors(module).items()
-        if id(tensor) not in learned and may_have_moved(module, name, unknown=False)
-    ]
-    if moved:
-        log.warning(
-            "%d tensors have changed since ns.convert saw them, and are the backbone from now on: "
-            "save its weights too, as ns.load_adapter needs them",
-            len(moved),
-        )
-
-
 def _statistics(norms: Iterable[nn.Module]) -> list[Tensor]:
     """The running statistics of normalisation, as far as it has any."""
     named = ("running_mean", "running_var")
@@ -106,7 +91,7 @@ def _statistics(norms: Iterable[nn.Module]) -> list[Tensor]:
 
 def _last_layer(model: nn.Module, similarities: Container[nn.Module]) -> str:
     """The name of the last layer with parameters outside of `similarities`, "" without any."""
-    modules = [(name, m) for name, m in model.named_modules() if m not in similarities]
+    modules = [(name, m) for name, m in plain_modules(model).items() if m not in similarities]
     names = [name for name, m in modules if next(m.parameters(recurse=False), None) is not None]
     return names[-1] if names else ""
 

@@ -18,6 +18,7 @@ from neural_similarity.conversion.where import (
     is_glob,
     matches_glob,
 )
+from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import Dynamic, Geometry
 from neural_similarity.nn.layer import (
     LAYERS,
@@ -51,7 +52,8 @@ class Plan(dict[str, str | None]):
 
     def __init__(self, reasons: Mapping[str, str | None], model: nn.Module, spec: Similarity):
         super().__init__(reasons)
-        layers = {name: model.get_submodule(name) for name in self}
+        modules = plain_modules(model, remove_duplicate=False)
+        layers = {name: modules[name] for name in self}
         self._kinds = {name: type(layer).__name__ for name, layer in layers.items()}
         converted = {layers[name]: name for name, why in self.items() if why is None}
         self._scalars = {
@@ -105,7 +107,7 @@ def identity_start(similarity: Similarity | str) -> Similarity:
 def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[str, str | None]:
     """`plan` for arguments that are parsed already."""
     check_module(model)
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = plain_modules(model, remove_duplicate=False)
     names = exact_names(where)
     layers = {
         name: module
@@ -228,7 +230,8 @@ def check_plan(
     refused = {name: reasons[name] for name in exact_names(where) if reasons[name]}
     if refused:
         raise ValueError(f"`where` names modules that cannot be converted: {refused}")
-    chosen = {model.get_submodule(name): name for name, why in reasons.items() if why is None}
+    modules = plain_modules(model, remove_duplicate=False)
+    chosen = {modules[name]: name for name, why in reasons.items() if why is None}
     unfit = {name: why for name, why in reasons.items() if isinstance(why, _Unfit)}
     if unfit and not chosen:
         raise ValueError(

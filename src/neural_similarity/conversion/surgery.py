@@ -15,6 +15,7 @@ from neural_similarity.conversion.planning import check_plan, identity_start, ma
 from neural_similarity.conversion.pretrained import restore_saving, save_both
 from neural_similarity.conversion.rollback import whole_or_nothing
 from neural_similarity.conversion.where import Where, choice_of
+from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
 from neural_similarity.nn.layer import equip_layer, is_dynamic
 from neural_similarity.nn.modes import check_module
@@ -44,11 +45,12 @@ def convert(
         model: Any network; a copy is converted unless `inplace`.
         similarity: A name or spec that starts at the identity, see `ns.Conv2d`. A predictor that
             is a ready module serves a single layer.
-        where: Name or names of the modules to convert, as in `model.named_modules()`, globs among
-            them ("layer4.*": whatever fits and can be converted), or a class or classes, such as
-            `torch.nn.Linear`, or a function of (name, module) that decides; by default all
-            convolutions. A class that overrides no more than `__init__` of torch's (torchvision's
-            Conv3DSimple) is converted if it is named itself, and `fold` returns torch's class.
+        where: Name or names of the modules to convert, as in `model.named_modules()` before the
+            network was compiled or wrapped, globs among them ("layer4.*": whatever fits and can be
+            converted), or a class or classes, such as `torch.nn.Linear`, or a function of
+            (name, module) that decides; by default all convolutions. A class that overrides no
+            more than `__init__` of torch's (torchvision's Conv3DSimple) is converted if it is named
+            itself, and `fold` returns torch's class.
         inplace: Convert `model` itself; if that fails, it is left unchanged.
 
     Raises:
@@ -62,7 +64,7 @@ def convert(
     reasons = make_plan(model, spec, where)
     check_plan(model, reasons, spec, where)
     model = model if inplace else copy_in_modes(model)
-    layers = dict(model.named_modules(remove_duplicate=False))
+    layers = plain_modules(model, remove_duplicate=False)
     with whole_or_nothing(model):
         if not similarities_of(model):
             forget_states(model)

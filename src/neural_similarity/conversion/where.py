@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from neural_similarity.conversion.wrappers import plain_modules, plain_state, unwrap_model
+from neural_similarity.conversion.wrappers import plain_name, plain_state, unwrap_model
 from neural_similarity.nn.layer import LAYERS, SimilarityLayer, torchs_class
 
 Part = str | nn.Module
@@ -44,9 +44,10 @@ def select_tensors(
     for part in parts if isinstance(parts, Collection) and not isinstance(parts, Part) else [parts]:
         new = {key: state[key] for key in _keys_of_part(model, part, state, argument)}
         if not new:
+            names = ", ".join(name for name, _ in unwrap_model(model).named_children())
             raise ValueError(
                 f"`{argument}` must name parts of the model that have parameters, got {part!r}; "
-                f"the model has {', '.join(name for name, _ in model.named_children())}"
+                f"the model has {names}"
             )
         found |= new
     return found
@@ -54,10 +55,10 @@ def select_tensors(
 
 def _keys_of_part(model: nn.Module, part: Part, state: Iterable[str], argument: str) -> list[str]:
     if isinstance(part, nn.Module):
-        names = [
-            name for name, module in plain_modules(model).items() if module is unwrap_model(part)
-        ]
-        return [key for key in state if any(key.startswith(f"{name}.") for name in names)]
+        places = unwrap_model(model).named_modules()
+        names = [plain_name(name) for name, m in places if m in (part, unwrap_model(part))]
+        prefixes = tuple(f"{name}.".removeprefix(".") for name in names)
+        return [key for key in state if key.startswith(prefixes)]
     if not isinstance(part, str):
         raise ValueError(f"`{argument}` must be names, globs or modules, got {part!r}")
     return [key for key in state if any(matches_glob(name, part) for name in _with_owners(key))]

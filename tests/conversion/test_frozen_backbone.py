@@ -1,0 +1,184 @@
+"""A frozen backbone that moved all the same is not what the adapter will be loaded on."""
+
+import pickle
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import neural_similarity as ns
+
+
+class Averaging(nn.Module):
+    """A layer that keeps a moving average of what it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.mean = 0.9 * self.mean + 0.1 * x.mean((0, 2, 3))
+        return x - self.mean[:, None, None]
+
+
+def network():
+    layers = {
+        "conv1": nn.Conv2d(3, 4, 3),
+        "bn": nn.BatchNorm2d(4),
+        "mean": Averaging(),
+        "conv2": nn.Conv2d(4, 4, 3),
+        "flat": nn.Flatten(),
+        "spectral": nn.utils.spectral_norm(nn.Linear(4 * 4 * 4, 4 * 4 * 4)),
+        "fc": nn.Linear(4 * 4 * 4, 5),
+    }
+    network = nn.Sequential()
+    for name, layer in layers.items():
+        network.add_module(name, layer)
+    with torch.no_grad():
+        network(torch.randn(6, 3, 8, 8))  # The spectral norm's weight is not computed yet else.
+    return network.eval()
+
+
+@pytest.fixture
+def backbone():
+    return network()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(6, 3, 8, 8)
+
+
+@pytest.fixture
+def frozen(backbone):
+    return ns.freeze_backbone(ns.convert(backbone, "static-full"), train="fc")
+
+
+def train_steps(model, x, parameters, **options):
+    optimizer = torch.optim.SGD(parameters, lr=0.5, **options)
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def thaw_and_train(model, x):
+    model.conv1.requires_grad_(True)
+    train_steps(model, x, model.conv1.parameters())
+    model.conv1.requires_grad_(False)
+
+
+def decay(model, _x):
+    for parameter in model.bn.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1).step()
+
+
+def step_stale_gradients(model, _x):
+    model.conv1.bias.grad = torch.ones(4)
+    torch.optim.Adam(model.parameters()).step()
+
+
+MOVES = {
+    "a buffer that training updates": (
+        lambda model, x: model.train()(x),
+        "mean.mean, spectral.weight_u, spectral.weight_v",
+    ),
+    "toggled on and trained": (thaw_and_train, "conv1.weight, conv1.bias"),
+    "weight decay": (decay, "bn.weight"),
+    "stale gradients": (step_stale_gradients, "conv1.bias"),
+    "a value written": (lambda model, _: model.bn.running_var.data.mul_(2), "bn.running_var"),
+    "a tensor put in": (lambda m, _: setattr(m.mean, "mean", torch.ones(4)), "mean.mean"),
+    "a tensor added": (lambda m, _: m.bn.register_buffer("ema", torch.ones(4)), "bn.ema"),
+    "a module put in": (lambda m, _: setattr(m, "bn", nn.BatchNorm2d(4)), "bn.weight, bn.bias"),
+}
+AROUND = {
+    "itself": lambda model: model,
+    "copied": deepcopy,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+    "averaged": AveragedModel,
+    "its weights loaded": lambda m: m.load_state_dict(deepcopy(m.state_dict())) and m,
+    "of another memory format": lambda model: model.to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("move", MOVES)
+def test_a_frozen_tensor_that_moved_is_named(frozen, x, tmp_path, move, around):
+    change, names = MOVES[move]
+    model = AROUND[around](frozen)
+    ns.save_adapter(model, tmp_path / "before")
+    inner = model.module if around == "averaged" else model
+    change(inner, x)
+    with pytest.raises(ValueError, match=rf"not as ns.freeze_backbone saw them: {names}.*again"):
+        ns.save_adapter(model, tmp_path / "a")
+    assert [file.name for file in tmp_path.iterdir()] == ["before"]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_what_moved_is_saved_as_extra_or_is_the_backbone_of_a_new_freeze(
+    backbone, frozen, x, tmp_path, move, caplog
+):
+    MOVES[move][0](frozen, x)
+    file = ns.save_adapter(frozen, tmp_path / "extra", extra=["conv*", "bn", "mean", "spectral"])
+    if move not in ("a tensor added", "a module put in"):
+        assert ns.max_difference(ns.load_adapter(backbone, file), frozen.eval(), x) == 0
+    ns.freeze_backbone(frozen, train="fc")
+    assert "changed" in caplog.text or move in ("a tensor added", "a module put in")
+    ns.save_adapter(frozen, tmp_path / "a")
+
+
+CASTS = {
+    "bfloat16": lambda model: model.to(torch.bfloat16),
+    "half": lambda model: model.half(),
+    "double": lambda model: model.double(),
+    "channels last": lambda model: model.to(memory_format=torch.channels_last),
+    "device": lambda model: model.to("cpu"),
+    "in part": lambda model: model.conv1.double() and model,
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_a_frozen_network_may_be_cast(backbone, frozen, tmp_path, cast):
+    change = CASTS[cast]
+    file = ns.save_adapter(change(frozen), tmp_path / "a")
+    loaded = ns.load_adapter(change(deepcopy(backbone)), file)
+    state = frozen.state_dict()
+    assert all(torch.equal(state[key], tensor) for key, tensor in loaded.state_dict().items())
+
+
+def test_a_cast_with_which_digits_are_lost_is_a_move(frozen, tmp_path):
+    with pytest.raises(ValueError, match=r"not as ns.freeze_backbone saw them: conv1.weight"):
+        ns.save_adapter(frozen.half().float(), tmp_path / "a")
+
+
+@pytest.mark.parametrize("assign", [True, False])
+@pytest.mark.parametrize("meta", [True, False])
+def test_weights_loaded_after_the_freeze_are_the_backbone(x, tmp_path, meta, assign):
+    """Runs are resumed in this way: the network is built, frozen, then loaded."""
+    state, backbone = None, network()
+    trained = ns.freeze_backbone(ns.convert(backbone, "static-full"), train="fc")
+    train_steps(trained.eval(), x, trained.fc.parameters())
+    state = trained.state_dict()
+    with torch.device("meta" if meta else "cpu"):
+        model = ns.freeze_backbone(ns.convert(deepcopy(network()), "static-full"), train="fc")
+    if meta and not assign:
+        model.to_empty(device="cpu")
+    nn.Sequential(model).load_state_dict({f"0.{k}": t for k, t in state.items()}, assign=assign)
+    file = ns.save_adapter(model, tmp_path / "a")
+    assert ns.max_difference(ns.load_adapter(backbone, file), trained, x) == 0
+    model.bn.bias.data.add_(1)
+    with pytest.raises(ValueError, match=r"saw them: bn.bias"):
+        ns.save_adapter(model, tmp_path / "a")
+
+
+def test_no_trace_of_a_freeze_is_left(backbone, frozen):
+    def hooks(model):
+        return sum(len(module._load_state_dict_post_hooks) for module in model.modules())
+
+    assert hooks(backbone) == 0
+    assert hooks(frozen) == hooks(ns.freeze_backbone(frozen, train="bn")) > 0
+    for made in (ns.unconvert(frozen), ns.fold(frozen), ns.unfreeze_backbone(frozen)):
+        assert hooks(made) == 0
