@@ -6,7 +6,8 @@ Importing it loads no torch.
 import codecs
 import os
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -34,6 +35,11 @@ class Output:
             _spell_in_encoding(shown, getattr(self.target, "encoding", None) or "utf-8")
         )
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each, as `write`."""
+        for line in lines:
+            self.write(line)
 
     def isatty(self) -> bool:
         """Whether escape sequences act on it."""
@@ -74,6 +80,11 @@ def make_plain() -> None:
             setattr(sys, name, Output(getattr(sys, name)))
 
 
+def print_traceback(*error: Any) -> None:
+    """Print an error that nobody expected as Python does, so that it steers no terminal."""
+    Output(sys.stderr).writelines(traceback.format_exception(*error))
+
+
 @contextmanager
 def plain_output() -> Iterator[None]:
     """See `make_plain`, within; streams that the shell closed lead nowhere."""
@@ -85,6 +96,9 @@ def plain_output() -> Iterator[None]:
     make_plain()
     try:
         yield
+    except Exception:
+        sys.excepthook = print_traceback  # Python prints it when these streams are gone.
+        raise
     finally:
         sys.stdout, sys.stderr = before
 

@@ -15,6 +15,7 @@ from tiny_images import CLASSES, TINY, make_dataset, tiny_world, use_tiny_images
 import neural_similarity as ns
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.cli import COMMANDS
+from neural_similarity.lab.terminal import Output
 from neural_similarity.lab.train.progress import count_bar, print_notice
 
 ENCODINGS = ("cp1252", "ascii", "utf-8")
@@ -151,6 +152,43 @@ def test_an_error_takes_one_line(capsys):
     assert cli.exit_code(fail) == 1
     told = capsys.readouterr().err
     assert told == "nsim: first; second third\\x1b[2J\\x00\\x07\\u202e−Δ±\n"
+
+
+WRITERS = {
+    "write": lambda stream, text: stream.write(text),
+    "writelines": lambda stream, text: stream.writelines([text[:9], text[9:]]),
+    "print": lambda stream, text: print(text, file=stream),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_way_of_writing_steers_nothing_and_fits(writer, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    WRITERS[writer](Output(stream), f"a list of {EVIL}")
+    stream.flush()
+    text = stream.buffer.getvalue().decode(encoding)
+    minus, delta, sign = "−Δ±" if encoding == "utf-8" else ("-", "d", "+-")
+    sign = "±" if encoding == "cp1252" else sign
+    assert text.strip() == rf"a list of \x1b[2J\x00\x07\u202e{minus}{delta}{sign}"
+
+
+@pytest.mark.parametrize("stream", ["2>&1", "2>&1 >/dev/null"])
+def test_a_traceback_steers_no_terminal(stream):
+    code = (
+        "from neural_similarity.lab import cli\n"
+        "def fail():\n    raise KeyError('\\x1b[2J') from RuntimeError('of \\x1b]0;t\\a \\u202eΔ')\n"
+        "cli.exit_code(fail)"
+    )
+    words = f'PYTHONIOENCODING=cp1252 "$0" -c "$1" {stream}'
+    done = subprocess.run(
+        ["bash", "-c", words, sys.executable, code], capture_output=True, check=False
+    )
+    text = done.stdout.decode("cp1252")
+    assert done.returncode == 1
+    assert "Traceback" in text
+    assert r"RuntimeError: of \x1b]0;t\x07 \u202e" in text
+    assert not STEERING.search(text)
 
 
 @pytest.mark.parametrize(

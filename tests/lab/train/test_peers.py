@@ -13,7 +13,7 @@ from tiny_images import tiny as tiny
 from torchrun import launch
 
 from neural_similarity.lab import session
-from neural_similarity.lab.errors import PeerDied
+from neural_similarity.lab.errors import PeerDied, RunError
 from neural_similarity.lab.train import distributed, peers
 from neural_similarity.lab.train.checkpoint import list_checkpoints
 
@@ -150,6 +150,24 @@ def test_errors_of_this_process_stay_its_own():
         raise RuntimeError("my own")
     with pytest.raises(PeerDied, match="rank 1 died"), peers.deaths_named():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection closed by peer")
+
+
+MISMATCH = "[enforce fail at pair.cc:454] op.preamble.length <= op.nbytes.\n64 vs 32 (gloo)"
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError(MISMATCH), distributed.dist.DistError(MISMATCH)])
+def test_without_a_death_the_error_itself_is_passed_on(monkeypatch, elsewhere, error):
+    here = peers.socket.gethostname()
+    processes = [(here, os.getpid()), ("another machine" if elsewhere else here, os.getpid())]
+    monkeypatch.setattr(distributed, "process_count", lambda: 2)
+    monkeypatch.setattr(distributed, "peers", lambda: processes)
+    monkeypatch.setattr(peers, "WAIT_SECONDS", 0.05)
+    with pytest.raises(RunError, match=r"could not communicate") as found, peers.deaths_named():
+        raise error
+    assert not isinstance(found.value, PeerDied)
+    assert str(found.value).endswith(f": {MISMATCH}")
+    assert ("died" in str(found.value)) == elsewhere
 
 
 @pytest.mark.usefixtures("two_processes")

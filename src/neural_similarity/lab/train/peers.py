@@ -1,4 +1,7 @@
-"""When a torchrun process dies, the others end with one line that says which one."""
+"""When a torchrun process dies, the others end with one line that says which one.
+
+Where none died, as in a mismatch of sizes, that line is the error itself.
+"""
 
 import contextlib
 import os
@@ -14,7 +17,7 @@ from types import FrameType
 
 from torch import distributed as dist
 
-from neural_similarity.lab.errors import PeerDied
+from neural_similarity.lab.errors import PeerDied, RunError
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.run import CONFIG
 
@@ -35,6 +38,7 @@ def deaths_named(run: Path | None = None) -> Iterator[None]:
 
     Raises:
         PeerDied: another process died.
+        RunError: communication failed, and every process of this machine lives.
     """
     if distributed.process_count() == 1:
         yield
@@ -45,7 +49,9 @@ def deaths_named(run: Path | None = None) -> Iterator[None]:
         except RuntimeError as error:
             if not (isinstance(error, dist.DistError) or BROKEN.search(str(error))):
                 raise
-            raise _describe_death(_dead_ranks(WAIT_SECONDS), run) from error
+            if dead := _dead_ranks(WAIT_SECONDS):
+                raise _describe_death(dead, run) from error
+            raise _describe_mismatch(error) from error
 
 
 @contextlib.contextmanager
@@ -77,10 +83,19 @@ def _sigterm_explained(run: Path | None) -> Iterator[None]:
 
 
 def _describe_death(ranks: list[int], run: Path | None) -> PeerDied:
-    who = f"rank {', '.join(map(str, ranks))}" if ranks else "one rank, on another machine,"
+    who = f"rank {', '.join(map(str, ranks))}"
     goes_on = run is not None and (run / CONFIG).is_file()
     advice = f"continue with nsim train --resume {run}" if goes_on else "run the command again"
     return PeerDied(f"of {distributed.process_count()} processes, {who} died; {advice}")
+
+
+def _describe_mismatch(error: RuntimeError) -> RunError:
+    here = socket.gethostname()
+    away = any(host != here for host, _ in distributed.peers())
+    perhaps = ", unless one of another machine died" if away else ""
+    return RunError(
+        f"{distributed.process_count()} processes could not communicate{perhaps}: {error}"
+    )
 
 
 def _dead_ranks(seconds: float = 0.0) -> list[int]:
