@@ -175,11 +175,11 @@ def test_every_way_of_writing_steers_nothing_and_fits(writer, encoding):
 
 @pytest.mark.parametrize("stream", ["2>&1", "2>&1 >/dev/null"])
 def test_a_traceback_steers_no_terminal(stream):
-    code = (
-        "from neural_similarity.lab import cli\n"
-        "def fail():\n    raise KeyError('\\x1b[2J') from RuntimeError('of \\x1b]0;t\\a \\u202eΔ')\n"
-        "cli.exit_code(fail)"
-    )
+    code = r"""
+from neural_similarity.lab import cli
+def fail():
+    raise KeyError('\x1b[2J') from RuntimeError('of \x1b]0;t\a \u202eΔ')
+cli.exit_code(fail)"""
     words = f'PYTHONIOENCODING=cp1252 "$0" -c "$1" {stream}'
     done = subprocess.run(
         ["bash", "-c", words, sys.executable, code], capture_output=True, check=False
