@@ -68,6 +68,12 @@ def test_other_tools(tmp_path, monkeypatch):
     assert ns.max_difference(names["one"], ns.unconvert(names["one"]), names["x"]) > 1e-3
 
 
+def test_errors_are_as_the_page_of_questions_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("docs/faq.md")
+    assert (tmp_path / "mine.safetensors").exists()
+
+
 def test_the_family():
     run("docs/similarities.md", slice(1))
 
