@@ -134,17 +134,10 @@ class Built:
         built = kernel.warmup(*arguments, **constants, **config, enable_fp_fusion=True, grid=(1,))
         self.ptx, self.binary = built.asm["ptx"], built.asm["cubin"]
         (folder / "kernel.ptx").write_text(self.ptx)
-        command = [
-            get_ptxas(90).path,
-            "-v",
-            "--gpu-name=sm_90a",
-            "kernel.ptx",
-            "-o",
-            "kernel.cubin",
-        ]
-        self.said = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=True
-        ).stderr
+        flags = "-v --gpu-name=sm_90a kernel.ptx -o kernel.cubin".split()
+        command = [get_ptxas(90).path, *flags]
+        options = {"cwd": folder, "capture_output": True, "text": True, "check": True}
+        self.said = subprocess.run(command, **options).stderr
 
     @property
     def spilt(self) -> set[int]:
@@ -190,11 +183,8 @@ def check(kind, launched, dtype, folder):
 
 @pytest.mark.parametrize("name", ["forward", "diagonal_gradients"])
 def test_diagonal_kernels_in_bfloat16(name, monkeypatch, tmp_path):
-    (launched,) = (
-        found
-        for found in launches("diagonal", torch.bfloat16, monkeypatch, Shape())
-        if found[0] is getattr(kernels, name)
-    )
+    found = launches("diagonal", torch.bfloat16, monkeypatch, Shape())
+    (launched,) = (one for one in found if one[0] is getattr(kernels, name))
     check("diagonal", launched, torch.bfloat16, tmp_path)
 
 

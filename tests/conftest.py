@@ -22,12 +22,7 @@ def _no_leaks():
 
 def shared_state():
     functions = data.load_dataset, data.load_split, visualize.draw
-    return (
-        functions,
-        session.draw_learning_curves,
-        dict(RECIPES),
-        dict(TABLES),
-    )
+    return (functions, session.draw_learning_curves, dict(RECIPES), dict(TABLES))
 
 
 @pytest.fixture(autouse=True)

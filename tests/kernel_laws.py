@@ -55,17 +55,14 @@ class Case:
     def results(self, operands, outgoing, dtype, backend, device="cpu") -> list[Tensor]:
         """y and the gradients of x, weight and M, from operands of a dtype on a device."""
         types = dtype, dtype, torch.promote_types(dtype, torch.float32)
-        copies = self.arranged(
-            *(t.to(device, type).detach() for t, type in zip(operands, types, strict=True))
-        )
+        pairs = zip(operands, types, strict=True)
+        copies = self.arranged(*(t.to(device, type).detach() for t, type in pairs))
         copies = [t.requires_grad_() for t in copies]
         y = self(*copies, backend=backend)
         return [y, *torch.autograd.grad(y, copies, outgoing.to(device, dtype))]
 
 
-def check(
-    case: Case, kind: str, dtype: torch.dtype, device: str = "cpu", backend: str = "triton"
-) -> None:
+def check(case: Case, kind: str, dtype: torch.dtype, device="cpu", backend="triton") -> None:
     """Errors are at most twice those of the eager form, or float32's rounding.
 
     In bfloat16, which runs on GPUs alone, or that type's: of a few numbers the roundings of the

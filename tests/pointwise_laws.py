@@ -80,9 +80,8 @@ def check_scaled(maps, dtype, device, rectified):
     close(found, expected, dtype)
     grad = torch.randn(found.shape).to(dtype)
     gradients = torch.autograd.grad(found, (y, factors), grad.to(device))
-    for one, other in zip(
-        gradients, torch.autograd.grad(expected, truth, grad.double()), strict=True
-    ):
+    right = torch.autograd.grad(expected, truth, grad.double())
+    for one, other in zip(gradients, right, strict=True):
         close(one, other, dtype)
 
 

@@ -5,18 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "neural_similarity"
-LIBRARY = (
-    "ops",
-    "functional",
-    "nn",
-    "models",
-    "conversion",
-    "regularize",
-    "visualize",
-    "testing",
-    "hub",
-    "files",
-)
+LIBRARY = "ops functional nn models conversion regularize visualize testing hub files".split()
 LABORATORY = ("data", "train", "tasks", "session", "recipes", "paper", "theory", "cli")
 IMPORT = re.compile(r"^\s*from ([\w.]+) import ([\w, ]+|\()", re.MULTILINE)
 

@@ -7,12 +7,7 @@ from pathlib import Path
 import claims
 import pytest
 
-from neural_similarity.lab.paper import (
-    TABLES,
-    make_report,
-    read_costs,
-    to_markdown,
-)
+from neural_similarity.lab.paper import TABLES, make_report, read_costs, to_markdown
 from neural_similarity.lab.paper.markdown import interval_text, our_result, signed_number
 
 ROOT = Path(__file__).parents[1]

@@ -42,10 +42,7 @@ def test_an_example_prints_what_its_tutorial_shows(name, tmp_path, monkeypatch, 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "drawn"),
-    [
-        ("adapt", "pictures/similarities.png"),
-        ("few_shot", "runs/cosine-prototypes/plots/gain.png"),
-    ],
+    [("adapt", "pictures/similarities.png"), ("few_shot", "runs/cosine-prototypes/plots/gain.png")],
 )
 def test_an_example_draws_the_picture_of_its_tutorial(name, drawn, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

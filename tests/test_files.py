@@ -200,17 +200,9 @@ def test_a_full_disk_leaves_what_was_there_and_names_the_file(tmp_path):
 
 
 def test_other_names_stay_bit_for_bit(tmp_path):
-    for name in (
-        *(
-            ".x.partial",
-            ".x.12a.partial",
-            ".x..partial",
-            ".x.012.partial",
-            ".x.12.partial.bak",
-            ".y.12.partial",
-        ),
-        *("x.12.partial", ".x.1.2.partial", ".x.\u0662.partial", "xx", ".xx.12.partial", "x.bak"),
-    ):
+    hidden = (".x.partial", ".x.12a.partial", ".x..partial", ".x.012.partial", ".y.12.partial")
+    others = ("x.12.partial", ".x.12.partial.bak", ".x.1.2.partial", ".x.\u0662.partial")
+    for name in (*hidden, *others, "xx", ".xx.12.partial", "x.bak"):
         (tmp_path / name).write_text("others'")
     (tmp_path / ".x.7.partial").symlink_to("x.bak")
     before = contents(tmp_path)
@@ -300,9 +292,7 @@ def test_a_link_to_a_file_is_followed_but_not_out_of_a_folder(tmp_path, read):
             read(run / name, within=within)
             read(tmp_path / "linked" / name, within=within)
         for name in ("outside", "folder/file", "../elsewhere/file"):
-            with pytest.raises(
-                ValueError, match=r"must lie in .*(run|linked), got a link to .*elsew"
-            ):
+            with pytest.raises(ValueError, match=r"must lie in .*(run|linked), got a link to"):
                 read(run / name, within=within)
     read(run / "outside")
     for missing in (run / "none", run / "file" / "none"):

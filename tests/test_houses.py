@@ -69,10 +69,8 @@ def test_what_lacks_the_extra_says_what_to_install(code, what):
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["recipes"], ["recipes", "--all"]])
 def test_help_and_lists_load_no_torch(words):
-    code = (
-        f"import sys; from neural_similarity.lab.cli import main; main({words})\n"
-        "print('torch' in sys.modules, file=sys.stderr)"
-    )
+    code = f"import sys; from neural_similarity.lab.cli import main; main({words})\n"
+    code += "print('torch' in sys.modules, file=sys.stderr)"
     assert run(code).stderr.splitlines()[-1] == "False"
 
 

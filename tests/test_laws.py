@@ -61,11 +61,8 @@ def test_every_law(law, case):
 @pytest.mark.parametrize("law", testing.QUICK)
 @pytest.mark.parametrize("predictor", PREDICTORS)
 def test_predictors(law, predictor):
-    (case,) = [
-        case
-        for case in testing.cases(ns.Diagonal(), PREDICTORS[predictor])
-        if str(case) == "dynamic Conv2d"
-    ]
+    cases = testing.cases(ns.Diagonal(), PREDICTORS[predictor])
+    (case,) = [case for case in cases if str(case) == "dynamic Conv2d"]
     hold(law, case)
 
 

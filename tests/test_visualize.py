@@ -137,9 +137,8 @@ def test_taps_of_static_matrices_stand_in_their_places():
     full, diagonal = torch.randn(6, 6), torch.randn(6)
     found, kernels = {"full": full, "diagonal": diagonal}, {"full": (2, 3), "diagonal": (2, 3)}
     axes = visualize.plot_matrices(found, kernels=kernels).axes
-    first, second = (
-        torch.tensor(np.ma.filled(axis.images[0].get_array(), np.nan)) for axis in axes[:2]
-    )
+    images = [axis.images[0].get_array() for axis in axes[:2]]
+    first, second = (torch.tensor(np.ma.filled(image, np.nan)) for image in images)
     assert_close(second, (diagonal - 1).view(2, 3))
     for tap, row in enumerate(full - torch.eye(6)):
         top, left = 3 * (tap // 3), 4 * (tap % 3)

@@ -73,8 +73,6 @@ def timeless(path):
 
 def lines_of(folder, *, seeds=(1, 2), only=(), budget=1.0, **changes):
     """The lines that the tiny table lacks below `folder`."""
-    scope = Scope(
-        **{"budget": budget, "results": folder / "results", "runs": folder / "runs"},
-        **{"data": folder / "data"} | changes,
-    )
+    places = {name: folder / name for name in ("results", "runs", "data")}
+    scope = Scope(**{"budget": budget} | places | changes)
     return missing_lines(wanted_records(TINY_TABLE, seeds, RowChoice(only)), scope)

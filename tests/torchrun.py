@@ -94,9 +94,8 @@ def launch(processes, *words, **options):
     """Run a program by so many processes, whatever comes of it."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     folder = Path(__file__).parent
-    path = os.pathsep.join(
-        [str(folder.parent / "src"), str(folder), os.environ.get("PYTHONPATH", "")]
-    )
+    places = [str(folder.parent / "src"), str(folder), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(places)
     return subprocess.run(
         [sys.executable, *command, *map(str, words)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},

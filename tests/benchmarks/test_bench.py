@@ -24,15 +24,8 @@ from neural_similarity.ops import backend, native
 CPU = choose_runtime("cpu", "fp32")
 SHORT = Case(runtime=CPU, width=0.1, rounds=3, attempts=1)
 SMALL = replace(SHORT, batch=3, channels=4, size=5)
-OPTIONS = Options(
-    dtype="fp32",
-    rounds=3,
-    batch=(2,),
-    size=(4,),
-    similarity=("diagonal",),
-    device="cpu",
-    quick=True,
-)
+ONE = {"batch": (2,), "size": (4,), "similarity": ("diagonal",)}
+OPTIONS = Options(dtype="fp32", rounds=3, device="cpu", quick=True, **ONE)
 BOTH = pytest.mark.parametrize("kind", ["diagonal", "full"])
 DTYPES = pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 
@@ -79,18 +72,12 @@ def test_the_networks_oracle_is_the_network_in_float64(similarity):
 @pytest.mark.parametrize(("batch", "channels", "size"), [(1, 4, 5), (5, 3, 9)])
 def test_every_subject_is_right(kind, dtype, batch, channels, size, monkeypatch):
     monkeypatch.setattr(oracle, "CHUNK", 200)  # Oracles take two images of 9×9 at a time.
-    case = Case(
-        kind=kind,
-        runtime=choose_runtime("cpu", dtype),
-        batch=batch,
-        channels=channels,
-        size=size,
-    )
+    sizes = {"batch": batch, "channels": channels, "size": size}
+    case = Case(kind=kind, runtime=choose_runtime("cpu", dtype), **sizes)
     found = list(catalogue.subjects(case))
     assert found[0].name == catalogue.BASELINE
-    assert (
-        len({subject.name for subject in found}) == len(found) == (8 if kind == "diagonal" else 7)
-    )
+    names = {subject.name for subject in found}
+    assert len(names) == len(found) == (8 if kind == "diagonal" else 7)
     checker = Checker(case.operands.grad, case.dtype)
     for subject in found:
         if (subject.name, dtype) == ("deform_conv2d", "bf16"):
@@ -285,9 +272,8 @@ def test_a_backend_that_declines_is_skipped_with_its_reason(monkeypatch):
 
 def test_learning_leaves_the_identity():
     for similarity in ("static-full", "dynamic-diagonal"):
-        moved, again, plain = (
-            networks.cnn9(SHORT, name).eval() for name in (similarity, similarity, networks.PLAIN)
-        )
+        names = (similarity, similarity, networks.PLAIN)
+        moved, again, plain = (networks.cnn9(SHORT, name).eval() for name in names)
         x = SHORT.images(2)
         assert (moved(x) - plain(x)).abs().max() > 1e-3
         assert torch.equal(moved(x), again(x))

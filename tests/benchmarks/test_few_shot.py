@@ -10,9 +10,8 @@ from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train import choose_runtime
 
-CASE = Case(
-    runtime=choose_runtime("cpu", "fp32"), size=16, width=0.1, batch=50, rounds=3, attempts=1
-)
+CPU = choose_runtime("cpu", "fp32")
+CASE = Case(runtime=CPU, size=16, width=0.1, batch=50, rounds=3, attempts=1)
 
 
 @pytest.fixture(autouse=True)

@@ -120,10 +120,7 @@ def test_rows_of_a_gpu_tell_the_host_apart(monkeypatch):
     sizes = {"batch": (2,), "size": (4,), "similarity": ("diagonal",)}
     options = Options(device="cpu", dtype="fp32", rounds=3, quick=True, **sizes)
     case = Case(runtime=choose_runtime("cpu", "fp32"), width=0.1, batch=2, rounds=3, attempts=1)
-    for rows in (
-        list(catalogue.operators(options)),
-        networks.training(case, ["static-diagonal"]),
-    ):
+    for rows in (list(catalogue.operators(options)), networks.training(case, ["static-diagonal"])):
         assert all(timing.seconds == 1 for row in rows for timing in row.times.values())
         assert all(0 < row.costs["host_seconds"] < 1 for row in rows)
         report = Report(bench="operators", environment={}, quick=False, others=0, rows=tuple(rows))

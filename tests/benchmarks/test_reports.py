@@ -40,9 +40,8 @@ ENVIRONMENT = {
 
 
 def at(seconds, ratio=1.0, reach=0.0, spread=0.01):
-    return Timing(
-        seconds=seconds, spread=spread, ratio=ratio, low=ratio - reach, high=ratio + reach, rounds=9
-    )
+    low, high = ratio - reach, ratio + reach
+    return Timing(seconds=seconds, spread=spread, ratio=ratio, low=low, high=high, rounds=9)
 
 
 def report(name, *rows, **changes):
@@ -66,6 +65,9 @@ OURS = operator(
     times={"forward": at(0.0015, 1.5, 0.1), "both": at(0.004, 2.0, 0.25)},
 )
 WRONG = operator("rival", problem="wrong: error 1.0e+00", wrong=True, error=1.0)
+
+
+CNN, STATIC = "cifar10-cnn", "cifar10-static-dns"
 
 
 def cells(text, name):
@@ -126,9 +128,8 @@ def network(what, name, ratio, **changes):
 
 def timed(name, ratio, **changes):
     row = operator(name, times={"forward": at(1e-3, ratio), "both": at(3e-3, 2 * ratio)})
-    return replace(
-        row, group=row.group | {"sweep": ""} | changes, costs={"saved_bytes": 64.0 * ratio}
-    )
+    costs = {"saved_bytes": 64.0 * ratio}
+    return replace(row, group=row.group | {"sweep": ""} | changes, costs=costs)
 
 
 def growing(batch, milliseconds):
@@ -175,9 +176,7 @@ def test_the_page_of_performance_is_what_the_command_writes(tmp_path, monkeypatc
 def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
     write(report("operators", BASE, OURS, WRONG), tmp_path)
     write(report("training", network("updates", "plain", 1.0, baseline=True), quick=True), tmp_path)
-    text = performance.page(
-        tmp_path, tmp_path.parent / "docs" / "page.md", "python -m benchmarks page"
-    )
+    text = performance.page(tmp_path, tmp_path.parent / "docs/page.md", "python -m benchmarks page")
     assert text.startswith("# Performance\n\n`python -m benchmarks page` writes this page")
     assert "`python -m benchmarks by hand` on A CPU, torch 2.15; code 0123456789ab;" in text
     assert "| 41 floats/position | reached |" in text
@@ -196,9 +195,7 @@ def test_the_page_of_a_gpu_has_its_name_and_the_hosts_time(tmp_path):
     rows = [replace(row, costs=row.costs | {"host_seconds": 1.25e-4}) for row in (BASE, OURS)]
     write(report("operators", *rows, environment=gpu), tmp_path)
     write(report("operators", BASE, OURS), other)
-    text, without = (
-        performance.page(folder, tmp_path / "p.md", "") for folder in (tmp_path, other)
-    )
+    text, without = (performance.page(f, tmp_path / "p.md", "") for f in (tmp_path, other))
     assert "on NVIDIA H200, torch 2.15" in text
     assert "Host, ms." in text
     assert [line for line in text.splitlines() if line == "| ours, compiled | 0.125 |"]
@@ -207,15 +204,10 @@ def test_the_page_of_a_gpu_has_its_name_and_the_hosts_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "left_out"),
-    [
-        ((), ()),
-        (("cifar10-static-dns",), ("cifar10-static-dns",)),
-        (("cifar10-cnn",), ("cifar10-cnn", "cifar10-static-dns")),
-    ],
+    ("changed", "left_out"), [((), ()), ((STATIC,), (STATIC,)), ((CNN,), (CNN, STATIC))]
 )
 def test_the_page_leaves_out_recipes_that_have_changed(tmp_path, changed, left_out):
-    names = ("cifar10-cnn", "cifar10-static-dns")
+    names = (CNN, STATIC)
     configs = {name: recipe_to_json(RECIPES[name]) for name in names}
     for name in changed:
         configs[name]["similarity"] = "static-full"
@@ -250,11 +242,7 @@ def test_the_page_says_what_was_otherwise_when_a_report_was_made(tmp_path):
 
 
 def test_a_machine_is_with_its_matrix_unit_or_without():
-    for amx, words in (
-        (True, "A CPU with AMX, "),
-        (False, "A CPU without AMX, "),
-        (None, "A CPU, "),
-    ):
+    for amx, words in ((True, "A CPU with AMX,"), (False, "A CPU without AMX,"), (None, "A CPU, ")):
         assert report("training", environment=ENVIRONMENT | {"amx": amx}).machine.startswith(words)
 
 
@@ -262,9 +250,7 @@ def test_a_page_of_nothing_is_refused_and_the_old_one_stays(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("before")
     assert main(["page", "--results", str(tmp_path / "no"), "--out", str(page)]) == 1
-    assert "`results` must hold what a benchmark saved, such as operators.json" in (
-        capsys.readouterr().err
-    )
+    assert "`results` must hold what a benchmark saved" in capsys.readouterr().err
     assert page.read_text() == "before"
 
 

@@ -224,10 +224,8 @@ def files(backbone, tmp_path):
     }
     nn.init.normal_(models["full"].bn.weight)
     extras = {"full": "bn"}
-    return models, {
-        name: ns.save_adapter(model, tmp_path / name, extras.get(name, ()))
-        for name, model in models.items()
-    }
+    files = {n: ns.save_adapter(m, tmp_path / n, extras.get(n, ())) for n, m in models.items()}
+    return models, files
 
 
 def test_adapters_are_switched_and_the_backbone_is_what_it_was(backbone, x, files):

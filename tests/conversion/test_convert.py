@@ -222,11 +222,8 @@ def test_layers_of_two_types_share_a_predictor_each():
 @pytest.mark.parametrize("similarity", ["static-full", "dynamic-full"])
 def test_layers_that_were_changed_by_hand_convert_as_they_are_now(similarity):
     """A stem for grey images, a stride and a padding set as one number, another window."""
-    stem, strided, up = (
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.Conv2d(4, 4, 3, 2),
-        nn.ConvTranspose2d(4, 4, 3),
-    )
+    stem, strided = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2)
+    up = nn.ConvTranspose2d(4, 4, 3)
     stem.weight = nn.Parameter(stem.weight.sum(1, keepdim=True)[..., :2])
     strided.stride, strided.padding, strided.dilation, up.stride = 1, 2, [2, 2], 2
     plain = nn.Sequential(stem, strided, up).double()
@@ -282,9 +279,7 @@ def test_max_difference_compares_in_evaluation_mode_and_restores_it(network, x):
     assert ns.max_difference(network, other, x) == pytest.approx(0.25)
     assert network.training
     assert not network.norm.training
-    with pytest.raises(
-        ValueError, match="`model` and `other` must have outputs of the same shapes"
-    ):
+    with pytest.raises(ValueError, match="`model` and `other` must have outputs of the same shape"):
         ns.max_difference(network, network.stem, x)
 
 
@@ -309,11 +304,7 @@ PAIRS = {
     "masks": ({"a": lambda x: x > 0}, {"a": lambda x: x > 1}, 1),
     "nan": ({"a": fill(torch.nan)}, {"a": fill(1)}, torch.nan),
     "keys": ({"a": fill(1)}, {"b": fill(1)}, r"outputs of the same keys, got \['a'\] and \['b'\]"),
-    "shapes": (
-        {"a": fill(1)},
-        {"a": lambda x: (x, x[:1])},
-        r"outputs of the same shapes, got \[\[",
-    ),
+    "shapes": ({"a": fill(1)}, {"a": lambda x: (x, x[:1])}, r"outputs of the same shapes, got \["),
     "text": ({"a": lambda _: "text"}, {"a": fill(1)}, "mappings and sequences of them, got str"),
 }
 
@@ -365,9 +356,8 @@ def test_parameter_groups_hold_every_trainable_parameter_once():
     held = [id(p) for group in groups for p in group["params"]]
     assert len(held) == len(set(held))
     assert set(held) == {id(p) for p in network.parameters() if p.requires_grad}
-    assert [g["name"] for g in ns.parameter_groups(nn.Linear(2, 2), weight_decay=0.1)] == [
-        "weights"
-    ]
+    (group,) = ns.parameter_groups(nn.Linear(2, 2), weight_decay=0.1)
+    assert group["name"] == "weights"
 
 
 def test_parameters_behind_pruning_and_parametrizations_are_in_their_groups():
@@ -485,14 +475,10 @@ def test_groups_stay_as_the_predictor_saw_them():
         layer(torch.randn(2, 4, 5, 5))
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [(ns.Conv2d, (2, 2, 3)), (ns.ConvTranspose2d, (2, 2, 3)), (ns.Linear, (2, 2))],
-)
-def test_complex_layers_have_no_similarity(kind, sizes):
+@pytest.mark.parametrize("kind", [ns.Conv2d, ns.ConvTranspose2d, ns.Linear])
+def test_complex_layers_have_no_similarity(kind):
+    sizes = (2, 2) if kind is ns.Linear else (2, 2, 3)
     layer = kind(*sizes, dtype=torch.complex64)
-    with pytest.raises(
-        ValueError, match=r"`similarity` must be None .* 'static-diagonal' and .*complex64"
-    ):
+    with pytest.raises(ValueError, match=r"`similarity` must be None .*complex64"):
         layer.with_similarity("static-diagonal")
     assert layer.with_similarity(None).similarity is None

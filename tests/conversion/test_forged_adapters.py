@@ -153,22 +153,10 @@ def test_every_text_of_a_similarity(backbone, genuine, tmp_path, text):
     assert not (tmp_path / "owned").exists()
 
 
-LAYER_NAMES = [
-    "",
-    "9",
-    "1",
-    "4",
-    "0.weight",
-    "0.similarity",
-    ".",
-    "0.",
-    "\0",
-    "\x1b[2J",
-    "x" * 10**5,
-]
+NAMES = ["", "9", "1", "4", "0.weight", "0.similarity", ".", "0.", "\0", "\x1b[2J", "x" * 10**5]
 
 
-@pytest.mark.parametrize("name", LAYER_NAMES, ids=lambda name: ascii(name[:20]))
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name[:20]))
 def test_every_name_of_a_layer(backbone, genuine, tmp_path, name):
     tensors, facts = parts(genuine)
     for text, names in facts["similarities"].items():

@@ -156,9 +156,7 @@ def test_what_does_not_matter_has_not_moved(backbone, x, tmp_path):
 def test_a_network_that_neither_converted_nor_froze_is_refused(tmp_path):
     """Nobody knows what its backbone is; once frozen, it is what was frozen."""
     model = ns.models.cnn9(10, width=0.1, similarity="static-full").eval()
-    with pytest.raises(
-        ValueError, match=r"not as ns.convert saw them: conv1_1.0.weight, .* more. ns.fre"
-    ):
+    with pytest.raises(ValueError, match=r"not as ns.convert saw them: conv1_1.0.weight, .* more"):
         ns.save_adapter(model, tmp_path / "a")
     file = ns.save_adapter(ns.freeze_backbone(model, train=()), tmp_path / "a")
     loaded = ns.load_adapter(ns.unconvert(model), file)
@@ -177,10 +175,8 @@ def test_a_freeze_tells_where_the_backbone_is_no_longer_what_was_converted(backb
 def test_what_is_remembered_is_in_no_state_and_goes_with_the_similarities(backbone):
     plain = {name: set(vars(module)) for name, module in backbone.named_modules()}
     model = ns.freeze_backbone(ns.convert(backbone, "static-full"), train="fc")
-    assert model.state_dict().keys() - backbone.state_dict().keys() == {
-        "conv1.similarity.raw",
-        "conv2.similarity.raw",
-    }
+    learned = {"conv1.similarity.raw", "conv2.similarity.raw"}
+    assert model.state_dict().keys() - backbone.state_dict().keys() == learned
     for made in (ns.fold(model), ns.unconvert(model)):
         assert {name: set(vars(module)) for name, module in made.named_modules()} == plain
     layer = nn.Sequential(nn.Conv2d(3, 3, 3))[0]

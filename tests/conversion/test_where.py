@@ -148,7 +148,7 @@ def test_layers_that_a_transformer_reads_are_refused():
         (
             nn.Conv2d(3, 3, 3),
             ns.Static(ns.Unshared(ns.Full(), channels=5)),
-            "`similarity` must fit a layer.*divide the 3 channels",
+            "divide the 3 channels",
         ),
     ],
     ids=str,
@@ -167,11 +167,7 @@ NOT_IDENTITY = [
 
 
 @pytest.mark.parametrize("similarity", NOT_IDENTITY, ids=str)
-@pytest.mark.parametrize(
-    "where",
-    [["0"], ["1"], of_type(nn.Linear, nn.LSTM), None],
-    ids=["conv", "linear", "function", "all"],
-)
+@pytest.mark.parametrize("where", [["0"], ["1"], of_type(nn.Linear, nn.LSTM), None])
 def test_structures_that_do_not_start_at_the_identity_are_refused(similarity, where):
     network = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 5), nn.Conv2d(3, 3, 3))
     with pytest.raises(ValueError, match=r"does not start at the identity: .* of (5|9) taps"):
@@ -224,9 +220,7 @@ def test_a_ready_predictor_serves_one_layer():
     network = nn.Sequential(twice, nn.ReLU(), twice, nn.Conv2d(3, 2, 3))
     ready = nn.Conv2d(3, 9, 3, padding=1)
     spec = ns.Dynamic(predictor=ready)
-    with pytest.raises(
-        ValueError, match="must make a module for each layer, got one module for 2: 2, 3"
-    ):
+    with pytest.raises(ValueError, match="must make a module for each layer, got one module for 2"):
         ns.convert(network, spec)
     x = torch.randn(2, 3, 9, 10)
     for where in (["0"], ["0", "2"]):  # one layer under two names
@@ -339,9 +333,7 @@ class Experts(nn.Module):
 
 def test_convolutions_of_classes_of_their_own_are_in_the_plan():
     plan = ns.plan(nn.Sequential(Experts(), nn.Conv2d(1, 1, 3)), "static-full")
-    assert plan["0"].startswith(
-        "is a Experts with its own `forward`; replace it by a torch.nn.Conv2d"
-    )
+    assert plan["0"].startswith("is a Experts with its own `forward`; replace it by")
     timm = pytest.importorskip("timm")
     with torch.device("meta"):
         network = timm.create_model("tf_efficientnet_cc_b0_4e")

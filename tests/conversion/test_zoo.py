@@ -157,9 +157,8 @@ def onnx_session(model, any_size):
 
     dynamic = dict.fromkeys((0, 2, 3) if any_size else (0,), torch.export.Dim.DYNAMIC)
     example = images(*SIZES[0]).float()
-    program = torch.onnx.export(
-        model, (example,), dynamo=True, dynamic_shapes=(dynamic,), verbose=False
-    )
+    options = {"dynamo": True, "dynamic_shapes": (dynamic,), "verbose": False}
+    program = torch.onnx.export(model, (example,), **options)
     return onnxruntime.InferenceSession(program.model_proto.SerializeToString())
 
 

@@ -37,10 +37,8 @@ def test_every_image_is_a_plain_convolution_with_its_kernel(kind, window):
     layer, x = make(kind, *window), images()
     kernels = layer.kernels(x.mean((2, 3)))
     _, stride, padding = window
-    expected = [
-        F.conv2d(one[None], kernel, layer.bias, stride, padding)
-        for one, kernel in zip(x, kernels, strict=True)
-    ]
+    pairs = zip(x, kernels, strict=True)
+    expected = [F.conv2d(one[None], k, layer.bias, stride, padding) for one, k in pairs]
     torch.testing.assert_close(layer(x), torch.cat(expected))
 
 
@@ -115,11 +113,8 @@ def test_layout_changes_no_score(name):
     expected = model(x)
     runtime = choose_runtime("cpu", "fp32", channels_last=True)
     placed = runtime.place_model(model)
-    assert all(
-        tensor.is_contiguous(memory_format=torch.channels_last)
-        for tensor in placed.parameters()
-        if tensor.dim() == 4
-    )
+    kernels = [tensor for tensor in placed.parameters() if tensor.dim() == 4]
+    assert all(k.is_contiguous(memory_format=torch.channels_last) for k in kernels)
     torch.testing.assert_close(placed(runtime.place_images(x)), expected)
 
 

@@ -21,9 +21,8 @@ class Weights:
         return F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
 
     def norm(self, x, name):
-        return F.batch_norm(
-            x, None, None, self.state[f"{name}.weight"], self.state[f"{name}.bias"], training=True
-        )
+        line = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
+        return F.batch_norm(x, None, None, *line, training=True)
 
     def classify(self, x):
         mean = x.mean((2, 3))

@@ -80,9 +80,8 @@ def test_every_part_trains(name, similarity):
 @pytest.mark.parametrize("similarity", SIMILARITIES[1:])
 def test_placement(name, similarity, placed, plain):
     network = full_size(name, similarity)[0]
-    inside = {
-        id(m) for c in network.modules() if with_similarity(c) for m in c.similarity.modules()
-    }
+    similar = [layer for layer in network.modules() if with_similarity(layer)]
+    inside = {id(m) for layer in similar for m in layer.similarity.modules()}
     layers = [m for m in network.modules() if isinstance(m, nn.Conv2d) and id(m) not in inside]
     stem = similarity == "dynamic-full" and name in ("resnet18", "resnet34", "resnet50")
     assert sum(with_similarity(layer) for layer in layers) == placed - stem
@@ -170,10 +169,8 @@ def test_cnn10_with_the_hidden_units_of_the_appendix():
 
 
 def test_no_layer_of_cnn10_plus_is_smaller():
-    shapes = [
-        {n: p.shape for n, p in full_size(name)[0].named_parameters()}
-        for name in ("cnn10", "cnn10_plus")
-    ]
+    networks = [full_size(name)[0] for name in ("cnn10", "cnn10_plus")]
+    shapes = [{n: p.shape for n, p in network.named_parameters()} for network in networks]
     assert shapes[0].keys() < shapes[1].keys()
     for name, shape in shapes[0].items():
         assert all(a <= b for a, b in zip(shape, shapes[1][name], strict=True))

@@ -67,10 +67,8 @@ def definition(state, x, depth):
         return (x + y).relu()
 
     def norm(x, name):
-        mean, var, weight, bias = (
-            state[f"{name}.{part}"].view(-1, 1, 1)
-            for part in ("running_mean", "running_var", "weight", "bias")
-        )
+        parts = ("running_mean", "running_var", "weight", "bias")
+        mean, var, weight, bias = (state[f"{name}.{part}"].view(-1, 1, 1) for part in parts)
         return (x - mean) / (var + 1e-5).sqrt() * weight + bias
 
     x = norm(F.conv2d(x, state["conv1.weight"], None, 1, 1), "bn1").relu()
@@ -92,9 +90,8 @@ def test_outputs_are_the_definitions(name):
 def test_parameters_are_the_papers():
     sizes = [ns.models.parameters(ns.models.build(name, 10)) for name in DEPTHS]
     assert [round(size / 1e6, 2) for size in sizes] == [0.27, 0.85]
-    assert ns.macs(ns.models.resnet20(), (3, 32, 32)) == ns.models.macs(
-        ns.models.resnet20(), 3, 32, 32
-    )
+    network = ns.models.resnet20()
+    assert ns.macs(network, (3, 32, 32)) == ns.models.macs(network, 3, 32, 32)
 
 
 @pytest.mark.long

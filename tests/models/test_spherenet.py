@@ -79,9 +79,8 @@ def test_a_spherenet_is_its_layers():
         y = F.max_pool2d(y, 2)
     fc, norm, _ = model.fc
     y = F.relu(norm(ns.functional.sphere_conv2d(y, fc.weight, angle="linear"))).flatten(1)
-    torch.testing.assert_close(
-        model(x), F.linear(y, model.classifier.weight, model.classifier.bias)
-    )
+    expected = F.linear(y, model.classifier.weight, model.classifier.bias)
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_the_released_spherenet_ends_plainly():

@@ -41,9 +41,8 @@ def test_whole_angles_are_rot90_exactly(kernel_size, turns, dtype):
 @pytest.mark.parametrize("kernel_size", KERNELS)
 def test_mirrored_grids_are_flips_and_shifts_are_rolls_with_zeros_exactly(kernel_size):
     plain = layer(kernel_size)
-    assert torch.equal(
-        plain.similarity.matrix(), torch.eye(plain.similarity.geometry.taps).double()
-    )
+    identity = torch.eye(plain.similarity.geometry.taps).double()
+    assert torch.equal(plain.similarity.matrix(), identity)
     down = layer(kernel_size, scale_y=-2)
     assert torch.equal(moved(down), down.weight.flip(2))
     both = layer(kernel_size, scale_y=-2, scale_x=-2)
@@ -57,9 +56,7 @@ NUMBERS = {"angle": 0.3, "scale_y": -0.3, "scale_x": 0.2, "shear": 0.4, "shift_y
 
 
 @pytest.mark.parametrize("kernel_size", KERNELS)
-@pytest.mark.parametrize(
-    "numbers", [NUMBERS, {"angle": -0.5}, {"shear": -0.7}, {"shift_x": 0.25}], ids=str
-)
+@pytest.mark.parametrize("numbers", [NUMBERS, {"angle": -0.5}, {"shear": -0.7}, {"shift_x": 0.25}])
 def test_m_is_torchs_bilinear_sampling_of_the_kernel(kernel_size, numbers):
     """By grid_sample, which has (x, y) and counts from −1 to 1 between the outermost taps."""
     moving = layer(kernel_size, **numbers)

@@ -77,9 +77,7 @@ def test_dead_borders_leave_a_smaller_convolution(kernel, taps, options, left, p
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize(("kernel", "taps", "options", "left", "sides"), ASYMMETRIC, ids=str)
-def test_uneven_borders_leave_a_padding_and_a_smaller_convolution(
-    kernel, taps, options, left, sides
-):
+def test_uneven_borders_leave_a_padding_and_a_smaller_layer(kernel, taps, options, left, sides):
     layer = selecting(kernel, taps, **options)
     x = input_for(layer)
     fused = layer.fuse()
@@ -185,11 +183,8 @@ def test_shifts_become_a_depthwise_and_a_point_convolution(kernel, options, stru
     assert [type(m) for m in fused] == [PLAIN[len(kernel)]] * 2
     assert (shift.groups, shift.bias, shift.kernel_size) == (4, None, kernel)
     assert shift.weight.flatten(1).count_nonzero(1).tolist() == [1] * 4
-    assert (join.kernel_size, join.stride, join.groups) == (
-        (1,) * len(kernel),
-        (1,) * len(kernel),
-        1,
-    )
+    ones = (1,) * len(kernel)
+    assert (join.kernel_size, join.stride, join.groups) == (ones, ones, 1)
     assert_close(fused(x), layer(x))
 
 

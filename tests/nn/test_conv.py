@@ -65,9 +65,8 @@ def test_static_is_the_operator_with_one_matrix_everywhere(problem, similarity):
     y = layer(x)
     m = layer.similarity.matrix()
     dynamic = m[(None, ..., None, None)].expand(problem.batch, *m.shape, *y.shape[2:])
-    expected = similarity_conv2d(
-        x, layer.weight, dynamic, layer.bias, *problem.geometry, backend="reference"
-    )
+    rest = layer.bias, *problem.geometry
+    expected = similarity_conv2d(x, layer.weight, dynamic, *rest, backend="reference")
     assert_close(y, expected)
 
 
@@ -82,9 +81,8 @@ def test_dynamic_with_a_constant_predictor_is_static(options, kind):
     nn.init.zeros_(last.weight)
     last.bias.data.copy_(torch.linspace(-1, 1, len(last.bias)))
     static = ns.Conv2d(4, 6, (3, 5), similarity=ns.Static(structure), **options)
-    static.load_state_dict(
-        {"weight": dynamic.weight, "bias": dynamic.bias, "similarity.raw": last.bias}
-    )
+    state = {"weight": dynamic.weight, "bias": dynamic.bias, "similarity.raw": last.bias}
+    static.load_state_dict(state)
     x = torch.randn(2, 4, 9, 11, dtype=torch.float64)
     assert_close(dynamic(x), static(x))
 
@@ -182,15 +180,9 @@ def test_a_structure_module_starts_at_the_identity_from_zero():
         (lambda: ns.Dynamic(init="zero"), "`init` must be one of identity, released, got 'zero'"),
         (lambda: ns.Dynamic(ns.Full(residual=False)), '`init` "identity" needs a structure'),
         (lambda: ns.Static("full"), r"`structure` must be a Structure such as .* got 'full'"),
-        (
-            lambda: ns.Static(ns.Full),
-            "`structure` must be a Structure such as .* got <class .*Full'>",
-        ),
+        (lambda: ns.Static(ns.Full), "`structure` must be a Structure .* got <class .*Full'>"),
         (lambda: ns.Dynamic("full"), r"`structure` must be a Structure such as .* got 'full'"),
-        (
-            lambda: ns.Dynamic(ns.Full),
-            "`structure` must be a Structure such as .* got <class .*Full'>",
-        ),
+        (lambda: ns.Dynamic(ns.Full), "`structure` must be a Structure .* got <class .*Full'>"),
         (lambda: ns.Dynamic(predictor="spherenet"), "`predictor` must be .* got 'spherenet'"),
         (lambda: ns.Dynamic(predictor=ns.SphereNet), "`predictor` must be a callable .* got <clas"),
         (
@@ -229,12 +221,7 @@ def test_windows_of_one_number_in_a_tuple(similarity):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("stride", (2, 2)),
-        ("padding", (1, 1)),
-        ("dilation", (1, 1)),
-        ("padding_mode", "reflect"),
-    ],
+    [("stride", (2, 2)), ("padding", (1, 1)), ("dilation", (1, 1)), ("padding_mode", "reflect")],
 )
 def test_a_window_that_has_changed(name, value):
     """Static layers follow, as torch's do; predictors were built for the window of before."""
@@ -259,11 +246,7 @@ def test_a_window_that_has_changed(name, value):
         ((8, 8), torch.float32, r"`input` must be \(n, 4, \*size\) or \(4, \*size\) of 2 sizes"),
         ((2, 3, 8, 8), torch.float32, r"of 2 sizes, got \(2, 3, 8, 8\)"),
         ((1, 2, 4, 8, 8), torch.float32, r"of 2 sizes, got \(1, 2, 4, 8, 8\)"),
-        (
-            (2, 4, 8, 8),
-            torch.uint8,
-            "`input` must have the kernel's dtype torch.float32, got torch.uint8",
-        ),
+        ((2, 4, 8, 8), torch.uint8, "must have the kernel's dtype torch.float32, got torch.uint8"),
         ((2, 4, 8, 8), torch.float64, "`input` must have the kernel's dtype torch.float32"),
     ],
 )

@@ -87,7 +87,5 @@ def test_output_size(size):
 )
 def test_what_is_not_one_static_matrix_is_refused(similarity, channels, size):
     """Nor as many blocks as there are taps."""
-    with pytest.raises(
-        ValueError, match=r"`similarity` of a transposed convolution must be static,.* for all chan"
-    ):
+    with pytest.raises(ValueError, match="`similarity` of a transposed convolution must be static"):
         ns.ConvTranspose2d(*channels, size, similarity=similarity)

@@ -446,36 +446,21 @@ MAP = (2, 5, 3, 4)
         (lambda: attend(MAP, MAP, (2, 5, 4, 3)), r"got \(2, 5, 3, 4\), .*, \(2, 5, 4, 3\)"),
         (lambda: attend(MAP, MAP, (1, 5, 3, 4)), r"got \(2, 5, 3, 4\), .*, \(1, 5, 3, 4\)"),
         (lambda: attend(*[MAP[1:]] * 3), r"must be .* got \(5, 3, 4\), \(5, 3, 4\)"),
-        (
-            lambda: similar(MAP, 11),
-            r"`similarity` must be one of \(12,\), \(2, 12, 1, 1\), .*, \(60, 60\) .* got \(11,\)",
-        ),
-        (
-            lambda: similar(MAP, (2, 12)),
-            r"`similarity` must be one of .*, \(2, 12, 12, 1, 1\), .* for a map .* got \(2, 12\)",
-        ),
+        (lambda: similar(MAP, 11), r"must be one of \(12,\), \(2, 12, 1, 1\), .* got \(11,\)"),
+        (lambda: similar(MAP, (2, 12)), r"must be one of .*\(2, 12, 12, 1, 1\), .* got \(2, 12\)"),
         (
             lambda: ns.GlobalSimilarity(4, SIZE, ns.Static(ns.Unshared(ns.Full(), filters=2))),
             '`blocks` of a global similarity must be of "channels", got "filters"',
         ),
-        (
-            lambda: similar(MAP, 12, blocks=("filters", 5)),
-            '`blocks` of a global similarity must be of "channels", got "filters"',
-        ),
-        (
-            lambda: similar(MAP, (2, 12), blocks=("channels", 2)),
-            "`blocks` must divide the 5 channels, got 2",
-        ),
+        (lambda: similar(MAP, 12, blocks=("filters", 5)), 'must be of "channels", got "filters"'),
+        (lambda: similar(MAP, (2, 12), blocks=("channels", 2)), "must divide the 5 channels"),
         (
             lambda: similar(MAP, (2, 12), blocks=("channels", 5)),
             r"`similarity` must be one of \(5, 12\), \(2, 5, 12, 1, 1\), .* got \(2, 12\)",
         ),
         (lambda: similar(MAP, 12, torch.uint8), "`x` must have a floating-point dtype, got"),
         (lambda: similar((3, 4), 12), r"`x` must be \(n, c, h, w\) or \(c, h, w\), got \(3, 4\)"),
-        (
-            lambda: ns.SelfAttention(4).matrix(torch.zeros(4, *SIZE)),
-            r"`x` must be \(n, c, height, width\), got",
-        ),
+        (lambda: ns.SelfAttention(4).matrix(torch.zeros(4, *SIZE)), r"`x` must be \(n, c, height,"),
     ],
 )
 def test_errors(make, message):

@@ -7,22 +7,15 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 
-STRUCTURES = [
-    ns.Diagonal(),
-    ns.Full(),
-    ns.Unshared(ns.Diagonal(), channels=2),
-    ns.Unshared(ns.Full(), filters="each"),
-    ns.Unstructured(),
-]
+BLOCKS = ns.Unshared(ns.Diagonal(), channels=2), ns.Unshared(ns.Full(), filters="each")
+STRUCTURES = [ns.Diagonal(), ns.Full(), *BLOCKS, ns.Unstructured()]
 
 
 def network(structure):
     spec = ns.Static(structure)
     layers = [ns.Conv2d(4, 2, (1, 3), similarity=spec), nn.ReLU()]
-    layers += [
-        ns.Conv2d(2, 2, 2, similarity="dynamic-full"),
-        ns.Linear(3, 2, similarity="static-full"),
-    ]
+    linear = ns.Linear(3, 2, similarity="static-full")
+    layers += [ns.Conv2d(2, 2, 2, similarity="dynamic-full"), linear]
     model = nn.Sequential(*layers).double()
     for name, parameter in model.named_parameters():
         if name.endswith(".raw"):
@@ -58,9 +51,8 @@ def test_a_function_of_the_matrices():
         shapes.append(tuple(m.shape))
         return m.diagonal(dim1=-2, dim2=-1).sum()
 
-    assert ns.penalty(model, trace).item() == pytest.approx(
-        sum(m.trace().item() for m in matrices(model))
-    )
+    expected = sum(m.trace().item() for m in matrices(model))
+    assert ns.penalty(model, trace).item() == pytest.approx(expected)
     assert shapes == [(2, 3, 3), (3, 3)]
 
 
@@ -95,10 +87,8 @@ def test_unknown_measures_are_refused():
 
 
 def test_every_trained_parameter_is_in_one_group_and_no_frozen_one_in_any():
-    model = nn.Sequential(
-        ns.Conv2d(2, 2, 3, similarity="static-full"),
-        ns.Conv2d(2, 2, 3, similarity="dynamic-diagonal"),
-    )
+    kinds = ("static-full", "dynamic-diagonal")
+    model = nn.Sequential(*(ns.Conv2d(2, 2, 3, similarity=kind) for kind in kinds))
     model[0].bias.requires_grad_(False)
     groups = ns.parameter_groups(model, weight_decay=0.1)
     found = [id(parameter) for group in groups for parameter in group["params"]]

@@ -247,10 +247,8 @@ def test_batch_normalisation_stands_behind_both_convolutions(kind):
     for mode in (True, False):
         net.train(mode)
         first, second = net.norm1, net.norm2
-        statistics = [
-            (None, None) if mode else (norm.running_mean.clone(), norm.running_var.clone())
-            for norm in (first, second)
-        ]
+        own = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in (first, second)]
+        statistics = [(None, None)] * 2 if mode else own
         hidden = F.batch_norm(net.patch(x), *statistics[0], training=mode, eps=0.5).relu()
         raw = F.conv2d(hidden, net.last.weight, padding=1)
         assert_close(net(x), F.batch_norm(raw, *statistics[1], training=mode, eps=0.5))

@@ -19,11 +19,8 @@ SHARED = ns.Dynamic(ns.Diagonal(), ns.Shared(channels=3, hidden=5))
 
 
 def predictors(model):
-    return [
-        module.similarity.predictor
-        for module in model.modules()
-        if isinstance(module, ns.Conv2d) and module.similarity is not None
-    ]
+    layers = [module for module in model.modules() if isinstance(module, ns.Conv2d)]
+    return [layer.similarity.predictor for layer in layers if layer.similarity is not None]
 
 
 def count(modules):
@@ -71,10 +68,8 @@ def test_layers_of_one_kernel_size_share_one_module_inside_sharing():
     adaptations = [layer.similarity.predictor.adaptation for layer in layers]
     assert len(set(heads)) == 1
     assert len(set(adaptations)) == 3
-    others = {
-        *heads,
-        *(m.similarity.predictor.head for m in (other_size, other_scalars, other_spec)),
-    }
+    apart = (other_size, other_scalars, other_spec)
+    others = {*heads, *(m.similarity.predictor.head for m in apart)}
     assert len(others) == 4
     assert len({m.similarity.predictor.head for m in linear}) == 2
 

@@ -10,9 +10,8 @@ from torch.testing import assert_close
 from neural_similarity.ops import native
 from neural_similarity.ops.batch_norm import channel_moments, normalizing_line, pooled_relu
 
-in_every_format = pytest.mark.parametrize(
-    "memory_format", [torch.contiguous_format, torch.channels_last]
-)
+FORMATS = [torch.contiguous_format, torch.channels_last]
+in_every_format = pytest.mark.parametrize("memory_format", FORMATS)
 
 
 def maps(dtype=torch.float32, memory_format=torch.channels_last):

@@ -74,9 +74,8 @@ def test_derivatives(blocks, problem, kind):
 def test_low_precision_blocks(kind):
     problem = Problem("precision", channels=(8, 4))
     x, weight, m = operands(("channels", 2), problem, kind)
-    y = similarity_conv2d(
-        x.bfloat16(), weight.bfloat16(), m.float(), padding=1, blocks=("channels", 2)
-    )
+    low = x.bfloat16(), weight.bfloat16(), m.float()
+    y = similarity_conv2d(*low, padding=1, blocks=("channels", 2))
     expected = by_blocks(x, weight, m, ("channels", 2), problem).view(y.shape)
     assert (y - expected).abs().max() <= 0.03 * expected.abs().max()
 

@@ -5,11 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import neural_similarity as ns
-from neural_similarity.functional import (
-    similarity_conv1d,
-    similarity_conv2d,
-    similarity_conv3d,
-)
+from neural_similarity.functional import similarity_conv1d, similarity_conv2d, similarity_conv3d
 from neural_similarity.models import macs
 
 CONVS = {1: similarity_conv1d, 2: similarity_conv2d, 3: similarity_conv3d}
@@ -40,9 +36,7 @@ def test_equals_m_at_every_position(dims, out, diagonal, groups):
     expected = CONVS[dims](x, weight, written_out, bias, **window, backend="reference")
     assert_close(y, expected)
     cotangent = torch.randn_like(y)
-    assert_close(
-        torch.autograd.grad(y, given, cotangent), torch.autograd.grad(expected, given, cotangent)
-    )
+    assert_close(*(torch.autograd.grad(z, given, cotangent) for z in (y, expected)))
 
 
 @pytest.mark.parametrize("diagonal", [True, False])
@@ -74,10 +68,8 @@ def test_channels_last_images_are_convolved_one_by_one(groups):
     found, expected = (similarity_conv2d(*leaves, groups=groups) for leaves in (last, given))
     assert found.is_contiguous(memory_format=torch.channels_last)
     cotangent = torch.randn_like(expected)
-    assert_close(
-        (found, *torch.autograd.grad(found, last, cotangent)),
-        (expected, *torch.autograd.grad(expected, given, cotangent)),
-    )
+    pairs = ((found, last), (expected, given))
+    assert_close(*((y, *torch.autograd.grad(y, leaves, cotangent)) for y, leaves in pairs))
 
 
 def test_m_of_other_sizes_is_refused():
@@ -120,11 +112,8 @@ def test_m_is_folded_in_float32(full, cast):
     exact = weight.double().flatten(1)[None]
     exact = exact @ m.flatten(-3).double() if full else exact * m.double().view(3, 1, 9)
     with torch.autocast("cpu", torch.bfloat16, enabled=cast):
-        y = (
-            similarity_conv2d(x, weight.float(), m)
-            if cast
-            else similarity_conv2d(x.bfloat16(), weight, m)
-        )
+        operands = (x, weight.float()) if cast else (x.bfloat16(), weight)
+        y = similarity_conv2d(*operands, m)
     shown = y[:, :, 1:4, 1:4].flip(-2, -1).flatten(2)
     assert y.dtype == torch.bfloat16
     assert ((shown - exact).abs() <= 1.001 * 2**-8 * exact.abs() + 1e-6).all()

@@ -86,14 +86,10 @@ def test_func_grad_twice(kind):
 def test_vmap_of_grad_is_a_loop(in_dims, kind):
     problem, size = Problem("vmapped", stride=(2, 1)), 3
     operands = (*problem.operands(), problem.similarity(kind))
-    stacked = [
-        t if dim is None else torch.stack([t, 2 * t, t + 1], dim)
-        for t, dim in zip(operands, in_dims, strict=True)
-    ]
-    examples = [
-        [t if dim is None else t.select(dim, i) for t, dim in zip(stacked, in_dims, strict=True)]
-        for i in range(size)
-    ]
+    pairs = zip(operands, in_dims, strict=True)
+    stacked = [t if d is None else torch.stack([t, 2 * t, t + 1], d) for t, d in pairs]
+    pairs = list(zip(stacked, in_dims, strict=True))
+    examples = [[t if d is None else t.select(d, i) for t, d in pairs] for i in range(size)]
 
     def loss(*operands):
         return function(problem)(*operands).square().sum()

@@ -7,11 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from neural_similarity.functional import (
-    similarity_conv1d,
-    similarity_conv2d,
-    similarity_conv3d,
-)
+from neural_similarity.functional import similarity_conv1d, similarity_conv2d, similarity_conv3d
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 both_backends = pytest.mark.parametrize("backend", ["eager", "reference"])

@@ -145,11 +145,7 @@ def test_lesser_processors(without, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("channels", "groups", "backend"),
-    [
-        (NARROW - 1, 1, "compiled"),
-        (2 * NARROW, 2, "compiled"),
-        (2 * (NARROW - 1), 2, "eager"),
-    ],
+    [(NARROW - 1, 1, "compiled"), (2 * NARROW, 2, "compiled"), (2 * (NARROW - 1), 2, "eager")],
 )
 def test_narrow_groups_run_eagerly_unless_taken_together(channels, groups, backend):
     """One group of few channels is no slower in C."""
@@ -171,9 +167,7 @@ def test_narrow_groups_run_eagerly_unless_taken_together(channels, groups, backe
         (24, 24, 6, ("channels", 1), True),
     ],
 )
-def test_groups_of_as_many_filters_are_one_call(
-    channels, filters, groups, blocks, together, monkeypatch
-):
+def test_square_groups_are_one_call(channels, filters, groups, blocks, together, monkeypatch):
     """Groups of 1, 2, 4, 8 or 16 channels; calls of C are counted."""
     calls = []
     monkeypatch.setattr(native._Group, "call_native", lambda _, name, *__: calls.append(name))

@@ -87,9 +87,7 @@ def test_folding_leaves_channels_last_where_they_are(shape):
     "shape", [(4,), (7,), (), (4, 4), (10, 10), (5, 5), (6, 5), (5, 6), (1, 6), (1, 6, 6)], ids=str
 )
 def test_a_matrix_of_another_size_is_refused(shape):
-    with pytest.raises(
-        ValueError, match=rf"`similarity` must be .* \(4, 5, 3, 2\), got {re.escape(str(shape))}"
-    ):
+    with pytest.raises(ValueError, match=rf"`similarity` must be .*, got {re.escape(str(shape))}"):
         fold_kernel(torch.randn(4, 5, 3, 2), torch.randn(shape))
 
 
@@ -135,9 +133,7 @@ def test_memory_layouts(layout, kind):
 
 @pytest.mark.parametrize("name", ["weight", "similarity", "bias"])
 def test_operands_of_other_devices_are_refused(name):
-    operands = dict(
-        zip(("x", "weight", "similarity"), (*PROBLEMS[0].operands(), None), strict=True)
-    )
+    operands = dict(zip(("x", "weight"), PROBLEMS[0].operands(), strict=True))
     operands |= {"similarity": PROBLEMS[0].similarity("diagonal")}
     operands["bias"] = operands["x"].new_zeros(len(operands["weight"]))
     operands[name] = operands[name].to("meta")
@@ -251,27 +247,17 @@ def test_autocast_computes_in_its_type(kind):
         ({"padding": "half"}, '`padding` must be integers, "same" or "valid"'),
         ({"padding": "same", "stride": 2}, '"same" needs `stride` 1, got 2'),
         ({"dilation": 9}, "the window .* is larger than `x`"),
-        (
-            {"backend": "cuda"},
-            "`backend` must be one of auto, triton, compiled, eager, reference, got 'cuda'",
-        ),
+        ({"backend": "cuda"}, "`backend` must be one of auto, triton, .*, got 'cuda'"),
         ({"x": torch.zeros(2, 4, 7, 9, dtype=torch.int64)}, "the auto backend declines .*int64"),
         ({"backend": "triton"}, "the triton backend declines .*on cpu, not on a GPU"),
-        (
-            {"backend": "compiled", "x": torch.zeros(2, 4, 7, 9).double()},
-            "the compiled backend declines .*float64, neither",
-        ),
+        ({"backend": "compiled", "x": torch.zeros(2, 4, 7, 9).double()}, "compiled .*float64,"),
         ({"weight": torch.zeros(6, 4, 3, 3).double()}, "`weight` must have the input's dtype"),
         ({"similarity": torch.zeros(9, dtype=torch.complex64)}, "must be real, got"),
         ({"blocks": "channels"}, "`blocks` must be a pair of an axis and a number, got 'chan"),
     ],
 )
 def test_errors_say_what_is_required_and_what_came(changes, message):
-    arguments = {
-        "x": torch.zeros(2, 4, 7, 9),
-        "weight": torch.zeros(6, 4, 3, 3),
-        "similarity": torch.zeros(2, 9, 7, 9),
-        "padding": 1,
-    }
+    shapes = {"x": (2, 4, 7, 9), "weight": (6, 4, 3, 3), "similarity": (2, 9, 7, 9)}
+    arguments = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"padding": 1}
     with pytest.raises(ValueError, match=message):
         similarity_conv2d(**{**arguments, **changes})

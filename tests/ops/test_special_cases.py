@@ -123,14 +123,10 @@ def test_a_dynamic_similarity_takes_an_euler_step_of_a_nonlinear_equation():
         def forward(self, x):
             return selecting.view(-1, 1, 1) + STEP * predicted(x)
 
-    spec = ns.Dynamic(
-        ns.Unshared(ns.Full(residual=False), channels="each"),
-        lambda *_: SelectingAndPredicted(),
-        init="released",
-    )
-    layer = ns.Conv2d(
-        4, 4, 3, padding=1, groups=4, bias=False, similarity=spec, dtype=torch.float64
-    )
+    structure = ns.Unshared(ns.Full(residual=False), channels="each")
+    spec = ns.Dynamic(structure, lambda *_: SelectingAndPredicted(), init="released")
+    options = {"padding": 1, "groups": 4, "bias": False, "dtype": torch.float64}
+    layer = ns.Conv2d(4, 4, 3, similarity=spec, **options)
     layer.weight.data.copy_(weight.view(4, 1, 3, 3))
     x = input_of()
     patches = F.unfold(x, 3, padding=1).view(2, 4, 9, 6, 7)

@@ -128,9 +128,8 @@ def test_the_operator_itself_forward():
     m = torch.randn(1, 9, 3, 3, dtype=torch.float64)
     for argument in range(3):
         args = {"argnums": argument}
-        assert_close(
-            jacfwd(similarity_conv2d, **args)(x, w, m), jacrev(similarity_conv2d, **args)(x, w, m)
-        )
+        forward, backward = (jac(similarity_conv2d, **args) for jac in (jacfwd, jacrev))
+        assert_close(forward(x, w, m), backward(x, w, m))
 
 
 def of_maps_and_angles():

@@ -33,9 +33,7 @@ def megabytes(monkeypatch, *, by_kernels):
         monkeypatch.setattr(triton, "declines_triton", lambda *_: None)
         for module in (pointwise, sphere):
             monkeypatch.setattr(module, "takes_maps", lambda _: True)
-    layer = ns.Conv2d(
-        *(CHANNELS, CHANNELS, 3), padding=1, bias=False, similarity=ns.Dynamic(ns.Diagonal())
-    )
+    layer = ns.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False, similarity="dynamic-diagonal")
     layer = layer.to("meta", torch.bfloat16).train()
     x = torch.empty(BATCH, CHANNELS, SIZE, SIZE, device="meta", dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()

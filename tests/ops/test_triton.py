@@ -132,10 +132,7 @@ def test_auto_takes_it_on_a_gpu_that_is_tried_once(untried):
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (
-            RuntimeError("Failed to find C compiler.\nMore"),
-            "RuntimeError: Failed to find C compiler.",
-        ),
+        (RuntimeError("No C compiler.\nMore"), "RuntimeError: No C compiler."),
         (AssertionError("libcuda.so cannot found!\n"), "AssertionError: libcuda.so cannot found!"),
         (OSError(""), "OSError"),
     ],
@@ -157,9 +154,7 @@ def test_a_broken_package_is_a_reason(monkeypatch):
     monkeypatch.setattr(triton, "find_spec", lambda _: "there")
     monkeypatch.setattr(triton, "is_interpreted", lambda: False)
     reason = declines("triton", on_gpu(X), 9)
-    assert reason.startswith(
-        "triton does not run here: ModuleNotFoundError: import of triton halted"
-    )
+    assert reason.startswith("triton does not run here: ModuleNotFoundError: import of triton")
 
 
 @needs_triton

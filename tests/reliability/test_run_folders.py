@@ -71,9 +71,8 @@ def forge(chance, folder):
         content[chance.randrange(min(len(content), 400))] ^= 1 << chance.randrange(8)
         file.write_bytes(content)
     if file.name in (checkpoint.WEIGHTS, checkpoint.STATE):
-        seals = {
-            n: checkpoint._seal_of(file.parent / n) for n in (checkpoint.WEIGHTS, checkpoint.STATE)
-        }
+        names = (checkpoint.WEIGHTS, checkpoint.STATE)
+        seals = {n: checkpoint._seal_of(file.parent / n) for n in names}
         (file.parent / checkpoint.MANIFEST).write_text(json.dumps(seals))
     return file.name
 

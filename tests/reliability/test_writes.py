@@ -65,9 +65,8 @@ class Trial:
                 watch(act, self.here)
             sys.exit(self.work())
 
-        first, *others = [
-            started(partial_of(process, rank), output) for rank in range(self.processes)
-        ]
+        ranks = range(self.processes)
+        first, *others = [started(partial_of(process, rank), output) for rank in ranks]
         code = ended(first)
         for number in others:  # As torchrun does where one process has died.
             if code:

@@ -105,9 +105,8 @@ def test_lightning(backbone, x, tmp_path):
             max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
             enable_model_summary=False, enable_checkpointing=False,
         )  # fmt: skip
-        trainer.fit(
-            module, torch.utils.data.DataLoader(images(), batch_size=4), ckpt_path=checkpoint
-        )
+        loader = torch.utils.data.DataLoader(images(), batch_size=4)
+        trainer.fit(module, loader, ckpt_path=checkpoint)
         return trainer
 
     module, resumed = Adapted(), Adapted()

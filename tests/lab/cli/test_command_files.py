@@ -47,9 +47,8 @@ def test_an_export_is_whole_or_not_at_all(run, tmp_path, capsys, format):
     everything = contents(tmp_path)
     for name, kind in (("link", "link"), ("pipe", "pipe"), ("new", "folder")):
         assert f"or not exist, got a {kind}" in error_of(capsys, *words, tmp_path / name)
-    assert "/dev/null must be a regular file or not exist, got a device" in error_of(
-        capsys, *words, "/dev/null"
-    )
+    told = error_of(capsys, *words, "/dev/null")
+    assert "/dev/null must be a regular file or not exist, got a device" in told
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     with full_disk(100):
         assert str(out) in error_of(capsys, *words, out)

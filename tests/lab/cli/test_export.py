@@ -13,7 +13,6 @@ import torch
 from tiny_images import TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
 
-import neural_similarity as ns
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import export as command
 from neural_similarity.lab.errors import RunError
@@ -30,9 +29,7 @@ pytestmark = [
 def run(tmp_path_factory):
     """Of a network of any size; its M is away from the identity."""
     with tiny_world():
-        recipe = replace(
-            TINY, model="resnet20", similarity=ns.Static(ns.Full()), width=0.5, lr=0.05
-        )
+        recipe = replace(TINY, model="resnet20", similarity="static-full", width=0.5, lr=0.05)
         return session.train(recipe, out=tmp_path_factory.mktemp("run") / "run", device="cpu")
 
 

@@ -63,9 +63,8 @@ def forgeries(file):
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("forged")
     with tiny_world():
-        named = session.train(
-            replace(TINY, validation=16, evaluate_every=3), out=folder / "named", device="cpu"
-        ).path
+        recipe = replace(TINY, validation=16, evaluate_every=3)
+        named = session.train(recipe, out=folder / "named", device="cpu").path
     with tiny_classes_world():
         shots = session.train(BY_NAMES, out=folder / "shots", device="cpu").path
         words = ["evaluate", str(shots), "--tasks", "3", "--ways", "2", "--queries", "2"]
@@ -113,6 +112,5 @@ def test_a_report_of_forged_runs(runs, kind, monkeypatch, capsys):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e308, 1e-308])
 def test_any_number_can_be_drawn(value):
-    assert "data:image/png" in report._draw_curves(
-        {"$\\frac$": {"loss": [(0.0, value), (1e30, 1.0)]}}
-    )
+    logs = {"$\\frac$": {"loss": [(0.0, value), (1e30, 1.0)]}}
+    assert "data:image/png" in report._draw_curves(logs)

@@ -93,9 +93,8 @@ def test_what_runs_are_called_and_hold_is_text(folder, tmp_path):
     runs = [tmp_path / f"<b>&{index}" for index in range(2)]
     for run in runs:
         shutil.copytree(folder / "a&b", run)
-        (run / "plots" / 'maps-"><i>.png').write_bytes(
-            next((run / "plots").glob("*.png")).read_bytes()
-        )
+        picture = next((run / "plots").glob("*.png")).read_bytes()
+        (run / "plots" / 'maps-"><i>.png').write_bytes(picture)
         facts = json.loads((run / "environment.json").read_text())
         content = json.dumps(facts | {"<u>": "<s>&amp;", "device": ["<em>"]})
         (run / "environment.json").write_text(content)

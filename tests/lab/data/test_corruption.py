@@ -39,17 +39,15 @@ def test_blur_widens_a_point_by_its_variance():
         mass = y[1].sum(1 - axis)
         assert abs((mass * places).sum()) < 1e-5
         assert (mass * places**2).sum() == pytest.approx(4, rel=0.03)  # 1 % lies outside
-    torch.testing.assert_close(
-        blur_images(torch.ones(1, 1, 9, 9), RANDOM, 1), torch.ones(1, 1, 9, 9)
-    )
+    ones = torch.ones(1, 1, 9, 9)
+    torch.testing.assert_close(blur_images(ones, RANDOM, 1), ones)
 
 
 def test_rotation_is_continuous_at_right_angles_and_leaves_the_centre():
     x = images(2, 9).pixels.float()
     assert torch.equal(rotate_images(x, RANDOM, 90), x.rot90(1, (2, 3)))
-    torch.testing.assert_close(
-        rotate_images(x, RANDOM, 90 + 1e-4), x.rot90(1, (2, 3)), rtol=0, atol=0.02
-    )
+    turned = rotate_images(x, RANDOM, 90 + 1e-4)
+    torch.testing.assert_close(turned, x.rot90(1, (2, 3)), rtol=0, atol=0.02)
     torch.testing.assert_close(rotate_images(x, RANDOM, 30)[..., 4, 4], x[..., 4, 4])
     assert not rotate_images(x, RANDOM, 45)[..., 0, 0].any()
 

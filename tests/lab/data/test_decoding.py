@@ -257,9 +257,8 @@ def test_two_gibibytes_in_a_chunk(tmp_path, chunk):
     head = {b"zTXt": b"a\0\0", b"iCCP": b"a\0\0", b"iTXt": b"a\0\1\0\0\0", b"IDAT": b""}[chunk]
     path = tmp_path / "small.png"
     whole = png(4, 4, bomb if chunk == b"IDAT" else zlib.compress(bytes(52)))
-    path.write_bytes(
-        whole if chunk == b"IDAT" else whole[:33] + part(chunk, head + bomb) + whole[33:]
-    )
+    inside = whole[:33] + part(chunk, head + bomb) + whole[33:]
+    path.write_bytes(whole if chunk == b"IDAT" else inside)
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     try:
         assert not pixels_of(path).any()

@@ -93,9 +93,8 @@ def test_archives_are_unpacked_beside_what_is_there(tmp_path, site, monkeypatch)
     (folder / "mine.txt").write_text("stays")
     (folder / "test_batch.bin").write_bytes(b"half")
     download_dataset("cifar10", root)
-    assert everything_in(root) == sorted(
-        [folder.name, *(f"{folder.name}/{name}" for name in [*MEMBERS, "mine.txt"])]
-    )
+    inside = [f"{folder.name}/{name}" for name in (*MEMBERS, "mine.txt")]
+    assert everything_in(root) == sorted([folder.name, *inside])
     assert {name: (folder / name).read_bytes() for name in MEMBERS} == MEMBERS
 
 

@@ -27,11 +27,8 @@ PLACES = ["fashion-mnist", "FashionMNIST/raw", "raw", "."]
 def arrays(seed=0):
     random = np.random.default_rng(seed)
     for name, count in zip(("train", "t10k"), COUNTS, strict=True):
-        yield (
-            name,
-            random.integers(256, size=(count, 28, 28), dtype=np.uint8),
-            np.arange(count) % 10,
-        )
+        pixels = random.integers(256, size=(count, 28, 28), dtype=np.uint8)
+        yield name, pixels, np.arange(count) % 10
 
 
 def write(folder, packed=True):
@@ -66,9 +63,7 @@ def test_reads_the_official_files(tmp_path, place, packed):
 def test_one_file_is_missing(tmp_path):
     write(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
-    match = (
-        rf"t10k-labels-idx1-ubyte\.gz is missing; run `nsim data fashion-mnist --data {tmp_path}"
-    )
+    match = rf"t10k-labels-idx1-ubyte\.gz is missing; run `nsim data .* --data {tmp_path}"
     with pytest.raises(FileNotFoundError, match=match):
         load_fashion_mnist(tmp_path, COUNTS)
 
@@ -81,9 +76,7 @@ def test_damaged_gzip(tmp_path, damage):
     content[len(content) // 2] ^= damage == "flipped"
     content = {"truncated": content[:-5], "flipped": content, "no gzip": b"<html>"}[damage]
     path.write_bytes(bytes(content))
-    match = (
-        r"train-images-idx3-ubyte\.gz must be a whole gzip file.*; delete the file and run `nsim"
-    )
+    match = r"train-images-idx3-ubyte\.gz must be a whole gzip file.*; delete the file"
     with pytest.raises(ValueError, match=match):
         load_fashion_mnist(tmp_path, COUNTS)
 
@@ -152,9 +145,7 @@ def test_damage_is_noticed(damage):
     if damage == "flipped":
         packed[2_000_000] ^= 1
     packed = {"truncated": packed[:-1000], "flipped": packed, "empty": b""}[damage]
-    with pytest.raises(
-        ValueError, match=r"fashion-mnist-10k\.xz must hold 10,000 images .*install"
-    ):
+    with pytest.raises(ValueError, match=r"fashion-mnist-10k\.xz must hold 10,000 images"):
         unpack_embedded(bytes(packed))
 
 

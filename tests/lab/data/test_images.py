@@ -30,15 +30,11 @@ def test_subset_keeps_the_order_that_is_asked_for():
     ids=["float", "three axes", "strided"],
 )
 def test_pixels_are_contiguous_bytes_of_four_axes(pixels):
-    with pytest.raises(
-        ValueError, match=r"`pixels` must be a contiguous uint8 tensor .* got torch"
-    ):
+    with pytest.raises(ValueError, match="`pixels` must be a contiguous uint8 tensor"):
         Images(pixels, torch.zeros(2, dtype=torch.int64), ("a",))
 
 
-@pytest.mark.parametrize(
-    "labels", [torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int32)]
-)
+@pytest.mark.parametrize("labels", [torch.zeros(3).long(), torch.zeros(2).int()])
 def test_there_is_one_label_for_each_image(labels):
     with pytest.raises(ValueError, match=r"`labels` must be an int64 tensor \(2,\), one per image"):
         Images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), labels, ("a",))
@@ -75,9 +71,7 @@ def test_digest_changes_with_everything(part, change):
     assert Dataset("", **parts).digest != before.digest
 
 
-@pytest.mark.parametrize(
-    ("count", "shares"), [(0, [0, 0, 0, 0]), (8, [2, 2, 2, 2]), (10, [3, 3, 2, 2])]
-)
+@pytest.mark.parametrize(("count", "shares"), [(0, [0] * 4), (8, [2] * 4), (10, [3, 3, 2, 2])])
 def test_every_class_gives_the_same_share(count, shares):
     train, validation = hold_out(images(), count, seed=3)
     assert validation.labels.bincount(minlength=4).tolist() == shares

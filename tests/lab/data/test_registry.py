@@ -38,9 +38,7 @@ def test_class_folders_alone_give_a_fifth_to_the_test(tmp_path, inside):
     whole = classes(tmp_path / inside, ("b", "aa"), each=10)
     first, second = load_dataset("folder", tmp_path), load_dataset("folder", tmp_path)
     assert first.digest == second.digest
-    assert first.digest[:16] == "d2db769571a9b7bb", (
-        "records of such folders are of another test part"
-    )
+    assert first.digest[:16] == "d2db769571a9b7bb"  # of which there are records
     assert first.train.labels.tolist() == [0] * 8 + [1] * 8
     assert first.test.labels.tolist() == [0] * 2 + [1] * 2
     together = torch.cat([first.train.pixels, first.test.pixels]).flatten(1).tolist()
@@ -107,9 +105,8 @@ def test_resize_and_centre_crop(tmp_path):
 def test_images_of_the_right_size_are_left_alone(tmp_path):
     train = classes(tmp_path / "train", size=(5, 5))
     classes(tmp_path / "test", size=(9, 7))
-    assert np.array_equal(
-        load_dataset("folder", tmp_path, image_size=5).train.pixels.numpy(), train
-    )
+    small = load_dataset("folder", tmp_path, image_size=5)
+    assert np.array_equal(small.train.pixels.numpy(), train)
 
 
 def test_sizes_differ(tmp_path):

@@ -61,9 +61,7 @@ def test_a_split_file_shares_out_class_folders(tmp_path):
     with pytest.raises(ValueError, match=r"no class in common, got 'bee' in train and test"):
         load_split("classes", tmp_path, image_size=6)
     (tmp_path / "split.json").write_text(json.dumps(WANTED | {"train": ["ant", "bee", "ant"]}))
-    with pytest.raises(
-        ValueError, match=r"split.json must name every class of train once, got 'ant' "
-    ):
+    with pytest.raises(ValueError, match=r"split.json must name every class of train once, got"):
         load_split("classes", tmp_path, image_size=6)
     for wrong in ([], WANTED | {"val": "cat"}, {"train": ["ant"]}):
         (tmp_path / "split.json").write_text(json.dumps(wrong))
@@ -179,9 +177,7 @@ def test_faults_of_lists(tmp_path):
     with pytest.raises(ValueError, match=r"cat1.png must be an image, but cannot be read"):
         load_split("mini-imagenet", tmp_path)
     (tmp_path / "val.csv").write_text("\ufefffile,class\na,b\n", encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=r"val.csv must have the columns filename and label, got \['file'"
-    ):
+    with pytest.raises(ValueError, match=r"val.csv must have the columns filename and label, got"):
         load_split("mini-imagenet", tmp_path)
     (tmp_path / "val.csv").write_text("filename,label\ncat0.png,cat\ncat1.png\n")
     with pytest.raises(ValueError, match=r"a label in every line, got 'cat1.png' in line 3"):
@@ -200,9 +196,7 @@ def test_an_image_that_is_listed_twice_is_named(tmp_path):
     for part, label in (("val", "cat"), ("test", "dog")):
         kept = (tmp_path / f"{part}.csv").read_text()
         (tmp_path / f"{part}.csv").write_text(f"{kept}cat0.png,{label}\n")
-        with pytest.raises(
-            ValueError, match=r"must have every image once, got .*cat0.png' 2 times"
-        ):
+        with pytest.raises(ValueError, match=r"must have every image once, got .*cat0.png'"):
             load_split("mini-imagenet", tmp_path)
         (tmp_path / f"{part}.csv").write_text(kept)
     assert load_split("mini-imagenet", tmp_path)
@@ -238,11 +232,8 @@ def test_the_random_split_of_version_1_stays():
     """Another one would test on classes that earlier runs were trained on."""
     split = random_split(list("abcdefghij"))
     assert [len(split[part]) for part in PARTS] == [6, 2, 2]
-    assert {part: "".join(names) for part, names in split.items()} == {
-        "train": "abcdhi",
-        "val": "gj",
-        "test": "ef",
-    }
+    found = {part: "".join(names) for part, names in split.items()}
+    assert found == {"train": "abcdhi", "val": "gj", "test": "ef"}
 
 
 def test_cifar_fs_is_that_of_its_authors():

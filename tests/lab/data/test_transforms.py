@@ -83,9 +83,8 @@ def test_fit_refuses_a_constant_channel_and_no_images():
 
 
 def test_inputs_by_the_numbers_of_imagenet():
-    told = Preprocess.for_images(
-        Images(torch.zeros(1, 3, 2, 2).byte(), torch.tensor([0]), ("a",)), "imagenet"
-    )
+    images = labelled(torch.zeros(1, 3, 2, 2).byte())
+    told = Preprocess.for_images(images, "imagenet")
     x = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
     wanted = [(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]
     torch.testing.assert_close(told(x).flatten(), torch.tensor(wanted))

@@ -42,13 +42,8 @@ def read(tmp_path, content):
 @pytest.mark.parametrize("kind", ["?", "i1", "<i8", ">i4", ">u2", "<f4", ">f8", "f2", "u1"])
 def test_arrays_of_numbers(tmp_path, kind, protocol):
     values = np.arange(12).reshape(3, 4).astype(kind)
-    found = read(
-        tmp_path,
-        pickle.dumps(
-            {"c": values, "f": np.asfortranarray(values), "same": [values, values.dtype.name]},
-            protocol,
-        ),
-    )
+    value = {"c": values, "f": np.asfortranarray(values), "same": [values, values.dtype.name]}
+    found = read(tmp_path, pickle.dumps(value, protocol))
     for name in ("c", "f"):
         assert found[name].dtype == values.dtype
         assert np.array_equal(found[name], values)

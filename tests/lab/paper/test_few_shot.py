@@ -12,10 +12,7 @@ from neural_similarity.lab.paper import TABLES, make_report, recording, records,
 from neural_similarity.lab.paper.rows import on_other_data
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.few_shot import records as asked
-from neural_similarity.lab.tasks.few_shot.evaluation import (
-    Evaluation,
-    Evaluator,
-)
+from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.train import RunError
 from neural_similarity.lab.train.recipe import recipe_to_json, scale_recipe
@@ -23,10 +20,7 @@ from neural_similarity.lab.train.statistics import by_task
 
 SIZES = TaskSizes(ways=2, shots=2, queries=3)
 RECORD = Path("fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json")
-OWN = {
-    "mini-cnn4": SMALL,
-    "mini-proto": replace(SMALL, method="proto"),
-}
+OWN = {"mini-cnn4": SMALL, "mini-proto": replace(SMALL, method="proto")}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,18 +99,13 @@ def copied(source, results, name, budget, pattern="*.json"):
     [
         ({"recipe": "mini-proto"}, "holds fine-tuning.train.2w2s3q.test-10-0.running.1 of mini-p"),
         ({"budget": 0.5}, "of mini-cnn4, budget 0.5; move it there or delete it"),
-        (
-            {"config": {"seed": 2}},
-            "holds fine-tuning.train.2w2s3q.test-10-0.running.2 of mini-cnn4",
-        ),
+        ({"config": {"seed": 2}}, "fine-tuning.train.2w2s3q.test-10-0.running.2 of mini-cnn4"),
         ({"config": {"lr": 0.1}}, r"other settings than mini-cnn4 has now \(lr\); delete it"),
         ({"start": {"recipe": "mini-cnn4"}}, r"than mini-cnn4 has now \(start\)"),
         ({"retrained": {"step": 2, "growth": 1.4}}, r"has now \(steps, drops, train_on\)"),
     ],
 )
-def test_records_in_anothers_place_or_of_other_settings_are_refused(
-    results, tmp_path, changes, message
-):
+def test_records_of_other_places_or_settings_are_refused(results, tmp_path, changes, message):
     copied((results / RECORD).parent, tmp_path, "mini-cnn4", "1", RECORD.name)
     path = tmp_path / RECORD
     content = json.loads(path.read_text())
@@ -162,9 +151,8 @@ def few_shot_markdown(results, budget=None, data=None):
 
 def rows(text):
     """The cells of every row by label, those of as many shots as come first."""
-    cells = [
-        [c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line
-    ]
+    table = [line for line in text.splitlines() if "|" in line]
+    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in table]
     return {row[0]: row for row in cells if row[2] == str(TABLES["6"].all_rows[0].shots)}
 
 
@@ -222,17 +210,13 @@ def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
     [(0, {}, True), (1, {}, False), (0, {"data": {"name": "embedded", "digest": "d"}}, False)],
     ids=["same", "other seed", "other data"],
 )
-def test_a_shorter_list_of_the_same_seed_is_compared_on_its_tasks(
-    tmp_path, task_seed, changes, compared
-):
+def test_a_shorter_list_of_a_seed_is_compared_on_its_tasks(tmp_path, task_seed, changes, compared):
     evaluated(tmp_path, "mini-cnn4", "fine-tuning")
     run = evaluated(tmp_path, "mini-cnn4", "nearest-neighbour", count=6, task_seed=task_seed)
     (path,) = [p for p in paper.write_records(run, tmp_path) if "nearest" in p.name]
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    base, near = (
-        accuracies(read(tmp_path, "mini-cnn4", method)[0])
-        for method in ("fine-tuning", "nearest-neighbour")
-    )
+    methods = ("fine-tuning", "nearest-neighbour")
+    base, near = (accuracies(read(tmp_path, "mini-cnn4", method)[0]) for method in methods)
     row = rows(few_shot_markdown(tmp_path))["nearest neighbour"]
     assert row[5] == (difference(near, base[:6]) if compared else "")
 
@@ -250,9 +234,8 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
         run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", **facts)
     paths = paper.write_records(run, tmp_path)
     assert len(paths) == len(set(paths)) == 1 + len(others)
-    wanted = records.read_record(
-        paths[0].with_name("fine-tuning.train.2w2s3q.test-10-0.running.0.json")
-    )
+    name = "fine-tuning.train.2w2s3q.test-10-0.running.0.json"
+    wanted = records.read_record(paths[0].with_name(name))
     text = few_shot_markdown(tmp_path)
     row = rows(text)["fine-tuning"]
     ours = by_task(100 * accuracies(wanted))
@@ -274,9 +257,7 @@ def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
 
 
 @pytest.mark.usefixtures("tiny_table")
-def test_a_row_keeps_its_budget_where_another_of_the_recipe_has_a_larger_one(
-    results, tmp_path, monkeypatch
-):
+def test_a_row_keeps_its_budget_where_another_has_a_larger_one(results, tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "mini-cnn4-64", SMALL)
     source = results / "fewshot/mini-cnn4/1"
     for budget, pattern in (("0.25", "*.json"), ("1", "fine-tuning.*")):
@@ -303,9 +284,8 @@ def test_rows_are_compared_with_the_control_too(tmp_path, monkeypatch):
     monkeypatch.setitem(OWN, "mini-cnn4-64", replace(SMALL, width=0.2))
     for name in ("mini-cnn4", "mini-cnn4-64"):
         paper.write_records(evaluated(tmp_path, name, "fine-tuning"), tmp_path)
-    ours, control = (
-        accuracies(read(tmp_path, name, "fine-tuning")[0]) for name in ("mini-cnn4", "mini-cnn4-64")
-    )
+    names = ("mini-cnn4", "mini-cnn4-64")
+    ours, control = (accuracies(read(tmp_path, name, "fine-tuning")[0]) for name in names)
     found = rows(few_shot_markdown(tmp_path))
     assert found["fine-tuning"][6] == difference(ours, control)
     assert found["fine-tuning, 64 filters"][6] == ""
@@ -386,9 +366,7 @@ def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, t
 
 
 @pytest.mark.usefixtures("tiny_table")
-def test_a_start_of_another_budget_has_a_line_of_its_own_that_says_so(
-    results, tmp_path, monkeypatch
-):
+def test_a_start_of_another_budget_has_a_line_of_its_own(results, tmp_path, monkeypatch):
     name = "mini-proto-pretrained"
     monkeypatch.setitem(RECIPES, name, OWN["mini-proto"])
     copied(results / "fewshot/mini-proto/1", tmp_path, name, "1")
@@ -401,10 +379,8 @@ def test_a_start_of_another_budget_has_a_line_of_its_own_that_says_so(
         other.write_text(json.dumps(content | changes))
     lines = few_shot_markdown(tmp_path).splitlines()
     ours = [line.split(" | ") for line in lines if f"`{name}` | 2 |" in line]
-    assert [(line[9], line[14].rstrip(" |")) for line in ours] == [
-        ("1", "1"),
-        ("1 (start: 0.5)", "1"),
-    ]
+    told = [(line[9], line[14].rstrip(" |")) for line in ours]
+    assert told == [("1", "1"), ("1 (start: 0.5)", "1")]
 
 
 @pytest.mark.usefixtures("tiny_table")

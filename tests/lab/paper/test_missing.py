@@ -25,9 +25,8 @@ def test_lines_go_seed_by_seed_and_leave_out_what_is_recorded(tmp_path):
 
 def test_a_line_trains_and_records_with_one_thread_and_every_place_named(tmp_path):
     folder = f"{tmp_path}/runs/tiny-plain-0.5-seed1"
-    (line,) = lines_of(
-        tmp_path, seeds=(1,), only=(PLAIN,), budget=0.5, precision="bf16", device="cpu"
-    )
+    own = {"only": (PLAIN,), "budget": 0.5, "precision": "bf16", "device": "cpu"}
+    (line,) = lines_of(tmp_path, seeds=(1,), **own)
     assert str(line) == (
         f"nsim train tiny-plain --budget 0.5 --seed 1 --threads 1 --precision bf16 --out {folder} "
         f"--data {tmp_path}/data --device cpu && nsim record {folder} --results {tmp_path}/results"

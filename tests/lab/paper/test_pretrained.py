@@ -23,10 +23,7 @@ SETTINGS = {
     **{"dataset": "embedded", "model": "cnn9", "channels": 1, "width": 0.1, "steps": 3},
     **{"drops": (), "batch_size": 8, "crop": 1, "precision": "fp32", "lr": 0.1},
 }
-SIMILARITIES = {
-    "static": Static(Full()),
-    "dynamic": Dynamic(Diagonal(), predictor=SphereNet(hidden=4)),
-}
+SIMILARITIES = {"static": Static(Full()), "dynamic": Dynamic(predictor=SphereNet(hidden=4))}
 
 
 def reproduce(folder, *args):
@@ -38,11 +35,8 @@ def reproduce(folder, *args):
 def path(request, tmp_path_factory):
     """A folder in which the path was run for all of the network, whose records are asked for."""
     alone = AdaptationRecipe(**SETTINGS, similarity=SIMILARITIES[request.param], train="M")
-    recipes = {
-        PLAIN: replace(TINY, similarity=None),
-        ALONE: alone,
-        ALL: replace(alone, train="all"),
-    }
+    plain = replace(TINY, similarity=None)
+    recipes = {PLAIN: plain, ALONE: alone, ALL: replace(alone, train="all")}
     folder = tmp_path_factory.mktemp("path")
     with launched_here() as commands, pytest.MonkeyPatch.context() as patch:
         use_tiny_images(patch)
@@ -90,9 +84,8 @@ def test_records_tell_the_start_and_no_path_of_the_machine(path):
     assert [file.name for file in (path / "results").iterdir()] == [ALL]  # what was asked for
     assert record.start.items() >= {"recipe": ALONE, "seed": 3, "budget": 1.0}.items()
     assert len(record.start["weights"]) == 64
-    assert record.summary["command"].startswith(
-        f"nsim train {ALL} --budget 1.0 --seed 3 --backbone runs/{ALONE}-seed3"
-    )
+    words = f"nsim train {ALL} --budget 1.0 --seed 3 --backbone runs/{ALONE}-seed3"
+    assert record.summary["command"].startswith(words)
     assert str(path) not in record.path.read_text()
     assert reproduce(path, "--only", ALL, "--print") == 0
 

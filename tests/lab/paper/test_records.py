@@ -61,11 +61,8 @@ def test_record_holds_the_run(tmp_path):
     assert set(content["code"]) == {"version", "commit", "dirty"}
     assert content["environment"]["torch"] == torch.__version__
     summary = json.loads(run.summary.read_text())
-    assert content["checkpoint"] == {
-        "which": "last",
-        "step": 3,
-        "weights": weights_digest(run.checkpoints / "step-00000003"),
-    }
+    digest = weights_digest(run.checkpoints / "step-00000003")
+    assert content["checkpoint"] == {"which": "last", "step": 3, "weights": digest}
     kept = {key: value for key, value in summary.items() if key not in ("test_correct", "command")}
     assert content["summary"] == kept | {
         "macs": macs(run.build(similarity=None), 1, 8, 8),
@@ -81,9 +78,8 @@ def test_record_holds_the_run(tmp_path):
         values = torch.linalg.svdvals(folded.weight.detach().flatten(1))
         torch.testing.assert_close(torch.tensor(facts["spectrum"]), values, rtol=1e-2, atol=1e-4)
     assert len(record.learned) == 9
-    scores = evaluate_model(
-        load(run), make_dataset().test, run.preprocess, choose_runtime("cpu", "fp32")
-    )
+    runtime = choose_runtime("cpu", "fp32")
+    scores = evaluate_model(load(run), make_dataset().test, run.preprocess, runtime)
     assert torch.equal(record.correct, scores.correct)
     assert record.recipe == run.recipe
 

@@ -10,23 +10,13 @@ from tiny_results import write_by_hand
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper import (
-    TABLES,
-    in_variant,
-    read_records,
-)
+from neural_similarity.lab.paper import TABLES, in_variant, read_records
 from neural_similarity.lab.recipes import RECIPES, released_variant
 from neural_similarity.lab.recipes import in_variant as named
 from neural_similarity.lab.recipes.released import RELEASED
 from neural_similarity.lab.train import read_run
 from neural_similarity.models import build
-from neural_similarity.nn import (
-    Diagonal,
-    Full,
-    Geometry,
-    Static,
-    parse_similarity,
-)
+from neural_similarity.nn import Diagonal, Full, Geometry, Static, parse_similarity
 
 NAMES = ("cnn", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
 IN_TABLE_4 = [name for name in RELEASED if "spherenet" not in name]
@@ -85,17 +75,14 @@ def test_released_starts_are_refused_where_they_mean_nothing():
     spec = Static(Diagonal(), init="released")
     with pytest.raises(ValueError, match=r"needs a kernel of two dimensions, got \(3,\)"):
         spec.build(Geometry(2, 2, (3,), (1,), (0,), (1,)))
-    with pytest.raises(
-        ValueError, match="`similarity` must start at the identity for a conversion"
-    ):
+    with pytest.raises(ValueError, match="`similarity` must start at the identity"):
         ns.convert(torch.nn.Conv2d(2, 2, 3), spec)
 
 
 def test_train_takes_the_variant_whole(tmp_path):
     small = ("--width", "0.1", "--batch-size", "4", "--budget", "0.0001", "--device", "cpu")
-    for i, words in enumerate(
-        (["cifar10-static-dns", "--variant", "released"], ["cifar10-static-dns@released"])
-    ):
+    ways = (["cifar10-static-dns", "--variant", "released"], ["cifar10-static-dns@released"])
+    for i, words in enumerate(ways):
         with tiny_world():
             assert cli.main(["train", *words, *small, "--out", str(tmp_path / str(i))]) == 0
     runs = [read_run(tmp_path / str(i)) for i in (0, 1)]

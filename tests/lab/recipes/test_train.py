@@ -27,7 +27,6 @@ def test_a_loaded_run_scores_as_its_summary_says(name, tmp_path):
     run = train(replace(RECIPES[name], **SMALL), out=tmp_path / "run", device="cpu")
     summary = json.loads(run.summary.read_text())
     runtime = choose_runtime("cpu", "fp32", run.recipe.channels_last)
-    scores = evaluate_model(
-        runtime.place_model(load(run)), make_dataset().test, run.preprocess, runtime
-    )
+    network = runtime.place_model(load(run))
+    scores = evaluate_model(network, make_dataset().test, run.preprocess, runtime)
     assert scores.loss == pytest.approx(summary["test_loss"], rel=1e-6)

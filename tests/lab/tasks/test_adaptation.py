@@ -47,23 +47,15 @@ def world(tmp_path_factory):
 
 
 def adapt(world, out, *args):
-    return cli.main(
-        ["train", "adapt", "--data", str(world / "colours"), "--out", str(out), *args, *FEW]
-    )
+    words = ["train", "adapt", "--data", str(world / "colours"), "--out", str(out), *args, *FEW]
+    return cli.main(words)
 
 
 @pytest.mark.long
 def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
     run = tmp_path / "run"
-    args = (
-        "--backbone",
-        "timm:resnet18",
-        *RANDOM,
-        "--where",
-        "layer4.*",
-        "--similarity",
-        "static-diagonal",
-    )
+    layers = ("--where", "layer4.*", "--similarity", "static-diagonal")
+    args = ("--backbone", "timm:resnet18", *RANDOM, *layers)
     assert adapt(world, run, *args, "--batch-size", "64") == 0
     told = capsys.readouterr()
     assert "48 training, 12 test images, 3 classes: blue, green, red\n" in told.err
@@ -93,32 +85,19 @@ def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train, simi
     torch.manual_seed(5)
     backbone = ns.models.resnet20(num_classes=3, width=0.25)
     save_file(backbone.state_dict(), file)
-    args = (
-        "--backbone",
-        str(file),
-        "--width",
-        "0.25",
-        "--train",
-        train,
-        "--similarity",
-        similarity,
-    )
+    args = f"--backbone {file} --width 0.25 --train {train} --similarity {similarity}".split()
     assert adapt(world, run, *args, "--image-size", "16", "--lr", "0.02") == 0
     network, x = session.load(run), torch.randn(2, 3, 16, 16)
-    assert (
-        ns.max_difference(ns.load_adapter(backbone, run / "adapter.safetensors"), network, x) == 0
-    )
+    loaded = ns.load_adapter(backbone, run / "adapter.safetensors")
+    assert ns.max_difference(loaded, network, x) == 0
     assert ns.max_difference(backbone, network, x) > 1e-5
     state = backbone.state_dict()
-    moved = {
-        n for n, t in network.state_dict().items() if n in state and not torch.equal(t, state[n])
-    }
+    after = network.state_dict().items()
+    moved = {n for n, t in after if n in state and not torch.equal(t, state[n])}
     kinds = {
         "M": set(),
         "head": {"linear"},
-        "M+norm": {
-            n.rpartition(".")[0] for n, m in backbone.named_parameters() if "bn" in n or "norm" in n
-        },
+        "M+norm": {n.rpartition(".")[0] for n in state if "bn" in n or "norm" in n},
     }
     if train != "all":
         assert {name.rpartition(".")[0] for name in moved} <= kinds[train]
@@ -127,13 +106,9 @@ def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train, simi
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize(
-    "norm", [torch.nn.BatchNorm2d(4), torch.nn.LayerNorm(8), torch.nn.RMSNorm(8)], ids=type
-)
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.LayerNorm(8), nn.RMSNorm(8)], ids=type)
 def test_gains_of_every_kind_of_normalisation_train(norm):
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Flatten(), torch.nn.Linear(4 * 64, 2)
-    )
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(4 * 64, 2))
     adapt_network(network, AdaptationRecipe(similarity=None, train="norm"))
     trained = {name for name, value in network.named_parameters() if value.requires_grad}
     assert trained == {f"1.{name}" for name, _ in norm.named_parameters()}
@@ -143,14 +118,8 @@ def test_gains_of_every_kind_of_normalisation_train(norm):
 def test_nothing_trains_and_running_statistics_move_where_they_may(tmp_path, norm):
     start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
     before = session.load(start).state_dict()
-    recipe = AdaptationRecipe(
-        backbone=str(start.path),
-        dataset="embedded",
-        train="nothing",
-        similarity=None,
-        norm=norm,
-        **SHORT,
-    )
+    fields = {"train": "nothing", "similarity": None, "norm": norm, **SHORT}
+    recipe = AdaptationRecipe(backbone=str(start.path), dataset="embedded", **fields)
     run = session.train(recipe, out=tmp_path / "run", device="cpu")
     moved = {n for n, t in session.load(run).state_dict().items() if not torch.equal(t, before[n])}
     kinds = {name.rpartition(".")[2] for name in moved}
@@ -227,9 +196,8 @@ def test_an_adaptation_of_a_named_network_is_no_backbone(world, tmp_path, capsys
 
 def test_torchvision_and_grey_images(tmp_path):
     settings = {"steps": 1, "drops": (), "precision": "fp32", "batch_size": 4}
-    recipe = AdaptationRecipe(
-        backbone="torchvision:mobilenet_v3_small", pretrained=False, dataset="embedded", **settings
-    )
+    settings |= {"pretrained": False, "dataset": "embedded"}
+    recipe = AdaptationRecipe(backbone="torchvision:mobilenet_v3_small", **settings)
     weights = tmp_path / "weights.pth"
     source = torchvision.models.mobilenet_v3_small()
     torch.save({"state_dict": source.state_dict()}, weights)
@@ -261,10 +229,7 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
         (("--backbone", "tim:resnet18"), "`backbone` must be timm:NAME, torchvision:NAME"),
         (("--backbone", "timm:resnet81"), "got 'resnet81'; nearest: resnet18"),
         (("--backbone", "torchvision:resnet19"), "got 'resnet19'; nearest: resnet1"),
-        (
-            ("--backbone", "torchvision:resnet18", "--train", "heads"),
-            "be all, nothing, or some of M, head",
-        ),
+        (("--backbone", "torchvision:resnet18", "--train", "heads"), "be all, nothing, or some of"),
         (("--backbone", "timm:resnet18", "--train", "head"), "`similarity` must be none where"),
         (("--backbone", "timm:resnet18", *RANDOM, "--where", "layer5.*"), "layer5"),
         (("--backbone", "timm:vit_tiny_patch16_224", *RANDOM, "--where", "x"), "does not take"),
@@ -276,14 +241,8 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
             ("--backbone", "torchvision:squeezenet1_1", *RANDOM, "--train", "M+norm"),
             "`train` must not name norm for a network without, got 'M+norm'",
         ),
-        (
-            ("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"),
-            "`channels` must be 3, as timm:resnet18 takes, got 1",
-        ),
-        (
-            ("--backbone", "timm:levit_128s", *RANDOM),
-            "`backbone` must have one classifier, got timm:levit_128s with 2",
-        ),
+        (("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"), "`channels` must be 3, as"),
+        (("--backbone", "timm:levit_128s", *RANDOM), "`backbone` must have one classifier, got"),
         pytest.param(
             ("--backbone", "torchvision:googlenet", *RANDOM),
             "must return one tensor in training, too, got GoogLeNetOutputs",
@@ -293,9 +252,7 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
         (("--backbone", "WORLD/colours"), "is not a run folder"),
     ],
 )
-def test_what_cannot_be_adapted_is_refused_and_leaves_no_folder(
-    world, tmp_path, capsys, args, message
-):
+def test_what_cannot_be_adapted_leaves_no_folder(world, tmp_path, capsys, args, message):
     args = [word.replace("WORLD", str(world)) for word in args]
     assert adapt(world, tmp_path / "run", *args) in (1, 2)
     assert message in " ".join(capsys.readouterr().err.split())
@@ -350,13 +307,9 @@ def test_all_but_the_classifier_comes_with_the_name(word, library, name, monkeyp
 def test_a_new_classifier_that_stays_random_is_told(world, tmp_path, capsys):
     args = ("--backbone", "timm:resnet18", *RANDOM, "--train", "M")
     assert adapt(world, tmp_path / "run", *args) == 0
-    assert (
-        "Warning: the classifier is new, and stays random; --train M+head"
-        in capsys.readouterr().err
-    )
-    assert (
-        json.loads((tmp_path / "run" / "config.json").read_text())["command"] == "nsim train adapt"
-    )
+    assert "the classifier is new, and stays random; --train M+head" in capsys.readouterr().err
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["command"] == "nsim train adapt"
 
 
 def test_what_trains_beside_nothing_is_told_as_a_word_that_it_takes(world, tmp_path, capsys):
@@ -370,9 +323,8 @@ def test_few_images_of_each_class_drawn_by_the_seed(world, tmp_path):
     save_file(ns.models.resnet20(num_classes=3, width=0.25).state_dict(), file)
 
     def few(per_class, seed=0):
-        recipe = AdaptationRecipe(
-            backbone=str(file), width=0.25, image_size=16, per_class=per_class, seed=seed
-        )
+        fields = {"width": 0.25, "image_size": 16, "per_class": per_class, "seed": seed}
+        recipe = AdaptationRecipe(backbone=str(file), **fields)
         task = AdaptationTask.load(recipe, world / "colours")
         digests.add(task.digest)
         return task.dataset.train
@@ -441,9 +393,7 @@ class NoTensor:
         (("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"), "`channels` must be 3, as"),
     ],
 )
-def test_what_does_not_fit_is_told_before_images_are_decoded(
-    world, tmp_path, monkeypatch, capsys, args, message
-):
+def test_what_does_not_fit_is_told_at_once(world, tmp_path, monkeypatch, capsys, args, message):
     def decoded(*_, **__):
         raise AssertionError("images were decoded")
 

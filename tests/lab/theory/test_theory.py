@@ -55,9 +55,8 @@ def test_equation_6_is_the_derivative_of_the_product():
     weight, m = data.weight.clone().requires_grad_(), torch.randn(6, 6).double().requires_grad_()
     loss = 0.5 * (data.y - weight @ m @ data.x).square().sum()
     towards_w, towards_m = torch.autograd.grad(-loss, [weight, m])
-    torch.testing.assert_close(
-        flow.kernel_derivative(data, weight, m), towards_w @ m + weight @ towards_m
-    )
+    derivative = flow.kernel_derivative(data, weight, m)
+    torch.testing.assert_close(derivative, towards_w @ m + weight @ towards_m)
 
 
 @pytest.mark.long
@@ -70,17 +69,14 @@ def test_plain_descent_from_little_finds_the_solution_of_least_norm(kind):
     expected = data.least_norm()
     assert (products[-1, :, 0] - expected).norm() < 2e-2 * expected.norm()
     assert losses[-1].max() < 1e-3 * losses[0].max()
-    torch.testing.assert_close(
-        data.operator @ expected.flatten(1)[..., None], data.measured_targets
-    )
+    measured = data.operator @ expected.flatten(1)[..., None]
+    torch.testing.assert_close(measured, data.measured_targets)
 
 
 def test_a_product_from_the_identity_is_the_plain_kernel_at_first():
     starts = [factors.Start("I", depth, 1.0) for depth in (1, 2, 3)]
-    whole = [
-        factors.factor_product(factors.initial_factors([start], seed_generators(2)))
-        for start in starts
-    ]
+    begun = [factors.initial_factors([start], seed_generators(2)) for start in starts]
+    whole = [factors.factor_product(each) for each in begun]
     assert torch.equal(whole[0], whole[1])
     assert torch.equal(whole[0], whole[2])
     with pytest.raises(ValueError, match=r"one depth, got \[1, 2\]"):
@@ -106,10 +102,8 @@ def test_what_is_measured_of_a_start(monkeypatch):
     monkeypatch.setattr(bias, "SNAPSHOTS", bias.SNAPSHOTS[:2])
     whole, told = bias.compute(seeds=5), published("bias")
     found = whole.problems["sensing"]
-    plain, product = (
-        next(each for each in found.outcomes if each.start.depth == d and each.start.weight == 1)
-        for d in (1, 2)
-    )
+    outcomes = {(one.start.depth, one.start.weight): one for one in reversed(found.outcomes)}
+    plain, product = outcomes[1, 1], outcomes[2, 1]
     apart = sum(a - b for a, b in zip(product.nuclear_norm, plain.nuclear_norm, strict=True)) / 5
     assert product.nuclear_norm_to_plain["mean"] == pytest.approx(apart)
     assert plain.nuclear_norm_to_plain["mean"] == 0
@@ -197,10 +191,8 @@ def test_spectra_are_those_of_the_folded_kernels():
 
 
 def test_spectra_of_runs_are_averaged_over_seeds(tmp_path, monkeypatch):
-    networks = {
-        tmp_path / f"a-seed{seed}": ns.models.cnn9(10, width=0.1, similarity="static-full")
-        for seed in range(2)
-    }
+    places = [tmp_path / f"a-seed{seed}" for seed in range(2)]
+    networks = {p: ns.models.cnn9(10, width=0.1, similarity="static-full") for p in places}
     monkeypatch.setattr(ns, "load", networks.get)
     found = spectra.compute(list(networks))
     ranks = [network.layers[0].taps_rank for network in found.networks]
@@ -217,9 +209,8 @@ def test_a_layer_that_folds_into_others_has_the_spectrum_of_w_m():
     kernel = torch.einsum("ocp,cpq->ocq", network[0].weight.flatten(2), m)
     values = torch.linalg.svdvals(kernel.flatten(1).double())
     (found,) = spectra.measure_network(network)
-    assert found.filters_spectrum == pytest.approx(
-        (values / values[0]).tolist(), rel=1e-3, abs=1e-6
-    )
+    wanted = (values / values[0]).tolist()
+    assert found.filters_spectrum == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert learned(network)["0"]["spectrum"] == pytest.approx(values.tolist(), rel=1e-3, abs=1e-6)
 
 

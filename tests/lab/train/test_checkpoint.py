@@ -108,9 +108,7 @@ def test_a_tensor_under_two_names_is_saved_once_and_stays_shared(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError("no space"), RuntimeError("no space\nframe #0")])
-def test_a_disk_that_is_full_is_told_in_a_line_and_leaves_what_there_was(
-    tmp_path, monkeypatch, error
-):
+def test_a_full_disk_is_told_in_a_line_and_leaves_what_there_was(tmp_path, monkeypatch, error):
     state = make_state()
     before = save_checkpoint(tmp_path, state, {}, keep=2)
     advance(state)
@@ -131,11 +129,8 @@ def test_only_the_newest_stay_and_nothing_half_written(tmp_path):
     for _ in range(4):
         advance(state)
         save_checkpoint(tmp_path, state, {}, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "best",
-        "step-00000003",
-        "step-00000004",
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["best", "step-00000003", "step-00000004"]
 
 
 def test_checkpoints_of_a_later_step_are_removed(tmp_path):
@@ -198,9 +193,8 @@ def test_a_forged_checkpoint_is_refused_or_passed_over(tmp_path, name):
     if not sealed:
         assert "manifest.json is missing or damaged" in find_damage(path)
         return
-    write_json(
-        path / MANIFEST, {name: checkpoint._seal_of(path / name) for name in (WEIGHTS, STATE)}
-    )
+    seals = {name: checkpoint._seal_of(path / name) for name in (WEIGHTS, STATE)}
+    write_json(path / MANIFEST, seals)
     with pytest.raises(RunError, match=r"state.pt cannot be restored|holds no weights"):
         restore_state(newest_checkpoint(tmp_path), state)
 
@@ -248,10 +242,8 @@ def test_whole_checkpoint_has_no_damage_and_texts_in_its_header(tmp_path):
 def test_a_digest_is_of_the_weights_alone(tmp_path):
     """safetensors writes the texts of a header in any order, here of 6! orders."""
     texts = {str(i): "text" for i in range(6)}
-    same = [
-        weights_digest(save_checkpoint(tmp_path / str(i), make_state(), texts, keep=2))
-        for i in range(9)
-    ]
+    paths = [save_checkpoint(tmp_path / str(i), make_state(), texts, keep=2) for i in range(9)]
+    same = [weights_digest(path) for path in paths]
     assert len(set(same)) == 1
     other = make_state()
     with torch.no_grad():

@@ -1,13 +1,12 @@
 """The law of several processes: they compute what one computes."""
 
-import json
-
 import pytest
 import torch
 import torchrun
 from safetensors.torch import load_file
 from tiny_images import tiny_world
 
+from neural_similarity.files import read_json
 from neural_similarity.lab import session
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluation
 from neural_similarity.lab.train.checkpoint import WEIGHTS, list_checkpoints
@@ -48,9 +47,7 @@ def test_processes_compute_what_one_computes(alone, together, name):
 
 
 def test_scores_are_those_of_one_process(alone, together):
-    found, expected = (
-        json.loads((f / "whole/summary.json").read_text()) for f in (together, alone)
-    )
+    found, expected = (read_json(f / "whole/summary.json") for f in (together, alone))
     assert found["test_correct"] == expected["test_correct"]
     assert found["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-4)
 

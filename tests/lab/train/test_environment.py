@@ -15,9 +15,7 @@ def git(folder, *arguments):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_is_a_hash_behind_a_tag_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        environment, "__file__", str(tmp_path / "src" / "package" / "lab" / "train" / "x")
-    )
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "src/package/lab/train/x"))
     assert environment.checkout_commit() is None
     git(tmp_path, "init", "-q")
     for name in ("one", "two"):

@@ -105,9 +105,8 @@ def test_adam_is_adam(tmp_path):
 )
 def test_the_penalty_is_added_to_the_loss(tmp_path, measure, start, moves):
     """At M = I of nine layers: 9 each, with the gradient I, or nothing of its deviation."""
-    plain = replace(
-        TINY, similarity=Static(Full()), steps=1, drops=(), log_every=1, weight_decay=0.0
-    )
+    once = {"steps": 1, "drops": (), "log_every": 1, "weight_decay": 0.0}
+    plain = replace(TINY, similarity=Static(Full()), **once)
     losses, states = [], []
     for i, recipe in enumerate((plain, replace(plain, penalty=0.5, penalty_measure=measure))):
         run = train(recipe, out=tmp_path / str(i), device="cpu")
@@ -129,9 +128,8 @@ def test_hyperspherical_kernels_are_held_orthogonal_in_place_of_their_decay(tmp_
         groups = session.initial_state(run, choose_runtime("cpu")).optimizer.param_groups
         decays = {group["name"]: group["weight_decay"] for group in groups}
         assert decays == {"weights": 0.25} | ({"spheres": 0.0} if recipe.orthogonality else {})
-    kernels = [
-        layer.weight.flatten(1) for layer in run.build().modules() if type(layer) is SphereConv2d
-    ]
+    layers = [layer for layer in run.build().modules() if type(layer) is SphereConv2d]
+    kernels = [layer.weight.flatten(1) for layer in layers]
     assert len(kernels) == 10
     by_hand = sum((w @ w.T - torch.eye(len(w))).square().sum().item() for w in kernels)
     assert losses[1] - losses[0] == pytest.approx(0.5 * by_hand, rel=1e-5)
@@ -161,28 +159,19 @@ def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"orthogonality": 1.0},
-            "`orthogonality` applies to spherenet9, .* must be 0 for cnn9, got 1.0",
-        ),
+        ({"orthogonality": 1.0}, "`orthogonality` applies to spherenet9, .* must be 0 for cnn9"),
         ({"model": "spherenet9"}, "`similarity` must be none for spherenet9, got Dynamic"),
         ({"model": "cnn9_condconv"}, "`similarity` must be none for cnn9_condconv, got Dyn"),
         ({"dataset": "imagenet"}, "`crop` must be 0 for imagenet, whose windows .*, got 1"),
         ({"optimizer": "Adam"}, "`optimizer` must be one of sgd, adam, got 'Adam'; nearest: adam"),
-        (
-            {"inputs": "Raw"},
-            "`inputs` must be one of normalized, imagenet, raw, got 'Raw'; nearest: raw",
-        ),
+        ({"inputs": "Raw"}, "`inputs` must be one of .*, raw, got 'Raw'; nearest: raw"),
         ({"precision": "fp16"}, "`precision` must be one of auto, bf16, fp32, got 'fp16'"),
         ({"norm_eps": 0.0}, "`norm_eps` must be above 0, got 0.0"),
         ({"flip": "no"}, "`flip` must be True or False, got 'no'"),
         ({"workers": -1}, "`workers` must not be negative, got -1"),
         ({"penalty": -1.0}, "`penalty` must not be negative, got -1.0"),
         ({"penalty": 0.1}, "`penalty` applies to static similarities .*, got 0.1 for Dynamic"),
-        (
-            {"penalty_measure": "l2"},
-            "`penalty_measure` must be one of l1, nuclear, deviation, got 'l2'; nearest: l1",
-        ),
+        ({"penalty_measure": "l2"}, "`penalty_measure` must be one of .*, got 'l2'; nearest: l1"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(changes, message):
@@ -212,9 +201,8 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
     recipe = replace(TINY, dataset="folder", image_size=8, workers=3)
     run = train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
     assert run.data_root == str(Path("there").absolute())
-    assert asked == [
-        (("folder",), {"root": "there", "otherwise": 32, "image_size": 8, "workers": 3})
-    ]
+    options = {"root": "there", "otherwise": 32, "image_size": 8, "workers": 3}
+    assert asked == [(("folder",), options)]
 
 
 @pytest.mark.parametrize("channels_last", [True, False])

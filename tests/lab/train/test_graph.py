@@ -112,9 +112,7 @@ class Tape:
     ("fails", "then"),
     [(None, ["replay"] * 4), ("operation not permitted when stream is capturing\nmore", [])],
 )
-def test_every_update_is_a_true_one_and_a_failed_capture_goes_on_plainly(
-    monkeypatch, caplog, fails, then
-):
+def test_updates_are_true_and_a_failed_capture_goes_on_plainly(monkeypatch, caplog, fails, then):
     tape = Tape(monkeypatch, fails)
     found, expected = trained(make=graph.Graphed), trained()
     assert tape.events == ["aside"] * 3 + ["capture", *then]

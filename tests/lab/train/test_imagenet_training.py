@@ -80,21 +80,15 @@ def test_killed_in_the_middle_of_an_epoch_it_ends_bit_identical(root, reference,
     """SIGKILL after step 4 of an epoch of 6; the decoding processes go with the training."""
     command = [sys.executable, "-W", "error", "-c", PROGRAM, "4", "train"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(
-        [*command, *flags(root, tmp_path / "run")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += flags(root, tmp_path / "run")
+    options = {"env": environment, "capture_output": True, "text": True, "check": False}
+    result = subprocess.run(command, **options)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert cli.main(["train", "--resume", str(tmp_path / "run"), "--device", "cpu"]) == 0
     assert_same(read_run(tmp_path / "run"), reference)
 
 
-def test_resumed_in_every_step_with_other_workers_it_ends_bit_identical(
-    root, reference, tmp_path, monkeypatch
-):
+def test_resumed_with_other_workers_it_ends_bit_identical(root, reference, tmp_path, monkeypatch):
     """Ctrl-C after steps of both epochs; decoding here or in processes makes no difference."""
     out = tmp_path / "run"
 

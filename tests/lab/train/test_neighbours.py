@@ -102,9 +102,7 @@ def test_leftovers_of_killed_processes_go_and_those_of_running_ones_stay(tmp_pat
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("renamed", [False, True])
-def test_a_kill_after_the_last_save_leaves_no_old_checkpoint_for_ever(
-    tmp_path, monkeypatch, renamed
-):
+def test_a_kill_after_the_last_save_leaves_no_old_checkpoint(tmp_path, monkeypatch, renamed):
     def killed(path):
         if path.name == "step-00000004":
             path.rename(path.with_name(f".{path.name}.{GONE}.partial")) if renamed else None
@@ -129,9 +127,7 @@ def reference(tmp_path_factory):
 
 @most_kinds
 @pytest.mark.usefixtures("tiny")
-def test_a_run_and_every_command_on_it_touch_no_neighbour(
-    reference, neighbours, tmp_path, monkeypatch, capsys
-):
+def test_commands_touch_no_neighbour(reference, neighbours, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "runs" / "run"
     killed_after(7, lambda: session.train(SHORT, out=out, device="cpu"))
@@ -159,9 +155,7 @@ def test_a_run_and_every_command_on_it_touch_no_neighbour(
 @pytest.mark.parametrize(
     "place", [None, "notes.txt", "checkpoints/config.json", "checkpoints/mine/"]
 )
-def test_a_run_that_fails_at_once_goes_unless_somebody_put_something_there(
-    tmp_path, monkeypatch, place
-):
+def test_a_run_that_fails_at_once_goes_unless_something_is_there(tmp_path, monkeypatch, place):
     def fail(_job, _state, journal, _stop):
         if place is not None:
             theirs = journal.run.path / place
@@ -225,9 +219,8 @@ def test_a_few_shot_run_and_its_evaluations_touch_no_neighbour(neighbours, tmp_p
 def test_an_adaptation_touches_no_neighbour(neighbours, tmp_path):
     start = session.train(replace(TINY, similarity=None), out=tmp_path / "start", device="cpu")
     out, settings = tmp_path / "run", {"steps": 4, "drops": (), "checkpoint_every": 1}
-    recipe = AdaptationRecipe(
-        backbone=str(start.path), dataset="embedded", train="M", precision="fp32", **settings
-    )
+    settings |= {"dataset": "embedded", "train": "M", "precision": "fp32"}
+    recipe = AdaptationRecipe(backbone=str(start.path), **settings)
     whole = session.train(recipe, out=tmp_path / "whole", device="cpu")
     killed_after(4, lambda: session.train(recipe, out=out, device="cpu"))
     places = (out, out / "checkpoints", start.path, start.checkpoints)

@@ -49,9 +49,8 @@ def test_the_others_say_in_one_line_which_process_died(tmp_path, processes, deat
     assert "gloo" not in result.stderr
     assert result.stderr.count("Traceback") == 1, result.stderr  # torchrun's own
     run = Path("run")
-    goes_on = (
-        "run the command again" if place == "load" else f"continue with nsim train --resume {run}"
-    )
+    goes_on = f"continue with nsim train --resume {run}"
+    goes_on = "run the command again" if place == "load" else goes_on
     own = ["nsim: this process alone fails"] if how == "raise" else []
     others = f"nsim: of {processes} processes, rank {rank} died; {goes_on}"
     assert sorted(nsim_lines(result.stderr)) == sorted([*own, others]), result.stderr
@@ -59,10 +58,8 @@ def test_the_others_say_in_one_line_which_process_died(tmp_path, processes, deat
         assert not (tmp_path / run).exists()
         return
     done = session.resume(tmp_path / run, device="cpu")
-    assert [path.name for path in list_checkpoints(done.checkpoints)] == [
-        "step-00000005",
-        "step-00000006",
-    ]
+    names = [path.name for path in list_checkpoints(done.checkpoints)]
+    assert names == ["step-00000005", "step-00000006"]
     assert not list(done.path.rglob(".*"))
 
 
@@ -85,9 +82,7 @@ def test_what_all_processes_say_is_said_once(tmp_path):
     ],
     ids=["classes", "names", "tasks"],
 )
-def test_a_batch_that_does_not_divide_is_refused_before_anything_starts(
-    tmp_path, monkeypatch, recipe, field, count
-):
+def test_a_batch_that_does_not_divide_is_refused(tmp_path, monkeypatch, recipe, field, count):
     def must_not(*_, **__):
         raise AssertionError("something began")
 

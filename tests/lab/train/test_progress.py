@@ -26,9 +26,8 @@ def test_lines_go_on_after_a_resumed_step():
     lines = Lines(100, 55, stream)
     for step in range(56, 101):
         lines.show_metrics(RECORD | {"step": step})
-    assert [line.split()[1] for line in stream.getvalue().splitlines()] == [
-        *("60/100", "70/100", "80/100", "90/100", "100/100")
-    ]
+    told = [line.split()[1] for line in stream.getvalue().splitlines()]
+    assert told == [f"{step}/100" for step in (60, 70, 80, 90, 100)]
 
 
 def test_the_time_left_is_that_of_the_other_steps_at_the_same_pace(monkeypatch):

@@ -125,9 +125,7 @@ def with_a_terminal():
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_signal_finishes_the_step_saves_and_says_how_to_resume(
-    reference, tmp_path, monkeypatch, capsys, number, code
-):
+def test_a_signal_ends_the_step_and_saves(reference, tmp_path, monkeypatch, capsys, number, code):
     def stepped(_journal, done):
         if done == 8:
             os.kill(os.getpid(), number)
@@ -256,9 +254,8 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(stopped):
 
 @pytest.mark.long
 def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
-    monkeypatch.setattr(
-        "neural_similarity.lab.train.environment.checkout_commit", lambda: "another"
-    )
+    place = "neural_similarity.lab.train.environment.checkout_commit"
+    monkeypatch.setattr(place, lambda: "another")
     resume(stopped, device="cpu")
     assert "commit is another and was" in caplog.text
 

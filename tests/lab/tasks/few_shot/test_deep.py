@@ -135,10 +135,8 @@ def test_leo_is_its_equations():
     codes = method.latent_codes(support, drawn.support_labels, WAYS)
     pairs = zip(codes.mean.flatten(), codes.std.flatten(), strict=True)
     standard = torch.distributions.Normal(*torch.tensor([0.0, 1.0], **DOUBLE))
-    divergences = [
-        torch.distributions.kl_divergence(torch.distributions.Normal(mean, std), standard)
-        for mean, std in pairs
-    ]
+    normal, divergence = torch.distributions.Normal, torch.distributions.kl_divergence
+    divergences = [divergence(normal(mean, std), standard) for mean, std in pairs]
     expected = F.cross_entropy(logits, drawn.query_labels) + method.weight_penalty()
     expected = expected + 0.3 * sum(divergences) / len(divergences)
     expected = expected + 10 * (start - end.detach()).square().mean()
@@ -220,9 +218,8 @@ def test_tadam_is_scale_and_shift_behind_every_normalisation():
     hooked = [m for m in plain.modules() if isinstance(m, nn.BatchNorm2d)]
     for norm, condition in zip(hooked, method.conditions, strict=True):
         parts = []
-        for net, strength in zip(
-            (condition.scale, condition.shift), condition.strength, strict=True
-        ):
+        nets = condition.scale, condition.shift
+        for net, strength in zip(nets, condition.strength, strict=True):
             x = net.project(mean)
             for layer in net.layers:
                 x = x + layer(x.relu())

@@ -50,9 +50,7 @@ def test_a_start_for_gradient_descent_is_learned(make, steps):
     ("similarity", "steps"),
     [("static-diagonal", 100), pytest.param("dynamic-diagonal", 40, marks=SLOW)],
 )
-def test_meta_learning_the_similarity_alone_repairs_one_that_was_disturbed(
-    classifier, similarity, steps
-):
+def test_meta_learning_the_similarity_alone_repairs_a_disturbed_one(classifier, similarity, steps):
     network = copy.deepcopy(classifier)
     if similarity == "static-diagonal":
         network = ns.convert(network, similarity)

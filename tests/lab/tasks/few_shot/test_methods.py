@@ -235,10 +235,8 @@ def test_cosine_linear_by_hand():
     assert CosineLinear(FEATURES, 4).scale == 2
     nn.init.normal_(layer.gain)
     x = features(2)
-    by_hand = [
-        3 * g * F.cosine_similarity(x, w[None])
-        for g, w in zip(layer.gain, layer.weight, strict=True)
-    ]
+    pairs = zip(layer.gain, layer.weight, strict=True)
+    by_hand = [3 * g * F.cosine_similarity(x, w[None]) for g, w in pairs]
     torch.testing.assert_close(layer(x), torch.stack(by_hand, 1))
 
 
@@ -305,12 +303,8 @@ def test_static_tuning_is_the_textbooks(similarity, name, rate, monkeypatch):
 
     other = StaticTuning(base[:-1], base[-1].in_features, tuning)  # copied, so its own M
     head = nn.Linear(base[-1].in_features, WAYS).double()
-    head.load_state_dict(
-        {
-            "weight": tuning.first_weights(WAYS, head.in_features),
-            "bias": tuning.first_weights(WAYS, head.in_features + 1)[:, 0],
-        }
-    )
+    bias = tuning.first_weights(WAYS, head.in_features + 1)[:, 0]
+    head.load_state_dict({"weight": tuning.first_weights(WAYS, head.in_features), "bias": bias})
     layer = nn.Sequential(OrderedDict(body=other.backbone.eval(), head=head))
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(name.endswith(".raw") or name.startswith("head"))
@@ -361,9 +355,8 @@ def test_relation_net_needs_cnn4_or_cnn9():
 @pytest.fixture(scope="module")
 def tested():
     held = make_images(5, 10)
-    tasks = draw_tasks(
-        held, TaskSizes(ways=3, shots=2, queries=4), 6, seed=0, data="x", part="test"
-    )
+    sizes = TaskSizes(ways=3, shots=2, queries=4)
+    tasks = draw_tasks(held, sizes, 6, seed=0, data="x", part="test")
     return {"images": held, "tasks": tasks}
 
 
@@ -452,9 +445,7 @@ class Watching(ProtoNet):
     ("fixed", "statistics", "once"),
     [(True, "running", True), (False, "running", False), (True, "support", False)],
 )
-def test_nothing_trains_while_it_is_tried_and_features_are_computed_once(
-    tested, fixed, statistics, once
-):
+def test_nothing_trains_when_tried_and_features_are_made_once(tested, fixed, statistics, once):
     """Dropout and batch statistics would leak, also where each task is embedded for itself."""
     method = use_statistics(Watching(fixed).train(), statistics)
     evaluate_method(method, **tested, **RUNTIME)
@@ -475,9 +466,8 @@ def test_the_evaluator_uses_the_statistics_that_it_is_told(tested, statistics):
         support, query = (RUNTIME["preprocess"](tested["images"].pixels[p]) for p in positions)
         with torch.no_grad():
             shown = plain(support)
-            asked = (
-                plain(query) if statistics == "transductive" else _normalised(plain, support, query)
-            )
+            alone = statistics == "transductive"
+            asked = plain(query) if alone else _normalised(plain, support, query)
         logits = ProtoNet(nn.Identity()).adapt(shown, sizes.support_labels, 3)(asked)
         right.append((logits.argmax(1) == sizes.query_labels).sum())
     assert torch.equal(found, torch.stack(right))

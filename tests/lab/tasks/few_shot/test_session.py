@@ -65,16 +65,12 @@ def test_resumed_runs_end_bit_identical(tmp_path, monkeypatch, method):
 def test_the_best_step_on_validation_classes_is_kept(tmp_path):
     run = train(tmp_path, BY_TASKS)
     lines = [line for line in read_lines(run.metrics) if "validation_accuracy" in line]
-    assert [(line["step"], line["batch_norm"]) for line in lines] == [
-        (step, "running") for step in (2, 4, 6)
-    ]
+    steps = [(line["step"], line["batch_norm"]) for line in lines]
+    assert steps == [(step, "running") for step in (2, 4, 6)]
     best = max(lines, key=lambda line: line["validation_accuracy"])
     summary = json.loads(run.summary.read_text())
-    assert summary["best_checkpoint"] == {
-        "step": best["step"],
-        "validation_accuracy": best["validation_accuracy"],
-        "batch_norm": "running",
-    }
+    facts = {key: best[key] for key in ("step", "validation_accuracy", "batch_norm")}
+    assert summary["best_checkpoint"] == facts
     split = make_split()
     sizes = BY_TASKS.select_sizes
     tasks = draw_tasks(split.val, sizes, 4, seed=1, data=split.digest, part="val")
@@ -152,9 +148,8 @@ def test_it_learns(tmp_path, method):
     run = train(tmp_path, replace(recipe, flip=False))
     split, runtime = make_split(), choose_runtime("cpu", "fp32")
     tasks = draw_tasks(split.train, TINY.task_sizes, 30, seed=0, data=split.digest, part="train")
-    right = evaluate_method(
-        load_method(run, "last"), split.train, tasks, preprocess=run.preprocess, runtime=runtime
-    )
+    method, how = load_method(run, "last"), {"preprocess": run.preprocess, "runtime": runtime}
+    right = evaluate_method(method, split.train, tasks, **how)
     assert right.double().mean() > 0.92 * 6
 
 
@@ -224,14 +219,8 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
         ({"select_tasks": 1}, "`select_tasks` must be at least 2, got 1"),
         ({"validation": 8}, "`validation` must be 0: .*, got 8"),
         ({"select_on": "val", "train_on": "train+val"}, '`select_on` "val" needs classes'),
-        (
-            {"method": "proto", "label_smoothing": 0.1},
-            "`label_smoothing` does not apply to training by",
-        ),
-        (
-            {"method": "proto", "probability_floor": 1e-4},
-            "`probability_floor` does not apply to training",
-        ),
+        ({"method": "proto", "label_smoothing": 0.1}, "`label_smoothing` does not apply to"),
+        ({"method": "proto", "probability_floor": 1e-4}, "`probability_floor` does not apply to"),
         (
             {"method": "anil", "ways": 3, "select_on": "val"},
             "`select_ways` must be `ways`, 3, as anil learns the start of its classifier, got 5",
@@ -258,18 +247,8 @@ def finished(tmp_path_factory):
     select = ("--select-on", "val", "--select-ways", "2", "--select-tasks", "3")
     select += ("--shots", "2", "--queries", "3")
     with tiny_classes_world():
-        code = cli.main(
-            [
-                "train",
-                "fewshot-quickstart",
-                *FLAGS,
-                *select,
-                "--evaluate-every",
-                "2",
-                "--out",
-                str(folder),
-            ]
-        )
+        last = ("--evaluate-every", "2", "--out", str(folder))
+        code = cli.main(["train", "fewshot-quickstart", *FLAGS, *select, *last])
     assert code == 0
     return folder
 
@@ -315,9 +294,7 @@ def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypa
         assert cli.main([*command, *options]) == 0
         assert told in capsys.readouterr().out
     assert cli.main([*command, "--shots", "9"]) == 1
-    assert "must have 9 + 1 images for shots and queries, got 9" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "must have 9 + 1 images for shots and queries, got 9" in capsys.readouterr().err
 
 
 def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):
@@ -330,9 +307,7 @@ def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):
     write_tasks(path, replace(tasks, draw=turned))
     before = {p: p.read_bytes() for p in (finished / "evaluations").iterdir()}
     assert cli.main([*command, "--task-list", str(path)]) == 1
-    assert "for other tasks of the same number and seed" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "for other tasks of the same number and seed" in capsys.readouterr().err
     assert {p: p.read_bytes() for p in (finished / "evaluations").iterdir()} == before
 
 
@@ -394,11 +369,7 @@ def test_the_command_line_retrains(finished, tmp_path, capsys):
         (["evaluate", "RUN", "--ways", "9"], 1, "`ways` must be at most the number of classes"),
         (["evaluate", "RUN", "--queries", "99"], 1, "every class must have 2 + 99 images"),
         (["record", "RUN"], 1, "overrides"),
-        (
-            ["train", "mini-leo"],
-            1,
-            "mini-leo expects --start RUN from mini-wrn28; training from scratch",
-        ),
+        (["train", "mini-leo"], 1, "mini-leo expects --start RUN from mini-wrn28; training from"),
         (["record"], 2, "needs at least one run folder"),
     ],
 )

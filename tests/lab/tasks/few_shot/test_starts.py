@@ -106,9 +106,8 @@ def test_a_run_starts_from_the_best_checkpoint_where_there_is_one(tmp_path):
     recipe = replace(BY_TASKS, method="matching", start=str(base.path), steps=1, drops=())
     run = train(tmp_path, recipe)
     expected = load(base, "best")[:-1].state_dict()
-    assert all(
-        torch.equal(v, run.begin_network().backbone.state_dict()[n]) for n, v in expected.items()
-    )
+    found = run.begin_network().backbone.state_dict()
+    assert all(torch.equal(v, found[n]) for n, v in expected.items())
 
 
 def test_a_start_of_as_many_classes_gives_its_classifier(tmp_path):
@@ -132,11 +131,8 @@ def test_networks_and_inputs_are_of_the_classes_of_training(tmp_path, train_on, 
 
 
 def support(recipe, of):
-    return (
-        Episodes(recipe, of, Preprocess.raw_values(1), choose_runtime("cpu", "fp32"))
-        .training_task(0)
-        .support
-    )
+    episodes = Episodes(recipe, of, Preprocess.raw_values(1), choose_runtime("cpu", "fp32"))
+    return episodes.training_task(0).support
 
 
 def test_the_seed_draws_other_tasks():
