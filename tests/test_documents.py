@@ -103,6 +103,7 @@ def test_the_tables_of_docs_name_what_the_library_has():
         assert f"`{predictor.__name__}()`" in text
 
 
+@pytest.mark.long
 def test_shipping_a_network(tmp_path):
     """The tutorial's path on embedded images, from training to onnxruntime in int8."""
     pytest.importorskip("torchao")

@@ -1,6 +1,7 @@
 """What importing brings along, what the library needs, and what is said where the extra lacks."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,10 @@ def test_the_face_shows_what_a_user_may_use_and_nothing_else():
     assert dir(ns) == sorted([*ns.__all__, "__version__"])
     assert all(getattr(ns, name) is not None for name in dir(ns))
     assert callable(ns.convert)
+
+
+def test_every_public_name_says_what_it_is():
+    assert not [name for name in ns.__all__ if not inspect.getdoc(getattr(ns, name))]
 
 
 def test_type_checkers_see_the_same_names():

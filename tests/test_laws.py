@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import laws
 import pytest
 import torch
 
@@ -174,27 +173,6 @@ def test_cases_are_a_tuple_that_may_be_gone_through_twice():
     cases = testing.cases(ns.Unstructured())
     assert isinstance(cases, tuple)
     assert [str(case) for case in cases] == [f"static {layer}" for layer in testing.LAYERS]
-
-
-@pytest.mark.long
-def test_exceptions_are_told_with_the_reason(monkeypatch):
-    monkeypatch.setattr(testing, "STRUCTURES", {"Full": ns.Full(), "Select": ns.Select()})
-    two = {law: testing.LAWS[law] for law in ("identity", "gradients")}
-    monkeypatch.setattr(testing, "LAWS", two)
-    _, _, *rows = laws.exceptions()
-    transposed, *gradients = rows
-    assert transposed.startswith("| all | `similarity` of a transposed convolution must be static")
-    assert transposed.endswith(" | dynamic ConvTranspose2d | all |")
-    (row,) = gradients
-    assert row.startswith("| gradients | the gradient is a straight-through estimate | static Conv")
-    assert row.endswith(" | Select |")
-
-
-def test_a_law_that_fails_is_told(monkeypatch):
-    monkeypatch.setattr(testing, "STRUCTURES", {"Broken": Broken("identity-dropped")})
-    monkeypatch.setattr(testing, "LAWS", {"identity": testing.LAWS["identity"]})
-    _, _, *rows = laws.exceptions()
-    assert "| identity | **it fails**: AssertionError |" in rows[0]
 
 
 def test_laws_have_names():

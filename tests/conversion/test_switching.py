@@ -157,6 +157,17 @@ def test_a_similarity_is_in_the_mode_of_its_layer(switch, name, merged, training
     assert {part: part.training for part in backbone.modules()} == modes
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("similarity", [NORMED, "static-full"], ids=["normed", "static"])
+def test_conversions_and_adapters_are_in_the_mode_of_their_network(
+    backbone, tmp_path, similarity, training
+):
+    model = ns.convert(backbone.train(training), similarity)
+    loaded = ns.load_adapter(backbone, ns.save_adapter(model, tmp_path / "a"))
+    for made in (model, loaded):
+        assert {part.training for part in made.modules()} == {training}
+
+
 def test_a_kernel_that_trained_with_its_similarity_is_merged(switch, x):
     """The layer that "head" has both a kernel and an M for."""
     y = switch.use("head").backbone(x)

@@ -90,11 +90,6 @@ def test_the_released_spherenet_ends_plainly():
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_kernels_start_at_hes_initialisation():
-    weight = models.spherenet9(10, self_attention=True).attention2.value.weight
-    assert weight.std().item() == pytest.approx((2 / 192) ** 0.5, rel=0.02)
-
-
 @wide
 @pytest.mark.parametrize("size", [20, 32])
 def test_a_step_of_training_reaches_every_parameter(make, size):

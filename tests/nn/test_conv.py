@@ -10,7 +10,6 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity.functional import similarity_conv2d
-from neural_similarity.nn import StructureModule
 from neural_similarity.testing import LAYERS
 
 NAMES = ["static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"]
@@ -42,9 +41,8 @@ def plain_of(layer):
 
 @everywhere
 @named
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_starts_as_the_plain_layer(problem, similarity, mode):
-    layer = layer_for(problem, similarity).train(mode == "train")
+def test_starts_as_the_plain_layer(problem, similarity):
+    layer = layer_for(problem, similarity)
     x, _ = problem.operands()
     assert_close(layer(x), plain_of(layer)(x))
 
@@ -87,16 +85,6 @@ def test_dynamic_with_a_constant_predictor_is_static(options, kind):
     assert_close(dynamic(x), static(x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@named
-def test_dtype_and_device_reach_every_parameter(dtype, similarity):
-    layer = ns.Conv2d(4, 6, 3, similarity=similarity, dtype=dtype)
-    assert {p.dtype for p in layer.parameters()} == {dtype}
-    assert layer(torch.randn(1, 4, 4, 4, dtype=dtype)).dtype == dtype
-    on_meta = ns.Conv2d(4, 6, 3, similarity=similarity, device="meta")
-    assert {p.device.type for p in on_meta.parameters()} == {"meta"}
-
-
 @pytest.mark.parametrize(
     ("ours", "plain", "sizes"), [(ns.Conv2d, nn.Conv2d, (4, 6, 3)), (ns.Linear, nn.Linear, (7, 5))]
 )
@@ -106,19 +94,6 @@ def test_same_seed_same_weights_as_torchs(similarity, ours, plain, sizes):
     layer = ours(*sizes, similarity=similarity)
     torch.manual_seed(3)
     assert all(torch.equal(v, layer.state_dict()[k]) for k, v in plain(*sizes).state_dict().items())
-
-
-@pytest.mark.parametrize("similarity", DYNAMIC)
-def test_m_stays_in_float32_under_autocast(similarity):
-    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity=similarity))
-    x = torch.randn(2, 4, 5, 6)
-    with torch.autocast("cpu", torch.bfloat16):
-        m = layer.similarity.matrix(x)
-        y = layer(x)
-    y.float().sum().backward()
-    assert m.dtype == torch.float32
-    assert y.dtype == torch.bfloat16
-    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
 @pytest.mark.parametrize("similarity", ["none", *NAMES])
@@ -163,13 +138,6 @@ def test_a_ready_module_serves_as_similarity():
     layer = ns.Conv2d(4, 6, 3, similarity=Negate())
     x = torch.randn(2, 4, 5, 5)
     assert torch.equal(layer(x), -F.conv2d(x, layer.weight, layer.bias))
-
-
-def test_a_structure_module_starts_at_the_identity_from_zero():
-    class Doubled(StructureModule):
-        pass
-
-    assert torch.equal(Doubled(4).initial(), torch.zeros(4))
 
 
 @pytest.mark.parametrize(

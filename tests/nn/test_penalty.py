@@ -84,12 +84,3 @@ def test_unknown_measures_are_refused():
     message = "`measure` must be one of l1, nuclear, deviation or a function, got 'l2'"
     with pytest.raises(ValueError, match=message):
         ns.penalty(network(ns.Full()), "l2")
-
-
-def test_every_trained_parameter_is_in_one_group_and_no_frozen_one_in_any():
-    kinds = ("static-full", "dynamic-diagonal")
-    model = nn.Sequential(*(ns.Conv2d(2, 2, 3, similarity=kind) for kind in kinds))
-    model[0].bias.requires_grad_(False)
-    groups = ns.parameter_groups(model, weight_decay=0.1)
-    found = [id(parameter) for group in groups for parameter in group["params"]]
-    assert sorted(found) == sorted(id(p) for p in model.parameters() if p.requires_grad)

@@ -87,6 +87,7 @@ def test_a_layer_costs_hardly_more_than_a_plain_one(groups, size, most):
     assert macs(pooled, shape) / macs(plain, shape) < most
 
 
+@pytest.mark.long
 def test_exported_and_compiled_programs_take_batches_of_any_size():
     torch.manual_seed(0)
     layer = ns.Conv2d(3, 8, 3, similarity=ns.Dynamic(ns.Full(), ns.Pooled(hidden=5))).eval()

@@ -231,3 +231,26 @@ def test_a_compilation_that_is_interrupted_leaves_nothing(monkeypatch, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         compiling._compile_sources(("cc",), tmp_path / "operators")
     assert list(tmp_path.iterdir()) == []
+
+
+LINUX = ["-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared"]
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "missing", "added"),
+    [
+        ("Linux", "x86_64", [], []),
+        ("Linux", "aarch64", [], []),
+        ("Darwin", "arm64", ["-march=native"], ["-mcpu=native", "-Xclang"]),
+        ("Darwin", "x86_64", [], ["-Xclang"]),
+    ],
+)
+def test_flags(monkeypatch, system, machine, missing, added):
+    monkeypatch.setattr(compiling.platform, "system", lambda: system)
+    monkeypatch.setattr(compiling.platform, "machine", lambda: machine)
+    assert sorted(compiling._compiler_flags()) == sorted({*LINUX, *added} - {*missing})
+
+
+def test_windows_has_the_eager_form(monkeypatch):
+    monkeypatch.setattr(compiling.os, "name", "nt")
+    assert compiling.load_library.__wrapped__() == "the C code needs Linux or macOS"

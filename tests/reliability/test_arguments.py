@@ -32,48 +32,32 @@ def input_of():
     return torch.randn(2, 4, 5, 6)
 
 
-def constant(value):
-    return lambda: value
-
-
 CASES = {
     visualize.similarities: {"model": network, "x": input_of},
     visualize.kernel_shapes: {"model": network},
-    visualize.plot_shapes: {"shapes": lambda: {"a": torch.ones(3, 3)}, "columns": constant(5)},
-    visualize.mean_matrix: {"m": lambda: torch.eye(9)},
-    visualize.plot_matrices: {
-        "found": lambda: {"a": torch.eye(9)},
-        "columns": constant(5),
-        "kernels": constant(None),
-    },
-    visualize.plot_maps: {"x": constant(MAPS), "m": constant(MATRICES), "kernel": constant(None)},
-    visualize.draw: {"model": network, "x": input_of, "folder": None},
-    ns.convert: {
-        "model": plain,
-        "similarity": constant("static-full"),
-        "where": constant(None),
-        "inplace": constant(False),
-    },
-    ns.plan: {"model": plain, "similarity": constant("static-full"), "where": constant(None)},
-    ns.fold: {"model": network, "dynamic": constant("error")},
-    ns.unconvert: {"model": network, "inplace": constant(False)},
-    ns.freeze_backbone: {"model": network, "norm": constant("eval"), "train": constant(None)},
+    visualize.plot_shapes: {"shapes": {"a": torch.ones(3, 3)}, "columns": 5},
+    visualize.mean_matrix: {"m": torch.eye(9)},
+    visualize.plot_matrices: {"found": {"a": torch.eye(9)}, "columns": 5, "kernels": None},
+    visualize.plot_maps: {"x": MAPS, "m": MATRICES, "kernel": None},
+    visualize.draw: {"model": network, "x": input_of, "folder": "out"},
+    ns.convert: {"model": plain, "similarity": "static-full", "where": None, "inplace": False},
+    ns.plan: {"model": plain, "similarity": "static-full", "where": None},
+    ns.fold: {"model": network, "dynamic": "error"},
+    ns.unconvert: {"model": network, "inplace": False},
+    ns.freeze_backbone: {"model": network, "norm": "eval", "train": None},
     ns.unfreeze_backbone: {"model": network},
     ns.max_difference: {"model": network, "other": network, "example": input_of},
     ns.parameter_groups: {
-        "model": network,
-        "weight_decay": constant(0.1),
-        "similarity_decay": constant(0.1),
-        "predictor_decay": constant(None),
-        "sphere_decay": constant(None),
+        **{"model": network, "weight_decay": 0.1, "similarity_decay": 0.1},
+        **{"predictor_decay": None, "sphere_decay": None},
     },
-    ns.penalty: {"model": network, "measure": constant("l1")},
-    ns.orthogonality: {"layers": lambda: ns.SphereConv2d(4, 3, 3), "unit": constant(True)},
-    testing.cases: {"structure": ns.Full, "predictor": constant(None)},
-    testing.check: {"law": constant("seed"), "case": lambda: testing.cases(ns.Full())[0]},
+    ns.penalty: {"model": network, "measure": "l1"},
+    ns.orthogonality: {"layers": lambda: ns.SphereConv2d(4, 3, 3), "unit": True},
+    testing.cases: {"structure": ns.Full(), "predictor": None},
+    testing.check: {"law": "seed", "case": testing.cases(ns.Full())[0]},
     models.parameters: {"model": plain},
 }
-"""Our own functions, whose errors name the argument, and what makes their arguments."""
+"""Our own functions, whose errors name the argument; functions make their arguments anew."""
 
 SPEC_CASES = {
     spec: {}
@@ -141,7 +125,7 @@ def test_what_is_elsewhere_is_public():
     assert set(ELSEWHERE) <= set(ns.__all__)
 
 
-def arguments_of(function, tmp_path):
+def arguments_of(function):
     """Arguments that are as they should be."""
     if function in SPEC_CASES:
         return {
@@ -149,24 +133,26 @@ def arguments_of(function, tmp_path):
             for field in fields(function)
             if field.name in REQUIRED or field.default is not MISSING
         } | ({"structure": ns.Full()} if function in (ns.Static, ns.Dynamic) else {})
-    return {name: make() if make else tmp_path / "out" for name, make in CASES[function].items()}
+    made = CASES[function].items()
+    return {name: value() if inspect.isfunction(value) else value for name, value in made}
 
 
 OUR_OWN = [*CASES, *SPEC_CASES]
 
 
 @pytest.mark.parametrize("function", OUR_OWN, ids=lambda f: f.__name__)
-def test_arguments_as_they_should_be_work(function, tmp_path):
-    function(**arguments_of(function, tmp_path))
+def test_arguments_as_they_should_be_work(function, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    function(**arguments_of(function))
 
 
 @pytest.mark.parametrize("function", OUR_OWN, ids=lambda f: f.__name__)
 def test_odd_arguments_are_refused_by_name(function, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wrong = []
-    for name in arguments_of(function, tmp_path):
+    for name in arguments_of(function):
         for odd in ODD:
-            arguments = arguments_of(function, tmp_path) | {name: odd}
+            arguments = arguments_of(function) | {name: odd}
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")

@@ -2,17 +2,16 @@
 
 import copy
 import json
-import re
 from dataclasses import replace
 
 import pytest
+from lab.cli.test_output import STEERING
 from tiny_classes import BY_NAMES, tiny_classes_world
 from tiny_images import TINY, tiny_world
 
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import report
 
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 GONE = object()
 DEEP = json.loads("[" * 900 + "]" * 900)
 VALUES = [

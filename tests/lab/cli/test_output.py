@@ -201,6 +201,7 @@ cli.exit_code(fail)"""
         ("nsim recipes <&- >&- 2>&-", 0, ""),
         ("nsim recipes > /dev/full", 1, "nsim: [Errno 28] No space left on device"),
         ("nsim recipes | :; exit ${PIPESTATUS[0]}", 141, ""),
+        ("nsim --help | :; exit ${PIPESTATUS[0]}", 141, ""),
     ],
 )
 def test_whatever_the_shell_does_with_the_output(words, code, wanted):

@@ -1,17 +1,14 @@
 import gzip
-import lzma
 import os
 import resource
 import struct
 import time
 from importlib.resources import files
 
-import make_embedded
 import numpy as np
 import pytest
-import torch
 
-from neural_similarity.lab.data import Images, load_dataset
+from neural_similarity.lab.data import load_dataset
 from neural_similarity.lab.data.fashion_mnist import (
     CLASSES,
     FILE,
@@ -147,20 +144,3 @@ def test_damage_is_noticed(damage):
     packed = {"truncated": packed[:-1000], "flipped": packed, "empty": b""}[damage]
     with pytest.raises(ValueError, match=r"fashion-mnist-10k\.xz must hold 10,000 images"):
         unpack_embedded(bytes(packed))
-
-
-def test_script_packs_what_the_package_unpacks(monkeypatch):
-    monkeypatch.setattr(
-        make_embedded, "FILTERS", [{"id": lzma.FILTER_LZMA2, "preset": 0}]
-    )  # faster
-    random = torch.Generator().manual_seed(0)
-    parts = []
-    for count in (9_000, 2_500):
-        values = torch.randint(256, (count, 1, 1, 1), dtype=torch.uint8, generator=random)
-        pixels = values.repeat(1, 1, 28, 28)
-        parts.append(Images(pixels, torch.randperm(count, generator=random) % 10, CLASSES))
-    packed = make_embedded.pack(*parts)
-    for part, unpacked, each in zip(parts, unpack_embedded(packed), (800, 200), strict=True):
-        for c in range(10):
-            expected = part.pixels[part.labels == c][:each, 0].numpy()
-            assert np.array_equal(unpacked[c], expected)

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from neural_similarity.lab.paper.tables import Panel, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import recipe_to_json
 
-ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("tiny_table")
 
 
@@ -38,15 +36,6 @@ def cells(markdown, label):
 
 def markdown_of(results, budget=1.0):
     return to_markdown(make_report(TINY_TABLE, budget=budget, results=results))
-
-
-@pytest.mark.parametrize("name", ["6", "adapt", "adapt-cifar", "adapt-flowers", "adapt-lite0"])
-def test_pages_of_docs_are_what_the_command_writes(name):
-    page = ROOT / f"docs/table-{name}.md"
-    picture = page.with_suffix(".png")
-    report = make_report(TABLES[name], results=ROOT / "results")
-    shown = picture.name if picture.exists() else None
-    assert page.read_text("utf-8") == to_markdown(report, shown)
 
 
 def test_every_row_of_tables_1_to_4_has_its_recipe_on_the_panels_data():

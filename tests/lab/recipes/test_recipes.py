@@ -13,7 +13,6 @@ from neural_similarity.lab.recipes import FAMILIES, RECIPES, Recipe
 from neural_similarity.lab.recipes.cifar import CIFAR
 from neural_similarity.lab.recipes.released import RELEASED
 from neural_similarity.lab.recipes.studies import CHEAPER, STUDIES
-from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scale_recipe
 from neural_similarity.models import counts
 from neural_similarity.nn import Full
@@ -28,19 +27,6 @@ def count(name):
     options = {"similarity": recipe.similarity, "width": recipe.width, "variant": recipe.variant}
     model = models.build(recipe.model, 10, in_channels=3, image_size=32, **options)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_mini_imagenet_stands_in_on_a_schedule_and_images_of_its_own():
-    schedule = {"image_size": None, "steps": 600_000, "drops": (200_000, 375_000, 550_000)}
-    for table in ("5", "response"):
-        rows = zip(TABLES[table].all_rows, TABLES[f"{table}-mini100"].all_rows, strict=True)
-        for row, other in rows:
-            small = RECIPES[other.recipe]
-            assert replace(small, **schedule) == RECIPES[row.recipe]
-            assert (small.image_size, small.steps) == (84, 8_000)
-            assert other.paper is None
-            parts = [75 * drop for drop in small.drops]  # 600,000 = 75 * 8,000
-            assert parts == pytest.approx(schedule["drops"], abs=40)
 
 
 def test_table_5_has_the_papers_parameters():
@@ -85,12 +71,6 @@ def test_recipes_train_differently():
     """But for few-shot recipes that start from a network or not, which `RECIPES` does not say."""
     names = [name for name in RECIPES if "proto-pretrained" not in name]
     assert len({RECIPES[name] for name in names}) == len(names)
-
-
-def test_few_shot_rates_drop_after_60_and_85_percent_or_not_at_all():
-    for name, recipe in RECIPES.items():
-        if isinstance(recipe, FewShotRecipe) and recipe.drops:
-            assert recipe.drops == tuple(round(part * recipe.steps) for part in (0.6, 0.85)), name
 
 
 def test_every_row_of_every_table_has_its_recipe():

@@ -12,6 +12,8 @@ from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluation
 from neural_similarity.lab.train.checkpoint import WEIGHTS, list_checkpoints
 from neural_similarity.lab.train.journal import read_lines
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
@@ -40,7 +42,6 @@ def assert_close(run, other, **tolerance):
             assert line[key] == pytest.approx(expected[key], rel=1e-4), (line, expected)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["whole", "parts", "tasks", "names"])
 def test_processes_compute_what_one_computes(alone, together, name):
     assert_close(together / name, alone / name, rtol=1e-4, atol=1e-5)
