@@ -1,6 +1,8 @@
 """The code in README and docs does what the text says."""
 
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,17 +10,28 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from PIL import Image, ImageChops, ImageStat
+from torch import distributed
+from torch.distributed.tensor import DTensor
+from torchrun import torchrun
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
 from neural_similarity.lab.session import load, train
+from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.train import Recipe
 
 ROOT = Path(__file__).parents[1]
+DISTRIBUTED = "docs/how-to/distributed.md"
+EXAMPLES = {
+    name: f"docs/tutorials/{name.replace('_', '-')}.md"
+    for name in ("adapt", "similarity", "few_shot")
+}
 
 
-def blocks(name):
-    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text("utf-8"), re.DOTALL)
+def blocks(name, language="python"):
+    text = (ROOT / name).read_text("utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def run(name, block=slice(None), **names):
@@ -113,13 +126,95 @@ def test_shipping_a_network(tmp_path):
     assert "onnxruntime agrees with torch in int8 on 50 test images" in told.stdout
     assert "int8: accuracy " in told.stdout
     assert (tmp_path / "adapted/adapter.safetensors").stat().st_size < 20_000
-    text = (ROOT / "docs/tutorials/ship.md").read_text("utf-8")
-    shown = text.partition("## What it prints")[2].partition("```text\n")[2].partition("```")[0]
+    page = "docs/tutorials/ship.md"
+    shown = blocks(page, "text")[-1]
     assert _without_numbers(told.stdout.replace(f"{tmp_path}/", "")) == _without_numbers(shown)
-    for word in re.findall(r"nsim (\w+)", text):
+    for word in re.findall(r"nsim (\w+)", (ROOT / page).read_text("utf-8")):
         assert word in cli.COMMANDS
 
 
 def _without_numbers(text):
     """What a processor's rounding changes: numbers, and the class of the first image."""
     return re.sub(r"\d[\d.,:e+-]*|^[\w /-]+(?= \(3, 10\))", "#", text, flags=re.MULTILINE)
+
+
+@pytest.mark.long
+def test_the_commands_of_several_processes(tmp_path):
+    commands = [shlex.split(line) for line in "".join(blocks(DISTRIBUTED, "sh")).splitlines()]
+    assert len(commands) == 3
+    for program, standalone, option, count, *words in commands:
+        assert (program, standalone, option) == ("torchrun", "--standalone", "--nproc-per-node")
+        fewer = [{"20": "4", "10": "2"}.get(word, word) for word in words]
+        said = torchrun(int(count), *fewer, cwd=tmp_path)
+        assert "quickstart-seed" in said
+        assert said.count(" training, ") == ("--resume" not in words)
+        assert said.count("find_unused_parameters") <= 1  # a warning of torch's
+    assert len(list(tmp_path.glob("runs/*/summary.json"))) == 2
+
+
+def test_the_program_of_several_processes_shards_trains_and_gathers(tmp_path):
+    """Of one process."""
+    rendezvous = f"file://{tmp_path / 'ranks'}"
+    distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+    try:
+        names = run(DISTRIBUTED)
+        sharded = dict(names["model"].named_parameters())
+        moved = 0
+        for key, value in names["plain"].named_parameters():
+            assert isinstance(sharded[key], DTensor)
+            assert torch.equal(sharded[key].full_tensor(), value)
+            moved += key.endswith("similarity.raw") and bool(value.any())
+        assert moved == 9
+    finally:
+        distributed.destroy_process_group()
+
+
+def lines(text):
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def shown_and_drawn(name, drawn, monkeypatch, capsys):
+    """Run an example: its output and picture are its tutorial's; its variables and output.
+
+    Accuracies and M depend on the processor's rounding."""
+    monkeypatch.setitem(METHODS, "cosine-prototypes", None)  # So that it is gone afterwards.
+    capsys.readouterr()
+    names = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+    out, shown = capsys.readouterr().out, "".join(blocks(EXAMPLES[name], "text"))
+    number = r"\s*-?\d+(\.\d*)?"
+    assert [re.sub(number, "#", x) for x in lines(out)] == [
+        re.sub(number, "#", x) for x in lines(shown)
+    ]
+    if drawn:
+        files = Path(drawn), (ROOT / EXAMPLES[name]).with_suffix(".png")
+        first, second = (Image.open(file).convert("RGB") for file in files)
+        assert first.size == second.size
+        assert max(ImageStat.Stat(ImageChops.difference(first, second)).mean) < 20
+    return names, out
+
+
+@pytest.mark.long
+def test_adapting_shows_moves_m_and_the_outputs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names, out = shown_and_drawn("adapt", "pictures/similarities.png", monkeypatch, capsys)
+    bare = ns.unconvert(names["model"])
+    assert ns.max_difference(names["plain"], bare, names["unseen"][:100]) > 0.1
+    found = dict(re.findall(r"(\w+, blurred): +(\d+) %", out))
+    assert int(found["adapted, blurred"]) > int(found["backbone, blurred"])
+    assert found["folded, blurred"] == found["adapted, blurred"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [("similarity", ""), ("few_shot", "runs/cosine-prototypes/plots/gain.png")],
+)
+def test_an_example_shows_what_its_tutorial_shows(name, drawn, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shown_and_drawn(name, drawn, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_tutorial_shows_its_program_whole(name):
+    program = (ROOT / "examples" / f"{name}.py").read_text("utf-8").partition('"""\n\n')[2]
+    assert lines("".join(blocks(EXAMPLES[name]))) == lines(program)

@@ -1,7 +1,9 @@
-"""What importing brings along, what the library needs, and what is said where the extra lacks."""
+"""What importing brings along, what the library needs, what is said where the extra lacks; and
+that the table of modules shows the imports."""
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,11 @@ from neural_similarity.choices import EXTRA
 from neural_similarity.lab.cli import recipes
 from neural_similarity.lab.recipes.listing import LIST, recipe_list
 
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "src" / "neural_similarity"
+LIBRARY = "ops functional nn models conversion regularize visualize testing hub files".split()
+LABORATORY = ("data", "train", "tasks", "session", "recipes", "paper", "theory", "cli")
+IMPORT = re.compile(r"^\s*from ([\w.]+) import ([\w, ]+|\()", re.MULTILINE)
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({EXTRA}))\n"
 USE = """
 import torch
@@ -96,7 +103,7 @@ def test_every_public_name_says_what_it_is():
 
 
 def test_type_checkers_see_the_same_names():
-    tree = ast.parse(Path(ns.__file__).read_text())
+    tree = ast.parse((SOURCES / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = [name.asname for node in block.body for name in node.names]
     assert sorted(seen) == sorted(set(ns.__all__) - {"nn"})
@@ -109,3 +116,43 @@ def test_the_list_of_recipes_is_theirs():
 
 def test_what_is_written_twice_to_load_no_torch_is_the_same():
     assert recipes.LIST == LIST
+
+
+def files(room):
+    path = SOURCES / room
+    return [path.with_suffix(".py")] if path.with_suffix(".py").exists() else path.rglob("*.py")
+
+
+def imported(room, package, rooms):
+    """The other rooms of `rooms` that a room's files import, rooms of `package`."""
+    found = set()
+    for file in files(room):
+        for module, names in IMPORT.findall(file.read_text()):
+            if module == package:
+                found |= {name.strip().split(" ")[0] for name in names.split(",")}
+            elif module.startswith(f"{package}."):
+                found.add(module.removeprefix(f"{package}.").partition(".")[0])
+    return found & set(rooms) - {Path(room).name}
+
+
+def described():
+    """The imports in the table of modules."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(?:lab/)?(\w+)[/.`][^|]*\| ([\w, ]*) \|", text, re.MULTILINE)
+    return {(room, other) for room, others in rows for other in others.split(", ") if other}
+
+
+def test_the_table_has_the_imports_and_no_others():
+    arrows = {("lab", "library"), ("benchmarks", "lab"), ("benchmarks", "library")}
+    for room in LIBRARY:
+        arrows |= {(room, other) for other in imported(room, "neural_similarity", LIBRARY)}
+    for room in LABORATORY:
+        others = imported(f"lab/{room}", "neural_similarity.lab", LABORATORY)
+        arrows |= {(room, other) for other in others}
+    assert described() | {("lab", "library")} == arrows
+
+
+def test_every_room_is_described():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for room in (*LIBRARY, *(f"lab/{name}" for name in LABORATORY), "benchmarks"):
+        assert re.search(rf"^\| `{room}[/.`]", text, re.MULTILINE), room
