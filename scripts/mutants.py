@@ -42,6 +42,7 @@ MODULES: dict[str, tuple[Paths, Paths]] = {
         tuple(f"{PACKAGE}/{name}.py" for name in ("hub", "visualize", "regularize", "files")),
         tuple(f"tests/{name}.py" for name in HUB_TESTS.split()),
     ),
+    "peft": ((f"{PACKAGE}/peft",), ("tests/tools/test_peft.py",)),
     "benchmarks": (("benchmarks",), ("tests/benchmarks",)),
 }
 """Sources and tests of every module, files or folders."""

@@ -87,6 +87,13 @@ def test_errors_are_as_the_page_of_questions_says(tmp_path, monkeypatch):
     assert (tmp_path / "mine.safetensors").exists()
 
 
+def test_m_as_a_peft_adapter(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    names = run("docs/how-to/peft.md")
+    assert not torch.equal(names["again"](names["images"]), names["pretrained"](names["images"]))
+
+
 def test_the_family():
     run("docs/similarities.md", slice(1))
 

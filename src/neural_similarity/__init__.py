@@ -13,6 +13,7 @@ if _typing.TYPE_CHECKING:
     from neural_similarity import functional as functional
     from neural_similarity import hub as hub
     from neural_similarity import models as models
+    from neural_similarity import peft as peft
     from neural_similarity import testing as testing
     from neural_similarity import visualize as visualize
     from neural_similarity.conversion import adapters as adapters
@@ -62,7 +63,7 @@ if _typing.TYPE_CHECKING:
     from neural_similarity.regularize import penalty as penalty
 
 __version__ = _VERSION
-_MODULES = ("functional", "hub", "models", "nn", "testing", "visualize")
+_MODULES = ("functional", "hub", "models", "nn", "peft", "testing", "visualize")
 _HOMES = {
     "neural_similarity.conversion": (
         "adapters",

@@ -61,10 +61,10 @@ def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None
     for part in (*similarities, *trained.values()):
         part.requires_grad_(True)
     inside = {part for similarity in similarities for part in similarity.modules()}
-    norms = [m for m in model.modules() if m not in inside and hasattr(m, "running_mean")]
+    outside = [m for m in model.modules() if m not in inside]
     if norm == "eval":
-        _hold(norms)
-    statistics = [] if norm == "eval" else _statistics(norms)
+        hold_statistics(outside)
+    statistics = [] if norm == "eval" else _statistics(outside)
     mark_trained(model, similarities, [*trained.values(), *statistics])
     if moved := mark_frozen(model, similarities):
         log.warning(_MOVED, moved)
@@ -76,17 +76,19 @@ def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None
     return model
 
 
-def _hold(norms: Iterable[nn.Module]) -> None:
-    for module in norms:
-        held = _Held(module)
-        module.register_forward_pre_hook(held.restore_statistics)
-        module.register_forward_hook(held.hold_statistics, always_call=True)
+def hold_statistics(modules: Iterable[nn.Module]) -> None:
+    """Let the normalisation among modules use its running statistics in training mode, too."""
+    for module in modules:
+        if hasattr(module, "running_mean"):
+            held = _Held(module)
+            module.register_forward_pre_hook(held.restore_statistics)
+            module.register_forward_hook(held.hold_statistics, always_call=True)
 
 
-def _statistics(norms: Iterable[nn.Module]) -> list[Tensor]:
+def _statistics(modules: Iterable[nn.Module]) -> list[Tensor]:
     """The running statistics of normalisation, as far as it has any."""
     named = ("running_mean", "running_var")
-    return [t for m in norms for name in named if (t := getattr(m, name)) is not None]
+    return [t for m in modules for name in named if (t := getattr(m, name, None)) is not None]
 
 
 def _last_layer(model: nn.Module, similarities: Container[nn.Module]) -> str:

@@ -212,13 +212,18 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
         """The transposed convolution of `input` with M in the kernel."""
         if self.similarity is None:
             return super().forward(input, output_size)
-        kernel = self.similarity(Kernel(self.weight), input)
-        now = self.geometry()
+        return self.static_forward(input, self.similarity(Kernel(self.weight), input), output_size)
+
+    def static_forward(
+        self, x: Tensor, kernel: Tensor, output_size: list[int] | None = None
+    ) -> Tensor:
+        """torch's transposed convolution with `kernel`."""
+        now = convolution_geometry(cast(_ConvNd, self))
         padding = cast(Any, now.padding)
         extra = self._output_padding(
-            input, output_size, list(now.stride), list(padding), list(now.kernel_size), 2,
+            x, output_size, list(now.stride), list(padding), list(now.kernel_size), 2,
             list(now.dilation),
         )  # fmt: skip
         return F.conv_transpose2d(
-            input, kernel, self.bias, now.stride, padding, extra, now.groups, now.dilation
+            x, kernel, self.bias, now.stride, padding, extra, now.groups, now.dilation
         )

@@ -207,6 +207,19 @@ def become_ours(layer: nn.Module) -> SimilarityLayer:
     return cast(SimilarityLayer, layer)
 
 
+def build_for(layer: nn.Module, spec: Similarity) -> nn.Module:
+    """The similarity that `become_ours(layer)` would have, for a layer that stays torch's.
+
+    Raises:
+        ValueError: it does not fit the layer.
+    """
+    kind = type(layer)
+    try:
+        return cast(nn.Module, become_ours(layer).build_similarity(spec))
+    finally:
+        layer.__class__ = kind
+
+
 def replaced_forward(layer: nn.Module) -> Any:
     """The `forward` set on a layer itself; None if it is the class's, as tools restore it."""
     forward = vars(layer).get("forward")
@@ -248,8 +261,13 @@ def _adds_nothing(kind: type[nn.Module], base: type[nn.Module]) -> bool:
 
 def geometry_of(layer: nn.Module) -> Geometry:
     """The geometry of a torch layer, or of ours."""
+    return counterpart_of(layer).geometry(cast(SimilarityLayer, layer))
+
+
+def counterpart_of(layer: nn.Module) -> type[SimilarityLayer]:
+    """Our class for a torch layer, or the layer's own if it is ours."""
     kind = LAYERS.get(torchs_class(type(layer)) or type(layer), type(layer))
-    return cast(type[SimilarityLayer], kind).geometry(cast(SimilarityLayer, layer))
+    return cast(type[SimilarityLayer], kind)
 
 
 def check_exact(layer: SimilarityLayer) -> None:

@@ -1,0 +1,14 @@
+"""M as one of PEFT's tuners, and its adapters to and from the files of `ns.save_adapter`."""
+
+try:
+    import peft as _peft  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"ns.peft needs {error.name}: pip install 'neural-similarity[peft]'", name=error.name
+    ) from None
+
+from neural_similarity.peft.config import NslConfig as NslConfig
+from neural_similarity.peft.files import export_adapter as export_adapter
+from neural_similarity.peft.files import import_adapter as import_adapter
+from neural_similarity.peft.layer import NslLayer as NslLayer
+from neural_similarity.peft.tuner import NslModel as NslModel

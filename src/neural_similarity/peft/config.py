@@ -1,0 +1,68 @@
+"""The configuration of a similarity as a PEFT adapter, and its place in PEFT's enum."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from peft import PeftConfig
+from peft.utils.peft_types import PeftType
+
+from neural_similarity.conversion.planning import identity_start
+from neural_similarity.nn import Similarity, format_similarity
+
+
+def _tuner_type(name: str) -> PeftType:
+    """The member of PEFT's enum of tuners with this name, added where it is missing.
+
+    PEFT registers tuners of others, but only under a name in its enum, which Python closes.
+    """
+    if name not in PeftType.__members__:
+        member = str.__new__(PeftType, name)
+        member._name_ = member._value_ = name
+        kind = cast(Any, PeftType)
+        kind._member_names_.append(name)
+        kind._member_map_[name] = kind._value2member_map_[name] = member
+        type.__setattr__(PeftType, name, member)
+    return PeftType[name]
+
+
+NSL = _tuner_type("NSL")
+
+
+@dataclass
+class NslConfig(PeftConfig):
+    """The configuration of a similarity as a PEFT adapter.
+
+    Attributes:
+        target_modules: Names or ends of names of layers, or a regular expression of whole names, as
+            PEFT reads them; by default what `ns.convert` converts, or for a further adapter the
+            layers that have one.
+        similarity: A name or spec that starts at the identity, see `ns.convert`, made of the
+            library's own parts. It is kept as its complete text.
+        exclude_modules: What `target_modules` names too much, in the same form.
+        modules_to_save: Names of modules that train and are saved whole, such as a new head.
+        bias: "none", "all" or "nsl_only": biases that train, too.
+        init_weights: False starts M at random, for tests.
+
+    Raises:
+        ValueError: `similarity` is not such a similarity.
+    """
+
+    target_modules: list[str] | set[str] | str | None = None
+    similarity: Similarity | str = "static-full"
+    exclude_modules: list[str] | set[str] | str | None = None
+    modules_to_save: list[str] | None = None
+    bias: str = "none"
+    init_weights: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.peft_type = NSL
+        for name in ("target_modules", "exclude_modules"):
+            if isinstance(names := getattr(self, name), list):
+                setattr(self, name, set(names))
+        self.similarity = format_similarity(self.spec, complete=True)
+
+    @property
+    def spec(self) -> Similarity:
+        """The similarity as a spec."""
+        return identity_start(self.similarity)

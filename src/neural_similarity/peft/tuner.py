@@ -1,0 +1,200 @@
+"""PEFT's tuner of similarities."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils import register_peft_method
+from torch import nn
+
+from neural_similarity.conversion.freezing import hold_statistics, let_go
+from neural_similarity.conversion.planning import check_plan, make_plan
+from neural_similarity.conversion.rollback import whole_or_nothing
+from neural_similarity.nn import Similarity, StaticSimilarity, sharing
+from neural_similarity.nn.layer import LAYERS
+from neural_similarity.peft.config import NSL, NslConfig
+from neural_similarity.peft.layer import NslLayer
+
+_ADAPTERS_OWN = {"nsl_similarity", "modules_to_save"}
+
+
+class NslModel(BaseTuner):
+    """PEFT's tuner of similarities, which `peft.get_peft_model` makes for an `NslConfig`.
+
+    Normalisation outside `modules_to_save` keeps its running statistics in training mode, too, as
+    after `ns.freeze_backbone`: PEFT saves no statistics of the backbone.
+
+    Raises:
+        ValueError: a target has no counterpart with a similarity, or the similarity does not fit
+            it; the network is left unchanged.
+    """
+
+    prefix = "nsl_"
+    tuner_layer_cls = NslLayer
+    target_module_mapping = {}  # noqa: RUF012
+
+    def inject_adapter(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """Wrap the targets of an adapter, all or none."""
+        with whole_or_nothing(model), sharing():
+            super().inject_adapter(model, *args, **kwargs)
+            _hold_backbone(model)
+
+    def add_weighted_adapter(
+        self, adapters: Sequence[str], weights: Sequence[float], adapter_name: str
+    ) -> None:
+        """Add the adapter M = I + Σ wᵢ (Mᵢ − I) of others that have one similarity.
+
+        Raises:
+            ValueError: a name is unknown or taken; the numbers of names and weights differ; the
+                similarities differ, or M is not linear in what is learned; or an adapter has
+                modules of its own (`modules_to_save`), which have no such sum.
+        """
+        layers = nsl_layers(self.model).items()
+        summands = {name: layer for name, layer in layers if layer.adapters_here(adapters)}
+        self._check_sum(adapters, weights, adapter_name)
+        self.peft_config[adapter_name] = replace(
+            cast(NslConfig, self.peft_config[adapters[0]]),
+            target_modules=exact_pattern(summands), exclude_modules=None, init_weights=True,
+        )  # fmt: skip
+        self.inject_adapter(self.model, adapter_name)
+        for layer in summands.values():
+            layer.sum_into(adapter_name, dict(zip(adapters, weights, strict=True)))
+
+    def _check_sum(self, adapters: Sequence[str], weights: Sequence[float], name: str) -> None:
+        known = all(adapter in self.peft_config for adapter in adapters)
+        if not adapters or not known or len({*adapters}) != len(weights):
+            raise ValueError(
+                f"`adapters` must be names of {', '.join(self.peft_config)}, one for each of "
+                f"`weights`, got {list(adapters)} and {list(weights)}"
+            )
+        if name in self.peft_config:
+            raise ValueError(f"`adapter_name` must be new, got {name!r}")
+        configs = [cast(NslConfig, self.peft_config[adapter]) for adapter in adapters]
+        if any(config.modules_to_save for config in configs):
+            raise ValueError("`adapters` must have no `modules_to_save`, which have no sum")
+        parts = [
+            layer.nsl_similarity[adapter]
+            for layer in nsl_layers(self.model).values()
+            for adapter in layer.adapters_here(adapters)
+        ]
+        texts = {str(config.similarity) for config in configs}
+        if len(texts) > 1 or not all(_is_linear(part) for part in parts):
+            raise ValueError(
+                "`adapters` must have one static similarity, linear in what it learns, got "
+                f"{', '.join(sorted(texts))}"
+            )
+
+    def _prepare_adapter_config(self, peft_config: Any, model_config: Any) -> Any:
+        del model_config
+        if peft_config.target_modules is None:
+            names: Collection[str] = self.targeted_module_names
+            if not names:
+                reasons = make_plan(self.model, peft_config.spec, None)
+                check_plan(self.model, reasons, peft_config.spec, None)
+                names = [name for name, why in reasons.items() if why is None]
+            peft_config.target_modules = exact_pattern(names)
+        return peft_config
+
+    def _create_and_replace(
+        self,
+        peft_config: Any,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        del parameter_name
+        if isinstance(target, NslLayer):
+            _check_target(target.get_base_layer(), current_key, peft_config.spec)
+            target.update_layer(adapter_name, peft_config)
+            return
+        _check_target(target, current_key, peft_config.spec)
+        layer = NslLayer(target, adapter_name, peft_config)
+        if adapter_name not in self.active_adapters:
+            layer.requires_grad_(False)
+        self._replace_module(parent, target_name, layer, target)
+
+    def _replace_module(
+        self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module
+    ) -> None:
+        """Without PEFT's copy of the weight, which a whole module in `modules_to_save` lacks."""
+        del child
+        setattr(parent, child_name, new_module)
+
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """Learn a static M in float32 at least; a predictor computes in the type of its input."""
+        for layer in nsl_layers(self.model).values() if autocast_adapter_dtype else ():
+            for name in layer.adapters_here([adapter_name]):
+                part = layer.nsl_similarity[name]
+                if isinstance(part, StaticSimilarity) and part.raw.dtype.itemsize < 4:
+                    part.float()
+
+    def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> Any:
+        model = super()._unload_and_optionally_merge(*args, **kwargs)
+        let_go(cast(Any, model))
+        return model
+
+    @classmethod
+    def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
+        """As PEFT's, also for the tensors of predictors, which lie deeper."""
+        layer, own, rest = key.rpartition(f".nsl_similarity.{adapter_name}.")
+        if own:
+            return f"{layer}.nsl_similarity.{rest}"
+        return super()._remove_adapter_name_from_key(key, adapter_name)
+
+
+def nsl_layers(model: nn.Module) -> dict[str, NslLayer]:
+    """The layers of a network that have adapters, by their names."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, NslLayer)}
+
+
+def exact_pattern(names: Collection[str] | Mapping[str, Any]) -> str:
+    """The regular expression of exactly these names; PEFT reads names in a list as ends."""
+    return "|".join(re.escape(name) for name in names)
+
+
+def _check_target(layer: nn.Module, name: str, spec: Similarity) -> None:
+    """Raise a `ValueError` where a target cannot have this similarity."""
+    kinds = [kind for kind in LAYERS if kind is not nn.LSTM]
+    if isinstance(layer, BaseTunerLayer):
+        why = "has an adapter of another tuner"
+    elif isinstance(layer, tuple(kinds)):
+        why = make_plan(layer, spec, [""])[""]
+    else:
+        why = f"is a {type(layer).__name__}"
+    if why is not None:
+        raise ValueError(
+            f"`target_modules` must name layers that a similarity fits "
+            f"({', '.join(kind.__name__ for kind in kinds)}), got {name!r}, which {why}"
+        )
+
+
+def _hold_backbone(model: nn.Module) -> None:
+    """Let normalisation keep its statistics, except in what an adapter has of its own."""
+    let_go(model)
+    hold_statistics(
+        part for name, part in model.named_modules() if _ADAPTERS_OWN.isdisjoint(name.split("."))
+    )
+
+
+def _is_linear(similarity: nn.Module) -> bool:
+    """Whether M − I is linear in the change of what is learned, tried at random points."""
+    if not isinstance(similarity, StaticSimilarity):
+        return False
+    with torch.device("cpu"):
+        structure = similarity.spec.structure.build(similarity.geometry).double()
+        start = structure.initial().double()
+        generator = torch.Generator().manual_seed(0)
+        a, b = torch.randn(2, len(start), dtype=start.dtype, generator=generator)
+        m = structure(torch.stack([start, start + a, start + b, start + 2 * a - 3 * b]))
+    return torch.allclose(m[3] - m[0], 2 * (m[1] - m[0]) - 3 * (m[2] - m[0]))
+
+
+register_peft_method(
+    name=NSL.lower(), config_cls=NslConfig, model_cls=NslModel, prefix=NslModel.prefix
+)

@@ -1,0 +1,334 @@
+"""M as PEFT's tuner: it computes what `ns.convert` does, and PEFT's methods keep their meaning."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from moved import moved
+from torch import distributed, nn
+
+import neural_similarity as ns
+
+peft = pytest.importorskip("peft")
+
+STATIC = {
+    "static-diagonal": "static-diagonal",
+    "static-full": "static-full",
+    "symmetric": ns.Static(ns.Symmetric()),
+    "semidefinite": ns.Static(ns.PositiveSemidefinite()),
+    "unstructured": ns.Static(ns.Unstructured()),
+    "channels": ns.Static(ns.Unshared(ns.Full(), channels=2)),
+    "masked": ns.Static(ns.Masked(ns.Full())),
+    "affine, tied": ns.Static(ns.Affine(tied=True)),
+    "sparse": ns.Static(ns.Sparse(ns.Full())),
+}
+DYNAMIC = {
+    "dynamic-full": "dynamic-full",
+    "batch norm": ns.Dynamic(ns.Diagonal(), ns.SphereNet(hidden=6, batch_norm=True)),
+    "shared": ns.Dynamic(ns.Full(), ns.Shared(channels=4, hidden=5, batch_norm=True)),
+}
+LINEAR = ["static-diagonal", "static-full", "symmetric", "unstructured", "channels"]
+EVERY = pytest.mark.parametrize("similarity", [*STATIC.values(), *DYNAMIC.values()])
+EVERY_STATIC = pytest.mark.parametrize("similarity", STATIC.values())
+
+
+@pytest.fixture
+def backbone():
+    parts = [nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1)]
+    more = [nn.Conv2d(6, 6, (3, 2), stride=2, groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*parts, *more, nn.Linear(6, 5)).eval()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 4, 9, 8)
+
+
+def config(similarity="static-full", **options):
+    return ns.peft.NslConfig(similarity=similarity, **options)
+
+
+def wrapped(backbone, similarity="static-full", **options):
+    return peft.get_peft_model(deepcopy(backbone), config(similarity, **options)).eval()
+
+
+def perturbed(model):
+    """What trains away from its start."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return model.eval()
+
+
+@EVERY
+def test_it_starts_as_the_backbone_and_trains_m_alone(backbone, x, similarity):
+    y, model = backbone(x), wrapped(backbone, similarity)
+    tolerance = 1e-6 if similarity in DYNAMIC.values() else 0
+    assert (model(x) - y).abs().max() <= tolerance
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.train()(x).square().sum().backward()
+        optimizer.step()
+    after = model.eval().state_dict()
+    changed = {key for key, tensor in after.items() if not torch.equal(tensor, before[key])}
+    assert changed
+    assert all(".nsl_similarity.default." in key for key in changed)
+    assert (model(x) - y).abs().max() > 1e-4
+    with model.disable_adapter():
+        assert torch.equal(model(x), y)
+
+
+@EVERY
+def test_it_computes_what_a_converted_network_does_and_files_go_both_ways(
+    backbone, x, similarity, tmp_path
+):
+    similar = moved(ns.convert(backbone, similarity), std=0.2).eval()
+    nn.init.normal_(similar[7].bias)
+    file = ns.save_adapter(ns.freeze_backbone(similar, train="7"), tmp_path / "a")
+    model = ns.peft.import_adapter(deepcopy(backbone), file).eval()
+    y = similar(x)
+    assert torch.equal(model(x), y)
+    model.save_pretrained(str(tmp_path / "folder"))
+    again = peft.PeftModel.from_pretrained(deepcopy(backbone), str(tmp_path / "folder")).eval()
+    assert torch.equal(again(x), y)
+    out = ns.peft.export_adapter(again, tmp_path / "b")
+    assert torch.equal(ns.load_adapter(backbone, out)(x), y)
+    assert ns.save_adapter(ns.load_adapter(backbone, file), tmp_path / "c").read_bytes() == (
+        out.read_bytes()
+    )
+
+
+@EVERY_STATIC
+def test_merging_keeps_the_function_and_unmerging_is_exact(backbone, x, similarity):
+    model = perturbed(wrapped(backbone, similarity))
+    y, kernel = model(x), backbone[0].weight
+    layer = model.base_model.model[0]
+    m = layer.nsl_similarity["default"].full_matrix()
+    model.merge_adapter(safe_merge=True)
+    if m.shape == (9, 9):
+        expected = torch.einsum("ocp,pq->ocq", kernel.flatten(2), m).view_as(kernel)
+        assert torch.allclose(layer.weight, expected, atol=1e-6)
+    assert torch.equal(model(x), y)
+    model.unmerge_adapter()
+    assert torch.equal(layer.weight, kernel)
+    assert torch.equal(model(x), y)
+    merged = model.merge_and_unload(safe_merge=True)
+    assert type(merged[0]) is nn.Conv2d
+    assert torch.equal(merged(x), y)
+    assert not any(part._forward_hooks for part in merged.modules())
+
+
+@EVERY_STATIC
+def test_adapters_switch_and_active_together_add_their_changes(backbone, x, similarity):
+    model = perturbed(wrapped(backbone, similarity))
+    one = model(x)
+    model.add_adapter("other", config(similarity))
+    model.set_adapter("other")
+    assert torch.equal(model(x), backbone(x))
+    other = perturbed(model)(x)
+    layer = model.base_model.model[0]
+    kernels = [part.fold(backbone[0].weight) for part in layer.nsl_similarity.values()]
+    model.set_adapter("default")
+    assert torch.equal(model(x), one)
+    model.base_model.set_adapter(["default", "other"])
+    both = model(x)
+    model.base_model.merge_adapter(["other"])
+    assert torch.equal(model(x), other)
+    with pytest.warns(UserWarning, match="additionally merging"):
+        model.base_model.merge_adapter(["default"])
+    expected = kernels[0] + kernels[1] - backbone[0].weight
+    assert torch.allclose(layer.weight, expected, atol=1e-6)
+    assert torch.allclose(model(x), both, atol=1e-5)
+    model.unmerge_adapter()
+    model.delete_adapter("other")
+    model.set_adapter("default")
+    assert torch.equal(model(x), one)
+
+
+def test_a_weighted_adapter_is_the_sum_of_the_changes(backbone):
+    for name in LINEAR:
+        model = perturbed(wrapped(backbone, STATIC[name]))
+        model.add_adapter("other", config(STATIC[name], target_modules=["0"]))
+        model.set_adapter("other")
+        perturbed(model)
+        model.add_weighted_adapter(["default", "other"], [2.0, -0.5], "sum")
+        similarities = model.base_model.model[0].nsl_similarity
+        one, other, total = (part.full_matrix() for part in similarities.values())
+        unit = torch.eye(one.shape[-1])
+        assert torch.allclose(total - unit, 2 * (one - unit) - (other - unit) / 2, atol=1e-6)
+        last = model.base_model.model[4].nsl_similarity
+        assert list(last) == ["default", "sum"]
+        assert torch.allclose(last["sum"].raw, 2 * last["default"].raw)
+
+
+@pytest.mark.parametrize("name", sorted({*STATIC} - {*LINEAR, "masked", "sparse"}))
+def test_what_is_not_linear_has_no_weighted_sum(backbone, name):
+    model = wrapped(backbone, STATIC[name])
+    with pytest.raises(ValueError, match="linear in what it learns"):
+        model.add_weighted_adapter(["default"], [0.5], "half")
+
+
+def test_sums_without_a_meaning_are_refused(backbone):
+    model = wrapped(backbone, "dynamic-diagonal", modules_to_save=["7"])
+    with pytest.raises(ValueError, match="which have no sum"):
+        model.add_weighted_adapter(["default"], [0.5], "half")
+    model = wrapped(backbone, "dynamic-diagonal")
+    with pytest.raises(ValueError, match="one static similarity"):
+        model.add_weighted_adapter(["default"], [0.5], "half")
+    with pytest.raises(ValueError, match="one for each of `weights`"):
+        model.add_weighted_adapter(["default", "none"], [0.5, 0.5], "half")
+    with pytest.raises(ValueError, match="`adapter_name` must be new"):
+        model.add_weighted_adapter(["default"], [0.5], "default")
+    with pytest.raises(ValueError, match=r"must be static, got the dynamic \['default'\]"):
+        model.merge_and_unload()
+
+
+@pytest.mark.parametrize(
+    ("targets", "similarity", "message"),
+    [
+        (["1"], "static-full", r"'1', which is a BatchNorm2d"),
+        (["3"], "static-full", r"'3', which has a single kernel tap"),
+        (["0"], ns.Static(ns.Dilation()), r"'0', which does not start at the identity"),
+        (["0", "2"], "static-full", r"'2', which is a ReLU"),
+    ],
+)
+def test_targets_that_fit_no_similarity_are_named(backbone, x, targets, similarity, message):
+    y, parts = backbone(x), list(backbone)
+    with pytest.raises(ValueError, match=message):
+        peft.get_peft_model(backbone, config(similarity, target_modules=targets))
+    assert list(backbone) == parts
+    assert torch.equal(backbone(x), y)
+
+
+def test_other_targets(backbone):
+    lora = peft.get_peft_model(deepcopy(backbone), peft.LoraConfig(target_modules=["0"]))
+    inner, second = lora.base_model.model[0], pytest.warns(UserWarning, match="a second time")
+    with second, pytest.raises(ValueError, match="'0', which has an adapter of another tuner"):
+        peft.get_peft_model(nn.Sequential(inner), config(target_modules=["0"]))
+    with pytest.raises(ValueError, match="has a similarity already"):
+        wrapped(ns.convert(backbone, "static-full"), target_modules=["0"])
+    with pytest.raises(ValueError, match="nearest: static-full"):
+        config("static-ful")
+    with pytest.raises(ValueError, match="must start at the identity"):
+        config(ns.Static(init="released"))
+
+
+LAYERS = {
+    "Conv1d": (nn.Conv1d(4, 6, 3, padding=1), (2, 4, 9)),
+    "Conv3d": (nn.Conv3d(4, 6, (3, 2, 1)), (2, 4, 4, 5, 3)),
+    "ConvTranspose2d": (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1), (2, 4, 5, 4)),
+    "Linear": (nn.Linear(4, 6), (2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_that_a_similarity_fits(name):
+    layer, shape = LAYERS[name]
+    backbone, x = nn.Sequential(layer), torch.randn(shape)
+    model = perturbed(wrapped(backbone, target_modules=["0"]))
+    similar = ns.convert(backbone, "static-full", "0")
+    similar[0].similarity = model.base_model.model[0].nsl_similarity["default"]
+    assert torch.equal(model(x), similar(x))
+    assert not torch.equal(model(x), backbone(x))
+    if name != "ConvTranspose2d":
+        wrapped(backbone, "dynamic-diagonal", target_modules=["0"])(x)
+    else:
+        size = [9, 8]
+        expected = similar[0](x, size)
+        assert torch.equal(model.base_model.model[0](x, output_size=size), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_half_precision(backbone, x, similarity, dtype):
+    model = perturbed(wrapped(backbone[:3].to(dtype), similarity))
+    similar = ns.convert(backbone[:3].to(dtype), similarity)
+    part = model.base_model.model[0].nsl_similarity["default"]
+    similar[0].similarity = part
+    assert torch.equal(model(x.to(dtype)), similar(x.to(dtype)))
+    if similarity == "static-full":
+        assert part.raw.dtype == torch.float32
+        y = model(x.to(dtype))
+        assert torch.equal(model.merge_and_unload()(x.to(dtype)), y)
+
+
+def test_modules_to_save_have_statistics_of_their_own(backbone, x, tmp_path):
+    model = wrapped(backbone, modules_to_save=["1", "7"]).train()
+    model(x + 1)
+    y = perturbed(model)(x)
+    assert torch.equal(model.base_model.model[1].original_module.running_mean, torch.zeros(6))
+    model.save_pretrained(str(tmp_path))
+    again = peft.PeftModel.from_pretrained(deepcopy(backbone), str(tmp_path)).eval()
+    assert torch.equal(again(x), y)
+    file = ns.peft.export_adapter(model, tmp_path / "adapter")
+    assert torch.equal(ns.load_adapter(backbone, file)(x), y)
+    assert torch.equal(model(x), y)
+
+
+def test_files_that_peft_cannot_hold_are_refused(backbone, tmp_path):
+    similar = ns.convert(backbone, "static-full", "0")
+    trained = ns.freeze_backbone(similar, train="0.bias")
+    with pytest.raises(ValueError, match=r"else modules without one, got .* \['0'\]"):
+        ns.peft.import_adapter(backbone, ns.save_adapter(trained, tmp_path / "a"))
+    both = ns.convert(similar, "static-diagonal", "4")
+    with pytest.raises(ValueError, match="must hold one similarity"):
+        ns.peft.import_adapter(backbone, ns.save_adapter(both, tmp_path / "b"))
+    model = wrapped(backbone)
+    model.merge_adapter()
+    with pytest.raises(ValueError, match="one active adapter, not merged"):
+        ns.peft.export_adapter(model, tmp_path / "c")
+
+
+def test_data_parallel_training_is_that_of_one_process(backbone, x, tmp_path):
+    alone = wrapped(backbone, modules_to_save=["7"]).train()
+    rendezvous = f"file://{tmp_path / 'ranks'}"
+    distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(deepcopy(alone))
+        for one in (alone, model):
+            optimizer = torch.optim.SGD([p for p in one.parameters() if p.requires_grad], lr=0.1)
+            for _ in range(2):
+                optimizer.zero_grad()
+                one(x).square().sum().backward()
+                optimizer.step()
+    finally:
+        distributed.destroy_process_group()
+    state = alone.state_dict()
+    assert all(torch.equal(state[key], t) for key, t in model.module.state_dict().items())
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_trainer(tmp_path):
+    """Trains M and a head by the Trainer, goes on from a checkpoint, reloads, merges."""
+    transformers = pytest.importorskip("transformers")
+    torch.use_deterministic_algorithms(False)
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+    kind = transformers.ResNetForImageClassification
+    backbone = kind(transformers.ResNetConfig(num_labels=3, layer_type="basic", **sizes)).eval()
+    images = torch.randn(16, 3, 16, 16)
+    data = [{"pixel_values": image, "labels": n % 3} for n, image in enumerate(images)]
+
+    def train(resume=None):
+        model = wrapped(backbone, modules_to_save=["classifier"])
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / "run"), max_steps=4, save_steps=2, per_device_train_batch_size=4,
+            learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, seed=0,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model, arguments, train_dataset=data)
+        trainer.train(resume_from_checkpoint=resume)
+        return model.eval()
+
+    model = train()
+    whole = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    again = train(str(tmp_path / "run" / "checkpoint-2"))
+    assert all(torch.equal(whole[key], tensor) for key, tensor in again.state_dict().items())
+    folder = str(tmp_path / "run" / "checkpoint-4")
+    loaded = peft.PeftModel.from_pretrained(deepcopy(backbone), folder).eval()
+    y = model(pixel_values=images).logits
+    assert (y - backbone(pixel_values=images).logits).abs().max() > 1e-3
+    assert torch.equal(loaded(pixel_values=images).logits, y)
+    assert torch.equal(loaded.merge_and_unload()(pixel_values=images).logits, y)
