@@ -6,12 +6,13 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
 
 import neural_similarity as ns
-from neural_similarity.choices import EXTRA
+from neural_similarity.choices import EXTRA, install_command
 from neural_similarity.lab.cli import recipes
 from neural_similarity.lab.recipes.listing import LIST, recipe_list
 
@@ -72,7 +73,31 @@ def test_the_library_needs_nothing_of_the_extra():
 def test_what_lacks_the_extra_says_what_to_install(code, what):
     last = run(BLOCKED + code).stderr.splitlines()[-1]
     assert f"{what} needs the extra `lab` (" in last
-    assert last.endswith("is missing): pip install 'neural-similarity[lab]'")
+    assert last.endswith(f"is missing): {install_command('lab')}")
+
+
+@pytest.mark.parametrize(
+    ("noted", "command"),
+    [
+        (None, "pip install 'neural-similarity[lab]'"),  # from an index
+        (
+            '{"url": "file:///a/b%20c", "dir_info": {"editable": true}}',
+            "pip install -e '/a/b c[lab]'",
+        ),
+        (
+            '{"url": "file:///a", "dir_info": {}}',
+            "pip install 'neural-similarity[lab] @ file:///a'",
+        ),
+        (
+            '{"url": "https://host/x", "vcs_info": {"vcs": "git", "commit_id": "1"}}',
+            "pip install 'neural-similarity[lab] @ git+https://host/x'",
+        ),
+        ("not JSON", "pip install 'neural-similarity[lab]'"),
+    ],
+)
+def test_an_extra_comes_from_where_the_package_came(monkeypatch, noted, command):
+    monkeypatch.setattr(PathDistribution, "read_text", lambda *_: noted)
+    assert install_command("lab") == command
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["recipes"], ["recipes", "--all"]])

@@ -75,11 +75,7 @@ def extra_needed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
     """The error for a missing module, which says what to install if it is in the extra `lab`."""
     if (error.name or "").partition(".")[0] not in EXTRA:
         return error
-    return ModuleNotFoundError(
-        f"{what} needs the extra `lab` ({error.name} is missing): "
-        "pip install 'neural-similarity[lab]'",
-        name=error.name,
-    )
+    return missing_module(error, f"{what} needs the extra `lab` ({error.name} is missing)", "lab")
 
 
 def import_optional(module: str, what: str, extra: str) -> Any:
@@ -87,6 +83,33 @@ def import_optional(module: str, what: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{what} needs {error.name}: pip install 'neural-similarity[{extra}]'", name=error.name
-        ) from None
+        raise missing_module(error, f"{what} needs {error.name}", extra) from None
+
+
+def missing_module(error: ModuleNotFoundError, reason: str, extra: str) -> ModuleNotFoundError:
+    """The error for a missing module, with the command that installs the extra."""
+    return ModuleNotFoundError(f"{reason}: {install_command(extra)}", name=error.name)
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra, from where the package came.
+
+    Installers note where that was (https://packaging.python.org/specifications/direct-url/); of
+    what came from an index they note nothing.
+    """
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        noted = distribution("neural-similarity").read_text("direct_url.json")
+        origin = json.loads(noted or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    url, name = origin.get("url"), f"neural-similarity[{extra}]"
+    if origin.get("dir_info", {}).get("editable"):
+        return f"pip install -e '{url2pathname(urlsplit(url).path)}[{extra}]'"
+    if url and "vcs_info" in origin:
+        url = f"{origin['vcs_info']['vcs']}+{url}"
+    return f"pip install '{name} @ {url}'" if url else f"pip install '{name}'"

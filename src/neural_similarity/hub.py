@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from neural_similarity.choices import missing_module
 from neural_similarity.conversion import load_adapter, save_adapter
 from neural_similarity.conversion.pretrained import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
@@ -15,9 +16,7 @@ from neural_similarity.nn.layer import resolve_similarity
 try:
     from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "ns.hub needs huggingface_hub: pip install 'neural-similarity[hub]'", name=error.name
-    ) from None
+    raise missing_module(error, "ns.hub needs huggingface_hub", "hub") from None
 
 _PAPER = "https://arxiv.org/abs/1910.13003"
 

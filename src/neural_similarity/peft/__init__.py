@@ -1,11 +1,11 @@
 """M as one of PEFT's tuners, and its adapters to and from the files of `ns.save_adapter`."""
 
+from neural_similarity.choices import missing_module
+
 try:
     import peft as _peft  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"ns.peft needs {error.name}: pip install 'neural-similarity[peft]'", name=error.name
-    ) from None
+    raise missing_module(error, f"ns.peft needs {error.name}", "peft") from None
 
 from neural_similarity.peft.config import NslConfig as NslConfig
 from neural_similarity.peft.files import export_adapter as export_adapter

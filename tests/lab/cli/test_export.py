@@ -13,6 +13,7 @@ import torch
 from tiny_images import TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
 
+from neural_similarity.choices import install_command
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import export as command
 from neural_similarity.lab.errors import RunError
@@ -124,7 +125,7 @@ def test_what_cannot_be_exported(run, tmp_path, capsys, monkeypatch):
     assert "torch.export.load agrees with torch on 32 test images" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert export(run, "--out", str(tmp_path / "none.onnx")) == 1
-    assert "needs onnxruntime: pip install 'neural-similarity[export]'" in capsys.readouterr().err
+    assert f"needs onnxruntime: {install_command('export')}" in capsys.readouterr().err
     assert not (tmp_path / "none.onnx").exists()
 
 

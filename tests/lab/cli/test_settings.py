@@ -11,6 +11,7 @@ from tiny_folders import write_folders
 from tiny_images import TINY, train_tiny
 from tiny_images import tiny as tiny
 
+from neural_similarity.choices import install_command
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data import load_split
 from neural_similarity.lab.recipes import RECIPES
@@ -138,5 +139,5 @@ def test_without_tensorboard_no_run_begins(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     words = ["--track", "tensorboard", "--steps", "2", *SMALL]
     assert cli.main(["train", *words, "--out", str(tmp_path / "run")]) == 1
-    assert "pip install 'neural-similarity[track]'" in capsys.readouterr().err
+    assert install_command("track") in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
