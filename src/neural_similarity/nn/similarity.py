@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, Self, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.kept import drop_kernel, kept_kernel, may_keep
 from neural_similarity.nn.modes import evaluation_mode
 from neural_similarity.nn.predictor import Predictor, SphereNet
 from neural_similarity.nn.shared import shared_part
@@ -16,7 +17,7 @@ from neural_similarity.nn.structure import Diagonal, Full, Structure, StructureM
 from neural_similarity.ops import fold_kernel
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.similarity import dynamic_conv
-from neural_similarity.ops.window import promote_dtype
+from neural_similarity.ops.window import autocast_dtype, promote_dtype
 
 Init = Literal["identity", "released"]
 
@@ -201,15 +202,36 @@ class StaticSimilarity(nn.Module):
         m = self.matrix()
         return m if m.dim() == 2 + (self.structure.blocks is not None) else torch.diag_embed(m)
 
-    def fold(self, weight: Tensor) -> Tensor:
-        """The kernel of the plain layer that computes the same."""
-        kernel = weight.reshape(weight.shape[0], -1, self.geometry.taps)
-        folded = fold_kernel(kernel, self.matrix(), self.structure.blocks, self.geometry.groups)
+    def fold(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The kernel of the plain layer that computes the same, in `dtype` or that of `weight`."""
+        kernel, groups = weight.reshape(len(weight), -1, self.geometry.taps), self.geometry.groups
+        folded = fold_kernel(kernel, self.matrix(), self.structure.blocks, groups, dtype=dtype)
         return folded.view(weight.shape)
 
     def forward(self, layer: "Layer", x: Tensor) -> Tensor:
-        """The layer's output for its input `x`."""
-        return layer.static_forward(x, self.fold(layer.weight))
+        """The layer's output for its input `x`.
+
+        In evaluation without gradients its folded kernel is kept, see `ns.drop_kernels`.
+        """
+        weight = layer.weight
+        # Of autocast's type at once, to which the convolution would cast it.
+        dtype = autocast_dtype(weight) if isinstance(layer, nn.Module) else weight.dtype
+        if may_keep(self, weight):
+            return layer.static_forward(x, kept_kernel(self, weight, dtype, self.fold))
+        return layer.static_forward(x, self.fold(weight, dtype))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; a kept kernel is dropped."""
+        drop_kernel(self)
+        return super().train(mode)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        drop_kernel(self)
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        drop_kernel(self)  # W moves, and its old memory need not stay.
+        return super()._apply(*args, **kwargs)
 
     def extra_repr(self) -> str:
         """The spec, and how many numbers are learned."""

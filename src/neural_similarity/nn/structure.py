@@ -19,11 +19,13 @@ class StructureModule(nn.Module):
     """Maps raw (n, scalars, *positions) to M (n, K, *positions) or (n, K, K, *positions).
 
     With `blocks` there is one axis more before the taps, as in `ns.functional.similarity_conv2d`.
-    `crops` says that folded kernels may have borders of zeros, which folding then drops.
+    `crops` says that folded kernels may have borders of zeros, which folding then drops;
+    `raw_only` that M depends on raw alone, not on parameters or settings of the module.
     """
 
     blocks: Blocks | None = None
     crops: bool = False
+    raw_only: bool = False
 
     def __init__(self, scalars: int):
         super().__init__()
@@ -266,6 +268,8 @@ class _Unshared(StructureModule):
 
 
 class _Diagonal(StructureModule):
+    raw_only = True
+
     def __init__(self, taps: int, residual: bool):
         super().__init__(taps)
         self.residual = residual
@@ -282,6 +286,8 @@ class _Diagonal(StructureModule):
 
 class _Matrix(StructureModule):
     """A K×K matrix made of the raw parameters, plus the identity if there is a residual."""
+
+    raw_only = True
 
     def __init__(self, taps: int, residual: bool, scalars: int):
         super().__init__(scalars)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from neural_similarity.ops import dynamic as dynamic
+from neural_similarity.ops import kernel as kernel
 
 Shape = Sequence[int]
 _COUNTER = "torch.utils.flop_counter"
@@ -45,6 +46,8 @@ def _register_formulas(counter: Any) -> None:
     counter.register_flop_formula([operators.diagonal_conv, operators.full_conv])(_forward_flops)
     backward = [operators.diagonal_conv_backward, operators.full_conv_backward]
     counter.register_flop_formula(backward)(_backward_flops)
+    counter.register_flop_formula(operators.fold_kernel)(_fold_flops)
+    counter.register_flop_formula(operators.fold_kernel_backward)(_unfold_flops)
 
 
 def _forward_flops(x: Shape, weight: Shape, similarity: Shape, *_: Any, **__: Any) -> int:
@@ -59,6 +62,14 @@ def _backward_flops(
     mixings = needs_weight + needs_x + needs_m
     product, mixing = _product_macs(weight, similarity), _mixing_macs(x, similarity)
     return 2 * (products * product + mixings * mixing)
+
+
+def _fold_flops(kernel: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(kernel) * kernel[-1]
+
+
+def _unfold_flops(_grad: Shape, kernel: Shape, _m: Shape, needs: Sequence[bool], **_: Any) -> int:
+    return sum(needs) * _fold_flops(kernel)
 
 
 def _product_macs(weight: Shape, similarity: Shape) -> int:

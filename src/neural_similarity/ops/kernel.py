@@ -1,21 +1,29 @@
 """Static similarity: M folds into the kernel, W' = W M."""
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
+from neural_similarity.ops import native
 from neural_similarity.ops.blocks import Blocks, check_blocks
+from neural_similarity.ops.registration import register_operator
 from neural_similarity.ops.window import promote_dtype, require_tensors, without_autocast
 
 
 def fold_kernel(
-    weight: Tensor, similarity: Tensor, blocks: Blocks | None = None, groups: int = 1
+    weight: Tensor,
+    similarity: Tensor,
+    blocks: Blocks | None = None,
+    groups: int = 1,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     r"""The kernel whose plain convolution equals the static similarity: $W'_q = \sum_p W_p M_{pq}$.
 
-    Computed in float32 (float64 where an input is that), outside autocast, and returned in
-    `weight`'s dtype. Paper, §3.2.
+    Computed in float32 (float64 where an input is that), outside autocast. Paper, §3.2.
 
     Args:
         weight: (*lead, *kernel) with K taps in the trailing kernel dimensions; with `blocks`
@@ -25,6 +33,7 @@ def fold_kernel(
             (c/groups·K, c/groups·K), acts on all of them.
         blocks: The channels or kernels that have an M of their own, see `similarity_conv2d`.
         groups: Groups of the convolution; used with `blocks` only.
+        dtype: Of the result; by default `weight`'s.
 
     Raises:
         ValueError: M is neither diagonal nor square, or of another length than the last dimensions
@@ -33,8 +42,14 @@ def fold_kernel(
     require_tensors(weight=weight, similarity=similarity)
     if not (weight.is_floating_point() or weight.is_complex()):
         raise ValueError(f"`weight` must have a floating-point dtype, got {weight.dtype}")
+    dtype = dtype or weight.dtype
     with without_autocast(weight):
         m = promote_dtype(similarity)
+        if blocks is None and weight.dim() > 2:
+            rows, matrix = weight.flatten(2), m if m.dim() > 1 else torch.diag(m)
+            if native.takes_kernel(rows, matrix, dtype):
+                fold = _Fold.apply if torch.is_grad_enabled() else _fold_op
+                return fold(rows, matrix, dtype).view(weight.shape)
         kernel = weight.to(torch.promote_types(weight.dtype, m.dtype))
         m = m.to(kernel.dtype)
         if blocks is None:
@@ -42,7 +57,40 @@ def fold_kernel(
         else:
             _check_blocks(weight, m, blocks, groups)
             folded = _times_blocks(kernel.flatten(2), m, blocks, groups)
-        return folded.reshape(weight.shape).to(weight.dtype)
+        return folded.reshape(weight.shape).to(dtype)
+
+
+class _Fold(Function):
+    """W M in one pass, and both its gradients in another."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(kernel, m)
+        return _fold_op(kernel, m, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (grad,), (kernel, m) = grad_outputs, ctx.saved_tensors
+        if torch.is_grad_enabled():
+            grad = grad.to(m.dtype)
+            return grad @ m.mT, torch.einsum("ocs,oct->st", kernel, grad), None
+        needs = ctx.needs_input_grad[:2]
+        of_kernel, of_m = _fold_backward_op(grad, kernel, m, needs)
+        return of_kernel if needs[0] else None, of_m if needs[1] else None, None
+
+
+_fold_op = register_operator(
+    "fold_kernel",
+    "(Tensor kernel, Tensor m, ScalarType dtype) -> Tensor",
+    native.fold_kernel,
+    lambda kernel, _m, dtype: torch.empty_like(kernel, dtype=dtype),
+)
+_fold_backward_op = register_operator(
+    "fold_kernel_backward",
+    "(Tensor grad, Tensor kernel, Tensor m, bool[] needs) -> (Tensor, Tensor)",
+    native.fold_gradients,
+    lambda _grad, kernel, m, _needs: (torch.empty_like(kernel), torch.empty_like(m)),
+)
 
 
 def _check_blocks(weight: Tensor, m: Tensor, blocks: Blocks, groups: int) -> None:

@@ -1,7 +1,7 @@
 """Detecting exporters, tracers, compilers and function transforms."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 
@@ -26,4 +26,4 @@ def runs_eagerly(x: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return type(x) is Tensor and not by_torch()
+    return type(x) in (Tensor, nn.Parameter) and not by_torch()

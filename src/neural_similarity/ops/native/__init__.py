@@ -190,6 +190,52 @@ def can_run_here(x: Tensor) -> bool:
     return runs_eagerly(x) and declines_native(x, 1) is None
 
 
+def takes_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `fold_kernel` takes a kernel (o, c, K) and M (K, K), for a result of this dtype."""
+    square = m.dim() == 2 and m.shape[0] == kernel.shape[-1] <= MOST_TAPS
+    return (
+        square
+        and kernel.dtype == m.dtype == torch.float32
+        and dtype in _TYPES
+        and (can_run_here(kernel) and type(m) is Tensor)
+    )
+
+
+def fold_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
+    """W M for W (o, c, K), in its memory format; `takes_kernel` must be True."""
+    kernel = _dense_kernel(kernel)
+    folded = torch.empty_like(kernel, dtype=dtype)
+    _call_on_kernel("fold", kernel, dtype, kernel, m.contiguous(), folded)
+    return folded
+
+
+def fold_gradients(
+    grad: Tensor, kernel: Tensor, m: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """The gradients of W and M, from that of W M; uninitialised where `needs` leaves one out."""
+    kernel, m = _dense_kernel(kernel), m.contiguous()
+    of_kernel, of_m = torch.empty_like(kernel), torch.empty_like(m)
+    if grad.stride() != kernel.stride():
+        grad = torch.empty_like(kernel, dtype=grad.dtype).copy_(grad)
+    wanted = (g if need else None for g, need in zip((of_kernel, of_m), needs, strict=True))
+    operands = kernel, m, grad, *wanted
+    if _call_on_kernel("fold_backward", kernel, grad.dtype, *operands):
+        raise MemoryError("the compiled operators ran out of memory in fold_backward")
+    return of_kernel, of_m
+
+
+def _dense_kernel(kernel: Tensor) -> Tensor:
+    """A kernel (o, c, K) whose taps, or whose channels, are adjacent, and without gaps."""
+    return kernel if kernel.mT.is_contiguous() else kernel.contiguous()
+
+
+def _call_on_kernel(name: str, kernel: Tensor, dtype: torch.dtype, *operands: Tensor | None) -> int:
+    """Call a C function of a dense kernel (o, c, K)."""
+    sizes = map(_Count, (*kernel.shape, not kernel.is_contiguous(), torch.get_num_threads()))
+    function = getattr(load_library(), f"{name}_{_TYPES[dtype]}")
+    return function(*sizes, *(None if t is None else _element_address(t) for t in operands))
+
+
 def channel_sums(x: Tensor, centre: Tensor) -> Tensor:
     """Sums of x - centre and of its square over all positions of every channel, (2, c), float64."""
     found = x.new_zeros(torch.get_num_threads(), 2, x.shape[1], dtype=torch.float64)

@@ -164,6 +164,7 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "grouped.h"
 #include "passes.h"
 #include "batch_norm.h"
+#include "fold.h"
 #undef T
 #undef PAIRED
 #undef NAME
@@ -174,3 +175,4 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "grouped.h"
 #include "passes.h"
 #include "batch_norm.h"
+#include "fold.h"
