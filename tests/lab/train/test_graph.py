@@ -51,7 +51,7 @@ def advance_through(job, state, advance):
 
 def trained(device=CPU, make=graph.repeated_update):
     job, state = make_job(device)
-    update = partial(loop._update_once, job, state, state.model)
+    update = partial(loop.update_once, job, state, state.model)
     return advance_through(job, state, make(update, state.optimizer, device))
 
 

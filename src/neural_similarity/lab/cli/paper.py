@@ -11,6 +11,7 @@ import tyro
 from neural_similarity.choices import require_count, require_least
 from neural_similarity.files import write_text
 from neural_similarity.lab import paper
+from neural_similarity.lab.cli import adapt_map
 from neural_similarity.lab.cli.commands import print_line, require_known_name, say_json
 from neural_similarity.lab.cli.parsing import (
     check_folders,
@@ -160,6 +161,8 @@ class RecordOptions:
 
 def reproduce(args: Sequence[str]) -> int:
     """Run what a table lacks, or print its commands; 0 if every run is recorded in the end."""
+    if args[:1] == [adapt_map.NAME]:
+        return adapt_map.reproduce(args[1:])
     description = (
         "Run the rows of a table that have no record yet, and record them, or print the commands "
         "that do (--print), one line a run, for xargs, GNU parallel or a SLURM array. What is "

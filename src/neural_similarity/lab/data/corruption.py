@@ -1,6 +1,7 @@
-"""Corrupted data sets: noise, blur or rotation of every image, each in two strengths.
+"""Corrupted data sets: one photometric or geometric change of every image.
 
-Corruptions of our own, not those of CIFAR-10-C; training and test images get the same.
+Corruptions of our own, not those of CIFAR-10-C; training and test images get the same. Geometric
+ones also exist undone: the changed images, changed back, as by a user who knows the camera.
 """
 
 import math
@@ -38,6 +39,17 @@ def blur_images(x: Tensor, _: torch.Generator, deviation: float) -> Tensor:
     return F.conv2d(F.pad(x, (0, 0, radius, radius), mode="reflect"), kernel.mT, groups=channels)
 
 
+def reduce_contrast(x: Tensor, _: torch.Generator, factor: float) -> Tensor:
+    """x (n, c, h, w) with differences to each image's mean grey level times `factor`."""
+    mean = x.mean((1, 2, 3), keepdim=True)
+    return mean + factor * (x - mean)
+
+
+def halve_resolution(x: Tensor, _: torch.Generator) -> Tensor:
+    """x (n, c, h, w) in squares of 2x2 pixels, averaged, and enlarged again bilinearly."""
+    return F.interpolate(F.avg_pool2d(x, 2), scale_factor=2.0, mode="bilinear")
+
+
 def rotate_images(x: Tensor, _: torch.Generator, degrees: float) -> Tensor:
     """x (n, c, h, w), square, turned to the left; between pixels bilinear, black outside.
 
@@ -46,20 +58,82 @@ def rotate_images(x: Tensor, _: torch.Generator, degrees: float) -> Tensor:
     if degrees % 90 == 0:
         return x.rot90(int(degrees) // 90, (2, 3))
     cosine, sine = (f(math.radians(degrees)) for f in (math.cos, math.sin))
-    turn = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0]])
-    grid = F.affine_grid(turn.expand(len(x), 2, 3), list(x.shape), align_corners=False)
+    return map_linearly(x, _, ((cosine, -sine), (sine, cosine)))
+
+
+Rows = tuple[tuple[float, float], tuple[float, float]]
+
+
+def map_linearly(x: Tensor, _: torch.Generator, rows: Rows) -> Tensor:
+    """x (n, c, h, w) with the value of x at A p at every p; bilinear, black outside.
+
+    A is given by its rows; a point p is (right, down) from the centre, from -1 to 1.
+    """
+    matrix = torch.cat([torch.tensor(rows), torch.zeros(2, 1)], dim=1)
+    grid = F.affine_grid(matrix.expand(len(x), 2, 3), list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
+def bend_images(x: Tensor, _: torch.Generator, strength: float, *, undo: bool = False) -> Tensor:
+    """x (n, c, h, w) through a barrel lens: the value of x at p (1 + k |p|²) at every p.
+
+    `undo` takes the value at the p whose image under the lens is there, by Newton's method.
+    """
+    eye = torch.eye(2, 3)[None]
+    points = F.affine_grid(eye, [1, *x.shape[1:]], align_corners=False)
+    radius = points.norm(dim=-1, keepdim=True)
+    if undo:
+        inner = radius
+        for _step in range(8):
+            bent = inner + strength * inner**3
+            inner = inner - (bent - radius) / (1 + 3 * strength * inner**2)
+        grid = points * inner / radius
+    else:
+        grid = points * (1 + strength * radius**2)
+    grid = grid.expand(len(x), -1, -1, -1)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def _zoom(factor: float) -> Change:
+    """Things `factor` times as large."""
+    return partial(map_linearly, rows=((1 / factor, 0.0), (0.0, 1 / factor)))
+
+
+def _shear(slope: float) -> Change:
+    return partial(map_linearly, rows=((1.0, slope), (0.0, 1.0)))
+
+
+def _changed_back(change: Change, back: Change) -> Change:
+    """A change and then another, on whole grey levels, as if the images had been stored."""
+
+    def both(x: Tensor, random: torch.Generator) -> Tensor:
+        return back(_grey_levels(change(x, random)).float(), random)
+
+    return both
+
+
+def _turn(degrees: float) -> Change:
+    return partial(rotate_images, degrees=degrees)
+
+
+GEOMETRY: dict[str, tuple[Change, Change]] = {
+    **{f"rotation-{each}": (_turn(each), _turn(-each)) for each in (15, 20, 30, 45, 90)},
+    **{f"zoom-{each}": (_zoom(each), _zoom(1 / each)) for each in (0.75, 1.15, 1.33)},
+    "shear-0.4": (_shear(0.4), _shear(-0.4)),
+    "lens-0.8": (partial(bend_images, strength=0.8), partial(bend_images, strength=0.8, undo=True)),
+}
+"""Changes of place, and what undoes them: degrees, factors, slope, k of the lens."""
+UNDONE = "-undone"
 CORRUPTIONS: dict[str, Change] = {
     "noise-25": partial(add_noise, deviation=25),
     "noise-50": partial(add_noise, deviation=50),
-    "blur-1": partial(blur_images, deviation=1),
-    "blur-2": partial(blur_images, deviation=2),
-    "rotation-30": partial(rotate_images, degrees=30),
-    "rotation-90": partial(rotate_images, degrees=90),
+    **{f"blur-{each}": partial(blur_images, deviation=each) for each in (1, 1.5, 2)},
+    "contrast-0.2": partial(reduce_contrast, factor=0.2),
+    "half-resolution": halve_resolution,
+    **{name: change for name, (change, _) in GEOMETRY.items()},
+    **{name + UNDONE: _changed_back(*both) for name, both in GEOMETRY.items()},
 }
-"""By name: deviation in grey levels, in pixels, degrees."""
+"""By name: deviation in grey levels or pixels, factor on differences of grey, and `GEOMETRY`."""
 
 
 def corrupt_dataset(dataset: Dataset, name: str) -> Dataset:
@@ -72,8 +146,9 @@ def corrupt_dataset(dataset: Dataset, name: str) -> Dataset:
 
 
 def _change_images(images: Images, change: Change, random: torch.Generator) -> Images:
-    pixels = [
-        change(chunk.float(), random).round().clamp(0, 255).to(torch.uint8)
-        for chunk in images.chunks(AT_ONCE)
-    ]
+    pixels = [_grey_levels(change(chunk.float(), random)) for chunk in images.chunks(AT_ONCE)]
     return replace(images, pixels=torch.cat(pixels).contiguous())
+
+
+def _grey_levels(x: Tensor) -> Tensor:
+    return x.round().clamp(0, 255).to(torch.uint8)

@@ -44,6 +44,18 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "ssf": ("scale and shift of filters (SSF)", {"train": "baseline", "baseline": "ssf"}),
     "lora": ("LoRA of rank 1 (PEFT)", {"train": "baseline", "baseline": "lora"}),
     "oft": ("diag-OFT in blocks of 4 (LyCORIS)", {"train": "baseline", "baseline": "oft"}),
+    **{
+        way: (label, {"train": "baseline", "baseline": way})
+        for way, label in {
+            "film": "scale and shift of normalised channels (FiLM)",
+            "lora-c": "LoRA-C of rank 1",
+            "lora-c4": "LoRA-C of rank 4",
+            "atoms": "six filter atoms",
+            "residual": "residual 1×1 adapters (TSA)",
+            "residual-vector": "residual adapters by channel (TSA)",
+            "conv-adapter": "Conv-Adapter",
+        }.items()
+    },
     "diagonal": ("static diagonal M", {"similarity": Static(Diagonal())}),
     "diagonal-norm": (
         "static diagonal M and normalisation",

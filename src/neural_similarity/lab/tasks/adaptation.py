@@ -231,10 +231,16 @@ class AdaptationTask(ClassificationTask):
             recipe = replace(recipe, backbone=str(Path(recipe.backbone).absolute()))
         task = super().load(recipe, root, progress)
         train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
-        dataset = whole = replace(task.dataset, train=train, test=test)
+        return cls.of_dataset(task.recipe, replace(task.dataset, train=train, test=test))
+
+    @classmethod
+    def of_dataset(cls, recipe: AdaptationRecipe, whole: Dataset) -> Self:
+        """The task on a data set, or on the few images of each class that the seed draws."""
+        dataset = whole
         if recipe.per_class is not None:
-            dataset = replace(whole, train=_few_per_class(train, recipe.per_class, recipe.seed))
-        return cls(fit_recipe(task.recipe, dataset), dataset, whole)
+            few = _few_per_class(whole.train, recipe.per_class, recipe.seed)
+            dataset = replace(whole, train=few)
+        return cls(fit_recipe(recipe, dataset), dataset, whole)
 
     @classmethod
     def check_recipe(cls, recipe: Any) -> None:

@@ -53,13 +53,13 @@ def fit_model(
     network = job.objective.network(state.model)
     network = cast(nn.Module, torch.compile(network)) if recipe.compile else network
     state.model.train()
-    update = partial(_update_once, job, state, network)
+    update = partial(update_once, job, state, network)
     alone = job.objective.on_device and distributed.process_count() == 1
     make = partial(repeated_update, device=job.runtime.device) if alone else Plain
     advance = make(update, state.optimizer)
     mark = time.perf_counter()
     while state.step < recipe.steps:
-        rate = learning_rate(state.step, recipe.lr, recipe.drops, recipe.drop_factor)
+        rate = step_rate(recipe, state.step)
         job.objective.prepare(state.step)
         advance(rate)
         state.step += 1
@@ -89,7 +89,12 @@ def fit_model(
         mark = time.perf_counter()
 
 
-def _update_once(job: Job, state: State, network: nn.Module) -> None:
+def step_rate(recipe: Recipe, step: int) -> float:
+    """The learning rate of an update."""
+    return learning_rate(step, recipe.lr, recipe.drops, recipe.drop_factor)
+
+
+def update_once(job: Job, state: State, network: nn.Module) -> None:
     """One update on the prepared batch."""
     state.optimizer.zero_grad(set_to_none=True)
     tally = job.objective.differentiate(network)

@@ -1,0 +1,150 @@
+"""The map of adaptation: for which changes of the images, and with how many labels, M leads.
+
+A cell is a change and a number of labelled images of each class. Every way of adaptation runs on
+the same draws of these images. Its learning rate is chosen for a number of labels at a time, on
+images held out under changes that the map does not contain, and never on a test image.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from neural_similarity.lab.data.corruption import GEOMETRY, UNDONE
+from neural_similarity.lab.recipes.adaptation import CHANGED, RESNET, WAYS
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
+
+FOLDER = "adapt-map"
+"""Folder of the map's records below that of all results."""
+CHANGES = {
+    "rotation-30": "turned by 30°",
+    "lens-0.8": "barrel lens",
+    "half-resolution": "half resolution",
+    "noise-25": "noise",
+    "rotation-45": "turned by 45°",
+    "rotation-15": "turned by 15°",
+    "rotation-90": "turned by 90°",
+    "zoom-0.75": "zoom 0.75",
+    "zoom-1.33": "zoom 1.33",
+    "shear-0.4": "shear",
+    "blur-1": "blur",
+    "contrast-0.2": "contrast",
+}
+"""Changes of the map with their labels, most telling ones first."""
+LABELS = (10, 5, 50)
+"""Labelled images of each class."""
+DRAWS = (1, 2, 3, 4, 5)
+"""Seeds of a cell."""
+RATE_CHANGES = ("rotation-20", "zoom-1.15", "blur-1.5")
+"""Changes on which rates are chosen; none is of the map."""
+RATE_DRAWS = (11, 12, 13)
+"""Seeds of the choice of rates: all rates with the first, the best two with all."""
+GRID = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+FIRST_RATES = (3e-3, 0.01, 0.03)
+"""Where the choice begins; it goes on along the grid until the best rate has neighbours."""
+UNTRAINED = ("nothing", "statistics", "undone")
+"""Ways without a rate."""
+OWN_STATISTICS = ("nothing", "undone", "ssf")
+"""Ways that keep the backbone's running statistics, as users would have it: those of the batch
+undo SSF."""
+MAP_WAYS = (
+    "full", "all", "norm", "residual", "residual-vector", "atoms", "lora", "lora-c", "lora-c4",
+    "oft", "conv-adapter", "ssf", "film", "bias", "head", "statistics", "nothing", "undone",
+)  # fmt: skip
+"""The ways of a cell; M comes first."""
+LONGER = {50: 2}
+"""Factor on the steps for some numbers of labels."""
+
+
+class Trial(NamedTuple):
+    """A training run of a way under a change, by the seed that draws its images."""
+
+    way: str
+    rate: float
+    change: str
+    draw: int
+
+    def __str__(self) -> str:
+        return f"{self.way} {self.rate:g} {self.change} {self.draw}"
+
+
+Scores = Mapping[str, float]
+"""Accuracies on held-out images by the text of their trial."""
+
+
+def cell_ways(change: str) -> list[str]:
+    """The ways of a cell: a change that is not geometric cannot be undone."""
+    return [way for way in MAP_WAYS if way != "undone" or change in GEOMETRY]
+
+
+def trial_recipe(trial: Trial, labels: int) -> AdaptationRecipe:
+    """The recipe of a run; `nsim train adapt` with its fields trains the same network."""
+    way = "nothing" if trial.way == "undone" else trial.way
+    fields: dict[str, Any] = {"similarity": None, "train": "M", "threads": 1, "precision": "fp32"}
+    fields |= RESNET | CHANGED | WAYS[way][1]
+    fields["norm"] = "eval" if trial.way in OWN_STATISTICS else "train"
+    undone = UNDONE if trial.way == "undone" else ""
+    recipe = AdaptationRecipe(
+        **fields | {"lr": trial.rate, "seed": trial.draw, "per_class": labels},
+        dataset=f"cifar10-{trial.change}{undone}",
+    )
+    if trial.way == "statistics":
+        recipe = replace(recipe, steps=CHANGED["steps"], drops=())
+    times = LONGER.get(labels, 1)
+    drops = tuple(times * drop for drop in recipe.drops)
+    return replace(recipe, steps=times * recipe.steps, drops=drops)
+
+
+def cell_trials(change: str, rates: Mapping[str, float]) -> list[Trial]:
+    """The runs of a cell, a draw after the other; what does not depend on the draw runs once."""
+    return [
+        Trial(way, rates.get(way, 1.0), change, draw)
+        for draw in DRAWS
+        for way in cell_ways(change)
+        if draw == DRAWS[0] or way not in ("nothing", "undone")
+    ]
+
+
+def missing_trials(way: str, scores: Scores) -> list[Trial]:
+    """The runs that choosing a way's rate still needs, a few at a time; none once it is chosen."""
+    rates = list(FIRST_RATES)
+    while not (lacking := _lacking(way, rates, RATE_DRAWS[:1], scores)):
+        best = GRID.index(_best_rates(way, rates, RATE_DRAWS[:1], scores)[0])
+        beside = [rate for rate in GRID[max(best - 1, 0) : best + 2] if rate not in rates]
+        if not beside:
+            best_two = _best_rates(way, rates, RATE_DRAWS[:1], scores)[:2]
+            return _lacking(way, best_two, RATE_DRAWS[1:], scores)
+        rates += beside
+    return lacking
+
+
+def chosen_rate(way: str, scores: Scores) -> float:
+    """The better of a way's two best rates over all draws; of equals the smaller.
+
+    Raises:
+        ValueError: runs are missing.
+    """
+    if missing := missing_trials(way, scores):
+        raise ValueError(f"the choice of a rate for {way} lacks {missing[0]}")
+    rates = [rate for rate in GRID if not _lacking(way, [rate], RATE_DRAWS, scores)]
+    return _best_rates(way, rates, RATE_DRAWS, scores)[0]
+
+
+def _trials(way: str, rate: float, draws: tuple[int, ...]) -> list[Trial]:
+    return [Trial(way, rate, change, draw) for change in RATE_CHANGES for draw in draws]
+
+
+def _lacking(way: str, rates: list[float], draws: tuple[int, ...], scores: Scores) -> list[Trial]:
+    trials = (trial for rate in rates for trial in _trials(way, rate, draws))
+    return [trial for trial in trials if str(trial) not in scores]
+
+
+def _best_rates(
+    way: str, rates: list[float], draws: tuple[int, ...], scores: Scores
+) -> list[float]:
+    """The rates by their mean accuracy, the best first, of equals the smaller."""
+
+    def mean(rate: float) -> float:
+        return fmean(scores[str(trial)] for trial in _trials(way, rate, draws))
+
+    return sorted(sorted(rates), key=mean, reverse=True)

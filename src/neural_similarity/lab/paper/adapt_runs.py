@@ -1,0 +1,199 @@
+"""Running the map of adaptation: one process, one file a cell, everything kept that is done."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from neural_similarity.files import read_json, write_text
+from neural_similarity.lab.data import Dataset, load_dataset
+from neural_similarity.lab.data.images import split_off
+from neural_similarity.lab.paper.adapt_map import (
+    CHANGES,
+    FOLDER,
+    LABELS,
+    MAP_WAYS,
+    RATE_CHANGES,
+    UNTRAINED,
+    Trial,
+    cell_trials,
+    chosen_rate,
+    missing_trials,
+    trial_recipe,
+)
+from neural_similarity.lab.paper.recording import code_of, machine_of
+from neural_similarity.lab.session import initial_state
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationRun, AdaptationTask
+from neural_similarity.lab.train import Runtime, choose_runtime, evaluate_model, pack_correct
+from neural_similarity.lab.train.environment import checkout_commit, describe_environment
+from neural_similarity.lab.train.files import lock_file, record_layout
+from neural_similarity.lab.train.graph import Plain
+from neural_similarity.lab.train.loop import Job, step_rate, update_once
+from neural_similarity.lab.train.runtime import cpu_threads
+
+Report = Callable[[str], None]
+DatasetOf = Callable[[str, Path], Dataset]
+HELD_OUT = 200
+"""Training images of each class that rates are chosen on."""
+MEMORY = Path("in-memory")
+"""The folder of runs that write nothing."""
+
+
+@dataclass
+class Sheet:
+    """A file of runs, written anew whenever one is added."""
+
+    path: Path
+    facts: dict[str, Any]
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """Accuracies by trial."""
+        return {key: run["accuracy"] for key, run in self.runs.items()}
+
+    @property
+    def chosen_rates(self) -> dict[str, float]:
+        """The rate of every way, where these runs chose it."""
+        trained = (way for way in MAP_WAYS if way not in UNTRAINED)
+        return {way: chosen_rate(way, self.accuracies) for way in trained}
+
+    def add(self, trial: Trial, run: dict[str, Any]) -> None:
+        """Add a run and write the file."""
+        self.runs[str(trial)] = run
+        write_text(self.path, record_layout(self.facts | {"runs": self.runs}))
+
+
+def read_sheet(path: Path) -> Sheet:
+    """The runs in a file of the map.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    try:
+        content = read_json(path)
+        return Sheet(path, content, content.pop("runs"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read as a sheet of runs: {error!r}") from error
+
+
+def rates_path(results: Path, labels: int) -> Path:
+    """The file of the runs that chose the rates for a number of labels."""
+    return results / FOLDER / f"rates-{labels}.json"
+
+
+def cell_path(results: Path, change: str, labels: int) -> Path:
+    """The file of a cell."""
+    return results / FOLDER / f"{change}-{labels}.json"
+
+
+def run_map(data: Path, results: Path, report: Report) -> None:
+    """Choose rates and run all cells that lack runs, most telling ones first.
+
+    A process that is stopped goes on where it was. Another one must not run beside it.
+    """
+    (results / FOLDER).mkdir(parents=True, exist_ok=True)
+    taken = f"another process fills {results / FOLDER}"
+    with lock_file(results / FOLDER / "lock", taken), cpu_threads(1):
+        runner = Runner(data, results, report)
+        for labels in LABELS:
+            rates = runner.choose_rates(labels)
+            for change in CHANGES:
+                runner.fill_cell(change, labels, rates)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs trials in this process, on the CPU."""
+
+    data: Path
+    results: Path
+    report: Report
+
+    def choose_rates(self, labels: int) -> dict[str, float]:
+        """Run what the choice of rates lacks; the rates by way."""
+        sheet = self._open_sheet(rates_path(self.results, labels), labels)
+        for way in MAP_WAYS:
+            while way not in UNTRAINED and (trials := missing_trials(way, sheet.accuracies)):
+                self._run_trials(trials, sheet, held_out_images)
+        return sheet.chosen_rates
+
+    def fill_cell(self, change: str, labels: int, rates: dict[str, float]) -> None:
+        """Run what a cell lacks."""
+        sheet = self._open_sheet(cell_path(self.results, change, labels), labels)
+        self._run_trials(cell_trials(change, rates), sheet, whole_images)
+
+    def _open_sheet(self, path: Path, labels: int) -> Sheet:
+        if path.exists():
+            return read_sheet(path)
+        environment = describe_environment(cpu_runtime())
+        facts = {"labels": labels, "code": code_of(environment)}
+        return Sheet(path, facts | {"environment": machine_of(environment)})
+
+    def _run_trials(self, trials: Iterable[Trial], sheet: Sheet, dataset_of: DatasetOf) -> None:
+        for trial in trials:
+            if str(trial) in sheet.runs:
+                continue
+            recipe = trial_recipe(trial, sheet.facts["labels"])
+            run = run_in_memory(recipe, dataset_of(recipe.dataset, self.data), self.data)
+            if dataset_of is held_out_images:  # Accuracies are enough to choose by.
+                del run["correct"]
+            sheet.add(trial, run)
+            self.report(f"{sheet.path.stem}: {trial}: {100 * run['accuracy']:.2f} %")
+
+
+def cpu_runtime() -> Runtime:
+    """The CPU in float32."""
+    return choose_runtime("cpu", "fp32", True)
+
+
+@lru_cache(maxsize=len(RATE_CHANGES))
+def whole_images(name: str, data: Path) -> Dataset:
+    """A changed data set; those of the last changes are kept."""
+    return load_dataset(name, root=data)
+
+
+@lru_cache(maxsize=len(RATE_CHANGES))
+def held_out_images(name: str, data: Path) -> Dataset:
+    """Training images alone: those held out in place of test images, and the others."""
+    whole = load_dataset(name, root=data)
+    train, test = split_off(whole.train, [HELD_OUT] * len(whole.train.classes), seed=0)
+    return replace(whole, train=train, test=test)
+
+
+def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
+    """Train and score as `nsim train adapt` does, and return what a sheet keeps of it.
+
+    A run that diverges is scored as it is.
+    """
+    task = AdaptationTask.of_dataset(recipe, whole)
+    channels, size, _ = task.images.shape
+    run = AdaptationRun(
+        path=MEMORY,
+        name="adapt",
+        budget=1.0,
+        recipe=task.recipe,
+        data_root=f"{data}",
+        digest=task.digest,
+        classes=tuple(task.images.classes),
+        channels=channels,
+        image_size=size,
+        preprocess=task.preprocess(),
+    )
+    runtime = cpu_runtime()
+    state = initial_state(run, runtime)
+    job = Job(run.recipe, runtime, task.objective(run, runtime))
+    advance = Plain(partial(update_once, job, state, state.model.train()), state.optimizer)
+    for step in range(run.recipe.steps):
+        job.objective.prepare(step)
+        advance(step_rate(run.recipe, step))
+    scores = evaluate_model(state.model, whole.test, run.preprocess, runtime)
+    trained = sum(p.numel() for p in state.model.parameters() if p.requires_grad)
+    facts = {
+        "accuracy": scores.accuracy,
+        "finite": bool(state.totals[0].isfinite()),
+        "trained": trained,
+    }
+    facts |= {"commit": checkout_commit(), "data": run.digest}
+    return facts | {"correct": pack_correct(scores.correct)}
