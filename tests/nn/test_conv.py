@@ -89,11 +89,13 @@ def test_dynamic_with_a_constant_predictor_is_static(options, kind):
     ("ours", "plain", "sizes"), [(ns.Conv2d, nn.Conv2d, (4, 6, 3)), (ns.Linear, nn.Linear, (7, 5))]
 )
 @named
-def test_same_seed_same_weights_as_torchs(similarity, ours, plain, sizes):
+def test_same_seed_same_weights_as_torchs_and_the_device_asked_for(similarity, ours, plain, sizes):
     torch.manual_seed(3)
     layer = ours(*sizes, similarity=similarity)
     torch.manual_seed(3)
     assert all(torch.equal(v, layer.state_dict()[k]) for k, v in plain(*sizes).state_dict().items())
+    on_meta = ours(*sizes, similarity=similarity, device="meta")
+    assert {p.device.type for p in on_meta.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("similarity", ["none", *NAMES])

@@ -16,6 +16,7 @@ from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask
 from neural_similarity.lab.train.checkpoint import list_checkpoints
 
+pytestmark = pytest.mark.usefixtures("tiny")
 STEPS = {"steps": 5, "drops": (), "evaluate_every": 1, "checkpoint_every": 1}
 SCRIPTS = {
     "in the middle": [0.3, 0.9, 0.5, 0.9, 0.1],
@@ -52,7 +53,6 @@ def assert_is(state, other):
     assert all(torch.equal(state[name], other[name]) for name in other)
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_best_checkpoint_is_that_of_the_highest_accuracy(tmp_path, script, name):
     accuracies = SCRIPTS[name]
@@ -66,7 +66,6 @@ def test_the_best_checkpoint_is_that_of_the_highest_accuracy(tmp_path, script, n
     assert summary["best_checkpoint"]["validation_accuracy"] == max(accuracies)
 
 
-@pytest.mark.usefixtures("tiny")
 def test_a_resumed_run_knows_how_good_the_best_was(tmp_path, script):
     judge, judged = script(ClassificationTask, SCRIPTS["in the middle"])
     recipe = replace(TINY, validation=16, **STEPS)
