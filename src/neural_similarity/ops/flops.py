@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import torch
 
-from neural_similarity.ops import dynamic as dynamic
 from neural_similarity.ops import kernel as kernel
+from neural_similarity.ops import similarity as similarity
 
 Shape = Sequence[int]
 _COUNTER = "torch.utils.flop_counter"
