@@ -18,7 +18,7 @@ from neural_similarity.lab.recipes.listing import LIST, recipe_list
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "neural_similarity"
-LIBRARY = "ops functional nn models conversion regularize visualize testing hub files".split()
+LIBRARY = "ops functional nn models conversion regularize visualize testing hub peft files".split()
 LABORATORY = ("data", "train", "tasks", "session", "recipes", "paper", "theory", "cli")
 IMPORT = re.compile(r"^\s*from ([\w.]+) import ([\w, ]+|\()", re.MULTILINE)
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({EXTRA}))\n"
