@@ -1,12 +1,25 @@
-"""Argument validation, and the version."""
+"""Argument validation, the version, and what `dir` shows."""
 
-from collections.abc import Collection, Iterable
+import sys
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from numbers import Real
+from types import ModuleType
 from typing import Any
 
 VERSION = "0.2.0"
+
+
+def public_names(module: str) -> Callable[[], list[str]]:
+    """The `__dir__` of a module: its `__all__`, or without one its names except of modules."""
+
+    def listed_names() -> list[str]:
+        members = vars(sys.modules[module])
+        own = (n for n, v in members.items() if n[0] != "_" and not isinstance(v, ModuleType))
+        return sorted(members.get("__all__", own))
+
+    return listed_names
 
 
 def require_known(argument: str, name: str, names: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from neural_similarity.choices import missing_module
+from neural_similarity.choices import missing_module, public_names
 from neural_similarity.conversion import load_adapter, save_adapter
 from neural_similarity.conversion.pretrained import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
@@ -18,6 +18,8 @@ try:
 except ModuleNotFoundError as error:
     raise missing_module(error, "ns.hub needs huggingface_hub", "hub") from None
 
+__all__ = ["ADAPTER", "Adapted", "Network"]
+__dir__ = public_names(__name__)
 _PAPER = "https://arxiv.org/abs/1910.13003"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.choices import require_least
+from neural_similarity.choices import public_names, require_least
 from neural_similarity.nn import (
     DynamicSimilarity,
     MaskedModule,
@@ -16,6 +16,8 @@ from neural_similarity.nn import (
 )
 from neural_similarity.nn.modes import check_module
 
+__all__ = ["MEASURES", "Measure", "parameter_groups", "penalty"]
+__dir__ = public_names(__name__)
 Measure = Callable[[Tensor], Tensor]
 
 MEASURES: dict[str, Measure] = {

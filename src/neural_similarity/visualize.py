@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from neural_similarity.choices import extra_needed, require_count
+from neural_similarity.choices import extra_needed, public_names, require_count
 from neural_similarity.files import new_file
 from neural_similarity.nn import (
     DynamicSimilarity,
@@ -24,7 +24,12 @@ from neural_similarity.ops import require_tensors
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CELL = 1.4
+__all__ = [
+    "Kernels", "draw", "kernel_shapes", "mean_matrix", "plot_maps", "plot_matrices",
+    "plot_shapes", "similarities",
+]  # fmt: skip
+__dir__ = public_names(__name__)
+_CELL = 1.4
 """Side of a small picture in inches."""
 Kernels = Mapping[str, Sequence[int]]
 
@@ -131,7 +136,7 @@ def plot_matrices(
     _check_named("found", found)
     require_count("columns", columns)
     _check_kernels(kernels)
-    figure, grid = _figure_grid(-(-len(found) // columns), min(columns, len(found)), 2 * CELL)
+    figure, grid = _figure_grid(-(-len(found) // columns), min(columns, len(found)), 2 * _CELL)
     figure.get_layout_engine().set(wspace=0.25)  # pyright: ignore  # wider than between taps
     panels = {name: _draw_panel(m, (kernels or {}).get(name)) for name, m in found.items()}
     limit = max(1e-6, *(panel.nan_to_num().abs().max().item() for panel in panels.values()))
@@ -194,7 +199,7 @@ def plot_maps(
     if len(places) != 2 or prod(places) != taps:
         raise ValueError(f"`kernel` must be two numbers whose product is {taps}, got {kernel!r}")
     distance = _identity_distance(m)
-    figure, grid = _figure_grid(len(x), 3, 2 * CELL)
+    figure, grid = _figure_grid(len(x), 3, 2 * _CELL)
     spread = max((diagonal - 1).abs().max().item(), 1e-6)
     for row, image, far, one in zip(grid, x, distance, diagonal, strict=True):
         row[0].imshow(_displayable_image(image).numpy(), cmap="gray")
@@ -239,7 +244,7 @@ def _check_kernels(kernels: object, argument: str = "kernels") -> None:
 
 
 def _figure_grid(
-    rows: int, columns: int, cell: float = CELL, *, frames: bool = False
+    rows: int, columns: int, cell: float = _CELL, *, frames: bool = False
 ) -> tuple["Figure", Any]:
     """A figure and its axes, (rows, columns), without ticks, `cell` inches each."""
     try:

@@ -14,6 +14,7 @@ Its last layer is the classifier, so that `network[:-1]` is the embedding and sh
 argument is out of range.
 """
 
+from neural_similarity.choices import public_names as _public_names
 from neural_similarity.models.baselines import CondConv2d as CondConv2d
 from neural_similarity.models.baselines import DeformableConv2d as DeformableConv2d
 from neural_similarity.models.baselines import DynamicFilter2d as DynamicFilter2d
@@ -47,3 +48,5 @@ from neural_similarity.models.resnet import resnet50 as resnet50
 from neural_similarity.models.resnet_cifar import resnet20 as resnet20
 from neural_similarity.models.resnet_cifar import resnet56 as resnet56
 from neural_similarity.models.spherenet import spherenet9 as spherenet9
+
+__dir__ = _public_names(__name__)

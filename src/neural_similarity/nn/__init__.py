@@ -1,5 +1,6 @@
 """Layers with a similarity, and the specs that describe one."""
 
+from neural_similarity.choices import public_names as _public_names
 from neural_similarity.nn.affine import Affine as Affine
 from neural_similarity.nn.conv import Conv1d as Conv1d
 from neural_similarity.nn.conv import Conv2d as Conv2d
@@ -46,3 +47,5 @@ from neural_similarity.nn.structure import Unstructured as Unstructured
 from neural_similarity.nn.text import Similarity as Similarity
 from neural_similarity.nn.text import format_similarity as format_similarity
 from neural_similarity.nn.text import parse_similarity as parse_similarity
+
+__dir__ = _public_names(__name__)

@@ -1,5 +1,6 @@
 """Functions on tensors: what the operators mean, and how they are computed. Imports torch only."""
 
+from neural_similarity.choices import public_names as _public_names
 from neural_similarity.ops import flops as flops
 from neural_similarity.ops.backend import BACKENDS as BACKENDS
 from neural_similarity.ops.backend import Backend as Backend
@@ -18,3 +19,5 @@ from neural_similarity.ops.whole_map import global_similarity as global_similari
 from neural_similarity.ops.window import promote_dtype as promote_dtype
 from neural_similarity.ops.window import require_tensors as require_tensors
 from neural_similarity.ops.window import without_autocast as without_autocast
+
+__dir__ = _public_names(__name__)

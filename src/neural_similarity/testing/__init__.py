@@ -11,15 +11,18 @@ def test_my_structure(law, case):
 "text" applies only to the library's own specs, which can be written on a command line.
 """
 
-from neural_similarity.testing.cases import LAYERS as LAYERS
-from neural_similarity.testing.cases import STRUCTURES as STRUCTURES
-from neural_similarity.testing.cases import Case as Case
-from neural_similarity.testing.cases import Make as Make
-from neural_similarity.testing.cases import NotApplicableError as NotApplicableError
-from neural_similarity.testing.cases import cases as cases
+from neural_similarity.choices import public_names as _public_names
 from neural_similarity.testing.laws import LAWS as LAWS
 from neural_similarity.testing.laws import QUICK as QUICK
 from neural_similarity.testing.laws import SCALES as SCALES
 from neural_similarity.testing.laws import Law as Law
 from neural_similarity.testing.laws import check as check
 from neural_similarity.testing.laws import torch_autocasts_lstm as torch_autocasts_lstm
+from neural_similarity.testing.layer_cases import LAYERS as LAYERS
+from neural_similarity.testing.layer_cases import STRUCTURES as STRUCTURES
+from neural_similarity.testing.layer_cases import Case as Case
+from neural_similarity.testing.layer_cases import Make as Make
+from neural_similarity.testing.layer_cases import NotApplicableError as NotApplicableError
+from neural_similarity.testing.layer_cases import cases as cases
+
+__dir__ = _public_names(__name__)

@@ -25,7 +25,7 @@ from neural_similarity.nn import (
     parse_similarity,
 )
 from neural_similarity.nn.layer import is_dynamic
-from neural_similarity.testing.cases import Case, NotApplicableError
+from neural_similarity.testing.layer_cases import Case, NotApplicableError
 
 
 def check(law: str, case: Case) -> str | None:
