@@ -182,6 +182,24 @@ def test_without_an_adapter_nothing_of_it_is_left(switch):
         assert everything(switch.backbone) == plain
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("name", "merged"), STATES)
+def test_a_switch_follows_the_type_of_its_network(switch, x, name, merged, dtype):
+    """Whatever was on while the network was cast, it computes what a cast of the other would."""
+    alone = deepcopy(switch.use(None).backbone).to(dtype)
+    expected = {None: alone.state_dict()}
+    for other in ADAPTERS:
+        expected[other] = deepcopy(switch.use(other).backbone).to(dtype).state_dict()
+    backbone = switch.use(name, merged).backbone.to(dtype)
+    for other, state in expected.items():
+        found = switch.use(other).backbone.state_dict()
+        assert found.keys() == state.keys()
+        for key, tensor in found.items():
+            assert tensor.dtype == state[key].dtype, key
+            assert torch.equal(tensor, state[key]), key
+        assert backbone(x.to(dtype)).dtype == dtype
+
+
 @pytest.mark.parametrize("inplace", [True, False])
 def test_a_conversion_that_fails_changes_nothing(backbone, monkeypatch, inplace):
     """In the third of three layers, after two were equipped."""

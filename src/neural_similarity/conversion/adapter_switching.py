@@ -63,7 +63,11 @@ class Adapters:
     """Switches a backbone, in place, between adapters and none, merged or not.
 
     Layers and parameters of the backbone stay the same objects: without an adapter it computes what
-    it did before, to the last bit. A switch that fails changes nothing.
+    it did before, to the last bit. A switch that fails changes nothing. What it brings gets the
+    device and type of its place, if the backbone was moved or cast in the meantime.
+
+    A switch changes one layer after another. No other thread may run the backbone meanwhile: hold
+    one lock for both.
 
     Args:
         backbone: A network without similarities.
@@ -143,9 +147,9 @@ class Adapters:
 
     def _equip(self, layer: nn.Module, similarity: nn.Module, merged: bool) -> dict[str, Tensor]:
         """Give a layer its similarity, or merge M into its kernels and return the old kernels."""
-        device = next(layer.parameters()).device
+        own = next(layer.parameters(recurse=False), next(layer.parameters()))
         ours = become_ours(layer)
-        ours.similarity = similarity.to(device).train(layer.training)
+        ours.similarity = similarity.to(own.device, own.dtype).train(layer.training)
         if not merged:
             return {}
         kernels = {kernel: getattr(layer, kernel) for kernel in ours.similarities()}
@@ -176,10 +180,10 @@ class Adapters:
         restore_saving(self.backbone)
 
     def _replace_tensor(self, key: str, tensor: Tensor) -> Tensor:
-        """Replace a parameter or buffer by a tensor on its device, and return the old one."""
+        """Replace a parameter or buffer by a tensor of its device and type; return the old one."""
         owner, _, name = key.rpartition(".")
         module = self._modules[owner]
         before = getattr(module, name)
-        tensor.data = tensor.data.to(before.device)
+        tensor.data = tensor.data.to(before.device, before.dtype)
         setattr(module, name, tensor)
         return before

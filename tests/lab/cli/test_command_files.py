@@ -71,6 +71,25 @@ def test_a_report_follows_no_link_out_of_a_run(run, tmp_path, capsys):
         shutil.rmtree(tmp_path / "forged")
 
 
+USES = [("evaluate",), ("train", "--resume"), ("report",), ("predict",), ("inspect",), ("export",)]
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "checkpoints/best", "plots", "evaluations"])
+def test_no_folder_of_a_run_leads_out_of_it(run, tmp_path, capsys, folder):
+    """What lies there would be read as the run's own, overwritten and removed."""
+    inside, elsewhere = run / folder, tmp_path / "elsewhere"
+    if inside.exists():
+        shutil.move(inside, elsewhere)
+    elsewhere.mkdir(exist_ok=True)
+    inside.symlink_to(elsewhere)
+    everything = contents(tmp_path)
+    for words in USES:
+        more = {"predict": ["image.png"], "export": ["--out", tmp_path / "m"]}.get(words[0], [])
+        line = error_of(capsys, *words, run, *more)
+        assert f"{inside} must be a folder of the run itself, got a link" in line
+    assert contents(tmp_path) == everything
+
+
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "environment.json"])
 def test_a_pipe_in_a_run_is_not_waited_for(run, tmp_path, capsys, name):
     (run / name).unlink()

@@ -31,6 +31,8 @@ CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 METRICS = "metrics.jsonl"
 BEGUN = (CONFIG, ENVIRONMENT, METRICS, "checkpoints", "tensorboard")
 """All that a run writes before its first metrics and checkpoint."""
+FOLDERS = ("checkpoints", "checkpoints/best", "evaluations", "plots", "tensorboard")
+"""The folders that a run may have."""
 AnyRun = TypeVar("AnyRun", bound="Run")
 Checkpoint = Literal["last", "best"]
 
@@ -249,11 +251,13 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
     """The run of class `kind` in the folder `path`.
 
     Raises:
-        RunError: it is no run folder, or a run of another kind, or its settings cannot be read.
+        RunError: it is no run folder, or a run of another kind, or its settings cannot be read, or
+            a link leads out of it to a folder.
     """
     path = Path(path)
     if not (path / CONFIG).is_file():
         raise RunError(f"{path} is not a run folder: it has no {CONFIG}")
+    _require_own_folders(path)
     with content_errors(path / CONFIG):
         config = read_facts(path / CONFIG)
         command = config.get("command", Run.COMMAND)
@@ -271,6 +275,15 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
             image_size=config["image_size"],
             preprocess=Preprocess(**config["preprocess"]),
         )
+
+
+def _require_own_folders(path: Path) -> None:
+    for folder in (path / name for name in FOLDERS):
+        if folder.is_symlink():
+            raise RunError(
+                f"{folder} must be a folder of the run itself, got a link; move what it leads to "
+                "into its place"
+            )
 
 
 def _require_kind(path: Path, command: str, kind: type[Run]) -> None:
