@@ -10,8 +10,8 @@ import pytest
 
 import neural_similarity as ns
 
-FACES = ("conversion", "functional", "hub", "models", "nn", "ops", "regularize", "testing")
-FACES = ("", *(f".{name}" for name in (*FACES, "visualize")))
+FACES = ("conversion", "functional", "hub", "models", "nn", "ops", "peft", "regularize")
+FACES = ("", *(f".{name}" for name in (*FACES, "testing", "visualize")))
 
 
 def modules():

@@ -56,7 +56,7 @@ def select_tensors(
 def _keys_of_part(model: nn.Module, part: Part, state: Iterable[str], argument: str) -> list[str]:
     if isinstance(part, nn.Module):
         places = unwrap_model(model).named_modules()
-        names = [plain_name(name) for name, m in places if m in (part, unwrap_model(part))]
+        names = [plain_name(name) for name, module in places if module is unwrap_model(part)]
         prefixes = tuple(f"{name}.".removeprefix(".") for name in names)
         return [key for key in state if key.startswith(prefixes)]
     if not isinstance(part, str):
