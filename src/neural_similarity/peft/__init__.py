@@ -1,13 +1,13 @@
 """M as one of PEFT's tuners, and its adapters to and from the files of `ns.save_adapter`."""
 
-from neural_similarity.choices import missing_module
+from neural_similarity.choices import missing_module as _missing_module
+from neural_similarity.choices import public_names as _public_names
 
 try:
     import peft as _peft  # noqa: F401
 except ModuleNotFoundError as error:
-    raise missing_module(error, f"ns.peft needs {error.name}", "peft") from None
+    raise _missing_module(error, f"ns.peft needs {error.name}", "peft") from None
 
-from neural_similarity.choices import public_names as _public_names
 from neural_similarity.peft.config import NslConfig as NslConfig
 from neural_similarity.peft.files import export_adapter as export_adapter
 from neural_similarity.peft.files import import_adapter as import_adapter
