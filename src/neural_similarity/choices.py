@@ -122,7 +122,7 @@ def install_command(extra: str) -> str:
         origin = {}
     url, name = origin.get("url"), f"neural-similarity[{extra}]"
     if origin.get("dir_info", {}).get("editable"):
-        return f"pip install -e '{url2pathname(urlsplit(url).path)}[{extra}]'"
+        return f"pip install -e '{url2pathname(urlsplit(str(url)).path)}[{extra}]'"
     if url and "vcs_info" in origin:
         url = f"{origin['vcs_info']['vcs']}+{url}"
     return f"pip install '{name} @ {url}'" if url else f"pip install '{name}'"
