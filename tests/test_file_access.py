@@ -26,6 +26,7 @@ GIVERS = {"new_file", "open_file", "locked_file", "regular_file", "TemporaryFile
 OPENED = {"BinaryIO", "IO[bytes]"}
 """Annotations of parameters that are open files."""
 ALLOWED = {
+    ("choices.py", "read_text"): "the metadata of the installed package",
     ("ops/native/compiling.py", "unlink"): "a library of its cache that does not load",
     ("ops/native/compiling.py", "tempfile.TemporaryDirectory"): "the compiler writes by name",
     ("ops/native/compiling.py", "replace"): "the compiled library takes the name of its digest",

@@ -45,7 +45,8 @@ def fold_kernel(
     dtype = dtype or weight.dtype
     with without_autocast(weight):
         m = promote_dtype(similarity)
-        if blocks is None and weight.dim() > 2:
+        taps = prod(weight.shape[2:])
+        if blocks is None and weight.dim() > 2 and m.shape in ((taps,), (taps, taps)):
             rows, matrix = weight.flatten(2), m if m.dim() > 1 else torch.diag(m)
             if native.takes_kernel(rows, matrix, dtype):
                 fold = _Fold.apply if torch.is_grad_enabled() else _fold_op

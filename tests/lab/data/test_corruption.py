@@ -57,7 +57,8 @@ def test_a_changed_data_set_is_the_same_every_time(name):
     dataset = Dataset("cifar10", images(AT_ONCE + 3), images(4))
     once, again = corrupt_dataset(dataset, name), corrupt_dataset(dataset, name)
     assert once.name == f"cifar10-{name}"
-    assert once.digest == again.digest != dataset.digest
+    assert once.digest == again.digest
+    assert (once.digest == dataset.digest) == (name == "rotation-90-undone")
     assert torch.equal(once.train.labels, dataset.train.labels)
     assert once.train.pixels.shape == dataset.train.pixels.shape
     few = Dataset("cifar10", dataset.train, dataset.train.subset(range(4)))
