@@ -28,7 +28,6 @@ OPENED = {"BinaryIO", "IO[bytes]"}
 ALLOWED = {
     ("choices.py", "read_text"): "the metadata of the installed package",
     ("ops/native/compiling.py", "unlink"): "a library of its cache that does not load",
-    ("ops/native/compiling.py", "tempfile.TemporaryDirectory"): "the compiler writes by name",
     ("ops/native/compiling.py", "replace"): "the compiled library takes the name of its digest",
     ("ops/native/compiling.py", "tempfile.mkdtemp"): "the cache where the user's is of no use",
     ("lab/cli/__init__.py", "os.open"): "the null device, where nobody reads the output",

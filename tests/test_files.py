@@ -324,3 +324,10 @@ def test_only_files_and_folders_themselves_are_removed(other):
     assert (contents(path.parent) == before) == (kind != "folder")
     remove_file(path.with_name("none"))
     remove_folder(path.with_name("none"))
+
+
+@pytest.mark.parametrize("write", [write_text, append_text])
+def test_text_that_is_no_utf8_is_refused_by_the_name_of_the_file(tmp_path, write):
+    with pytest.raises(ValueError, match=r"some\.txt takes text in UTF-8, got .*surrogates"):
+        write(tmp_path / "some.txt", "a name\udcff")
+    assert not list(tmp_path.iterdir())

@@ -55,6 +55,18 @@ def require_flag(argument: str, value: object) -> None:
         raise ValueError(f"`{argument}` must be True or False, got {value!r}")
 
 
+def require_text(argument: str, value: str) -> None:
+    """Check that text can be written in UTF-8; names of files can hold other bytes.
+
+    Raises:
+        ValueError: it names the argument and what came.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"`{argument}` must be valid UTF-8, got {value!r}") from error
+
+
 def require_least(argument: str, value: float, least: float = 1) -> None:
     """Check that a number is at least `least`.
 

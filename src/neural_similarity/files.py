@@ -50,8 +50,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` in UTF-8, as `new_file`."""
-    content = text.encode()
+    """Write `text` in UTF-8, as `new_file`; surrogates, as of odd file names, are ValueErrors."""
+    content = _encoded_text(path, text)
     with new_file(path) as file:
         file.write(content)
 
@@ -113,13 +113,17 @@ def _rename_folder(fresh: Path, path: Path, replace: bool) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append `text` in UTF-8 to a file.
-
-    Raises:
-        ValueError, OSError: as `new_file`.
-    """
+    """Append `text` in UTF-8 to a file; errors are those of `write_text`."""
+    content = _encoded_text(path, text)
     with _disk_errors(path), _open_append(path) as file:
-        file.write(text.encode())
+        file.write(content)
+
+
+def _encoded_text(path: Path, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{path} takes text in UTF-8, got {error}") from error
 
 
 def remove_file(path: Path) -> None:
@@ -133,10 +137,16 @@ def remove_folder(path: Path) -> None:
     """Remove a folder, if it is there; cut short, it leaves a hidden one."""
     if not path.is_dir() or path.is_symlink():
         return
-    with _hidden_name(path, Path.mkdir) as gone:
-        with contextlib.suppress(FileNotFoundError):  # Another process was faster.
-            path.rename(gone)
-        _remove_hidden(gone)
+    with hidden_folder(path) as gone, contextlib.suppress(FileNotFoundError):
+        path.rename(gone)  # The error is that another process was faster.
+
+
+@contextlib.contextmanager
+def hidden_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder, a leftover of `path` where this process is killed; then remove it."""
+    with _hidden_name(path, Path.mkdir) as folder:
+        yield folder
+        _remove_hidden(folder)
 
 
 def remove_leftovers(folder: Path, names: str) -> None:
@@ -259,11 +269,7 @@ def sync_path(path: Path) -> None:
 
 
 def lock_file(descriptor: int, *, wait: bool) -> None:
-    """Lock an open file or folder against other processes, except on Windows.
-
-    Raises:
-        BlockingIOError: another process has it, and this one is not to wait.
-    """
+    """Lock an open file or folder, except on Windows; BlockingIOError where another has it."""
     if sys.platform != "win32":
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -366,11 +372,7 @@ def read_bytes(
 
 
 def read_text(path: Path, *, most: int = MOST_TEXT, within: Path | None = None) -> str:
-    """The text of a file, as `read_bytes`, without the byte-order mark that Excel writes.
-
-    Raises:
-        ValueError: it is not in UTF-8.
-    """
+    """The text of a file in UTF-8, as `read_bytes`, without the byte-order mark of Excel."""
     try:
         return read_bytes(path, most=most, within=within).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -378,11 +380,7 @@ def read_text(path: Path, *, most: int = MOST_TEXT, within: Path | None = None) 
 
 
 def read_json(path: Path, *, most: int = MOST_TEXT, within: Path | None = None) -> Any:
-    """The value in a file, as `read_text`.
-
-    Raises:
-        ValueError: it is no JSON, or nested too deeply to be read.
-    """
+    """The value in a file of JSON, as `read_text`; one that is nested too deeply is refused."""
     text = read_text(path, most=most, within=within)
     try:
         return json.loads(text)

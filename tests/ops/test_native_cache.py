@@ -13,6 +13,7 @@ import torch
 from compiler import in_c
 from torch.testing import assert_close
 
+from neural_similarity.files import hidden_folder
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.ops import declines
 from neural_similarity.ops.native import compiling
@@ -254,3 +255,21 @@ def test_flags(monkeypatch, system, machine, missing, added):
 def test_windows_has_the_eager_form(monkeypatch):
     monkeypatch.setattr(compiling.os, "name", "nt")
     assert compiling.load_library.__wrapped__() == "the C code needs Linux or macOS"
+
+
+@in_c
+@pytest.mark.usefixtures("copying")
+@pytest.mark.parametrize("made", [False, True])
+def test_what_a_killed_compilation_left_is_removed(made):
+    """Of this library or another one, whether or not it is compiled again; what is in use stays."""
+    folder = compiling._cache_folder()
+    if made:
+        assert declines("compiled", X, 9) is None
+        compiling.load_library.cache_clear()
+    with hidden_folder(folder / "operators") as used:
+        left, own = folder / ".operators.1.partial", folder / "tmpown"
+        for path in (left, own):
+            path.mkdir()
+            (path / "operators.so").write_bytes(b"a part")
+        assert declines("compiled", X, 9) is None
+        assert sorted(p for p in folder.iterdir() if p.is_dir()) == sorted([used, own])

@@ -11,6 +11,9 @@ from dataclasses import MISSING, fields
 import pytest
 import torch
 from reliability.calls import CALLED, FUNCTIONS, LAYERS, REFUSED, SPECS, known_value, tensors, use
+from reliability.children import ended, started
+from reliability.works import WORKS
+from reliability.writes import watch
 from torch import nn
 
 import neural_similarity as ns
@@ -166,6 +169,33 @@ def test_odd_arguments_are_refused_by_name(function, tmp_path, monkeypatch):
             except Exception as error:
                 wrong.append(f"{name}={odd!r:.60}: {error!r:.120}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.long
+def test_public_names_that_write_have_a_work(tmp_path, monkeypatch):
+    """Every call is watched; what ELSEWHERE leaves out, adapters and the hub, have works, too."""
+    monkeypatch.chdir(tmp_path)
+    names, known = [], tensors()
+
+    def note_name(*_):
+        with (tmp_path / "names").open("a") as file:
+            file.write(f"{names[-1]}\n")
+
+    def call_all():
+        warnings.simplefilter("ignore")
+        watch(note_name, tmp_path)
+        for function in OUR_OWN:
+            names.append(function.__name__)
+            function(**arguments_of(function, tmp_path))
+        for function, arguments in CALLED.items():
+            names.append(function.__name__)
+            given = {name: known_value(value, known) for name, value in arguments.items()}
+            use(function, given, known.__getitem__)
+
+    assert ended(started(call_all)) == 0
+    writing = {*(tmp_path / "names").read_text().split(), "save_adapter", "hub"}
+    assert "draw" in writing
+    assert writing <= {work.command for work in WORKS.values()}
 
 
 def torchs(odd, name):

@@ -3,22 +3,25 @@
 Begun again, it ends as if never stopped: in files, in their names, in what is in them.
 """
 
+import bisect
+import contextlib
 import os
 import re
 import shutil
 import signal
 import socket
 import sys
+import warnings
 from functools import partial as partial_of
 
 import pytest
 import torch
 from reliability.children import ended, started
 from reliability.counts import record
-from reliability.works import READING, WORKS, outcome, prepare
-from reliability.writes import Count, FullDisk, Kill, watch
+from reliability.works import READING, WORKS, outcome, prepare, write_picture
+from reliability.writes import FILLING, Copy, Count, FullDisk, Kill, forbid, watch
 from tiny_classes import use_tiny_classes
-from tiny_images import DRAW, use_tiny_images
+from tiny_images import use_tiny_images
 from tiny_results import tiny_table as tiny_table
 
 from neural_similarity import visualize
@@ -38,19 +41,38 @@ pytestmark = pytest.mark.usefixtures("tiny_table", "tiny_world")
 def tiny_world(monkeypatch):
     use_tiny_images(monkeypatch)
     use_tiny_classes(monkeypatch)
-    monkeypatch.setattr(visualize, "draw", DRAW)
+    monkeypatch.setattr(visualize, "draw", write_picture)
     monkeypatch.setattr(partial, "SAVE_SECONDS", 0.0)
     torch.set_num_threads(1)
 
 
 class Trial:
-    """One work in a folder of its own, done by processes of their own."""
+    """One work in a folder of its own, done by processes of their own.
+
+    Attributes:
+        here: the folder that it works in.
+        copies: of `here`, see `copied_run`.
+    """
 
     def __init__(self, name, folder, processes=1):
         self.work, self.processes = (WORKS | READING)[name], processes
-        self.folder, self.here = folder, folder / "here"
+        self.folder, self.here, self.copies = folder, folder / "here", folder / "copies"
+        self.begin()
+
+    def begin(self, copy=None):
+        """Make `here` anew: as it is before the work, or a copy."""
         shutil.rmtree(self.here, ignore_errors=True)
-        prepare(self.work, self.here, folder / "known")
+        if copy is None:
+            prepare(self.work, self.here, self.folder / "known")
+        else:
+            copy.rename(self.here)
+
+    def warm_up(self):
+        """Do the work in this process, so that its children need not import what it imports."""
+        with contextlib.chdir(self.here), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert self.work() == 0
+        self.begin()
 
     def run(self, act=None):
         """The exit code, and what is printed; `act` watches the writes of the first process."""
@@ -61,8 +83,8 @@ class Trial:
             os.chdir(self.here)
             if self.processes > 1:
                 os.environ.update(torchrun_environment(rank, self.processes, port))
-            if act and not rank:
-                watch(act, self.here)
+            if act:
+                watch(forbid if rank else act, self.here)
             sys.exit(self.work())
 
         ranks = range(self.processes)
@@ -74,20 +96,27 @@ class Trial:
             ended(number)
         return code, output.read_text()
 
-    def finish(self):
-        """What is in the folder after a whole run, or after one that goes on."""
-        code, printed = self.run()
+    def counted_run(self, make):
+        """The events of a whole run, one for each write; `make` makes what watches them."""
+        log = self.folder / "writes"
+        with log.open("wb", buffering=0) as file:
+            code, printed = self.run(make(file.fileno()))
         assert code == 0, printed
-        return outcome(self.here)
+        return log.read_text().splitlines()
 
+    def copied_run(self):
+        """The events of a whole run, and `here` as it is before those that change it."""
+        shutil.rmtree(self.copies, ignore_errors=True)
+        events = self.counted_run(partial_of(Copy, self.here, self.copies))
+        return events, sorted(self.copies.iterdir(), key=lambda copy: int(copy.name))
 
-def writes_of(name, folder, processes=1):
-    """The events of a whole run, one for each write."""
-    log = folder / "writes"
-    with log.open("wb", buffering=0) as file:
-        code, printed = Trial(name, folder, processes).run(Count(file.fileno()))
-    assert code == 0, printed
-    return log.read_text().splitlines()
+    def fault_of_rest(self, expected):
+        """What is wrong where the work is begun again, or None."""
+        done = self.work.once and outcome(self.here) == expected
+        code, printed = self.run()
+        if code != done:
+            return f"code {code}: {printed}"
+        return difference(outcome(self.here), expected) or None
 
 
 def torchrun_environment(rank, processes, port):
@@ -104,32 +133,32 @@ def free_port():
 
 
 def kills(name, folder, processes=1):
-    """What is wrong after a kill before every write, by the write."""
-    events, wrong = writes_of(name, folder, processes), {}
-    expected = Trial(name, folder, processes).finish()
-    for number in range(0, len(events), EVERY):
-        trial = Trial(name, folder, processes)
-        code, printed = trial.run(Kill(number))
-        assert code == -signal.SIGKILL, (events[number], printed)
-        code, printed = trial.run()
-        if code or (found := outcome(trial.here)) != expected:
-            wrong[events[number]] = printed if code else difference(found, expected)
+    """The number of writes, and what is wrong after a kill before each, by the write."""
+    trial, wrong = Trial(name, folder, processes), {}
+    trial.warm_up()
+    events, copies = trial.copied_run()
+    expected = outcome(trial.here)
+    for copy in copies[::EVERY]:
+        trial.begin(copy)
+        if fault := trial.fault_of_rest(expected):
+            wrong[events[int(copy.name)]] = fault
     return len(events), wrong
 
 
 def full_disks(name, folder):
-    """What is wrong where no space is left from a write on, by the write."""
-    events, wrong = writes_of(name, folder), {}
-    before = outcome(Trial(name, folder).here)
-    expected = Trial(name, folder).finish()
+    """The number of writes that need space, and what is wrong where there is none, by the write."""
+    trial, wrong = Trial(name, folder), {}
+    trial.warm_up()
+    before = outcome(trial.here)
+    events = [event for event in trial.counted_run(Count) if event.startswith(FILLING)]
+    expected = outcome(trial.here)
     for number in range(0, len(events), EVERY):
-        trial = Trial(name, folder)
+        trial.begin()
         code, printed = trial.run(FullDisk(number))
         left = hidden_names(outcome(trial.here)) - hidden_names(before)
-        if fault := full_disk_fault(code, printed, left):
+        fault = full_disk_fault(code, printed, left) or trial.fault_of_rest(expected)
+        if fault:
             wrong[events[number]] = fault
-        elif (found := trial.finish()) != expected:
-            wrong[events[number]] = difference(found, expected)
     return len(events), wrong
 
 
@@ -142,11 +171,11 @@ def full_disk_fault(code, printed, left):
     """What is wrong with the end of work that had no space, or None."""
     if code == 0:  # What needs space came after all that was asked for, or none did.
         return f"left {left}" if left else None
-    last = printed.splitlines()[-1]
-    if code != 1 or "Traceback" in printed or not last.startswith("nsim: "):
+    lines = [line for line in printed.splitlines() if line.startswith("nsim: ")]
+    if code != 1 or "Traceback" in printed:
         return f"code {code}: {printed}"
-    if "space" not in last or not re.search(r"'[^']+'|\S/\S", last):
-        return f"names no file or no lack of space: {last}"
+    if not any("space" in line and re.search(r"'[^']+'|\S/\S", line) for line in lines):
+        return f"names no file or no lack of space: {printed}"
     return f"left {left}" if left else None
 
 
@@ -178,7 +207,28 @@ def test_without_space_from_any_write_on_it_says_so_and_loses_nothing(tmp_path, 
 @pytest.mark.long
 @pytest.mark.parametrize("name", READING)
 def test_commands_that_only_read_write_nothing(tmp_path, name):
-    assert writes_of(name, tmp_path) == []
+    assert Trial(name, tmp_path).counted_run(Count) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["save_adapter", "export to a new folder", "record"])
+def test_a_kill_leaves_what_the_copy_holds(tmp_path, name):
+    trial = Trial(name, tmp_path)
+    events, copies = trial.copied_run()
+    numbers = [int(copy.name) for copy in copies]
+    for number in range(len(events)):
+        copy = copies[bisect.bisect(numbers, number) - 1]
+        trial.begin()
+        assert trial.run(Kill(number))[0] == -signal.SIGKILL
+        assert unnumbered(outcome(trial.here)) == unnumbered(outcome(copy))
+
+
+def unnumbered(found):
+    """An outcome without the numbers of processes in hidden names; of bytes, how many."""
+    return {
+        re.sub(r"\.\d+\.partial", "", name): len(content) if isinstance(content, bytes) else content
+        for name, content in found.items()
+    }
 
 
 def test_every_command_has_a_work():

@@ -16,11 +16,11 @@ from PIL import Image
 from safetensors.torch import load_file
 from tiny_classes import BY_NAMES
 from tiny_folders import write_folders
-from tiny_images import make_images
+from tiny_images import DRAW, make_images
 from tiny_results import STATIC, TINY_RECIPES
 
 import neural_similarity as ns
-from neural_similarity import visualize
+from neural_similarity.files import new_file
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.paper import running
 from neural_similarity.ops.native import compiling
@@ -30,13 +30,13 @@ TIMES = "seconds", "images_per_second", "environment", "code"
 UNREAD = {"state.pt", "manifest.json", "environment.json", "network.pt2"}
 """Files whose bytes hold times or names of folders; that they are there is compared."""
 SHORT = (
-    " --width 0.1 --steps 6 --drops 4 --batch-size 8 --crop 1 --log-every 2 --checkpoint-every 2 "
-    "--evaluate-every 3 --precision fp32 --device cpu"
+    " --width 0.05 --steps 3 --drops 2 --batch-size 8 --crop 1 --log-every 1 --checkpoint-every 1 "
+    "--similarity static-diagonal --evaluate-every 2 --precision fp32 --device cpu"
 )
 EPISODES = (
-    " --width 0.1 --steps 4 --drops 3 --batch-size 8 --ways 2 --shots 2 --queries 3"
-    " --select-ways 2 --select-tasks 4 --evaluate-every 2 --crop 1 --log-every 2"
-    " --checkpoint-every 2 --precision fp32 --device cpu"
+    " --width 0.05 --steps 3 --drops 2 --batch-size 8 --ways 2 --shots 2 --queries 3"
+    " --select-ways 2 --select-tasks 4 --evaluate-every 2 --crop 1 --log-every 1"
+    " --checkpoint-every 1 --precision fp32 --device cpu"
 )
 
 
@@ -49,12 +49,14 @@ class Work:
         words: the words of its command line, or a function of no arguments.
         needs: names of `SOURCES` that the folder holds before.
         again: words of what goes on with a run that is there, `run`, instead.
+        once: whether it refuses to do again what is done.
     """
 
     command: str
     words: str | Callable[[], None]
     needs: tuple[str, ...] = ()
     again: str | None = None
+    once: bool = False
 
     def __call__(self):
         """Do it, or go on with it; the exit code."""
@@ -118,8 +120,15 @@ def save_adapter():
     ns.save_adapter(network(), "adapters/one.safetensors")
 
 
+def write_picture(_model, _x, folder):
+    """In place of `visualize.draw`, which takes longer than a training: the work *visualize*."""
+    with new_file(Path(folder) / "similarities.png") as file:
+        file.write(b"a picture")
+    return [Path(folder) / "similarities.png"]
+
+
 def draw():
-    visualize.draw(network(), torch.zeros(1, 1, 8, 8), "pictures")
+    DRAW(network(), torch.zeros(1, 1, 8, 8), "pictures")
 
 
 def save_to_hub():
@@ -141,7 +150,7 @@ class Finished:
 
 
 def reproduce():
-    words = "reproduce tiny --runs runs --results results --seeds 1 --device cpu"
+    words = f"reproduce tiny --only {STATIC} --runs runs --results results --seeds 1 --device cpu"
     with patch.object(running, "start_process", Finished):
         return cli.main(words.split())
 
@@ -170,7 +179,7 @@ WORKS = {
     "adaptation": Work(
         "train",
         "train adapt --backbone start --dataset embedded --out run --train M+norm --device cpu "
-        "--steps 4 --drops 3 --batch-size 8 --log-every 2 --checkpoint-every 2 --precision fp32",
+        "--steps 3 --drops 2 --batch-size 8 --log-every 1 --checkpoint-every 1 --precision fp32",
         ("run",),
         "train --resume run --device cpu",
     ),
@@ -189,10 +198,10 @@ WORKS = {
     "reproduce": Work("reproduce", reproduce),
     "table": Work("table", "table tiny --results results --out new/table.md --budget 1"),
     "theory": Work("theory", "theory euler --seeds 3 --out new"),
-    "data": Work("data", "data imagenet --source source --data made", ("source",)),
+    "data": Work("data", "data imagenet --source source --data made", ("source",), once=True),
     "compilation": Work("C operators", compile_operators, ("compiler",)),
     "save_adapter": Work("save_adapter", save_adapter),
-    "visualize": Work("visualize", draw),
+    "visualize": Work("draw", draw),
     "hub network": Work("hub", save_to_hub),
     "hub adapter": Work("hub", save_adapted_to_hub),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every write of a piece of work: counted, the last one before a kill, or refused by a full disk.
+"""Every write of a piece of work: what a kill before it leaves, or refused by a full disk.
 
 Python tells an audit hook of each opening for writing, renaming, removal, folder or truncation
 before it happens, and the hook may raise or kill. Flushing to the disk, of which it does not tell,
@@ -8,6 +8,7 @@ this belongs into a process of its own, see `children.started`.
 
 import errno
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -39,7 +40,8 @@ def places(event, args):
         return [place(args[1], args[2])]
     if event in FOLDERS:
         number = FOLDERS[event]
-        return [place(args[0], args[number] if number else -1)]
+        path = place(args[0], args[number] if number else -1)
+        return [] if event == "os.mkdir" and path.exists() else [path]
     return []
 
 
@@ -80,6 +82,30 @@ class Count:
         os.write(self.descriptor, f"{event} {' '.join(map(str, paths))}\n".encode())
 
 
+class Copy:
+    """Copies `folder` before each write: what a kill would leave, in `copies`/NUMBER of the write.
+
+    What is as it was before the last write, as after a flush, is not copied again.
+    """
+
+    def __init__(self, folder, copies, descriptor):
+        self.folder, self.copies, self.count = folder, copies, Count(descriptor)
+        self.number, self.last = 0, None
+
+    def __call__(self, event, paths):
+        self.count(event, paths)
+        found = contents(self.folder)
+        if found != self.last:
+            shutil.copytree(self.folder, self.copies / str(self.number), symlinks=True)
+        self.number, self.last = self.number + 1, found
+
+
+def contents(folder):
+    """The bytes of every file below a folder, and None for every folder."""
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
+    return {name: path.read_bytes() if path.is_file() else None for name, path in paths.items()}
+
+
 class Kill:
     """SIGKILL to this process before write `number`, counted from 0."""
 
@@ -92,13 +118,18 @@ class Kill:
         self.left -= 1
 
 
+def forbid(event, paths):
+    """Of processes that must write nothing."""
+    raise AssertionError(f"{event} {paths}")
+
+
 class FullDisk:
-    """No space from write `number` on: what would take some fails, what frees some does not."""
+    """No space from write `number` on of those that take some; what frees some does not fail."""
 
     def __init__(self, number):
         self.left = number
 
     def __call__(self, event, paths):
-        self.left -= 1
+        self.left -= event in FILLING
         if self.left < 0 and event in FILLING:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths[-1]))

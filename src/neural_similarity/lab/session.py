@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from neural_similarity.choices import require_text
 from neural_similarity.files import write_json
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks import command_task, task_of
@@ -36,7 +37,7 @@ from neural_similarity.lab.train.journal import (
 from neural_similarity.lab.train.loop import Job, fit_model
 from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import Hidden, Progress, count_bar, show_progress
-from neural_similarity.lab.train.recipe import Recipe, scale_recipe
+from neural_similarity.lab.train.recipe import Recipe, recipe_to_json, scale_recipe
 from neural_similarity.lab.train.run import (
     CONFIG,
     ENVIRONMENT,
@@ -231,6 +232,7 @@ def _load_task(recipe: Recipe, root: str | Path) -> Task[Any, Any]:
 def _begin_run(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
     """`train` a recipe that is scaled already; `origin` is recorded in environment.json."""
     _require_equal_shares(recipe)
+    _require_text(recipe, place.data_root)
     kind = task_of(recipe).RUN
     runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path("runs") / recipe.folder_name(place.name) if place.out is None else Path(place.out)
@@ -255,6 +257,14 @@ def _require_equal_shares(recipe: Recipe) -> None:
             f"`{field}` must be a multiple of {processes}, the number of processes, got "
             f"{getattr(recipe, field)}"
         )
+
+
+def _require_text(recipe: Recipe, data_root: str | Path) -> None:
+    """Check, before data are read, that config.json can hold what is given."""
+    settings = recipe_to_json(recipe) | {"data_root": str(Path(data_root).absolute())}
+    for name, value in settings.items():
+        if isinstance(value, str):
+            require_text(name, value)
 
 
 def _begin_together(

@@ -146,6 +146,16 @@ def test_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, caps
     assert "nsim: tiny-plain seed 1: nsim train ended with 1\n" in told
 
 
+def test_a_log_that_cannot_be_written_fails_its_line_alone(tmp_path, launched):
+    """As where a folder, a link or too long a name is in its place."""
+    lines = lines_of(tmp_path, seeds=(1,), device="cpu")
+    log = lines[0].folder.with_name(f"{lines[0].folder.name}.log")
+    log.mkdir(parents=True)
+    failed = run_lines(lines, 2).failed
+    assert failed == {lines[0].run: f"{log} must be a regular file or not exist, got a folder"}
+    assert trainings(launched) == [["train", STATIC]]
+
+
 def test_what_another_command_recorded_meanwhile_is_not_made_again(tmp_path, launched):
     lines = lines_of(tmp_path, seeds=(1,), device="cpu")
     assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0

@@ -14,6 +14,7 @@ from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Augment, Batches, Preprocess
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.tasks import classification
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.train import (
     RunError,
@@ -270,3 +271,15 @@ def test_the_seed_says_which_images_are_held_out():
 def test_the_first_five_count_from_eleven_classes_on():
     assert score_logits(torch.eye(10), torch.arange(10)).correct5 is None
     assert score_logits(torch.eye(11), torch.arange(11)).correct5.all()
+
+
+@pytest.mark.parametrize("argument", ["data_root", "backbone"])
+def test_text_that_no_file_can_hold_is_refused_before_data_are_read(
+    tmp_path, monkeypatch, argument
+):
+    monkeypatch.setattr(data, "load_dataset", None)
+    name = "d\udcff"
+    recipe = TINY if argument == "data_root" else AdaptationRecipe(backbone=name)
+    with pytest.raises(ValueError, match=rf"`{argument}` must be valid UTF-8, got '.*udcff'"):
+        train(recipe, out=tmp_path / "run", data_root=name if argument == "data_root" else "data")
+    assert not list(tmp_path.iterdir())

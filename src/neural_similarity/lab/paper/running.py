@@ -50,7 +50,7 @@ def run_lines(lines: Sequence[Line], jobs: int) -> Outcome:
             log = line.folder.with_name(f"{line.folder.name}.log") if jobs > 1 else None
             try:
                 return _run_commands(line, log, stop)
-            except RunError as error:  # Another process has the log.
+            except (RunError, OSError, ValueError) as error:  # of the log, which another may have
                 return str(error)
 
         for stage in sorted({line.stage for line in lines}):

@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +182,17 @@ def newest_checkpoint(folder: Path) -> Path:
         reason = find_damage(path)
         if reason is None:
             return path
-        log.warning("Warning: %s; the checkpoint before it is used.", reason)
+        _warn_of_damage(reason)
     raise RunError(
         f"{folder} holds no whole checkpoint; train again into another folder with --out, "
         "or restore the folder from a copy"
     )
+
+
+@cache
+def _warn_of_damage(reason: str) -> None:
+    """Once in a process, however often a command looks for the checkpoint."""
+    log.warning("Warning: %s; the checkpoint before it is used.", reason)
 
 
 def find_damage(path: Path) -> str | None:

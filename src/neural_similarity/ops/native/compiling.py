@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from neural_similarity.files import read_bytes, sync_path
+from neural_similarity.files import hidden_folder, read_bytes, remove_leftovers, sync_path
 
 _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
 _INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {
@@ -29,6 +29,8 @@ _INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Replacements for some of the flags on other systems: Apple's clang has its own names."""
 _SUFFIX = ".dylib" if platform.system() == "Darwin" else ".so"
+_NAME = "operators"
+"""What names in the cache begin with; those of unfinished work have no digest."""
 _COMPILERS = ("cc", "gcc")
 """Tried in this order, after CC's compiler; `cc` may be one without GCC's extensions."""
 _SECONDS = 600
@@ -81,7 +83,8 @@ def _build_library(compiler: Sequence[str]) -> ctypes.CDLL | str:
         (*compiler, platform.machine(), _processor_features(), *_compiler_flags())
     ).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
-    path = _cache_folder() / f"operators-{key}"
+    path = _cache_folder() / f"{_NAME}-{key}"
+    remove_leftovers(path.parent, _NAME)
     found = _load_sealed(path)
     return (
         found
@@ -132,8 +135,8 @@ def _compile_sources(compiler: Sequence[str], path: Path) -> str | None:
 
 def _call_compiler(compiler: Sequence[str], path: Path) -> str | None:
     openmp = sorted((Path(torch.__file__).parent / "lib").glob("lib[go]omp*"))
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        built = Path(folder) / "operators.so"
+    with hidden_folder(path.with_name(_NAME)) as folder:
+        built = folder / f"operators{_SUFFIX}"
         source = Path(__file__).parent / _SOURCES[0]
         error = _run_compiler(
             [*compiler, *_compiler_flags(), str(source), "-o", str(built), *map(str, openmp)]
