@@ -7,6 +7,7 @@ from torch import nn
 
 from neural_similarity.choices import missing_module, public_names
 from neural_similarity.conversion import load_adapter, save_adapter
+from neural_similarity.conversion.adapter_values import check_finite
 from neural_similarity.conversion.pretrained import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
 from neural_similarity.models import build
@@ -33,7 +34,8 @@ class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
         options: Other options of the network, such as `width`.
 
     Raises:
-        ValueError: there is no such network or option; when loaded, weights are missing.
+        ValueError: there is no such network or option; when loaded, a weight is not finite.
+        RuntimeError: when loaded, weights are missing, or of another network.
     """
 
     def __init__(
@@ -54,7 +56,10 @@ class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
 
     @classmethod
     def _from_pretrained(cls, *, strict: bool = True, **options: Any) -> Self:
-        return super()._from_pretrained(strict=strict, **options)
+        loaded = super()._from_pretrained(strict=strict, **options)
+        for name, tensor in loaded.state_dict().items():
+            check_finite(name, tensor)
+        return loaded
 
 
 class Adapted(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity", paper_url=_PAPER):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from neural_similarity import models
 from neural_similarity.choices import import_optional, nearest_name
 from neural_similarity.conversion import convert, fold
+from neural_similarity.conversion.adapter_values import check_finite
 from neural_similarity.files import open_file, regular_file
 from neural_similarity.lab.data import IN_PLACE, Preprocess
 from neural_similarity.lab.data.transforms import IMAGENET
@@ -182,8 +183,9 @@ class Backbone:
         same = fits and (self.classifier == "kept" or (same and self.classifier == "auto"))
         taken = {key: t for key, t in state.items() if same or not key.startswith(f"{head}.")}
         try:
+            _check_numbers(taken, own)
             wrong = model.load_state_dict(taken, strict=False)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise self._misfit(_first_line(error)) from error
         lacking = [key for key in wrong.missing_keys if same or key not in classifier]
         for key in (*lacking, *wrong.unexpected_keys):
@@ -337,6 +339,15 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise RunError(
             f"{path} must hold weights, but cannot be read: {_first_line(error)}"
         ) from error
+
+
+def _check_numbers(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Check that tensors are finite and real, and floating-point where the network's own are."""
+    for name in own.keys() & tensors.keys():
+        tensor, dtype = tensors[name], own[name].dtype
+        if tensor.is_complex() or tensor.is_floating_point() != dtype.is_floating_point:
+            raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
+        check_finite(name, tensor)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Run folders: the settings and files of a run, and the network that it trained."""
 
 import dataclasses
+import errno
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -222,8 +223,9 @@ def create_run(run: Run, environment: dict[str, Any]) -> None:
         with new_folder(run.path, replace=False) as folder:
             write_json(folder / CONFIG, config)
             write_json(folder / ENVIRONMENT, environment)
-    except OSError:
-        require_new(run.path, run.COMMAND)  # Another process was faster.
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            require_new(run.path, run.COMMAND)  # Another process was faster.
         raise
 
 
