@@ -6,8 +6,7 @@ from typing import Any, Self
 from torch import nn
 
 from neural_similarity.choices import missing_module, public_names
-from neural_similarity.conversion import load_adapter, save_adapter
-from neural_similarity.conversion.adapter_values import check_finite
+from neural_similarity.conversion import check_finite, load_adapter, save_adapter
 from neural_similarity.conversion.pretrained import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
 from neural_similarity.models import build

@@ -5,6 +5,7 @@ from neural_similarity.conversion.adapter_saving import save_adapter as save_ada
 from neural_similarity.conversion.adapter_switching import Adapters as Adapters
 from neural_similarity.conversion.adapter_switching import adapters as adapters
 from neural_similarity.conversion.adapter_switching import load_adapter as load_adapter
+from neural_similarity.conversion.adapter_values import check_finite as check_finite
 from neural_similarity.conversion.comparison import max_difference as max_difference
 from neural_similarity.conversion.freezing import freeze_backbone as freeze_backbone
 from neural_similarity.conversion.freezing import similarities_of as similarities_of

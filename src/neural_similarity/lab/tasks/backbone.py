@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from neural_similarity import models
 from neural_similarity.choices import import_optional, nearest_name
-from neural_similarity.conversion import convert, fold
-from neural_similarity.conversion.adapter_values import check_finite
+from neural_similarity.conversion import check_finite, convert, fold
 from neural_similarity.files import open_file, regular_file
 from neural_similarity.lab.data import IN_PLACE, Preprocess
 from neural_similarity.lab.data.transforms import IMAGENET
