@@ -46,6 +46,7 @@ CASES = {
     ns.convert: {"model": plain, "similarity": "static-full", "where": None, "inplace": False},
     ns.plan: {"model": plain, "similarity": "static-full", "where": None},
     ns.fold: {"model": network, "dynamic": "error"},
+    ns.drop_kernels: {"model": network},
     ns.unconvert: {"model": network, "inplace": False},
     ns.freeze_backbone: {"model": network, "norm": "eval", "train": None},
     ns.unfreeze_backbone: {"model": network},
@@ -76,6 +77,7 @@ ELSEWHERE = {
     "functional": "a module, whose functions are in CALLED",
     "hub": "a module, see tests/test_hub.py",
     "models": "a module, whose builders `build` calls",
+    "peft": "a module, see tests/tools/test_peft.py",
     "nn": "a module, whose names are those of ns and what they are made of",
     "testing": "a module, see CASES",
     "visualize": "a module, see CASES",
@@ -173,7 +175,7 @@ def test_odd_arguments_are_refused_by_name(function, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_public_names_that_write_have_a_work(tmp_path, monkeypatch):
-    """Every call is watched; what ELSEWHERE leaves out, adapters and the hub, have works, too."""
+    """Every call is watched; modules and adapters, which ELSEWHERE leaves out, have works, too."""
     monkeypatch.chdir(tmp_path)
     names, known = [], tensors()
 
@@ -193,7 +195,7 @@ def test_public_names_that_write_have_a_work(tmp_path, monkeypatch):
             use(function, given, known.__getitem__)
 
     assert ended(started(call_all)) == 0
-    writing = {*(tmp_path / "names").read_text().split(), "save_adapter", "hub"}
+    writing = {*(tmp_path / "names").read_text().split(), "save_adapter", "hub", "peft"}
     assert "draw" in writing
     assert writing <= {work.command for work in WORKS.values()}
 

@@ -96,7 +96,12 @@ def fake_compiler(folder):
     (folder / "compiler").chmod(0o700)
 
 
+def adapter_file(folder):
+    ns.save_adapter(ns.freeze_backbone(network(), train=()), folder / "adapter")
+
+
 SOURCES = {
+    "adapter": adapter_file,
     "compiler": fake_compiler,
     "run": classification_run,
     "shots": few_shot_run,
@@ -105,11 +110,15 @@ SOURCES = {
 }
 
 
-def network(similarity="static-diagonal"):
-    """A converted network, the same at every call, whose M is not the identity."""
+def backbone():
+    """A small network, the same at every call."""
     torch.manual_seed(0)
-    plain = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
-    model = ns.convert(plain, similarity)
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
+
+
+def network():
+    """It, converted, whose M is not the identity."""
+    model = ns.convert(backbone(), "static-diagonal")
     with torch.no_grad():
         for parameter in (p for n, p in model.named_parameters() if "similarity" in n):
             parameter.add_(0.1)
@@ -118,6 +127,10 @@ def network(similarity="static-diagonal"):
 
 def save_adapter():
     ns.save_adapter(network(), "adapters/one.safetensors")
+
+
+def save_from_peft():
+    ns.peft.export_adapter(ns.peft.import_adapter(backbone(), "adapter"), "new/adapter")
 
 
 def write_picture(_model, _x, folder):
@@ -201,6 +214,7 @@ WORKS = {
     "data": Work("data", "data imagenet --source source --data made", ("source",), once=True),
     "compilation": Work("C operators", compile_operators, ("compiler",)),
     "save_adapter": Work("save_adapter", save_adapter),
+    "peft adapter": Work("peft", save_from_peft, ("adapter",)),
     "visualize": Work("draw", draw),
     "hub network": Work("hub", save_to_hub),
     "hub adapter": Work("hub", save_adapted_to_hub),

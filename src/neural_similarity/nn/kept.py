@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from neural_similarity.nn.modes import check_module
 from neural_similarity.ops.tracing import runs_eagerly
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ def drop_kernels(model: nn.Module) -> None:
     W M until W or M changes, or `train`, `eval` or `load_state_dict` is called: as much memory as W
     takes. Writes to W that torch does not count, through `weight.data` or a numpy array of its
     memory, need this function. `torch.distributed` and inference tensors keep nothing.
+
+    Raises:
+        ValueError: `model` is not a module.
     """
+    check_module(model)
     for module in model.modules():
         drop_kernel(module)
