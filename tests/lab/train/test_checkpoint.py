@@ -255,7 +255,7 @@ def test_a_digest_is_of_the_weights_alone(tmp_path):
 
 def test_an_earlier_file_stays_until_the_new_one_is_whole(tmp_path):
     write_json(tmp_path / "summary.json", {"steps": 6})
-    with pytest.raises(ValueError, match="summary.json takes text in UTF-8"):
+    with pytest.raises(ValueError, match=r"summary\.json takes text in UTF-8"):
         write_text(tmp_path / "summary.json", "cut short \ud800")
     assert read_json(tmp_path / "summary.json") == {"steps": 6}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
