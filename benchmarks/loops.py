@@ -116,7 +116,7 @@ class _Loops:
         """What `nsim train` does, without checkpoints."""
         recipe = replace(self.run.recipe, steps=steps)
         run, state = replace(self.run, recipe=recipe), initial_state(self.run, self.runtime)
-        objective = Classification(recipe, self.runtime, self.batches)
+        objective = Classification(self.runtime, self.batches)
         journal = _Journal(run, Lines(steps, 0, StringIO()))
         fit_model(Job(recipe, self.runtime, objective), state, journal)
         return joined(state.model.parameters()).double()

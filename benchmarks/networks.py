@@ -45,7 +45,7 @@ COMPARED = tuple(
         for row in TABLES[table].all_rows
         if (recipe := RECIPES[row.recipe]).dataset == "cifar10"
         and recipe.optimizer == "sgd"
-        and not recipe.orthogonality
+        and recipe.sphere_decay is None
         and row.recipe != SLOW
     )
 )

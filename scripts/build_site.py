@@ -34,10 +34,12 @@ MACHINES = {
 LINKED = ("results/theory", "examples")
 """What pages show or link to outside of docs."""
 RECIPES = {
-    "neural_similarity.lab.train.recipe": "Recipe",
-    "neural_similarity.lab.tasks.few_shot.recipe": "FewShotRecipe",
+    "TrainingRecipe": "neural_similarity.lab.train.recipe",
+    "LossTerms": "neural_similarity.lab.train.recipe",
+    "Recipe": "neural_similarity.lab.train.recipe",
+    "FewShotRecipe": "neural_similarity.lab.tasks.few_shot.recipe",
 }
-"""What the recipes of each kind are described by; few-shot recipes have the fields of both."""
+"""A `Recipe` has the fields of the first three, a `FewShotRecipe` those of the first and its own."""
 INDEX = """\
 # Python
 
@@ -199,8 +201,9 @@ def fields(module: str, name: str) -> str:
 def write_command_line() -> None:
     """Write the pages of `nsim` and of what its recipes hold."""
     (DOCS / "reference" / "commands.md").write_text(commands(), "utf-8")
-    text = "# Recipe fields\n\nEvery field is an option of `nsim train`: `--batch-size 64`.\n"
-    for module, name in RECIPES.items():
+    text = "# Recipe fields\n\nEvery field is an option of `nsim train`: `--batch-size 64`. A `Recipe`\n"
+    text += "has the fields of the first three tables, a `FewShotRecipe` of the first and the last.\n"
+    for name, module in RECIPES.items():
         text += f"\n## {name}\n\n{fields(module, name)}"
     (DOCS / "reference" / "fields.md").write_text(text, "utf-8")
 

@@ -37,7 +37,7 @@ from neural_similarity.lab.train.journal import (
 from neural_similarity.lab.train.loop import Job, fit_model
 from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import Hidden, Progress, count_bar, show_progress
-from neural_similarity.lab.train.recipe import Recipe, recipe_to_json, scale_recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe, recipe_to_json, scale_recipe
 from neural_similarity.lab.train.run import (
     CONFIG,
     ENVIRONMENT,
@@ -80,7 +80,7 @@ class _Place:
 
 
 def train(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     *,
     name: str = "custom",
     budget: float = 1.0,
@@ -224,12 +224,12 @@ def load_task(run: Run, data_root: str | Path | None = None) -> Task[Any, Any]:
     return task
 
 
-def _load_task(recipe: Recipe, root: str | Path) -> Task[Any, Any]:
+def _load_task(recipe: TrainingRecipe, root: str | Path) -> Task[Any, Any]:
     with count_bar("images decoded") as decoded:
         return task_of(recipe).load(recipe, root, decoded)
 
 
-def _begin_run(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
+def _begin_run(recipe: TrainingRecipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
     """`train` a recipe that is scaled already; `origin` is recorded in environment.json."""
     _require_equal_shares(recipe)
     _require_text(recipe, place.data_root)
@@ -249,7 +249,7 @@ def _begin_run(recipe: Recipe, place: _Place, origin: dict[str, Any] | None = No
         return _begin_together(task, place, path, runtime, origin)
 
 
-def _require_equal_shares(recipe: Recipe) -> None:
+def _require_equal_shares(recipe: TrainingRecipe) -> None:
     """Check, before anything begins, that processes can share every update equally."""
     processes, field = distributed.launched(), recipe.shared_field
     if getattr(recipe, field) % processes:
@@ -259,7 +259,7 @@ def _require_equal_shares(recipe: Recipe) -> None:
         )
 
 
-def _require_text(recipe: Recipe, data_root: str | Path) -> None:
+def _require_text(recipe: TrainingRecipe, data_root: str | Path) -> None:
     """Check, before data are read, that config.json can hold what is given."""
     settings = recipe_to_json(recipe) | {"data_root": str(Path(data_root).absolute())}
     for name, value in settings.items():
@@ -373,7 +373,7 @@ def initial_state(run: Run, runtime: Runtime) -> State:
         model,
         weight_decay=recipe.weight_decay,
         similarity_decay=recipe.similarity_decay,
-        sphere_decay=0.0 if recipe.orthogonality else None,
+        sphere_decay=recipe.sphere_decay,
     )
     optimizer = make_optimizer(recipe, groups)
     if distributed.process_rank():  # Else its dropout masks would equal the first's.
@@ -382,7 +382,7 @@ def initial_state(run: Run, runtime: Runtime) -> State:
     return State(model, optimizer, totals)
 
 
-def make_optimizer(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def make_optimizer(recipe: TrainingRecipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """The recipe's optimiser of the groups, which may be empty."""
     groups = groups or [{"params": []}]
     if recipe.optimizer == "adam":

@@ -11,13 +11,13 @@ import tyro
 from neural_similarity.lab.cli.commands import require_known_name
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.terminal import styled_output
-from neural_similarity.lab.train import Recipe
+from neural_similarity.lab.train import TrainingRecipe
 from neural_similarity.nn import format_similarity, parse_similarity
 
 Options = TypeVar("Options")
 Item = TypeVar("Item")
 REGISTRY = tyro.constructors.ConstructorRegistry()
-SIMILARITY = typing.get_type_hints(Recipe)["similarity"]
+SIMILARITY = typing.get_type_hints(TrainingRecipe)["similarity"]
 
 
 @REGISTRY.primitive_rule

@@ -14,7 +14,7 @@ from neural_similarity.lab.cli.parsing import named_recipe, parse_options, requi
 from neural_similarity.lab.errors import UsageError, content_errors
 from neural_similarity.lab.recipes import RECIPES, STARTS, in_variant
 from neural_similarity.lab.tasks import command_task, task_of
-from neural_similarity.lab.train import Recipe, Run, distributed
+from neural_similarity.lab.train import Run, TrainingRecipe, distributed
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scale_recipe
@@ -45,7 +45,7 @@ class TrainOptions:
     a run on validation classes as well, where the run started from one."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps or xpu."""
-    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    recipe: Annotated[TrainingRecipe, tyro.conf.arg(name="")]
     """Settings."""
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class _Began(NamedTuple):
     """The settings that a command line starts from."""
 
     name: str
-    recipe: Recipe
+    recipe: TrainingRecipe
     budget: float = 1.0
     data: str = DATA_ROOT
     scaled: bool = False
@@ -114,7 +114,7 @@ def _initial_settings(name: str, words: Sequence[str]) -> _Began:
         raise UsageError(f"--config must hold a run's settings, got {path}: {error!r}") from error
 
 
-def _at_steps(recipe: Recipe, words: Sequence[str]) -> Recipe:
+def _at_steps(recipe: TrainingRecipe, words: Sequence[str]) -> TrainingRecipe:
     """The recipe, its drops in proportion where the command line changes its steps alone."""
     at = words.index("--steps") + 1 if "--steps" in words[:-1] else 0
     if not (at and words[at].isdecimal() and int(words[at])) or "--drops" in words:
@@ -127,7 +127,7 @@ def _at_steps(recipe: Recipe, words: Sequence[str]) -> Recipe:
     return replace(recipe, steps=steps, drops=drops)
 
 
-def _parse_recipe(recipe: Recipe, args: Sequence[str], budget: float = 1.0) -> TrainOptions:
+def _parse_recipe(recipe: TrainingRecipe, args: Sequence[str], budget: float = 1.0) -> TrainOptions:
     default, text = TrainOptions(recipe=recipe, budget=budget), task_of(recipe).HELP
     return parse_options(TrainOptions, args, prog="nsim train", description=text, default=default)
 

@@ -98,7 +98,7 @@ def repeat_command(run: Run) -> str:
     words = ["nsim", "train", run.name]
     words += ["--budget", f"{run.budget!r}", "--seed", f"{recipe.seed}", *start]
     for field in MACHINE:
-        if getattr(recipe, field) != getattr(RECIPES[run.name], field):
+        if hasattr(recipe, field) and getattr(recipe, field) != getattr(RECIPES[run.name], field):
             words += [f"--{field.replace('_', '-')}", f"{getattr(recipe, field)}"]
     return shlex.join(words)
 

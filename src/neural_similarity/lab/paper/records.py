@@ -14,7 +14,7 @@ from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train.recipe import (
     MACHINE,
-    Recipe,
+    TrainingRecipe,
     differing_fields,
     recipe_from_json,
     scale_recipe,
@@ -47,7 +47,7 @@ def budget_name(budget: float) -> str:
 def changed_fields(
     name: str,
     budget: float,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     start: dict[str, Any] | None = None,
     retrained: dict[str, Any] | None = None,
     *,

@@ -10,7 +10,7 @@ from neural_similarity.lab.recipes.pretrained import PRETRAINED, PRETRAINED_STAR
 from neural_similarity.lab.recipes.quickstart import QUICKSTART
 from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, VARIANTS, released_variant
 from neural_similarity.lab.recipes.studies import STUDIES
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
 
 FAMILIES: dict[str, Family] = {
     "quickstart": ("a few minutes on embedded images", QUICKSTART),
@@ -24,7 +24,7 @@ FAMILIES: dict[str, Family] = {
     "released": ("CIFAR as the released code trains (--variant released)", RELEASED),
     **FEW_SHOT,
 }
-RECIPES: dict[str, Recipe] = {
+RECIPES: dict[str, TrainingRecipe] = {
     name: recipe for _, family in FAMILIES.values() for name, (_, recipe) in family.items()
 }
 """All recipes by name."""

@@ -4,7 +4,6 @@ from typing import Any
 
 from neural_similarity.lab.recipes.families import Family, Recipes
 from neural_similarity.lab.tasks.adaptation import STATIC_FULL, AdaptationRecipe
-from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.nn import Affine, Diagonal, Dynamic, Static
 
 RESNET: dict[str, Any] = {
@@ -170,9 +169,7 @@ MATTER = ("head", "norm", "full", "all")
 """Ways that also run with other numbers of images."""
 
 
-def _recipes_of_group(
-    group: str, rates: dict[str, float], settings: dict[str, Any]
-) -> dict[str, tuple[str, Recipe]]:
+def _recipes_of_group(group: str, rates: dict[str, float], settings: dict[str, Any]) -> Recipes:
     """Descriptions and recipes of the ways that have a rate, by name."""
     return {
         f"{group}-{way}": (
@@ -194,7 +191,7 @@ def _recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _group_with_heads(
     name: str, network: dict[str, Any], rates: dict[str, float], *others: int
-) -> dict[str, dict[str, tuple[str, Recipe]]]:
+) -> dict[str, Recipes]:
     """Recipes with 20 images per class, and with other counts at the same rates."""
     matter = {way: rates[way] for way in MATTER}
     settings = network | HEADED
@@ -206,11 +203,11 @@ def _group_with_heads(
     }
 
 
-def _recipes_of_change(change: str, rates: dict[str, float]) -> dict[str, tuple[str, Recipe]]:
+def _recipes_of_change(change: str, rates: dict[str, float]) -> Recipes:
     return _recipes_of_group(change, rates, RESNET | CHANGED | {"dataset": f"cifar10-{change}"})
 
 
-GROUPS: dict[str, dict[str, tuple[str, Recipe]]] = {
+GROUPS: dict[str, Recipes] = {
     **_group_with_heads("signs", RESNET | {"image_size": 32}, SIGNS, 5, 160),
     **_group_with_heads("signs-lite0", LITE | {"flip": False}, LITE_SIGNS, 5, 160),
     **_group_with_heads("flowers", LITE, FLOWERS, 5, 60),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from neural_similarity.lab.recipes import FAMILIES
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 
 LIST = Path(__file__).with_name("list.json")
 COLUMNS = ("name", "data", "model", "similarity", "steps", "description")
@@ -23,7 +23,7 @@ def recipe_list() -> str:
     return json.dumps(content, indent=0, ensure_ascii=False) + "\n"
 
 
-def _recipe_row(name: str, text: str, recipe: Recipe) -> list[str]:
+def _recipe_row(name: str, text: str, recipe: TrainingRecipe) -> list[str]:
     similarity = "none"
     if recipe.similarity is not None:
         parts = recipe.similarity, recipe.similarity.structure

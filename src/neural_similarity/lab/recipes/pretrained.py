@@ -10,8 +10,9 @@ on for as many updates as both stages have.
 from dataclasses import replace
 
 from neural_similarity.lab.recipes.cifar import PREDICTOR
+from neural_similarity.lab.recipes.families import Recipes
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.nn import Diagonal, Dynamic, Full, Similarity, Static
 
 PLAIN = "cifar10-cnn"
@@ -38,7 +39,7 @@ SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
 """Names, similarities, and the rates at which they learn alone."""
 
 
-def _pretrained_path(kind: str) -> dict[str, tuple[str, Recipe, str]]:
+def _pretrained_path(kind: str) -> dict[str, tuple[str, TrainingRecipe, str]]:
     """The stages, M alone and then everything: description, recipe and start, by name."""
     text, similarity, lr = SIMILARITIES[kind]
     name = f"cifar10-pretrained-{kind}"
@@ -53,6 +54,6 @@ def _pretrained_path(kind: str) -> dict[str, tuple[str, Recipe, str]]:
 _ENTRIES = {
     "cifar10-pretrained-cnn": (f"{PLAIN} trained on, plain, for as long", CONTROL, PLAIN)
 } | {name: entry for kind in SIMILARITIES for name, entry in _pretrained_path(kind).items()}
-PRETRAINED: dict[str, tuple[str, Recipe]] = {n: entry[:2] for n, entry in _ENTRIES.items()}
+PRETRAINED: Recipes = {n: entry[:2] for n, entry in _ENTRIES.items()}
 PRETRAINED_STARTS = {name: start for name, (*_, start) in _ENTRIES.items()}
 """For each recipe, the recipe whose run is its backbone."""

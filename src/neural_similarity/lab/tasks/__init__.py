@@ -5,14 +5,14 @@ from typing import Any
 from neural_similarity.lab.tasks.adaptation import AdaptationTask
 from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.task import Task
 
 TASKS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask, AdaptationTask)
 """The kinds of runs, identified by the class of a recipe or the `command` of a folder."""
 
 
-def task_of(recipe: Recipe) -> type[Task[Any, Any]]:
+def task_of(recipe: TrainingRecipe) -> type[Task[Any, Any]]:
     """The task of recipes of this class."""
     return next(task for task in TASKS if type(recipe) is task.RUN.RECIPE)
 

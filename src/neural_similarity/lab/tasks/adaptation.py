@@ -20,7 +20,7 @@ from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.checkpoint import State, state_digest
 from neural_similarity.lab.train.progress import print_notice
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, start_facts
 from neural_similarity.models import parameters
 from neural_similarity.nn import Full, Similarity, Static, evaluation_mode
@@ -148,7 +148,7 @@ class AdaptationRecipe(Recipe):
 class AdaptationRun(Run):
     """A run folder of an adaptation; a finished one holds the adapter, adapter.safetensors."""
 
-    RECIPE: ClassVar[type[Recipe]] = AdaptationRecipe
+    RECIPE: ClassVar[type[TrainingRecipe]] = AdaptationRecipe
     COMMAND: ClassVar[str] = "nsim train adapt"
 
     recipe: AdaptationRecipe

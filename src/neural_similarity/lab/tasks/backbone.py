@@ -17,7 +17,7 @@ from neural_similarity.lab.data import IN_PLACE, Preprocess
 from neural_similarity.lab.data.transforms import IMAGENET
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.run import (
     Run,
     build_network,
@@ -88,7 +88,7 @@ class Backbone:
         if not (self._is_named or (self.word and Path(self.word).exists())):
             raise ValueError(f"`backbone` must be {WORDS}, got {self.word!r}")
 
-    def usual_input(self, recipe: Recipe) -> Usual:
+    def usual_input(self, recipe: TrainingRecipe) -> Usual:
         """The input that it was trained on; `recipe` says which of `ns.models` a file belongs to.
 
         Raises:
@@ -139,7 +139,7 @@ class Backbone:
         with torch.random.fork_rng(devices=[]):
             replace(self, classifier="new").load_pretrained(recipe, ("one", "another"), **sizes)
 
-    def plain_network(self, recipe: Recipe, classes: int, **sizes: int) -> nn.Module:
+    def plain_network(self, recipe: TrainingRecipe, classes: int, **sizes: int) -> nn.Module:
         """The network without its weights, for this number of classes, channels and image size."""
         if self.word.startswith(TIMM):
             model = _timm_config(self.word).create_model(self._library_name, num_classes=classes)
@@ -154,7 +154,9 @@ class Backbone:
             return with_classes(library.get_model(self._library_name, weights=None), classes)
         return build_network(recipe, classes, similarity=None, **sizes)
 
-    def load_pretrained(self, recipe: Recipe, classes: tuple[str, ...], **sizes: int) -> Pretrained:
+    def load_pretrained(
+        self, recipe: TrainingRecipe, classes: tuple[str, ...], **sizes: int
+    ) -> Pretrained:
         """The network with its weights, including the classifier's if its classes are the same.
 
         A similarity that a run learned stays if it is the recipe's and in the same layers; any
@@ -197,7 +199,7 @@ class Backbone:
         hint = "" if self.is_run else f"; name the network that they are of by {theirs}"
         return RunError(f"the weights of {self.weights or self.word} do not fit: {reason}{hint}")
 
-    def _copy_with_similarity(self, model: nn.Module, recipe: Recipe) -> nn.Module | None:
+    def _copy_with_similarity(self, model: nn.Module, recipe: TrainingRecipe) -> nn.Module | None:
         """A copy of the network with the recipe's similarity if the run has the same one."""
         similarity = recipe.similarity
         if (

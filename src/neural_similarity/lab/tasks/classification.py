@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -42,12 +42,13 @@ from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Classification, Objective
 from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import format_clock, print_notice
-from neural_similarity.lab.train.recipe import AnyRecipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.record import Outcome, Record
 from neural_similarity.lab.train.run import checkpoint_facts, load_network, read_facts
 from neural_similarity.lab.train.statistics import Interval, by_image
 from neural_similarity.lab.train.task import Trial
 
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 SEED = re.compile(r"-?[0-9]+")
 PICTURED = 2
 """Training images on which dynamic similarities are drawn."""
@@ -142,9 +143,8 @@ class ClassificationTask:
 
     def objective(self, run: Run, runtime: Runtime) -> Objective:
         """Cross-entropy and penalties on the recipe's batches."""
-        return Classification(
-            run.recipe, runtime, batches_of(self.training_split()[0], run, runtime)
-        )
+        batches = batches_of(self.training_split()[0], run, runtime)
+        return Classification(runtime, batches, self.recipe, self.recipe.compile)
 
     def validation(self, run: Run, runtime: Runtime) -> Judge | None:
         """The function that validates a network on the held-out images: loss and accuracy."""
@@ -199,7 +199,7 @@ class ClassificationTask:
     @classmethod
     def retrained_recipe(
         cls, run: Run, start: object, load: object
-    ) -> tuple[Recipe, dict[str, Any]]:
+    ) -> tuple[TrainingRecipe, dict[str, Any]]:
         """Always an error: these runs do not choose their number of steps on validation data."""
         raise RunError(f"{run.path} cannot be retrained: only few-shot runs with select_on can")
 

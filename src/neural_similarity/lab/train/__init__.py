@@ -3,6 +3,7 @@
 from neural_similarity.lab.errors import Interrupted as Interrupted
 from neural_similarity.lab.errors import RunError as RunError
 from neural_similarity.lab.train.recipe import Recipe as Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe as TrainingRecipe
 from neural_similarity.lab.train.run import Run as Run
 from neural_similarity.lab.train.run import read_run as read_run
 from neural_similarity.lab.train.runtime import Runtime as Runtime

@@ -20,7 +20,7 @@ from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.progress import Progress
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.run import Run
 
 KEPT, KEPT_BEST = 2, 1
@@ -67,7 +67,7 @@ class Journal:
 
     def checkpoint_is_due(self, step: int) -> bool:
         """Whether `checkpoint_every` or `checkpoint_seconds` asks for a checkpoint after `step`."""
-        recipe: Recipe = self.run.recipe
+        recipe: TrainingRecipe = self.run.recipe
         by_step = recipe.checkpoint_every > 0 and step % recipe.checkpoint_every == 0
         return by_step or time.monotonic() - self.saved_at >= recipe.checkpoint_seconds
 

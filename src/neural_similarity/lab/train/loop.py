@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
 
 from neural_similarity.lab.errors import Interrupted, RunError
@@ -15,7 +14,7 @@ from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.graph import Plain, repeated_update
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.objective import Objective
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.lab.train.schedule import learning_rate
 
@@ -27,7 +26,7 @@ Judge = Callable[[nn.Module], dict[str, Any]]
 class Job:
     """Everything that stays the same while training."""
 
-    recipe: Recipe
+    recipe: TrainingRecipe
     runtime: Runtime
     objective: Objective
     judge: Judge | None = None
@@ -51,7 +50,6 @@ def fit_model(
     """
     recipe = job.recipe
     network = job.objective.network(state.model)
-    network = cast(nn.Module, torch.compile(network)) if recipe.compile else network
     state.model.train()
     update = partial(update_once, job, state, network)
     alone = job.objective.on_device and distributed.process_count() == 1

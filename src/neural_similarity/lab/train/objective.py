@@ -1,7 +1,7 @@
 """The training loss: the part of the loop that depends on the task."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from neural_similarity.lab.data import Batches, FileBatches
 from neural_similarity.lab.train import distributed
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import LossTerms
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.nn import orthogonality
 from neural_similarity.regularize import penalty
@@ -40,9 +40,11 @@ class Objective(Protocol):
 class Classification:
     """Cross-entropy on batches of images, plus penalties on similarities and sphere kernels."""
 
-    recipe: Recipe
     runtime: Runtime
     batches: Batches | FileBatches
+    terms: LossTerms = field(default_factory=LossTerms)
+    compile: bool = False
+    """Whether the network goes through torch.compile."""
 
     @property
     def on_device(self) -> bool:
@@ -51,7 +53,8 @@ class Classification:
 
     def network(self, model: nn.Module) -> nn.Module:
         """The model, wrapped to average gradients if there are several processes."""
-        return distributed.replicate_model(model)
+        network = distributed.replicate_model(model)
+        return cast(nn.Module, torch.compile(network)) if self.compile else network
 
     def prepare(self, step: int) -> None:
         """Load batch `step`."""
@@ -63,8 +66,8 @@ class Classification:
         with self.runtime.autocast():
             logits = network(x)
         logits = logits.float()
-        recipe = self.recipe
-        loss = cross_entropy(logits, y, recipe.label_smoothing, recipe.probability_floor)
+        terms = self.terms
+        loss = cross_entropy(logits, y, terms.label_smoothing, terms.probability_floor)
         penalties = self._penalty_terms(network)
         whole = loss + penalties  # Processes average their gradients; their shares are equal.
         if whole.requires_grad:  # False if only running statistics change.
@@ -72,11 +75,11 @@ class Classification:
         return tally(loss + penalties, (logits.detach().argmax(1) == y).sum(), len(y))
 
     def _penalty_terms(self, network: nn.Module) -> Tensor | float:
-        recipe, found = self.recipe, 0.0
-        if recipe.penalty:
-            found = recipe.penalty * penalty(network, recipe.penalty_measure)
-        if recipe.orthogonality:
-            found = found + recipe.orthogonality * orthogonality(network, unit=False)
+        terms, found = self.terms, 0.0
+        if terms.penalty:
+            found = terms.penalty * penalty(network, terms.penalty_measure)
+        if terms.orthogonality:
+            found = found + terms.orthogonality * orthogonality(network, unit=False)
         return found
 
 

@@ -64,12 +64,28 @@ MACHINE = (
 """Fields that adapt a run to a machine; changing them leaves the recipe the same."""
 
 
-AnyRecipe = TypeVar("AnyRecipe", bound="Recipe")
+AnyRecipe = TypeVar("AnyRecipe", bound="TrainingRecipe")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Image classification by stochastic gradient descent; the defaults are the paper's CIFAR-10.
+class LossTerms:
+    """What is added to the cross-entropy of a batch, or changes it."""
+
+    penalty: float = 0.0
+    """Factor on the penalty of static similarities, which is added to the loss."""
+    penalty_measure: str = "l1"
+    """Measure that the penalty sums over matrices: l1 (sparse), nuclear (low rank) or deviation."""
+    orthogonality: float = 0.0
+    """Factor on ‖W Wᵀ - I‖² of hyperspherical kernels, in place of their decay; released 1e-4."""
+    label_smoothing: float = 0.0
+    """Share of the target spread over all classes; the released code takes 0.01."""
+    probability_floor: float = 0.0
+    """Added to the probabilities before their logarithm; the released code takes 1e-4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecipe:
+    """Stochastic gradient descent, whatever is learned; the defaults are the paper's CIFAR-10.
 
     A recipe and a data folder determine a run: model, batches and crops are functions of `seed`.
     """
@@ -90,8 +106,6 @@ class Recipe:
     inputs: Inputs = "normalized"
     """Pixels are normalised by the channel statistics of the training images (normalized) or of
     ImageNet (imagenet), or stay raw (0 to 255) as in the released code."""
-    validation: int = 0
-    """Training images held out, on which the best checkpoint is chosen."""
     model: str = "cnn9"
     """Network; `nsim models` lists them."""
     variant: Literal["paper", "released"] = "paper"
@@ -119,16 +133,6 @@ class Recipe:
     """Decay of kernels, normalisation gains and biases."""
     similarity_decay: float = 0.0
     """Decay of static similarities towards the identity; predictors decay as the kernels do."""
-    penalty: float = 0.0
-    """Factor on the penalty of static similarities, which is added to the loss."""
-    penalty_measure: str = "l1"
-    """Measure that the penalty sums over matrices: l1 (sparse), nuclear (low rank) or deviation."""
-    orthogonality: float = 0.0
-    """Factor on ‖W Wᵀ - I‖² of hyperspherical kernels, in place of their decay; released 1e-4."""
-    label_smoothing: float = 0.0
-    """Share of the target spread over all classes; the released code takes 0.01."""
-    probability_floor: float = 0.0
-    """Added to the probabilities before their logarithm; the released code takes 1e-4."""
     norm_momentum: float = 0.1
     """Weight of a batch in the running statistics of normalisation; the released code takes 0.001
     (a decay of 0.999), which needs thousands of steps."""
@@ -145,8 +149,6 @@ class Recipe:
     """bf16 autocast, fp32, or auto: the faster one on this device."""
     channels_last: bool = True
     """Memory layout of images and weights; changes the speed only."""
-    compile: bool = False
-    """Train through torch.compile."""
     threads: int = 0
     """CPU threads; 0 keeps torch's choice. Other processes on the same cores slow several threads
     down out of all proportion, since threads that wait for each other keep spinning."""
@@ -172,12 +174,15 @@ class Recipe:
             object.__setattr__(self, "similarity", parse_similarity(self.similarity))
         kinds = isinstance(self.similarity, Similarity | None)
         self._require_field(kinds, "similarity", "be None, a text, an ns.Static or an ns.Dynamic")
-        self._require_known_names()
+        require_known("dataset", self.dataset, self.DATASETS)
+        require_known("model", self.model, MODELS)
         self._require_kinds()
         self._require_numbers_in_range()
         self._require_rising_drops()
         self._require_what_fits_the_model()
-        self._require_what_fits_the_data()
+        if self.dataset == "imagenet":
+            wanted = "be 0 for imagenet, whose windows are resized"
+            self._require_field(not self.crop, "crop", wanted)
 
     @property
     def shared_field(self) -> str:
@@ -188,6 +193,11 @@ class Recipe:
     def images_per_step(self) -> int:
         """The number of images of an update."""
         return self.batch_size
+
+    @property
+    def sphere_decay(self) -> float | None:
+        """The decay of hyperspherical kernels; None is that of the others."""
+        return None
 
     def folder_name(self, name: str) -> str:
         """The usual name of a run's folder."""
@@ -211,11 +221,6 @@ class Recipe:
         """The recipe with validation data added, by the chosen step, see `Task.retrained`."""
         raise NotImplementedError
 
-    def _require_known_names(self) -> None:
-        require_known("dataset", self.dataset, self.DATASETS)
-        require_known("model", self.model, MODELS)
-        require_known("penalty_measure", self.penalty_measure, MEASURES)
-
     def _require_kinds(self) -> None:
         for name, kind in _field_types(type(self)).items():
             if get_origin(kind) is Literal:
@@ -231,12 +236,13 @@ class Recipe:
                 self._require_field(math.isfinite(value), field.name, "be finite")
             elif isinstance(value, int):
                 self._require_field(value < 2**63, field.name, "be below 2**63")
+        fields = vars(self)
         for name in POSITIVE:
-            self._require_field(getattr(self, name) > 0, name, "be above 0")
-        for name in NOT_NEGATIVE:
-            self._require_field(getattr(self, name) >= 0, name, "not be negative")
-        for name in BELOW_1:
-            self._require_field(getattr(self, name) < 1, name, "be below 1")
+            self._require_field(fields[name] > 0, name, "be above 0")
+        for name in (name for name in NOT_NEGATIVE if name in fields):
+            self._require_field(fields[name] >= 0, name, "not be negative")
+        for name in (name for name in BELOW_1 if name in fields):
+            self._require_field(fields[name] < 1, name, "be below 1")
         for name, most in AT_MOST.items():
             self._require_field(getattr(self, name) <= most, name, f"be at most {most}")
         gap = self.checkpoint_seconds
@@ -262,22 +268,6 @@ class Recipe:
             self._require_field(self.variant == "paper", "variant", f'be "paper" for {model}')
         if model in WITHOUT_SIMILARITY:
             self._require_field(similarity is None, "similarity", f"be none for {model}")
-        if self.orthogonality and model not in SPHERENETS:
-            raise ValueError(
-                f"`orthogonality` applies to {', '.join(sorted(SPHERENETS))} and must be 0 for "
-                f"{model}, got {self.orthogonality}"
-            )
-        if self.penalty and not isinstance(similarity, Static):
-            raise ValueError(
-                "`penalty` applies to static similarities and must be 0 for others, "
-                f"got {self.penalty} for {similarity!r}"
-            )
-
-    def _require_what_fits_the_data(self) -> None:
-        if self.dataset == "imagenet":
-            self._require_field(
-                not self.crop, "crop", "be 0 for imagenet, whose windows are resized"
-            )
 
     def _require_field(self, holds: bool, name: str, wanted: str) -> None:
         """Raise a ValueError that the field `name` must be as `wanted`, unless that `holds`."""
@@ -285,8 +275,36 @@ class Recipe:
             raise ValueError(f"`{name}` must {wanted}, got {getattr(self, name)!r}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recipe(LossTerms, TrainingRecipe):
+    """Image classification."""
+
+    validation: int = 0
+    """Training images held out, on which the best checkpoint is chosen."""
+    compile: bool = False
+    """Train through torch.compile."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_known("penalty_measure", self.penalty_measure, MEASURES)
+        if self.orthogonality and self.model not in SPHERENETS:
+            raise ValueError(
+                f"`orthogonality` applies to {', '.join(sorted(SPHERENETS))} and must be 0 for "
+                f"{self.model}, got {self.orthogonality}"
+            )
+        if self.penalty and not isinstance(self.similarity, Static):
+            raise ValueError(
+                "`penalty` applies to static similarities and must be 0 for others, "
+                f"got {self.penalty} for {self.similarity!r}"
+            )
+
+    @property
+    def sphere_decay(self) -> float | None:
+        return 0.0 if self.orthogonality else None
+
+
 @cache
-def _field_types(recipe: type[Recipe]) -> dict[str, Any]:
+def _field_types(recipe: type[TrainingRecipe]) -> dict[str, Any]:
     """The types of a class's fields."""
     return get_type_hints(recipe)
 
@@ -297,13 +315,15 @@ def scale_recipe(recipe: AnyRecipe, budget: float) -> AnyRecipe:
     return replace(recipe, steps=steps, drops=drops)
 
 
-def differing_fields(recipe: Recipe, original: Recipe, free: Collection[str]) -> list[str]:
+def differing_fields(
+    recipe: TrainingRecipe, original: TrainingRecipe, free: Collection[str]
+) -> list[str]:
     """The fields in which two recipes of one kind differ, except those that are `free`."""
     names = (field.name for field in dataclasses.fields(recipe) if field.name not in free)
     return [name for name in names if getattr(recipe, name) != getattr(original, name)]
 
 
-def recipe_to_json(recipe: Recipe) -> dict[str, Any]:
+def recipe_to_json(recipe: TrainingRecipe) -> dict[str, Any]:
     """Every field as JSON, the similarity as the complete text that the command line takes."""
     fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     return fields | {

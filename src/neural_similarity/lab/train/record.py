@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,7 +31,7 @@ class Record(Outcome):
     name: str
     budget: float
     """Share of the recipe's steps."""
-    recipe: Recipe
+    recipe: TrainingRecipe
     """All settings, with the steps already scaled."""
     code: dict[str, Any]
     """Version, commits, and whether files differed from a commit."""

@@ -24,7 +24,12 @@ from neural_similarity.lab.train.checkpoint import (
     weights_digest,
 )
 from neural_similarity.lab.train.files import lock_file
-from neural_similarity.lab.train.recipe import Recipe, recipe_from_json, recipe_to_json
+from neural_similarity.lab.train.recipe import (
+    Recipe,
+    TrainingRecipe,
+    recipe_from_json,
+    recipe_to_json,
+)
 from neural_similarity.lab.train.runtime import Precision
 from neural_similarity.lab.train.weights import load_weights
 
@@ -42,7 +47,7 @@ Checkpoint = Literal["last", "best"]
 class Run:
     """A run folder and its configuration."""
 
-    RECIPE: ClassVar[type[Recipe]] = Recipe
+    RECIPE: ClassVar[type[TrainingRecipe]] = Recipe
     COMMAND: ClassVar[str] = "nsim train"
     """The command that trains runs of this class; run folders store it to tell their kind."""
 
@@ -50,7 +55,7 @@ class Run:
     name: str
     budget: float
     """Share of the recipe's steps; `recipe` is scaled by it already."""
-    recipe: Recipe
+    recipe: TrainingRecipe
     data_root: str
     """Folder of the data sets."""
     digest: str
@@ -134,7 +139,7 @@ def _require_text(field: str, value: object) -> None:
         raise TypeError(f"`{field}` must be text, got {value!r}")
 
 
-def build_network(recipe: Recipe, classes: int, **overrides: Any) -> nn.Module:
+def build_network(recipe: TrainingRecipe, classes: int, **overrides: Any) -> nn.Module:
     """A fresh network as `recipe` describes it.
 
     Args:

@@ -12,14 +12,14 @@ from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.loop import Judge
 from neural_similarity.lab.train.objective import Objective
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.record import Outcome, Record
 from neural_similarity.lab.train.run import SUMMARY, Run
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.lab.train.statistics import Interval
 
 AnyRun = TypeVar("AnyRun", bound=Run, contravariant=True)
-AnyRecipe = TypeVar("AnyRecipe", bound=Recipe, contravariant=True)
+AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe, contravariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
     image classification."""
 
     @property
-    def recipe(self) -> Recipe: ...
+    def recipe(self) -> TrainingRecipe: ...
 
     @property
     def digest(self) -> str:
@@ -131,7 +131,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
     @classmethod
     def retrained_recipe(
         cls, run: AnyRun, start: str | Path | None, load: Callable[[], Any]
-    ) -> tuple[Recipe, dict[str, Any]]:
+    ) -> tuple[TrainingRecipe, dict[str, Any]]:
         """The recipe of a run with validation data added, and the step that the run chose.
 
         Raises:

@@ -38,6 +38,7 @@ from neural_similarity.lab.tasks.few_shot.tasks import Draw, draw_tasks, read_ta
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning
 from neural_similarity.lab.train import RunError, choose_runtime, read_run
 from neural_similarity.lab.train.journal import read_lines
+from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 from neural_similarity.nn import SphereNet
 
 pytestmark = pytest.mark.usefixtures("tiny_classes")
@@ -217,10 +218,7 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
         ({"select_ways": 1}, "`ways` must be at least 2, got 1"),
         ({"meta_batch": 0}, "`meta_batch` must be at least 1, got 0"),
         ({"select_tasks": 1}, "`select_tasks` must be at least 2, got 1"),
-        ({"validation": 8}, "`validation` must be 0: .*, got 8"),
         ({"select_on": "val", "train_on": "train+val"}, '`select_on` "val" needs classes'),
-        ({"method": "proto", "label_smoothing": 0.1}, "`label_smoothing` does not apply to"),
-        ({"method": "proto", "probability_floor": 1e-4}, "`probability_floor` does not apply to"),
         (
             {"method": "anil", "ways": 3, "select_on": "val"},
             "`select_ways` must be `ways`, 3, as anil learns the start of its classifier, got 5",
@@ -230,6 +228,15 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
 def test_bad_recipes(changes, message):
     with pytest.raises(ValueError, match=message):
         FewShotRecipe(**changes)
+
+
+def test_fields_of_classification_are_read_at_their_defaults_alone():
+    """Runs and records of 0.2 hold them; few-shot learning neither has nor uses them."""
+    former = {"validation": 0, "label_smoothing": 0.0, "penalty_measure": "l1", "compile": False}
+    assert not former.keys() & recipe_to_json(TINY).keys()
+    assert recipe_from_json(recipe_to_json(TINY) | former, FewShotRecipe) == TINY
+    with pytest.raises(TypeError, match="label_smoothing"):
+        recipe_from_json(recipe_to_json(TINY) | {"label_smoothing": 0.1}, FewShotRecipe)
 
 
 # The command line.

@@ -1,25 +1,29 @@
 """The settings of a few-shot run, as one frozen dataclass."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from neural_similarity.choices import require_known, require_least
 from neural_similarity.lab.data import OLDER, SPLIT_NAMES
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
 
 Classes = Literal["train", "train+val"]
-FOR_CLASSES = ("penalty", "label_smoothing", "probability_floor", "orthogonality", "compile")
-"""Fields that training by tasks does not use."""
+FORMER = {
+    field.name: field.default
+    for field in fields(Recipe)
+    if field.name not in {own.name for own in fields(TrainingRecipe)}
+}
+"""Fields that records of 0.2 have, each with its default: few-shot learning does not use them."""
 RETRAINED = ("train_on", "select_on", "steps", "drops")
 """Fields that change when a run is trained on validation classes as well."""
 AnyRecipe = TypeVar("AnyRecipe", bound="FewShotRecipe")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewShotRecipe(Recipe):
+class FewShotRecipe(TrainingRecipe):
     """Few-shot learning; the defaults are the paper's pretraining on the base classes.
 
     `method` decides how the network is trained: by classifying the base classes, or by tasks of
@@ -79,18 +83,11 @@ class FewShotRecipe(Recipe):
         _ = self.task_sizes, self.select_sizes  # They check the numbers.
         require_least("meta_batch", self.meta_batch)
         require_least("select_tasks", self.select_tasks, 2)
-        if self.validation:
-            raise ValueError(
-                "`validation` must be 0: few-shot learning validates on other classes "
-                f"(`select_on`), got {self.validation}"
-            )
         if self.select_on == "val" and self.train_on != "train":
             raise ValueError(
                 '`select_on` "val" needs classes that are not trained on, got `train_on` '
                 f"{self.train_on!r}"
             )
-        if METHODS[self.method].episodic:
-            self._require_none_of(*FOR_CLASSES)
         if self.select_on == "val" and METHODS[self.method].fixed_ways:
             self._require_same_ways()
 
@@ -102,14 +99,10 @@ class FewShotRecipe(Recipe):
                 f"of its classifier, got {self.select_ways}"
             )
 
-    def _require_none_of(self, *names: str) -> None:
-        """Check that fields which training by tasks does not use have their defaults."""
-        for name in names:
-            if getattr(self, name):
-                raise ValueError(
-                    f"`{name}` does not apply to training by tasks, got {getattr(self, name)} "
-                    f"with the method {self.method}"
-                )
+    @classmethod
+    def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields in a file without `FORMER` ones at their defaults; others are refused."""
+        return {n: value for n, value in fields.items() if n not in FORMER or value != FORMER[n]}
 
     @property
     def shared_field(self) -> str:

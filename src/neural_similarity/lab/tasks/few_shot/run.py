@@ -12,7 +12,7 @@ from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train import Run, RunError, read_run
-from neural_similarity.lab.train.recipe import Recipe
+from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.run import Checkpoint, load_network, usual_checkpoint
 
 
@@ -20,7 +20,7 @@ from neural_similarity.lab.train.run import Checkpoint, load_network, usual_chec
 class FewShotRun(Run):
     """A run folder of few-shot learning; `classes` are the base classes."""
 
-    RECIPE: ClassVar[type[Recipe]] = FewShotRecipe
+    RECIPE: ClassVar[type[TrainingRecipe]] = FewShotRecipe
     COMMAND: ClassVar[str] = "nsim fewshot train"
 
     recipe: FewShotRecipe

@@ -107,7 +107,7 @@ class FewShotTask:
         """The loss on tasks of the base classes, or of classifying them."""
         if METHODS[run.recipe.method].episodic:
             return Episodes(run.recipe, self.images, run.preprocess, runtime)
-        return Classification(run.recipe, runtime, batches_of(self.images, run, runtime))
+        return Classification(runtime, batches_of(self.images, run, runtime))
 
     def validation(self, run: FewShotRun, runtime: Runtime) -> Judge | None:
         """The function that validates: mean accuracy over tasks of the validation classes."""
