@@ -39,7 +39,7 @@ RECIPES = {
     "Recipe": "neural_similarity.lab.train.recipe",
     "FewShotRecipe": "neural_similarity.lab.tasks.few_shot.recipe",
 }
-"""A `Recipe` has the fields of the first three, a `FewShotRecipe` those of the first and its own."""
+"""A `Recipe` has the fields of the first three, a `FewShotRecipe` of the first and its own."""
 INDEX = """\
 # Python
 
@@ -201,8 +201,9 @@ def fields(module: str, name: str) -> str:
 def write_command_line() -> None:
     """Write the pages of `nsim` and of what its recipes hold."""
     (DOCS / "reference" / "commands.md").write_text(commands(), "utf-8")
-    text = "# Recipe fields\n\nEvery field is an option of `nsim train`: `--batch-size 64`. A `Recipe`\n"
-    text += "has the fields of the first three tables, a `FewShotRecipe` of the first and the last.\n"
+    text = "# Recipe fields\n\nEvery field is an option of `nsim train`: `--batch-size 64`.\n"
+    text += "A `Recipe` has the fields of the first three tables, a `FewShotRecipe` those of the\n"
+    text += "first and the last.\n"
     for name, module in RECIPES.items():
         text += f"\n## {name}\n\n{fields(module, name)}"
     (DOCS / "reference" / "fields.md").write_text(text, "utf-8")

@@ -36,7 +36,7 @@ from neural_similarity.lab.train.journal import (
 )
 from neural_similarity.lab.train.loop import Job, fit_model
 from neural_similarity.lab.train.peers import deaths_named
-from neural_similarity.lab.train.progress import Hidden, Progress, count_bar, show_progress
+from neural_similarity.lab.train.progress import Progress, count_bar, show_progress
 from neural_similarity.lab.train.recipe import TrainingRecipe, recipe_to_json, scale_recipe
 from neural_similarity.lab.train.run import (
     CONFIG,
@@ -160,14 +160,8 @@ def retrain(
     """Train a few-shot run's recipe again, with the validation classes, as long as was best.
 
     It trains for as many epochs as the best checkpoint, or as many updates if it trains by tasks.
-
-    Args:
-        run: a finished run that chose its best step on the validation classes (`select_on`).
-        out: the new run folder; None is the default one.
-        data_root: folder of the data sets; None is the one that the run was trained from.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
-        start: run folder to start from, itself trained on the validation classes; required if the
-            run started from another one.
+    `start` is the folder of a run that was itself trained on the validation classes; it is required
+    if the run started from another one. The other arguments are as in `train` and `resume`.
 
     Raises:
         RunError: the run is not finished or chose no step; or it started from another run, and
@@ -317,7 +311,7 @@ def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
     Raises:
         RunError: another process trains the run.
     """
-    objective, judge = task.objective(run, runtime), task.validation(run, runtime)
+    objective, validate = task.objective(run, runtime), task.validation(run, runtime)
     with _written_by_one(run):
         state = initial_state(run, runtime)
         if list_checkpoints(run.checkpoints):
@@ -326,7 +320,7 @@ def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
             _take_up(run, state, runtime)
         with _show_progress(run, state, runtime) as progress, signals_noted() as stop:
             fit_model(
-                Job(run.recipe, runtime, objective, judge), state, Journal(run, progress), stop
+                Job(run.recipe, runtime, objective, validate), state, Journal(run, progress), stop
             )
     return state
 
@@ -357,7 +351,7 @@ def _take_up(run: Run, state: State, runtime: Runtime) -> None:
 
 def _show_progress(run: Run, state: State, runtime: Runtime) -> AbstractContextManager[Progress]:
     if not distributed.is_first():
-        return nullcontext(Hidden())
+        return nullcontext(Progress())
     return show_progress(_progress_title(run, runtime), run.recipe.steps, state.step)
 
 

@@ -154,7 +154,7 @@ def test_the_learning_rate_is_one_tensor_for_good(monkeypatch):
 def test_it_says_why_updates_are_plain(kind, device, reason, caplog):
     optimizer = kind([nn.Parameter(torch.zeros(2))], lr=1)
     with caplog.at_level(logging.INFO):
-        assert isinstance(graph.repeated_update(lambda: None, optimizer, device), graph.Plain)
+        assert not isinstance(graph.repeated_update(lambda: None, optimizer, device), graph.Graphed)
     assert f"Updates are not captured as a CUDA graph: {reason}." in caplog.text
 
 
@@ -175,7 +175,7 @@ def test_a_batch_is_drawn_into_the_same_memory():
 def test_a_graph_trains_as_the_plain_loop(device, caplog):
     torch.use_deterministic_algorithms(False)
     with tiny_world(), caplog.at_level(logging.WARNING):
-        plain = trained(device, lambda update, optimizer, _: graph.Plain(update, optimizer))
+        plain = trained(device, lambda update, optimizer, _: graph.plain_update(update, optimizer))
         captured = trained(device)
     assert not caplog.text
     torch.testing.assert_close(captured.totals, plain.totals, rtol=1e-4, atol=1e-3)

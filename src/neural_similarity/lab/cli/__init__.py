@@ -57,11 +57,7 @@ EXAMPLES = """\
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
-
-    Args:
-        args: words after `nsim`; None takes those of the process.
-    """
+    """Run one command, by default the words of the process, and return its exit code."""
     _warn_once()
     return exit_code(lambda: _run_command(sys.argv[1:] if args is None else args))
 

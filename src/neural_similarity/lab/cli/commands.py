@@ -26,14 +26,6 @@ def dispatch_command(
 
     Without a word, as with `--help`, the commands are listed.
 
-    Args:
-        args: the words after `prog`.
-        commands: what there is to run.
-        prog: the words before.
-        kind: what errors call the commands.
-        about: what they are for, a sentence.
-        examples: lines of the help.
-
     Raises:
         UsageError: no command has that name.
     """

@@ -60,13 +60,8 @@ def parse_options(
 ) -> Options:
     """Fill the dataclass `options` from the command line, or exit with 2 and the nearest names.
 
-    Args:
-        options: a dataclass; its field docstrings become the help.
-        args: words after the command.
-        prog: the words before.
-        description: text of `--help`, examples included.
-        default: values of the options that are not given.
-        flags: whether `--yes` alone is enough; else it takes a value, as a recipe's fields do.
+    The help is `description` and the docstrings of fields. With `flags`, `--yes` alone is enough;
+    else it takes a value, as a recipe's fields do.
     """
     form = tyro.conf.FlagCreatePairsOff if flags else tyro.conf.FlagConversionOff
     # tyro colours its text, in which words and values appear; `repr` writes a control character
@@ -129,10 +124,7 @@ def check_folders(**folders: Path) -> None:
 def require_only(allowed: Sequence[str], name: str | None, args: Sequence[str]) -> None:
     """Check that no option changes the run that is continued or repeated.
 
-    Args:
-        allowed: the option that names the run, then those that it allows besides.
-        name: a recipe that was named.
-        args: the other words of the command line.
+    `allowed` begins with the option that names the run.
     """
     flags = (arg.partition("=")[0] for arg in args if arg.startswith("--"))
     for word in (*([name] if name else []), *flags):

@@ -37,11 +37,6 @@ class Order:
 
     The last, incomplete batch of an epoch is dropped.
 
-    Args:
-        count: number of images.
-        batch_size: images in a batch.
-        seed: of the permutations.
-
     Raises:
         ValueError: there are fewer images than a batch has.
     """

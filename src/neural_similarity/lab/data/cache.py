@@ -78,14 +78,8 @@ def load_class_images(
 ) -> ClassSplit:
     """The images of `files`, resized and cropped to `size` pixels, from a cache beside them.
 
-    The cache, `cache-<size>.pt`, tells files by their names, sizes and times of change.
-
-    Args:
-        name: of the data set.
-        files: what to read.
-        size: height and width.
-        mode: "L" (grey), "RGB", or None: grey if all images are.
-        progress: told how many images are decoded.
+    The cache, `cache-<size>.pt`, tells files by their names, sizes and times of change. Mode None
+    is grey, "L", if all images are, else "RGB".
 
     Raises:
         ValueError: a file is not an image or damaged; the error names it.

@@ -78,11 +78,6 @@ CIFAR100 = Cifar(  # A binary record has the coarse label, then the fine one, wh
 def load_cifar(cifar: Cifar, root: Path, counts: tuple[int, int] = (50_000, 10_000)) -> Dataset:
     """Read the first layout that has a file below `root`, or in `root` itself.
 
-    Args:
-        cifar: which of the sets.
-        root: folder of the data sets.
-        counts: images that the two parts must hold.
-
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged or holds something else.

@@ -32,13 +32,6 @@ BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 class ClassSplit:
     """Images of three disjoint sets of classes.
 
-    Args:
-        name: of the data set.
-        train: images to learn from.
-        val: images to choose by, or to learn from as well.
-        test: images to test on.
-        digest: SHA-256 of all, see :func:`digest_of`, or of the files that they were read from.
-
     Raises:
         ValueError: two parts have a class in common.
     """
@@ -90,12 +83,7 @@ def select_classes(images: Images, names: Sequence[str]) -> Images:
 
 
 def check_disjoint(classes: Mapping[str, Iterable[str]], where: object) -> None:
-    """Check that no class is in two parts.
-
-    Args:
-        classes: the names of the classes of each part.
-        where: what the error names.
-    """
+    """Check that no class is in two parts."""
     seen: dict[str, str] = {}
     for part, names in classes.items():
         for name in names:
@@ -125,10 +113,6 @@ def random_split(names: list[str], seed: int = 0) -> dict[str, tuple[str, ...]]:
 @dataclass(frozen=True)
 class ClassFiles:
     """The files of a data set.
-
-    Args:
-        folder: where they lie.
-        parts: the files of every class of each part.
 
     Raises:
         ValueError: a part has no classes, or two have one in common, or an image is there twice.

@@ -48,14 +48,9 @@ REMOTES = {
 def download_dataset(name: str, root: str | Path, *, progress: Progress | None = None) -> Path:
     """Fetch a data set unless it is already there and whole.
 
-    Files arrive under another name, are checked, and only then take their place, where they
-    replace damaged ones; a copy that somebody unpacked stays, and is read first. The embedded
-    data set is always there.
-
-    Args:
-        name: "fashion-mnist", "cifar10", "cifar100" or "embedded".
-        root: folder of the data sets, created if it does not exist.
-        progress: called with the bytes of a file that have come, and with how many it has.
+    Files arrive under another name, are checked, and only then take their place, where they replace
+    damaged ones; a copy that somebody unpacked stays, and is read first. The embedded data set is
+    always there. `progress` is called with the bytes of a file that have come.
 
     Returns:
         The folder that holds the files.

@@ -30,10 +30,6 @@ EACH = (800, 200)
 def load_fashion_mnist(root: Path, counts: tuple[int, int] = (60_000, 10_000)) -> Dataset:
     """Read the files from `root`/fashion-mnist, torchvision's FashionMNIST/raw, or `root` itself.
 
-    Args:
-        root: folder of the data sets.
-        counts: images that the two parts must hold.
-
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged or holds something else.

@@ -31,11 +31,6 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
     The data set's digest covers the names and sizes of the files, not their content: reading
     150 GB would take hours.
 
-    Args:
-        root: the folder that holds both parts.
-        image_size: height and width that images are decoded to; None is 224.
-        workers: processes that decode.
-
     Raises:
         FileNotFoundError: a part is missing.
         ValueError: a class is empty or in one part only, or `image_size` is below 1.
@@ -65,12 +60,7 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
     https://openreview.net/forum?id=rJY0-Kcll): images/ and lists *.csv of `filename,label`, all of
     which are taken, whatever classes they were meant for: 100 classes of 500 + 100 images for
     classification. Files are linked where the disk can, and copied elsewhere. A file that several
-    lists name is taken once.
-
-    Args:
-        source: folder of images/ and the lists.
-        root: folder to make; it appears when it is complete.
-        held_out: images of every class, the last ones by name, that go into val.
+    lists name is taken once. Of every class the last `held_out` images by name go into val.
 
     Returns:
         `root`.

@@ -171,13 +171,8 @@ class ImageFiles:
     ) -> Tensor:
         """Random windows of some images, uint8 (m, c, h, w), see `read_random_window`.
 
-        That of an image is a function of the seed, the epoch and its index alone.
-
-        Args:
-            indices: which images.
-            seed: of the windows and of what is mirrored.
-            epoch: the same.
-            flip: mirror half of the images, left to right.
+        That of an image is a function of the seed, the epoch and its index alone. If `flip`, half
+        of them are mirrored.
         """
         draws = (seeded_generator("window", seed, epoch, index) for index in indices)
         return _stack_pixels(
@@ -243,11 +238,6 @@ def hold_out(images: ImageSet, validation: int, seed: int) -> tuple[ImageSet, Im
 
     Where the classes do not divide it, the first classes give one image more. Both parts keep the
     order of `images`; the choice depends on the labels, `validation` and `seed` alone.
-
-    Args:
-        images: the training part of a data set.
-        validation: how many images to hold out.
-        seed: which images they are.
 
     Returns:
         The remaining images and the held-out ones.

@@ -62,10 +62,7 @@ class Listing:
 def list_images(folder: Path, *, part: bool = True) -> Listing:
     """List the images of the class folders in `folder`; names that begin with a dot are left out.
 
-    Args:
-        folder: where the class folders are.
-        part: whether it is a part of a data set. In a whole one, folders that are all called like
-            parts are no classes.
+    In a whole data set, which is no `part`, folders that are all called like parts are no classes.
 
     Raises:
         ValueError: there is no class folder, or one holds no image, or a name is no text, or a file

@@ -39,11 +39,6 @@ def load_pickles(name: str, paths: list[Path], progress: Progress | None = None)
     They are read once, into a cache beside them, `cache-pickles.pt`, which tells them by names,
     sizes and times of change.
 
-    Args:
-        name: of the data set.
-        paths: the file of each part.
-        progress: told how many images are read.
-
     Raises:
         ValueError: a file is damaged, holds something else, or names anything to be run.
     """

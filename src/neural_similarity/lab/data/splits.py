@@ -144,11 +144,6 @@ def load_cifar_split(
 ) -> ClassSplit:
     """CIFAR-FS or FC100 from the files of CIFAR-100 below `root`.
 
-    Args:
-        name: "cifar-fs" or "fc100".
-        root: folder of the data sets.
-        counts: images that the two parts of CIFAR-100 must hold.
-
     Raises:
         FileNotFoundError: CIFAR-100 is missing.
         ValueError: its files are damaged.

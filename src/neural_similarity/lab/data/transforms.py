@@ -54,11 +54,6 @@ class Windows:
     corner. Windows that reach over the edge of an image exist in the view, but no corner of ours
     points at them. Holds the padded set once, and once more if it flips.
 
-    Args:
-        pixels: uint8 (n, c, h, w).
-        augment: how to pad, and whether to flip.
-        device: where the padded images lie.
-
     Raises:
         ValueError: the images are no larger than the crop's padding, so that a window could miss
             its image altogether.
@@ -125,11 +120,8 @@ def _pad_images(images: Tensor, augment: Augment) -> Tensor:
 class Preprocess:
     """Standardise every channel: `(pixels / 255 - mean) / std`.
 
-    `dataclasses.asdict` gives plain numbers, and lists are taken back, so JSON can hold it.
-
-    Args:
-        mean: of every channel, of values between 0 and 1.
-        std: of every channel, in the same unit.
+    `dataclasses.asdict` gives plain numbers, and lists are taken back, so JSON can hold it. Both
+    are of values between 0 and 1, a number a channel.
 
     Raises:
         ValueError: the two differ in length, or a deviation is not positive.

@@ -20,12 +20,7 @@ IMAGENET_CLASSES = 1_000
 
 
 def to_markdown(report: Report, picture: str | None = None) -> str:
-    """The report as Markdown.
-
-    Args:
-        report: a table with its runs.
-        picture: name of the file with its picture, to be shown at the end.
-    """
+    """The report as Markdown; the file `picture` is shown at the end."""
     if report.table.mixed:
         return _mixed_table(report)
     parts = [f"# {report.table.title} ({report.schedule_text})"]

@@ -99,12 +99,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RowChoice:
-    """Some rows of a table.
-
-    Args:
-        only: patterns of recipes such as "cifar10-*"; all if there is none.
-        shots: numbers of shots; all if there is none.
-    """
+    """The rows of a table whose recipes match a pattern of `only` and that have these shots."""
 
     only: Sequence[str] = ()
     shots: Sequence[int] = ()
@@ -134,13 +129,7 @@ class RowChoice:
 def wanted_records(
     table: Table, seeds: Sequence[int], rows: RowChoice, count: int = 2_000
 ) -> list[Wanted]:
-    """The records of a table: all rows of a seed, then those of the next.
-
-    Args:
-        table: a table; its rows without a recipe are left out.
-        seeds: seeds of every row.
-        rows: which rows.
-        count: number of test tasks, where the network is evaluated on tasks.
+    """The records of rows that have a recipe, on `count` test tasks: all of a seed, then the next.
 
     Raises:
         ValueError: a pattern of `rows` matches no row, or no row has so many shots.

@@ -17,11 +17,6 @@ def training_seconds(
     """Seconds that the training of lines takes in one process, and how many lines are not known.
 
     A step takes the median of the recipe's records, at any budget.
-
-    Args:
-        lines: of a table.
-        results: folder of the records.
-        precision: of the runs: "auto" (what is faster here), "bf16" or "fp32".
     """
     runtime = choose_runtime(precision=precision, thread_count=THREADS)
     device = {"cpu": cpu_name(), "device": device_name(runtime.device)}

@@ -25,10 +25,6 @@ def draw(report: Report, path: Path) -> None:
 
     Where updates were timed, the metric is drawn against that, too; of adaptations, against how
     many numbers were trained.
-
-    Args:
-        report: a table with its runs.
-        path: PNG file to write.
     """
     from matplotlib.figure import Figure
 

@@ -26,10 +26,6 @@ def write_records(run: Run, results: Path) -> list[Path]:
 
     A record of the same outcome is left as it is.
 
-    Args:
-        run: a finished run.
-        results: folder of the records.
-
     Returns:
         The records' files.
 

@@ -56,15 +56,8 @@ def changed_fields(
     """The fields in which `recipe` is not the named one at `budget`, whatever seed and machine.
 
     A recipe must start from a run of `STARTS` of the same seed, and of the budget or classes that
-    its kind asks for. On validation data as well it has as many steps as were chosen.
-
-    Args:
-        name: of the recipe.
-        budget: of the run.
-        recipe: what was trained.
-        start: facts of the run that it started from.
-        retrained: what was chosen for training on validation data as well, if that was done.
-        old: whether it may be a record from before those said what was chosen.
+    its kind asks for. On validation data as well it has as many steps as were chosen. `old` records
+    do not say what was chosen.
     """
     original, free = scale_recipe(RECIPES[name], budget), FREE
     if retrained is not None:

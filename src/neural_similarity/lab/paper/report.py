@@ -175,11 +175,7 @@ def make_report(
 ) -> Report:
     """A table of the paper with our records, and what updates take.
 
-    Args:
-        table: the rows.
-        budget: of the runs; None is the one at which most rows have some.
-        results: folder of the records.
-        costs: times of updates, where they were measured.
+    Without a budget, it is the one at which most rows have records.
 
     Raises:
         ValueError: a record cannot be used, or records of one panel are of different data.

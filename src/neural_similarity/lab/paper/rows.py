@@ -72,14 +72,7 @@ class Table:
 
 
 def on_other_data(table: Table, data: str, before: str, after: str) -> Table:
-    """The rows of a table on other data, for which the paper has no numbers.
-
-    Args:
-        table: one of the paper.
-        data: what it is on instead.
-        before: what the names of its recipes begin with.
-        after: what those of the same recipes on `data` do.
-    """
+    """The rows of a table on other data, by recipes of another prefix; the paper has no numbers."""
     panels = tuple(
         Panel(
             panel.title if len(table.panels) > 1 else data,

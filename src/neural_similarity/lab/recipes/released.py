@@ -49,9 +49,6 @@ def released_variant(recipe: Recipe) -> Recipe:
     `SphereNet(normalize="both", bounded=True)`; the code normalises batches after that, which we
     leave out, as it undoes the bound.
 
-    Args:
-        recipe: a CIFAR recipe with the plain network or one of the four similarities.
-
     Raises:
         ValueError: there is no released code for the recipe's similarity.
     """

@@ -162,8 +162,7 @@ class AdaptationRun(Run):
     def build(self, **overrides: Any) -> nn.Module:
         """The adapted network without its weights; the backbone's files are not needed.
 
-        Args:
-            overrides: fields of the recipe to change, such as `similarity=None`; no baseline then.
+        `overrides` are fields of the recipe, such as `similarity=None`; there is no baseline then.
         """
         plain: dict[str, Any] = {"train": "all", "baseline": "none"}
         recipe = replace(self.recipe, **plain | overrides) if overrides else self.recipe
@@ -219,7 +218,6 @@ class AdaptationTask(ClassificationTask):
 
     @property
     def digest(self) -> str:
-        """The digest of the whole data set."""
         return (self.whole or self.dataset).digest
 
     @classmethod
@@ -306,7 +304,6 @@ class AdaptationTask(ClassificationTask):
 
     @staticmethod
     def result_text(run: Run, summary: dict[str, Any]) -> str:
-        """The text of classification, and the size of the adapter."""
         text, file = ClassificationTask.result_text(run, summary), run.path / ADAPTER
         if not file.exists():
             return text

@@ -1,7 +1,6 @@
 """Image classification: cross-entropy on batches, scored on a test set."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -27,7 +26,6 @@ from neural_similarity.lab.tasks.learned import learned
 from neural_similarity.lab.train import (
     Recipe,
     Run,
-    RunError,
     Runtime,
     Scores,
     choose_runtime,
@@ -38,15 +36,14 @@ from neural_similarity.lab.train import (
 )
 from neural_similarity.lab.train.checkpoint import State
 from neural_similarity.lab.train.journal import read_lines
-from neural_similarity.lab.train.loop import Judge
+from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Classification, Objective
 from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import format_clock, print_notice
-from neural_similarity.lab.train.recipe import TrainingRecipe
-from neural_similarity.lab.train.record import Outcome, Record
+from neural_similarity.lab.train.record import Outcome
 from neural_similarity.lab.train.run import checkpoint_facts, load_network, read_facts
 from neural_similarity.lab.train.statistics import Interval, by_image
-from neural_similarity.lab.train.task import Trial
+from neural_similarity.lab.train.task import Task
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 SEED = re.compile(r"-?[0-9]+")
@@ -84,35 +81,26 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class ClassificationTask:
+class ClassificationTask(Task[Run, Recipe]):
     """Train a network to classify images; see `Task`."""
 
     RUN: ClassVar[type[Run]] = Run
     HELP: ClassVar[str] = HELP
-    NAMES_CLASSES: ClassVar[bool] = True
     SCORING: ClassVar[type[Any]] = Scoring
     SCORING_HELP: ClassVar[str] = SCORING_HELP
-    RECORDS: ClassVar[str] = ""
-    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = {}
 
     recipe: Recipe
     dataset: Dataset
 
     @classmethod
     def load(cls, recipe: Recipe, root: str | Path, progress: Progress | None = None) -> Self:
-        """The task of a recipe, with its data from `root`."""
         sizes = {"image_size": recipe.image_size, "workers": recipe.workers}
         usual = models.usual_sizes(recipe.model)[2]
         dataset = data.load_dataset(recipe.dataset, root=root, otherwise=usual, **sizes)
         return cls(fit_recipe(recipe, dataset), dataset)
 
-    @classmethod
-    def check_recipe(cls, recipe: Recipe) -> None:
-        """Check nothing: its fields have been checked."""
-
     @property
     def digest(self) -> str:
-        """The digest of the whole data set."""
         return self.dataset.digest
 
     @property
@@ -142,12 +130,10 @@ class ClassificationTask:
         return data.hold_out(self.images, self.recipe.validation, self.recipe.seed)
 
     def objective(self, run: Run, runtime: Runtime) -> Objective:
-        """Cross-entropy and penalties on the recipe's batches."""
         batches = batches_of(self.training_split()[0], run, runtime)
         return Classification(runtime, batches, self.recipe, self.recipe.compile)
 
-    def validation(self, run: Run, runtime: Runtime) -> Judge | None:
-        """The function that validates a network on the held-out images: loss and accuracy."""
+    def validation(self, run: Run, runtime: Runtime) -> Validate | None:
         _, validation = self.training_split()
         if validation is None:
             return None
@@ -159,7 +145,6 @@ class ClassificationTask:
         return validate_model
 
     def finish_run(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
-        """Draw the similarities and score the test set."""
         pixels = self.images.head(PICTURED)
         distributed.by_first(lambda: draw_similarities(run, state.model, pixels, run.plots))
         images = run.recipe.steps * run.recipe.batch_size
@@ -173,7 +158,6 @@ class ClassificationTask:
         return {"validation_accuracy": state.best} | score_facts(scores)
 
     def evaluate(self, run: Run, scoring: Scoring, device: str) -> tuple[dict[str, Any], str]:
-        """Score a checkpoint on the test set again."""
         runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
         model = load_network(run, scoring.checkpoint)
         distributed.join_processes(runtime.device)
@@ -186,7 +170,6 @@ class ClassificationTask:
 
     @staticmethod
     def result_text(run: Run, summary: dict[str, Any]) -> str:
-        """Accuracies, time and folder."""
         accuracy, speed = 100 * summary["test_accuracy"], summary["images_per_second"]
         text = (
             f"test accuracy {accuracy:.2f} % after {summary['steps']:,} steps in "
@@ -196,21 +179,8 @@ class ClassificationTask:
             text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
         return f"{text}run folder {run.path}, pictures in {run.plots}"
 
-    @classmethod
-    def retrained_recipe(
-        cls, run: Run, start: object, load: object
-    ) -> tuple[TrainingRecipe, dict[str, Any]]:
-        """Always an error: these runs do not choose their number of steps on validation data."""
-        raise RunError(f"{run.path} cannot be retrained: only few-shot runs with select_on can")
-
-    @classmethod
-    def row_trials(cls, seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
-        """The record of the run."""
-        yield Trial(stem=f"{seed}")
-
     @staticmethod
     def record_outcomes(run: Run, command: str) -> dict[str, dict[str, Any]]:
-        """The scores, costs and learned parameters of the run."""
         summary = read_facts(run.summary)
         correct = summary.pop("test_correct")
         size = (run.channels, run.image_size, run.image_size)
@@ -226,39 +196,19 @@ class ClassificationTask:
 
     @staticmethod
     def is_record(path: Path) -> bool:
-        """Whether the name is a seed."""
         return SEED.fullmatch(path.stem) is not None
 
     @staticmethod
     def read_outcome(content: dict[str, Any], recipe: Recipe) -> Outcome:
-        """Whether each test image was classified correctly."""
         right = unpack_correct(content["correct"])
         share = right.sum().item() / len(right)
         if share != content["summary"]["test_accuracy"]:
             raise ValueError(f"its images say {share}, its summary {content['summary']}")
         return Outcome(stem=f"{recipe.seed}", correct=right, accuracies=right.double())
 
-    @classmethod
-    def group_records(
-        cls, records: Sequence[Record], method: str, shots: int
-    ) -> dict[Hashable, list[Record]]:
-        """All records, by their seeds."""
-        return {(): sorted(records, key=lambda record: record.seed)} if records else {}
-
-    @classmethod
-    def comparable(cls, ours: Record, theirs: Record) -> bool:
-        """Always True: a table has one data set."""
-        return True
-
     @staticmethod
     def interval(values: Tensor) -> Interval:
-        """The interval of a mean over test images."""
         return by_image(values.tolist())
-
-    @staticmethod
-    def record_facts(records: Sequence[Record]) -> dict[str, Any]:
-        """The summary of the first run."""
-        return {"summary": records[0].summary}
 
 
 def fit_recipe(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
@@ -289,14 +239,7 @@ def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBa
 
 
 def draw_similarities(run: Run, model: nn.Module, pixels: Tensor, folder: Path) -> list[Path]:
-    """Draw the learned similarity of every layer, the dynamic ones on a few images.
-
-    Args:
-        run: gives the preprocessing.
-        model: a trained network.
-        pixels: the images, uint8.
-        folder: where the PNG files go.
-    """
+    """Draw the learned similarity of every layer, the dynamic ones on a few images."""
     device = next(model.parameters()).device
     inputs = run.preprocess(pixels).to(device)
     return visualize.draw(model.eval(), inputs, folder)

@@ -44,10 +44,7 @@ class Euler:
 def residual_layer(weight: Tensor, m: Tensor, step: float) -> ns.Conv2d:
     r"""The layer of kernel W and similarity $\tilde W + \Delta t\, M$.
 
-    Args:
-        weight: W, (channels, channels, 3, 3), of full rank.
-        m: M, (9·channels, 9·channels).
-        step: Δt.
+    W (channels, channels, 3, 3) is of full rank, M (9·channels, 9·channels).
     """
     spec = ns.Static(ns.Unstructured())
     channels = len(weight)

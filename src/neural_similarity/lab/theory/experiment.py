@@ -50,14 +50,7 @@ EXPERIMENTS = {
 def run_experiment(
     name: str, out: Path, *, seeds: int, runs: Sequence[Path] = ()
 ) -> tuple[Path, Path]:
-    """Compute the experiment `name` and write `out`/name.json and `out`/name.png.
-
-    Args:
-        name: one of `EXPERIMENTS`.
-        out: folder; it is created if it is missing.
-        seeds: number of seeds, which count from 0.
-        runs: run folders, for the experiment that reads them.
-    """
+    """Compute the experiment `name` and write `out`/name.json and `out`/name.png."""
     from matplotlib.figure import Figure
 
     experiment = EXPERIMENTS[name]

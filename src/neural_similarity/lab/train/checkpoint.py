@@ -60,14 +60,9 @@ class State:
 def save_checkpoint(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Path:
     """Write the checkpoint `folder/step-...` and keep the `keep` newest ones up to this step.
 
-    The first process writes it, once it has gathered the random states of all.
-
-    Args:
-        folder: the folder of checkpoints.
-        state: what to save.
-        metadata: texts that go into the header of the weights.
-        keep: number of checkpoints to keep. Checkpoints of later steps, which a run leaves when it
-            is resumed from an earlier one, are removed.
+    The first process writes it, once it has gathered the random states of all. Checkpoints of later
+    steps, which a run leaves when it is resumed from an earlier one, are removed. `metadata` are
+    texts for the header of the weights.
 
     Returns:
         The new checkpoint.

@@ -31,9 +31,7 @@ def _layout_value(value: Any) -> str:
 def lock_file(path: Path, taken: str) -> Iterator[IO[bytes]]:
     """Open a file for appending, locked against other processes.
 
-    Args:
-        path: the file; it is created if it is missing.
-        taken: the message of the error if another process holds the lock.
+    `taken` is the message of the error if another process holds the lock.
 
     Raises:
         RunError: another process holds the lock.

@@ -21,18 +21,12 @@ Advance = Callable[[float], None]
 
 
 def repeated_update(update: Update, optimizer: Optimizer, device: torch.device) -> Advance:
-    """The function that runs `update`: as a CUDA graph where possible, else directly.
-
-    Args:
-        update: forward and backward pass and a step of the optimiser.
-        optimizer: its learning rate is set before each update.
-        device: the device of network and batches.
-    """
+    """The function that runs `update`: as a CUDA graph where possible, else directly."""
     reason = refuses_graph(optimizer, device)
     if reason is None:
         return Graphed(update, optimizer, device)
     log.info("Updates are not captured as a CUDA graph: %s.", reason)
-    return Plain(update, optimizer)
+    return plain_update(update, optimizer)
 
 
 def refuses_graph(optimizer: Optimizer, device: torch.device) -> str | None:
@@ -44,16 +38,15 @@ def refuses_graph(optimizer: Optimizer, device: torch.device) -> str | None:
     return None
 
 
-class Plain:
-    def __init__(self, update: Update, optimizer: Optimizer) -> None:
-        self._update = update
-        self._groups = optimizer.param_groups
+def plain_update(update: Update, optimizer: Optimizer) -> Advance:
+    """The function that runs `update` directly."""
 
-    def __call__(self, rate: float) -> None:
-        """Set the rate and update."""
-        for group in self._groups:
+    def advance(rate: float) -> None:
+        for group in optimizer.param_groups:
             group["lr"] = rate
-        self._update()
+        update()
+
+    return advance
 
 
 class Graphed:

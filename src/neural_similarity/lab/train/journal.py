@@ -156,13 +156,7 @@ def cut_back(path: Path, step: int) -> None:
 def draw_learning_curves(
     records: Sequence[dict[str, Any]], path: Path, summary: Mapping[str, Any] | None = None
 ) -> None:
-    """Draw loss and accuracy against steps: training batches, held-out images, the test at the end.
-
-    Args:
-        records: lines of metrics.
-        path: PNG file to write.
-        summary: the run's summary; its scores on the test set are drawn if it has any.
-    """
+    """Draw loss and accuracy against steps: training batches, held-out images, the test score."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")

@@ -11,14 +11,14 @@ from torch import nn
 from neural_similarity.lab.errors import Interrupted, RunError
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.checkpoint import State
-from neural_similarity.lab.train.graph import Plain, repeated_update
+from neural_similarity.lab.train.graph import plain_update, repeated_update
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.objective import Objective
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.lab.train.schedule import learning_rate
 
-Judge = Callable[[nn.Module], dict[str, Any]]
+Validate = Callable[[nn.Module], dict[str, Any]]
 """Returns validation scores, "validation_accuracy" among them; keeps the network's modes."""
 
 
@@ -29,7 +29,7 @@ class Job:
     recipe: TrainingRecipe
     runtime: Runtime
     objective: Objective
-    judge: Judge | None = None
+    validate: Validate | None = None
 
 
 def fit_model(
@@ -39,21 +39,16 @@ def fit_model(
 
     Step `s` sees batch (or tasks) `s` at the learning rate of step `s`, so a state restored from a
     checkpoint goes on exactly as if training had never stopped. On a GPU the host replays one
-    captured update where it can, see `graph`; several processes launch theirs directly.
-
-    Args:
-        job: recipe, device, objective, and the validation that chooses the best checkpoint.
-        state: model, optimiser and position, changed in place.
-        journal: where metrics and checkpoints go.
-        stop: called after every step; once it returns the number of a signal, a checkpoint is
-            saved and `Interrupted` raised.
+    captured update where it can, see `graph`; several processes launch theirs directly. `stop` is
+    called after every step; once it returns the number of a signal, a checkpoint is saved and
+    `Interrupted` raised.
     """
     recipe = job.recipe
     network = job.objective.network(state.model)
     state.model.train()
     update = partial(update_once, job, state, network)
     alone = job.objective.on_device and distributed.process_count() == 1
-    make = partial(repeated_update, device=job.runtime.device) if alone else Plain
+    make = partial(repeated_update, device=job.runtime.device) if alone else plain_update
     advance = make(update, state.optimizer)
     mark = time.perf_counter()
     while state.step < recipe.steps:
@@ -67,9 +62,9 @@ def fit_model(
         signal, due = distributed.largest_of_all(stop() or 0, journal.checkpoint_is_due(state.step))
         last = state.step == recipe.steps
         logging = last or state.step % recipe.log_every == 0
-        judge = job.judge if last or state.step % recipe.evaluate_every == 0 else None
+        validate = job.validate if last or state.step % recipe.evaluate_every == 0 else None
         saving = bool(last or signal or due)
-        if not (logging or judge or saving):
+        if not (logging or validate or saving):
             continue
         job.runtime.synchronize()
         state.seconds += time.perf_counter() - mark
@@ -77,9 +72,9 @@ def fit_model(
         _require_finite(state)
         if logging:
             journal.log_metrics(state, rate)
-        if judge:
+        if validate:
             distributed.agree_on_buffers(state.model)
-            _choose_best(judge(state.model), state, journal)
+            _choose_best(validate(state.model), state, journal)
         if saving:
             journal.save_state(state)
         if signal:

@@ -31,10 +31,8 @@ BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe")
 def deaths_named(run: Path | None = None) -> Iterator[None]:
     """Raise an error that names the process whose death breaks this one.
 
-    A death shows as a communication error, or as the SIGTERM by which torchrun ends the others.
-
-    Args:
-        run: folder of the run that they train; if it exists, the error says how to continue it.
+    A death shows as a communication error, or as the SIGTERM by which torchrun ends the others. If
+    the folder `run` exists, the error says how to continue it.
 
     Raises:
         PeerDied: another process died.

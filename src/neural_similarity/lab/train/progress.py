@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from neural_similarity.lab.data.files import Progress as Count
 from neural_similarity.lab.terminal import make_plain, styled_stream
@@ -18,80 +18,54 @@ REFRESHED = 1.0
 """Seconds after which a bar shows newer metrics."""
 
 
-class Progress(Protocol):
-    """Shows the position and the metrics of a run."""
+class Progress:
+    """The position and the metrics of a run; nothing where another process shows the same."""
 
     def show_step(self, step: int) -> None:
         """Show that `step` updates are done."""
-        ...
 
     def show_metrics(self, record: dict[str, Any]) -> None:
         """Show a line of metrics."""
-        ...
 
     def metrics_due(self) -> bool:
         """Whether to show metrics before they are written."""
-        ...
-
-
-class Hidden:
-    """Shows nothing: another process shows the same."""
-
-    def metrics_due(self) -> bool:
         return False
 
-    def show_step(self, step: int) -> None:
-        pass
 
-    def show_metrics(self, record: dict[str, Any]) -> None:
-        pass
+class Lines(Progress):
+    """Writes about ten plain lines over a whole run."""
 
-
-class Lines:
-    """Writes about ten plain lines over a whole run, each after `prefix`."""
-
-    def __init__(self, steps: int, start: int, stream: TextIO, prefix: str = "") -> None:
-        self.steps, self.start, self.stream, self.prefix = steps, start, stream, prefix
+    def __init__(self, steps: int, start: int, stream: TextIO) -> None:
+        self.steps, self.start, self.stream = steps, start, stream
         self.shown = start * LINES // steps
         self.began = time.monotonic()
 
-    def show_step(self, step: int) -> None:
-        """Show nothing: a line is written with the metrics."""
-
-    def metrics_due(self) -> bool:
-        return False
-
     def show_metrics(self, record: dict[str, Any]) -> None:
-        """Write a line whenever another tenth of the steps is done."""
         step = record["step"]
         tenth = step * LINES // self.steps
         if tenth > self.shown and "loss" in record:
             self.shown = tenth
             left = (time.monotonic() - self.began) / (step - self.start) * (self.steps - step)
-            position = f"{self.prefix}step {step:,}/{self.steps:,}"
-            self.stream.write(
-                f"{position}  {describe_metrics(record)}  {format_clock(left)} left\n"
-            )
+            text = f"step {step:,}/{self.steps:,}  {describe_metrics(record)}"
+            self.stream.write(f"{text}  {format_clock(left)} left\n")
             self.stream.flush()
 
 
-class Bar:
-    """A bar with loss, accuracy, speed and time left, one of `bars`."""
+class Bar(Progress):
+    """A bar with loss, accuracy, speed and time left."""
 
-    def __init__(self, bars: "RichProgress", title: str, steps: int, start: int = 0) -> None:
+    def __init__(self, bars: "RichProgress", steps: int, start: int) -> None:
         self.bars = bars
-        self.task = bars.add_task(title, total=steps, completed=start, text="")
+        self.task = bars.add_task("", total=steps, completed=start, text="")
         self.shown = -REFRESHED
 
     def show_step(self, step: int) -> None:
         self.bars.update(self.task, completed=step)
 
     def metrics_due(self) -> bool:
-        """From the first step on, whenever the metrics shown are a second old."""
         return time.monotonic() - self.shown >= REFRESHED
 
     def show_metrics(self, record: dict[str, Any]) -> None:
-        """Show the newest metrics."""
         self.show_step(record["step"])
         if "loss" in record:
             self.bars.update(self.task, text=describe_metrics(record))
@@ -127,7 +101,7 @@ def show_progress(title: str, steps: int, start: int) -> Iterator[Progress]:
     sys.stderr.write(f"{title}, from step {start:,}\n" if start else f"{title}\n")
     if styled_stream(sys.stderr).isatty():
         with make_bars() as bars:
-            yield Bar(bars, "", steps, start)
+            yield Bar(bars, steps, start)
     else:
         yield Lines(steps, start, sys.stderr)
 

@@ -122,8 +122,7 @@ class Run:
     def build(self, **overrides: Any) -> nn.Module:
         """A fresh network of the run's kind, its weights drawn from the run's seed.
 
-        Args:
-            overrides: options of `models.build` to change, such as `similarity=None`.
+        `overrides` are options of `models.build`, such as `similarity=None`.
         """
         sizes = {"in_channels": self.channels, "image_size": self.image_size}
         torch.manual_seed(self.recipe.seed)
@@ -142,10 +141,7 @@ def _require_text(field: str, value: object) -> None:
 def build_network(recipe: TrainingRecipe, classes: int, **overrides: Any) -> nn.Module:
     """A fresh network as `recipe` describes it.
 
-    Args:
-        recipe: describes the network.
-        classes: number of classes.
-        overrides: options of `models.build`, which take precedence over the recipe's.
+    `overrides` are options of `models.build`.
     """
     options = {"similarity": recipe.similarity, "width": recipe.width}
     if "variant" in models.options(recipe.model):
@@ -304,11 +300,6 @@ def load_network(
     device: str | torch.device = "cpu",
 ) -> nn.Module:
     """The network that a run trained, in evaluation mode; torch's random numbers stay as they are.
-
-    Args:
-        run: a run.
-        checkpoint: "last", or "best" on held-out data if the run held any out.
-        device: where the network goes.
 
     Raises:
         RunError: the run has no such checkpoint.

@@ -55,12 +55,6 @@ def predict_logits(
     """Float32 logits on the CPU, in evaluation mode; modes are restored afterwards.
 
     Several processes share the images, and each returns all logits.
-
-    Args:
-        model: a classifier, already placed on the runtime's device.
-        images: a set of images or their pixels, uint8.
-        preprocess: turns pixels into the network's input.
-        runtime: device and precision.
     """
     # Whole batches, so that no image's logits depend on the number of processes.
     own = distributed.own_share(-(-len(images) // BATCH_SIZE))

@@ -106,9 +106,6 @@ def by_task(values: Tensor) -> Interval:
 
     It covers the choice of tasks for these trained networks, not the variation between seeds.
 
-    Args:
-        values: (n,).
-
     Raises:
         ValueError: there are fewer than two.
     """

@@ -1,6 +1,6 @@
 """The interface of tasks: everything in which kinds of runs differ."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from neural_similarity.lab.data import ImageSet, Preprocess
 from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train.checkpoint import State
-from neural_similarity.lab.train.loop import Judge
+from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Objective
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.record import Outcome, Record
@@ -40,26 +41,26 @@ class Task(Protocol[AnyRun, AnyRecipe]):
     """A recipe with its data, from which the session trains and scores a network.
 
     Its class methods define a kind of run: its texts on the command line, and how its records are
-    written, read and shown.
+    written, read and shown. Those with a body suit kinds whose runs have one record each.
     """
 
     RUN: ClassVar[type[Run]]
     HELP: ClassVar[str]
     """Help of `nsim train` with such a recipe."""
-    NAMES_CLASSES: ClassVar[bool]
+    NAMES_CLASSES: ClassVar[bool] = True
     """Whether the network classifies images, as `nsim predict` requires."""
     SCORING: ClassVar[type[Any]]
     """Dataclass of the options of `nsim evaluate` that such runs have."""
     SCORING_HELP: ClassVar[str]
     """Help of `nsim evaluate`."""
-    RECORDS: ClassVar[str]
+    RECORDS: ClassVar[str] = ""
     """Folder of the records, inside the folder of all results."""
-    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]]
+    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = {}
     """The columns of a table, by heading, for records that differ in their seed alone; empty for
     image classification."""
 
-    @property
-    def recipe(self) -> TrainingRecipe: ...
+    recipe: Any
+    """Of the class `RUN.RECIPE`."""
 
     @property
     def digest(self) -> str:
@@ -88,7 +89,6 @@ class Task(Protocol[AnyRun, AnyRecipe]):
             ValueError: the recipe names what does not exist, or does not fit.
             RunError: what it starts from cannot be read, or is another network.
         """
-        ...
 
     def check_start(self) -> dict[str, Any]:
         """Check data and start of the training; return facts about the start for its record.
@@ -107,7 +107,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         """The training loss and its batches or tasks."""
         ...
 
-    def validation(self, run: AnyRun, runtime: Runtime) -> Judge | None:
+    def validation(self, run: AnyRun, runtime: Runtime) -> Validate | None:
         """The validation that chooses the best checkpoint, if the recipe holds data out."""
         ...
 
@@ -137,27 +137,21 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         Raises:
             RunError: the run chose nothing on validation data.
         """
-        ...
+        raise RunError(f"{run.path} cannot be retrained: only few-shot runs with select_on can")
 
     @staticmethod
-    def row_trials(seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
+    def row_trials(seed: int, method: str, shots: int, count: int) -> Iterable[Trial]:
         """The records that a table's row needs for a seed.
 
-        Args:
-            seed: seed of the runs.
-            method: for few-shot runs, the method to evaluate.
-            shots: for few-shot runs, labelled images of each class.
-            count: for few-shot runs, number of test tasks.
+        Few-shot runs evaluate `method` on `count` test tasks with `shots` labelled images a class.
         """
-        ...
+        return [Trial(stem=f"{seed}")]
 
     @staticmethod
     def record_outcomes(run: AnyRun, command: str) -> dict[str, dict[str, Any]]:
         """The parts of records that only this kind of run has, by the names of their files.
 
-        Args:
-            run: a finished run.
-            command: the command that repeats it.
+        `command` is the one that repeats the run.
 
         Raises:
             RunError: there is nothing to record yet.
@@ -183,12 +177,12 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         records: Sequence[Record], method: str, shots: int
     ) -> dict[Hashable, list[Record]]:
         """The records that a row shows, in groups that differ in their seed alone."""
-        ...
+        return {(): sorted(records, key=lambda record: record.seed)} if records else {}
 
     @staticmethod
     def comparable(ours: Record, theirs: Record) -> bool:
         """Whether two records of a seed were scored on the same images or tasks."""
-        ...
+        return True
 
     @staticmethod
     def interval(values: Tensor) -> Interval:
@@ -198,4 +192,4 @@ class Task(Protocol[AnyRun, AnyRecipe]):
     @staticmethod
     def record_facts(records: Sequence[Record]) -> dict[str, Any]:
         """The facts that a table gives about these records in JSON, besides accuracies."""
-        ...
+        return {"summary": records[0].summary}

@@ -26,12 +26,8 @@ def packed_weights(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
     """A network's parameters and buffers as safetensors; shared tensors are stored once.
 
     safetensors' own `save_model` writes such files too, but fails on a shared tensor in
-    channels-last memory.
-
-    Args:
-        model: the network, in any memory layout.
-        metadata: texts for the header, which also maps the other names of shared tensors to the
-            written one.
+    channels-last memory. The header holds `metadata` and maps the other names of shared tensors to
+    the written one.
     """
     kept = _kept_names(model)
     tensors = {

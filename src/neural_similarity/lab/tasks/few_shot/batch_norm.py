@@ -110,10 +110,9 @@ _PLAIN: dict[type[_BatchNorm], type[_BatchNorm]] = {
 def set_statistics(model: Network, statistics: Statistics | None) -> Network:
     """Let every batch normalisation of `model` use these statistics, in place.
 
-    Args:
-        model: Any network, or a method of few-shot learning, whose `statistics` this sets as well.
-        statistics: "running", "support" or "transductive", see `BatchNorm2d`; None makes the
-            layers torch's again, whose statistics depend on the training mode: at test, "running".
+    They are "running", "support" or "transductive", see `BatchNorm2d`; None makes the layers
+    torch's again, whose statistics depend on the training mode: at test, "running". A method's own
+    `statistics` are set as well.
 
     Raises:
         ValueError: `statistics` is unknown, or a layer does not track running statistics, or has no

@@ -32,12 +32,6 @@ def embed_task(
     """The embeddings of a support set and of queries, normalised by these statistics.
 
     Both go through the network in one batch, unless queries are normalised by their own statistics.
-
-    Args:
-        embed: The network, whose batch normalisation uses the statistics.
-        statistics: The statistics.
-        support: Input for the support set, (n, ...).
-        query: Input for the queries, (q, ...).
     """
     if statistics == "transductive":
         return embed(support), embed(query)

@@ -41,15 +41,7 @@ def evaluate_method(
     With a fixed embedding every image is embedded once, and many tasks are learned together, with
     the same result as one by one. Processes of torchrun share images or tasks, again with the same
     result (torch may round differently with one thread than with several). Modes are restored
-    afterwards.
-
-    Args:
-        method: placed on the runtime's device.
-        images: the part of the data set that the tasks were drawn from.
-        tasks: the tasks.
-        preprocess: turns pixels into the network's input.
-        runtime: device and precision.
-        course: None begins with the first task.
+    afterwards. The method is on the device of the runtime already.
     """
     course = course or Course()
     found = course.done

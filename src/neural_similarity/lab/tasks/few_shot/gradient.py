@@ -250,15 +250,8 @@ def maml(
     The defaults are the original's for Mini-ImageNet, whose rate 0.01 is for the sum over the five
     classes. With a network that has a similarity, static or dynamic, this is the paper's
     combination of the two (author response, table 1): M, or its predictors, adapt with the kernels.
-
-    Args:
-        network: As in `GradientBased`.
-        ways: Classes of a task.
-        fast: Group of parameters that adapt; all in MAML.
-        steps: Steps in training.
-        test_steps: Steps in `adapt`.
-        rate: Step size.
-        first_order: Treat the inner gradients as constants, which saves over half of the time.
+    Parameters of the group `fast` take `steps` in training and `test_steps` in `adapt`;
+    `first_order` treats the inner gradients as constants, which saves over half of the time.
     """
     train, test = (Phase(fast=(fast,), steps=count, rate=rate) for count in (steps, test_steps))
     return GradientBased(network, ways, (train,), test_phases=(test,), first_order=first_order)
@@ -285,16 +278,9 @@ def meta_learned(
     With a dynamic similarity, which the paper leaves for later, M(x) = I + gain · raw(x), and the
     gains are fast: nine per layer, as in a static M, which scale how strongly the task's images
     modulate each tap. The predictors' thousands of weights cannot be learned from 25 images; their
-    initial values are learned together with those of the gains.
-
-    Args:
-        network: As in `GradientBased`, pretrained, with a static similarity or a dynamic one that
-            has gains (`init="identity"`).
-        ways: Classes of a task.
-        steps: Steps of the first phase.
-        head_steps: Steps of the second phase.
-        rate: Step size of both.
-        first_order: Treat the inner gradients as constants.
+    initial values are learned together with those of the gains. The network is pretrained, with a
+    static similarity or a dynamic one that has gains (`init="identity"`); `first_order` is as in
+    `maml`.
     """
     phases = (
         Phase(fast=("similarity", "head"), steps=steps, rate=rate),

@@ -21,11 +21,6 @@ class CosineLinear(nn.Module):
 
     Chen et al., 2019, A Closer Look at Few-shot Classification (https://arxiv.org/abs/1904.04232).
 
-    Args:
-        in_features: Length of x.
-        out_features: Number of classes.
-        scale: s.
-
     Shape:
         (..., in_features) to (..., out_features).
     """
@@ -47,10 +42,6 @@ class FineTuning(Method):
 
     Minimises the mean cross-entropy of logits $W f(x) + b$ over the support set, in $W$ and $b$
     alone; $f$ is the embedding. Paper, §7.2 and App. A.
-
-    Args:
-        backbone: Embeds images; it stays as it is.
-        tuning: The gradient descent.
     """
 
     at_once = 50

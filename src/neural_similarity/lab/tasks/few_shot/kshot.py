@@ -29,9 +29,6 @@ class DiscriminativeKShot(Method):
     these ways · n coefficients, far fewer than the weights for few images, in float64 until the
     gradient is below 1e-9.
 
-    Args:
-        network: A trained `torch.nn.Sequential` that ends in the classifier of the base classes.
-
     Raises:
         ValueError: the network does not end in a linear layer, or has fewer than two classes.
     """
@@ -73,11 +70,8 @@ class DiscriminativeKShot(Method):
 def maximise_posterior(kernel: Tensor, targets: Tensor) -> Tensor:
     """The A that minimises Σ cross-entropy(K A) + tr(Aᵀ K A) / 2; there A = targets - softmax(K A).
 
-    Newton's method; the best of a full step and its halves is taken.
-
-    Args:
-        kernel: K, positive semi-definite, (..., n, n).
-        targets: one-hot, (n, ways).
+    Newton's method; the best of a full step and its halves is taken. K (..., n, n) is positive
+    semi-definite, targets (n, ways) are one-hot.
     """
     dual = torch.zeros(*kernel.shape[:-1], targets.shape[-1]).to(kernel)
     shares = 0.5 ** torch.arange(_HALVINGS).to(kernel)

@@ -102,10 +102,6 @@ class Leo(Method):
     clips the gradient at 0.1, our recipes do not; it draws a code per support image, this class one
     per class, as in the paper.
 
-    Args:
-        network: A trained `torch.nn.Sequential` that ends in a linear classifier, which is dropped.
-        latent: Sizes, steps and penalties; None is `Latent()`, for five shots.
-
     Raises:
         ValueError: the network ends in something else.
     """

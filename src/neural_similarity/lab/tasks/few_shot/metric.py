@@ -18,9 +18,6 @@ class Metric(Method):
 
     `adapt` gets the features (..., n, d) of `at_once` tasks together, and the function that it
     returns gets their queries (..., q, d); a method that cannot do this sets `at_once = 1`.
-
-    Args:
-        backbone: Embeds images.
     """
 
     at_once = 10
@@ -73,12 +70,8 @@ class ProtoNet(Metric):
 class MatchingNet(Metric):
     """Matching networks: each support image votes by the softmax of its cosine with the query.
 
-    Vinyals et al., 2016 (https://arxiv.org/abs/1606.04080). Logits are logarithms of the votes.
-
-    Args:
-        backbone: Embeds images.
-        context: Changes features given the support set, such as `FullContext`; None: no change.
-        scale: Factor on the cosines.
+    Vinyals et al., 2016 (https://arxiv.org/abs/1606.04080). Logits are logarithms of the votes. A
+    `context`, such as `FullContext`, changes the features given the support set.
     """
 
     def __init__(
@@ -107,10 +100,6 @@ class FullContext(nn.Module):
     """Full context embeddings: the support set read by an LSTM, queries by one that attends to it.
 
     Vinyals et al., 2016, App. A; the number of steps, which it leaves open, is 5 here.
-
-    Args:
-        features: Length of an image's features.
-        steps: Times that a query attends to the support set.
     """
 
     def __init__(self, features: int, steps: int = 5):

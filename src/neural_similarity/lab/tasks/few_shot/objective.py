@@ -20,12 +20,6 @@ class Episodes:
     Step `s` uses tasks from number `s * meta_batch` on, with crops and flips that depend on this
     number alone, so that a resumed run sees the same tasks as an uninterrupted one.
 
-    Args:
-        recipe: sizes of tasks, crops and flips, seed.
-        images: the images to draw from.
-        preprocess: turns pixels into the network's input.
-        runtime: device and precision.
-
     Raises:
         ValueError: the images do not suffice for a task.
     """

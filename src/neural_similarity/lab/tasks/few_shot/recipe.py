@@ -147,11 +147,8 @@ class FewShotRecipe(TrainingRecipe):
 def retraining_recipe(recipe: AnyRecipe, step: int, growth: float) -> AnyRecipe:
     """The recipe on training and validation classes, up to the step that was best on the latter.
 
-    Args:
-        recipe: of a run with `select_on`.
-        step: its best step.
-        growth: ratio of the numbers of images, by which steps grow for as many epochs. Episodic
-            training keeps its number of tasks.
+    `growth` is the ratio of the numbers of images, by which steps grow for as many epochs; episodic
+    training keeps its number of tasks.
     """
     factor = 1.0 if METHODS[recipe.method].episodic else growth
     steps = max(1, round(step * factor))

@@ -21,10 +21,6 @@ class RelationNet(Metric):
     (https://arxiv.org/abs/1711.06025). Convolutions are padded and the last pool leaves 3×3 cells
     whatever the size of the maps, as in the original for 84 pixels. Training in bf16 also compares
     in bf16, which is most of the work; evaluation compares in float32.
-
-    Args:
-        backbone: Maps images to maps (n, channels, h, w), 2×2 at least.
-        channels: Channels of these maps.
     """
 
     at_once = 2

@@ -75,11 +75,6 @@ def take_weights(network: nn.Sequential, start: str) -> None:
 def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None) -> Method:
     """The method that a run trained, or another one on the network that it trained.
 
-    Args:
-        run: a run.
-        checkpoint: "last" or "best".
-        name: of the method; None is the recipe's.
-
     Raises:
         RunError: the run trained another method by tasks, or its network for another method.
         ValueError: there is no method of that name.

@@ -19,14 +19,9 @@ class StaticTuning(Method):
 
     The kernels and the statistics of batch normalisation are frozen. Weight decay pulls M to the
     identity. In CNN-4 a diagonal M adds 36 parameters to those of the head. M is learned in small
-    batches, whose statistics are not the support set's, so "support" is refused.
-
-    Args:
-        backbone: Embeds images; it is copied. Static similarities that it already has are learned.
-        features: Length of its embedding.
-        tuning: The gradient descent.
-        similarity: The similarity of a backbone that has none.
-        rate: Factor on the step size of M, not on the classifier's.
+    batches, whose statistics are not the support set's, so "support" is refused. The backbone is
+    copied; static similarities that it already has are learned, with `rate` as a factor on their
+    step size alone.
 
     Raises:
         ValueError: every convolution of the backbone has another similarity, or `rate` is not

@@ -32,12 +32,13 @@ from neural_similarity.lab.tasks.few_shot.scoring import SCORING_HELP, Scoring, 
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.lab.train import Run, Runtime, read_run
 from neural_similarity.lab.train.checkpoint import State, newest_checkpoint, step_of
-from neural_similarity.lab.train.loop import Judge
+from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Classification, Objective
 from neural_similarity.lab.train.progress import format_clock
 from neural_similarity.lab.train.record import Record
 from neural_similarity.lab.train.run import read_facts, require_finished, start_facts
 from neural_similarity.lab.train.statistics import by_task
+from neural_similarity.lab.train.task import Task
 
 SELECTION_SEED = 1
 """Seed of the validation tasks; test tasks have 0 by default."""
@@ -52,7 +53,7 @@ examples:
 
 
 @dataclass(frozen=True)
-class FewShotTask:
+class FewShotTask(Task[FewShotRun, FewShotRecipe]):
     """Train a network for few-shot learning; see `Task`. Test images are not used."""
 
     RUN: ClassVar[type[Run]] = FewShotRun
@@ -67,14 +68,9 @@ class FewShotTask:
     split: ClassSplit
 
     @classmethod
-    def check_recipe(cls, recipe: FewShotRecipe) -> None:
-        """Check nothing: its fields have been checked."""
-
-    @classmethod
     def load(
         cls, recipe: FewShotRecipe, root: str | Path, progress: Progress | None = None
     ) -> Self:
-        """The task of a recipe, with its data from `root`."""
         if recipe.start is not None:  # The run may go on in another working directory.
             recipe = replace(recipe, start=str(Path(recipe.start).absolute()))
         size = recipe.image_size
@@ -84,7 +80,6 @@ class FewShotTask:
 
     @property
     def digest(self) -> str:
-        """The digest of the whole data set."""
         return self.split.digest
 
     @property
@@ -109,8 +104,7 @@ class FewShotTask:
             return Episodes(run.recipe, self.images, run.preprocess, runtime)
         return Classification(runtime, batches_of(self.images, run, runtime))
 
-    def validation(self, run: FewShotRun, runtime: Runtime) -> Judge | None:
-        """The function that validates: mean accuracy over tasks of the validation classes."""
+    def validation(self, run: FewShotRun, runtime: Runtime) -> Validate | None:
         recipe, split = run.recipe, self.split
         if recipe.select_on != "val":
             return None
@@ -146,13 +140,11 @@ class FewShotTask:
     def evaluate(
         self, run: FewShotRun, scoring: Scoring, device: str
     ) -> tuple[dict[str, Any], str]:
-        """The accuracy of a method over tasks."""
         require_finished(run)
         return score_run(run, self.split, scoring, device)
 
     @staticmethod
     def result_text(run: FewShotRun, summary: dict[str, Any]) -> str:
-        """Time, the best step on validation classes, and the command to evaluate."""
         text = f"{summary['steps']:,} steps in {format_clock(summary['seconds'])}"
         if best := summary.get("best_checkpoint"):
             text += (
@@ -166,17 +158,6 @@ class FewShotTask:
     def retrained_recipe(
         cls, run: FewShotRun, start: str | Path | None, load: Callable[[], Any]
     ) -> tuple[FewShotRecipe, dict[str, Any]]:
-        """The recipe of a run with the validation classes added, and the step that it chose.
-
-        Args:
-            run: a finished run that chose its best step on the validation classes.
-            start: run folder to start from, if the run started from one.
-            load: gives the run's `FewShotTask`.
-
-        Raises:
-            RunError: the run is not finished or chose no step, or started from another and `start`
-                is not given or not trained on validation classes.
-        """
         summary = read_facts(run.summary) if run.summary.exists() else {}
         if "best_checkpoint" not in summary:
             raise RunError(f"{run.path} must be finished and have chosen a step (--select-on val)")

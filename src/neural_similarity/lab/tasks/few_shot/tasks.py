@@ -81,10 +81,6 @@ class Draw:
 class Sampler:
     """Draws tasks from images: classes at random, then images of each, all of them different.
 
-    Args:
-        images: the images to draw from.
-        sizes: ways, shots and queries.
-
     Raises:
         ValueError: there are fewer classes than ways, or a class has fewer images than shots and
             queries; the error names it.
@@ -221,14 +217,6 @@ def draw_tasks(
     images: Images, sizes: TaskSizes, count: int, *, seed: int, data: str, part: str
 ) -> TaskList:
     """`count` tasks of `images`; lists with the same seed and data share their first tasks.
-
-    Args:
-        images: the part of the data set.
-        sizes: ways, shots and queries.
-        count: number of tasks.
-        seed: the seed of the draws.
-        data: digest of the data set.
-        part: name of the part.
 
     Raises:
         ValueError: `count` is below 2 or above 1,000,000, or the images do not suffice.
