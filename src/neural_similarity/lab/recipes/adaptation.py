@@ -23,7 +23,7 @@ LITE: dict[str, Any] = {
 """EfficientNet-Lite0 of ImageNet."""
 HEADED: dict[str, Any] = {"classifier": "new", "channels": 3}
 """A new head, which always trains."""
-CHANGED: dict[str, Any] = {
+CHANGED: dict[str, Any] = RESNET | {
     "inputs": "imagenet",
     "classifier": "kept",
     "channels": 3,
@@ -32,7 +32,8 @@ CHANGED: dict[str, Any] = {
     "steps": 100,
     "drops": (70,),
 }
-"""The network's own classes, with 10 changed images of each."""
+"""The classes of ResNet-20, with 10 changed images of each."""
+DIAGONAL, FULL = {"similarity": Static(Diagonal())}, {"similarity": STATIC_FULL}
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "nothing": ("as it is", {"train": "nothing", "steps": 1, "drops": ()}),
@@ -55,16 +56,10 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
             "conv-adapter": "Conv-Adapter",
         }.items()
     },
-    "diagonal": ("static diagonal M", {"similarity": Static(Diagonal())}),
-    "diagonal-norm": (
-        "static diagonal M and normalisation",
-        {"similarity": Static(Diagonal()), "train": "M+norm"},
-    ),
-    "full": ("static full M", {"similarity": STATIC_FULL}),
-    "full-norm": (
-        "static full M and normalisation",
-        {"similarity": STATIC_FULL, "train": "M+norm"},
-    ),
+    "diagonal": ("static diagonal M", DIAGONAL),
+    "diagonal-norm": ("static diagonal M and normalisation", DIAGONAL | {"train": "M+norm"}),
+    "full": ("static full M", FULL),
+    "full-norm": ("static full M and normalisation", FULL | {"train": "M+norm"}),
     "affine": ("M by angle, scale, shear, shift", {"similarity": Static(Affine())}),
     "dynamic": ("dynamic diagonal M", {"similarity": Dynamic(Diagonal())}),
     "angle": ("M by one angle", {"similarity": Static(Affine("angle", tied=True))}),
@@ -80,108 +75,52 @@ WAYS |= {
 }
 """A row's label and what it trains beside a new head; a table's first way is its baseline."""
 
-# Learning rates: the best in docs/results-adaptation.md on held-out training images at seed 0, or
-# another group's where the page says so.
-SIGNS = {
-    "head": 1.0,
-    "statistics": 0.3,
-    "norm": 0.03,
-    "bias": 0.03,
-    "ssf": 0.1,
-    "lora": 0.03,
-    "oft": 0.01,
-    "diagonal": 0.1,
-    "diagonal-norm": 0.03,
-    "full": 0.03,
-    "full-norm": 0.01,
-    "affine": 0.03,
-    "dynamic": 0.03,
-    "all": 0.3,
+# The best in docs/results-adaptation.md on held-out training images at seed 0, or another group's
+# where the page says so.
+_RATES = """\
+way             signs       signs-lite0 flowers     noise-25    noise-50    rotation-30 rotation-90
+nothing         -           -           -           1.0         1.0         1.0         1.0
+head            1.0         0.3         0.1         0.03        0.03        0.03        0.01
+statistics      0.3         0.3         0.1         1.0         1.0         1.0         1.0
+norm            0.03        0.01        0.01        0.01        0.01        0.01        0.01
+bias            0.03        0.03        0.03        0.01        -           0.01        -
+ssf             0.1         0.03        0.01        0.03        -           0.003       -
+lora            0.03        -           -           0.03        -           0.03        -
+oft             0.01        0.003       0.003       0.003       -           0.001       -
+diagonal        0.1         0.01        0.01        0.01        -           0.01        -
+diagonal-norm   0.03        -           -           -           -           -           -
+full            0.03        0.003       0.003       0.003       0.001       0.01        0.003
+full-norm       0.01        0.003       0.003       -           -           -           -
+affine          0.03        -           -           -           -           -           -
+dynamic         0.03        0.003       0.003       0.003       -           0.003       -
+angle           -           -           -           -           -           0.0003      0.0003
+turn            -           -           -           -           -           0.001       0.001
+all             0.3         0.03        0.01        0.003       0.001       0.003       0.01
+norm-statistics -           -           -           0.003       0.01        0.003       0.01
+lora-statistics -           -           -           0.03        -           0.03        -
+oft-statistics  -           -           -           0.001       -           0.001       -
+full-statistics -           -           -           0.003       0.001       0.003       0.001
+"""
+(_, *_NAMES), *_ROWS = map(str.split, _RATES.splitlines())
+RATES: dict[str, dict[str, float]] = {
+    group: {way: float(rates[i]) for way, *rates in _ROWS if rates[i] != "-"}
+    for i, group in enumerate(_NAMES)
 }
-FLOWERS = {
-    "head": 0.1,
-    "statistics": 0.1,
-    "norm": 0.01,
-    "bias": 0.03,
-    "ssf": 0.01,
-    "oft": 0.003,
-    "diagonal": 0.01,
-    "full": 0.003,
-    "full-norm": 0.003,
-    "dynamic": 0.003,
-    "all": 0.01,
-}
-LITE_SIGNS = FLOWERS | {"head": 0.3, "statistics": 0.3, "ssf": 0.03, "all": 0.03}
-NOISE_25 = {
-    "nothing": 1.0,
-    "head": 0.03,
-    "statistics": 1.0,
-    "norm": 0.01,
-    "bias": 0.01,
-    "ssf": 0.03,
-    "lora": 0.03,
-    "oft": 0.003,
-    "diagonal": 0.01,
-    "full": 0.003,
-    "dynamic": 0.003,
-    "norm-statistics": 0.003,
-    "lora-statistics": 0.03,
-    "oft-statistics": 0.001,
-    "full-statistics": 0.003,
-    "all": 0.003,
-}
-ROTATION_30 = NOISE_25 | {
-    "ssf": 0.003,
-    "oft": 0.001,
-    "full": 0.01,
-    "angle": 0.0003,
-    "turn": 0.001,
-}
-NOISE_50 = {
-    "nothing": 1.0,
-    "head": 0.03,
-    "statistics": 1.0,
-    "norm": 0.01,
-    "full": 0.001,
-    "norm-statistics": 0.01,
-    "full-statistics": 0.001,
-    "all": 0.001,
-}
-ROTATION_90 = {
-    "nothing": 1.0,
-    "head": 0.01,
-    "statistics": 1.0,
-    "norm": 0.01,
-    "full": 0.003,
-    "angle": 0.0003,
-    "turn": 0.001,
-    "norm-statistics": 0.01,
-    "full-statistics": 0.001,
-    "all": 0.01,
-}
-CHANGES = {
-    "noise-25": NOISE_25,
-    "noise-50": NOISE_50,
-    "rotation-30": ROTATION_30,
-    "rotation-90": ROTATION_90,
-}
+"""Learning rates of the ways, by group."""
 MATTER = ("head", "norm", "full", "all")
 """Ways that also run with other numbers of images."""
 
 
-def _recipes_of_group(group: str, rates: dict[str, float], settings: dict[str, Any]) -> Recipes:
+def _recipes_of_group(name: str, rates: dict[str, float], **settings: Any) -> Recipes:
     """Descriptions and recipes of the ways that have a rate, by name."""
     return {
-        f"{group}-{way}": (
-            label,
-            AdaptationRecipe(lr=rates[way], **_recipe_fields(settings | fields)),
-        )
+        f"{name}-{way}": (label, AdaptationRecipe(lr=rates[way], **_fields_of(settings | fields)))
         for way, (label, fields) in WAYS.items()
         if way in rates
     }
 
 
-def _recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
+def _fields_of(fields: dict[str, Any]) -> dict[str, Any]:
     """Fields with defaults: no similarity, and M alone trains; a new head trains always."""
     train = fields.get("train", "M")
     if fields["classifier"] == "new":
@@ -189,53 +128,48 @@ def _recipe_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return {"similarity": None} | fields | {"train": train}
 
 
-def _group_with_heads(
-    name: str, network: dict[str, Any], rates: dict[str, float], *others: int
-) -> dict[str, Recipes]:
+def _group_with_heads(name: str, network: dict[str, Any], *others: int) -> dict[str, Recipes]:
     """Recipes with 20 images per class, and with other counts at the same rates."""
+    settings, rates = network | HEADED, RATES[name]
     matter = {way: rates[way] for way in MATTER}
-    settings = network | HEADED
-    return {name: _recipes_of_group(name, rates, settings | {"per_class": 20})} | {
-        f"{name}-{each}": _recipes_of_group(
-            f"{name}-{each}", matter, settings | {"per_class": each}
-        )
+    return {name: _recipes_of_group(name, rates, per_class=20, **settings)} | {
+        group: _recipes_of_group(group, matter, per_class=each, **settings)
         for each in others
+        for group in [f"{name}-{each}"]
     }
 
 
-def _recipes_of_change(change: str, rates: dict[str, float]) -> Recipes:
-    return _recipes_of_group(change, rates, RESNET | CHANGED | {"dataset": f"cifar10-{change}"})
-
-
 GROUPS: dict[str, Recipes] = {
-    **_group_with_heads("signs", RESNET | {"image_size": 32}, SIGNS, 5, 160),
-    **_group_with_heads("signs-lite0", LITE | {"flip": False}, LITE_SIGNS, 5, 160),
-    **_group_with_heads("flowers", LITE, FLOWERS, 5, 60),
-    **{change: _recipes_of_change(change, rates) for change, rates in CHANGES.items()},
+    **_group_with_heads("signs", RESNET | {"image_size": 32}, 5, 160),
+    **_group_with_heads("signs-lite0", LITE | {"flip": False}, 5, 160),
+    **_group_with_heads("flowers", LITE, 5, 60),
+    **{
+        change: _recipes_of_group(change, RATES[change], dataset=f"cifar10-{change}", **CHANGED)
+        for change in ("noise-25", "noise-50", "rotation-30", "rotation-90")
+    },
 }
 """Descriptions and recipes by name, grouped by data set, network and images per class."""
 
+
+def _family(title: str, *groups: str) -> Family:
+    return title, {name: entry for group in groups for name, entry in GROUPS[group].items()}
+
+
 ADAPT = {"adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe())}
-
-
-def _joined(*groups: str) -> Recipes:
-    return {name: entry for group in groups for name, entry in GROUPS[group].items()}
-
-
 ADAPTATION: dict[str, Family] = {
     "adapt": ("adaptation of a pretrained network to images of yours", ADAPT),
-    "signs": (
+    "signs": _family(
         "ResNet-20 of CIFAR-10 on hand signs, 20, 5 and 160 of each",
-        _joined("signs", "signs-5", "signs-160"),
+        *("signs", "signs-5", "signs-160"),
     ),
-    "signs-lite0": (
+    "signs-lite0": _family(
         "EfficientNet-Lite0 of ImageNet on hand signs",
-        _joined("signs-lite0", "signs-lite0-5", "signs-lite0-160"),
+        *("signs-lite0", "signs-lite0-5", "signs-lite0-160"),
     ),
-    "flowers": (
+    "flowers": _family(
         "EfficientNet-Lite0 of ImageNet on twelve flowers, 20, 5 and 60 of each",
-        _joined("flowers", "flowers-5", "flowers-60"),
+        *("flowers", "flowers-5", "flowers-60"),
     ),
-    "noise": ("ResNet-20 of CIFAR-10 under noise", _joined("noise-25", "noise-50")),
-    "rotation": ("ResNet-20 of CIFAR-10 under rotation", _joined("rotation-30", "rotation-90")),
+    "noise": _family("ResNet-20 of CIFAR-10 under noise", "noise-25", "noise-50"),
+    "rotation": _family("ResNet-20 of CIFAR-10 under rotation", "rotation-30", "rotation-90"),
 }

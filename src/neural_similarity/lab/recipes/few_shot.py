@@ -13,7 +13,7 @@ has 5 queries per class instead of its paper's 15, which gives twice the updates
 from dataclasses import replace
 
 from neural_similarity.lab.recipes.cifar import PREDICTOR
-from neural_similarity.lab.recipes.families import Family
+from neural_similarity.lab.recipes.families import Family, named
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
 
@@ -40,82 +40,77 @@ MAML = replace(
     crop=0,
     flip=False,
 )
-FIRST_ORDER = replace(MAML, method="maml-first-order")
+FIRST_ORDER, META = (replace(MAML, method=name) for name in ("maml-first-order", "meta-nsn"))
 STATIC, DYNAMIC = Static(Diagonal()), Dynamic(Diagonal(), predictor=PREDICTOR)
 
 # Pretraining on the base classes.
 NAMING = {
-    "mini-cnn4": ("backbone of fine-tuning, nearest neighbour, static NSN", BASE),
-    "mini-cnn4-64": ("the same with 64 filters: as large as dynamic NSN", replace(BASE, width=2)),
-    "mini-cnn4-cosine": ("backbone of Baseline++", replace(BASE, method="baseline++")),
-    "mini-dynamic": ("dynamic NSN", replace(BASE, similarity=DYNAMIC)),
-    "mini-cnn9": ("CNN-9, the control of the deeper dynamic NSN", replace(BASE, model="cnn9")),
-    "mini-resnet12": ("ResNet-12, where TADAM starts", replace(BASE, model="resnet12")),
-    "mini-resnet34": ("ResNet-34, for discriminative k-shot", replace(BASE, model="resnet34")),
-    "mini-wrn28": ("WRN-28-10, where LEO starts", replace(BASE, model="wrn28_10")),
-    "mini-dynamic-cnn9": ("dynamic NSN on CNN-9", replace(BASE, model="cnn9", similarity=DYNAMIC)),
+    "cnn4": ("backbone of fine-tuning, nearest neighbour, static NSN", BASE),
+    "cnn4-64": ("the same with 64 filters: as large as dynamic NSN", replace(BASE, width=2)),
+    "cnn4-cosine": ("backbone of Baseline++", replace(BASE, method="baseline++")),
+    "dynamic": ("dynamic NSN", replace(BASE, similarity=DYNAMIC)),
+    "cnn9": ("CNN-9, the control of the deeper dynamic NSN", replace(BASE, model="cnn9")),
+    "resnet12": ("ResNet-12, where TADAM starts", replace(BASE, model="resnet12")),
+    "resnet34": ("ResNet-34, for discriminative k-shot", replace(BASE, model="resnet34")),
+    "wrn28": ("WRN-28-10, where LEO starts", replace(BASE, model="wrn28_10")),
+    "dynamic-cnn9": ("dynamic NSN on CNN-9", replace(BASE, model="cnn9", similarity=DYNAMIC)),
 }
 # Episodic training with 5 shots; `ONE_SHOT` has each recipe with 1 shot.
 BY_TASKS = {
-    "mini-matching": ("matching networks", replace(TASKS, method="matching")),
-    "mini-matching-fce": (
+    "matching": ("matching networks", replace(TASKS, method="matching")),
+    "matching-fce": (
         "matching networks, full context embeddings",
         replace(TASKS, method="matching-fce"),
     ),
-    "mini-proto": ("prototypical networks, 20 ways", PROTO),
-    "mini-proto-64": ("the same with 64 filters", replace(PROTO, width=2)),
-    "mini-proto-static": ("the same, static similarity", replace(PROTO, similarity=STATIC)),
-    "mini-proto-dynamic": ("the same, dynamic similarity", replace(PROTO, similarity=DYNAMIC)),
-    "mini-proto-pretrained": ("prototypical networks from mini-cnn4, 20 ways", PROTO),
-    "mini-relation": ("relation networks", RELATION),
-    "mini-relation-static": ("the same, static similarity", replace(RELATION, similarity=STATIC)),
-    "mini-relation-dynamic": (
-        "the same, dynamic similarity",
-        replace(RELATION, similarity=DYNAMIC),
-    ),
-    "mini-maml": ("MAML", MAML),
-    "mini-maml-first-order": ("MAML of first order", FIRST_ORDER),
-    "mini-maml-static": ("MAML, static similarity", replace(MAML, similarity=STATIC)),
-    "mini-maml-dynamic": ("MAML, dynamic similarity", replace(MAML, similarity=DYNAMIC)),
-    "mini-anil": ("ANIL: MAML of the head alone", replace(FIRST_ORDER, method="anil")),
-    "mini-tadam": (
+    "proto": ("prototypical networks, 20 ways", PROTO),
+    "proto-64": ("the same with 64 filters", replace(PROTO, width=2)),
+    "proto-static": ("the same, static similarity", replace(PROTO, similarity=STATIC)),
+    "proto-dynamic": ("the same, dynamic similarity", replace(PROTO, similarity=DYNAMIC)),
+    "proto-pretrained": ("prototypical networks from mini-cnn4, 20 ways", PROTO),
+    "relation": ("relation networks", RELATION),
+    "relation-static": ("the same, static similarity", replace(RELATION, similarity=STATIC)),
+    "relation-dynamic": ("the same, dynamic similarity", replace(RELATION, similarity=DYNAMIC)),
+    "maml": ("MAML", MAML),
+    "maml-first-order": ("MAML of first order", FIRST_ORDER),
+    "maml-static": ("MAML, static similarity", replace(MAML, similarity=STATIC)),
+    "maml-dynamic": ("MAML, dynamic similarity", replace(MAML, similarity=DYNAMIC)),
+    "anil": ("ANIL: MAML of the head alone", replace(FIRST_ORDER, method="anil")),
+    "tadam": (
         "TADAM on ResNet-12, from mini-resnet12",
         replace(TASKS, method="tadam", model="resnet12"),
     ),
-    "mini-leo": (
+    "leo": (
         "LEO on WRN-28-10, from mini-wrn28",
         replace(TASKS, method="leo", model="wrn28_10", lr=4.102361e-4, meta_batch=12),
     ),
-    "mini-meta-static": (
+    "meta-static": (
         "meta-learned static NSN, from mini-cnn4",
-        replace(MAML, method="meta-nsn", similarity=STATIC),
+        replace(META, similarity=STATIC),
     ),
-    "mini-meta-dynamic": (
+    "meta-dynamic": (
         "meta-learned dynamic NSN, from mini-dynamic",
-        replace(MAML, method="meta-nsn", similarity=DYNAMIC),
+        replace(META, similarity=DYNAMIC),
     ),
-}
-HOSTS = {
-    "maml": ("MAML", MAML),
-    "proto": ("prototypical networks, 20 ways,", PROTO),
-    "relation": ("relation networks", RELATION),
 }
 # The second half of the first table of the authors' response.
-BY_TASKS_CNN9 = {
-    f"mini-{host}-{kind}-cnn9": (
+BY_TASKS |= {
+    f"{host}-{kind}-cnn9": (
         f"{text} on CNN-9, {kind} similarity",
-        replace(recipe, model="cnn9", similarity=similarity),
+        replace(BY_TASKS[host][1], model="cnn9", similarity=similarity),
     )
-    for host, (text, recipe) in HOSTS.items()
-    for kind, similarity in {"static": STATIC, "dynamic": DYNAMIC}.items()
+    for host, text in (
+        ("maml", "MAML"),
+        ("proto", "prototypical networks, 20 ways,"),
+        ("relation", "relation networks"),
+    )
+    for kind, similarity in (("static", STATIC), ("dynamic", DYNAMIC))
 } | {
-    "mini-maml-cnn9": ("MAML on CNN-9", replace(MAML, model="cnn9")),
-    "mini-meta-static-cnn9": (
+    "maml-cnn9": ("MAML on CNN-9", replace(MAML, model="cnn9")),
+    "meta-static-cnn9": (
         "meta-learned static NSN on CNN-9, from mini-cnn9",
-        replace(MAML, method="meta-nsn", model="cnn9", similarity=STATIC),
+        replace(META, model="cnn9", similarity=STATIC),
     ),
 }
-BY_TASKS |= BY_TASKS_CNN9
 ONE_SHOT_FIELDS = {"proto": {"ways": 30}, "relation": {"queries": 15}, "leo": {"lr": 2.739071e-4}}
 """Settings that the papers of some methods change for one shot."""
 ONE_SHOT = {
@@ -125,7 +120,7 @@ ONE_SHOT = {
     )
     for name, (text, recipe) in BY_TASKS.items()
 }
-MINI = NAMING | BY_TASKS | ONE_SHOT
+MINI = named("mini-", NAMING | BY_TASKS | ONE_SHOT)
 
 # Chosen for a minute on a laptop: three classes to test on, 28 pixels, few filters, one thread.
 QUICKSTART = {

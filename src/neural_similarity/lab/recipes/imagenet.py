@@ -46,7 +46,6 @@ IMAGENET = {
         replace(BASE, similarity=DYNAMIC),
     ),
 } | RESNETS
-
 MINI100 = {
     name.replace("imagenet-", "mini100-"): (
         f"{text}; 84 pixels",
