@@ -16,6 +16,7 @@ class _Entry(NamedTuple):
 
     label: str
     recipe: str
+    """Its name without "mini-"."""
     method: str
     paper: float | None = None
     half_width: float | None = None
@@ -23,61 +24,53 @@ class _Entry(NamedTuple):
 
 PANELS: dict[str, tuple[_Entry, ...]] = {
     "CNN-4": (
-        _Entry("fine-tuning", "mini-cnn4", "fine-tuning", 49.79, 0.79),
-        _Entry("nearest neighbour", "mini-cnn4", "nearest-neighbour", 51.04, 0.65),
-        _Entry("MatchingNet", "mini-matching-fce", "matching-fce", 55.31, 0.73),
-        _Entry("ProtoNet", "mini-proto", "proto", 68.20, 0.66),
-        _Entry("MAML", "mini-maml", "maml", 63.15, 0.91),
-        _Entry("RelationNet", "mini-relation", "relation", 65.32, 0.70),
-        _Entry("static NSN", "mini-cnn4", "static-nsn", 65.74, 0.68),
-        _Entry("meta-learned static NSN", "mini-meta-static", "meta-nsn", 66.21, 0.69),
-        _Entry("dynamic NSN", "mini-dynamic", "fine-tuning", 71.26, 0.65),
+        _Entry("fine-tuning", "cnn4", "fine-tuning", 49.79, 0.79),
+        _Entry("nearest neighbour", "cnn4", "nearest-neighbour", 51.04, 0.65),
+        _Entry("MatchingNet", "matching-fce", "matching-fce", 55.31, 0.73),
+        _Entry("ProtoNet", "proto", "proto", 68.20, 0.66),
+        _Entry("MAML", "maml", "maml", 63.15, 0.91),
+        _Entry("RelationNet", "relation", "relation", 65.32, 0.70),
+        _Entry("static NSN", "cnn4", "static-nsn", 65.74, 0.68),
+        _Entry("meta-learned static NSN", "meta-static", "meta-nsn", 66.21, 0.69),
+        _Entry("dynamic NSN", "dynamic", "fine-tuning", 71.26, 0.65),
     ),
     "deeper": (
-        _Entry("discriminative k-shot (ResNet-34)", "mini-resnet34", "k-shot", 73.90, 0.30),
-        _Entry("TADAM (ResNet-12)", "mini-tadam", "tadam", 76.7, 0.3),
-        _Entry("LEO (WRN-28-10)", "mini-leo", "leo", 77.59, 0.12),
-        _Entry("dynamic NSN (CNN-9)", "mini-dynamic-cnn9", "fine-tuning", 77.44, 0.63),
+        _Entry("discriminative k-shot (ResNet-34)", "resnet34", "k-shot", 73.90, 0.30),
+        _Entry("TADAM (ResNet-12)", "tadam", "tadam", 76.7, 0.3),
+        _Entry("LEO (WRN-28-10)", "leo", "leo", 77.59, 0.12),
+        _Entry("dynamic NSN (CNN-9)", "dynamic-cnn9", "fine-tuning", 77.44, 0.63),
     ),
     "similarity within other methods (author response, table 1)": (
-        _Entry("static NSN in MAML", "mini-maml-static", "maml", 66.91, 0.66),
-        _Entry("dynamic NSN in MAML", "mini-maml-dynamic", "maml", 67.82, 0.71),
-        _Entry("static NSN in ProtoNet", "mini-proto-static", "proto", 70.30, 0.44),
-        _Entry("dynamic NSN in ProtoNet", "mini-proto-dynamic", "proto", 71.39, 0.67),
-        _Entry("static NSN in RelationNet", "mini-relation-static", "relation", 67.87, 0.42),
-        _Entry("dynamic NSN in RelationNet", "mini-relation-dynamic", "relation", 68.90, 0.65),
-        _Entry("MAML (CNN-9)", "mini-maml-cnn9", "maml", 67.64, 0.85),
-        _Entry("static NSN in MAML (CNN-9)", "mini-maml-static-cnn9", "maml", 73.63, 0.35),
-        _Entry("dynamic NSN in MAML (CNN-9)", "mini-maml-dynamic-cnn9", "maml", 78.98, 0.60),
-        _Entry("static NSN in ProtoNet (CNN-9)", "mini-proto-static-cnn9", "proto", 75.12, 0.37),
-        _Entry("dynamic NSN in ProtoNet (CNN-9)", "mini-proto-dynamic-cnn9", "proto", 78.72, 0.79),
+        _Entry("static NSN in MAML", "maml-static", "maml", 66.91, 0.66),
+        _Entry("dynamic NSN in MAML", "maml-dynamic", "maml", 67.82, 0.71),
+        _Entry("static NSN in ProtoNet", "proto-static", "proto", 70.30, 0.44),
+        _Entry("dynamic NSN in ProtoNet", "proto-dynamic", "proto", 71.39, 0.67),
+        _Entry("static NSN in RelationNet", "relation-static", "relation", 67.87, 0.42),
+        _Entry("dynamic NSN in RelationNet", "relation-dynamic", "relation", 68.90, 0.65),
+        _Entry("MAML (CNN-9)", "maml-cnn9", "maml", 67.64, 0.85),
+        _Entry("static NSN in MAML (CNN-9)", "maml-static-cnn9", "maml", 73.63, 0.35),
+        _Entry("dynamic NSN in MAML (CNN-9)", "maml-dynamic-cnn9", "maml", 78.98, 0.60),
+        _Entry("static NSN in ProtoNet (CNN-9)", "proto-static-cnn9", "proto", 75.12, 0.37),
+        _Entry("dynamic NSN in ProtoNet (CNN-9)", "proto-dynamic-cnn9", "proto", 78.72, 0.79),
         _Entry(
-            "static NSN in RelationNet (CNN-9)",
-            "mini-relation-static-cnn9",
-            "relation",
-            71.79,
-            0.52,
+            "static NSN in RelationNet (CNN-9)", "relation-static-cnn9", "relation", 71.79, 0.52
         ),
         _Entry(
-            "dynamic NSN in RelationNet (CNN-9)",
-            "mini-relation-dynamic-cnn9",
-            "relation",
-            72.23,
-            0.49,
+            "dynamic NSN in RelationNet (CNN-9)", "relation-dynamic-cnn9", "relation", 72.23, 0.49
         ),
-        _Entry("meta-learned static NSN (CNN-9)", "mini-meta-static-cnn9", "meta-nsn", 78.05, 0.57),
+        _Entry("meta-learned static NSN (CNN-9)", "meta-static-cnn9", "meta-nsn", 78.05, 0.57),
     ),
     "controls": (
-        _Entry("fine-tuning, 64 filters", "mini-cnn4-64", "fine-tuning"),
-        _Entry("static NSN, 64 filters", "mini-cnn4-64", "static-nsn"),
-        _Entry("fine-tuning (CNN-9)", "mini-cnn9", "fine-tuning"),
-        _Entry("Baseline++", "mini-cnn4-cosine", "baseline++"),
-        _Entry("ProtoNet, 64 filters", "mini-proto-64", "proto"),
-        _Entry("ProtoNet, from fine-tuning", "mini-proto-pretrained", "proto"),
-        _Entry("MatchingNet, no context", "mini-matching", "matching"),
-        _Entry("MAML, first order", "mini-maml-first-order", "maml-first-order"),
-        _Entry("ANIL", "mini-anil", "anil"),
-        _Entry("meta-learned dynamic NSN", "mini-meta-dynamic", "meta-nsn"),
+        _Entry("fine-tuning, 64 filters", "cnn4-64", "fine-tuning"),
+        _Entry("static NSN, 64 filters", "cnn4-64", "static-nsn"),
+        _Entry("fine-tuning (CNN-9)", "cnn9", "fine-tuning"),
+        _Entry("Baseline++", "cnn4-cosine", "baseline++"),
+        _Entry("ProtoNet, 64 filters", "proto-64", "proto"),
+        _Entry("ProtoNet, from fine-tuning", "proto-pretrained", "proto"),
+        _Entry("MatchingNet, no context", "matching", "matching"),
+        _Entry("MAML, first order", "maml-first-order", "maml-first-order"),
+        _Entry("ANIL", "anil", "anil"),
+        _Entry("meta-learned dynamic NSN", "meta-dynamic", "meta-nsn"),
     ),
 }
 COMPARED = {"to fine-tuning": "fine-tuning", "to 64 filters": "fine-tuning, 64 filters"}
@@ -114,8 +107,8 @@ def few_shot_table(shots: Sequence[int] = SHOTS) -> Table:
 def _rows_by_shots(entry: _Entry, shots: Sequence[int]) -> Iterator[Row]:
     """A row for each number of shots, of the recipe for it where there is a special one."""
     for count in shots:
-        own = f"{entry.recipe}-{count}shot"
-        recipe = own if own in RECIPES else entry.recipe
+        own = f"mini-{entry.recipe}-{count}shot"
+        recipe = own if own in RECIPES else f"mini-{entry.recipe}"
         row = Row(entry.label, recipe, method=entry.method, shots=count)
         if count == shots[0]:
             row = replace(row, paper=entry.paper, half_width=entry.half_width)

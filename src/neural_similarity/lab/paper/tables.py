@@ -16,26 +16,20 @@ from neural_similarity.lab.recipes.families import Recipes
 from neural_similarity.lab.recipes.few_shot import COPIES
 from neural_similarity.lab.recipes.released import SUFFIX, VARIANTS
 
+
+def error_panel(title: str, *rows: Row) -> Panel:
+    """Rows that are compared by their error."""
+    return Panel(title, "error", rows)
+
+
+def cifar10_table(title: str, *rows: Row) -> Table:
+    """A table of errors on CIFAR-10."""
+    return Table(title, (error_panel("CIFAR-10", *rows),))
+
+
 CIFAR10_BASELINE = Row("CNN", "cifar10-cnn", 7.78)
 CIFAR10_DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns", 6.85)
 
-PREDICTORS = (
-    CIFAR10_BASELINE,
-    Row("dynamic DNS, CNN predictor", "cifar10-dynamic-dns-cnn", 7.04),
-    Row("dynamic DNS, SphereNet predictor", "cifar10-dynamic-dns", 6.85),
-)
-JOINT = (
-    CIFAR10_BASELINE,
-    Row("static DNS", "cifar10-static-dns", 7.15),
-    Row("static DNS (J)", "cifar10-static-dns-j", 6.92),
-    CIFAR10_DYNAMIC,
-    Row("dynamic DNS (J)", "cifar10-dynamic-dns-j", 6.64),
-)
-PARAMETRISATIONS = (
-    CIFAR10_BASELINE,
-    Row("dynamic DNS, shared predictor", "cifar10-dynamic-dns-shared", 7.20),
-    Row("dynamic DNS, disjoint predictors", "cifar10-dynamic-dns", 6.85),
-)
 CIFAR10 = (
     CIFAR10_BASELINE,
     Row("CNN++", "cifar10-cnn++", 7.29),
@@ -75,58 +69,43 @@ RESNET50 = (
 )
 
 ABLATIONS = (
-    Panel(
+    error_panel(
         "Start of static DNS",
-        "error",
-        (Row("at I", "cifar10-static-dns"), Row("at eye(3) flattened", "cifar10-static-dns-eye")),
+        Row("at I", "cifar10-static-dns"),
+        Row("at eye(3) flattened", "cifar10-static-dns-eye"),
     ),
-    Panel(
+    error_panel(
         "Predictor of dynamic DNS",
-        "error",
-        (
-            Row("CNN", "cifar10-cnn"),
-            Row("batch normalisation, patches of mean square 1", "cifar10-dynamic-dns"),
-            Row("patches of mean square 1", "cifar10-dynamic-dns-plain"),
-            Row("patches of norm 1, kernel as much larger", "cifar10-dynamic-dns-unit"),
-            Row("batch normalisation, patches of norm 1", "cifar10-dynamic-dns-unit-norm"),
-            Row("the same, small start, no gains (as released)", "cifar10-dynamic-dns-norm"),
-            Row("patches and kernels of norm 1, bounded", "cifar10-dynamic-dns-both"),
-        ),
+        Row("CNN", "cifar10-cnn"),
+        Row("batch normalisation, patches of mean square 1", "cifar10-dynamic-dns"),
+        Row("patches of mean square 1", "cifar10-dynamic-dns-plain"),
+        Row("patches of norm 1, kernel as much larger", "cifar10-dynamic-dns-unit"),
+        Row("batch normalisation, patches of norm 1", "cifar10-dynamic-dns-unit-norm"),
+        Row("the same, small start, no gains (as released)", "cifar10-dynamic-dns-norm"),
+        Row("patches and kernels of norm 1, bounded", "cifar10-dynamic-dns-both"),
     ),
-    Panel(
+    error_panel(
         "Eps of the released predictors' batch normalisation",
-        "error",
-        (
-            Row("1e-3", "cifar10-dynamic-dns-norm"),
-            Row("1e-5", "cifar10-dynamic-dns-norm-1e-5"),
-        ),
+        Row("1e-3", "cifar10-dynamic-dns-norm"),
+        Row("1e-5", "cifar10-dynamic-dns-norm-1e-5"),
     ),
-    Panel(
+    error_panel(
         "Start of dynamic UNS",
-        "error",
-        (
-            Row("identity and gains", "cifar10-dynamic-uns"),
-            Row("identity", "cifar10-dynamic-uns-no-gains"),
-            Row("neither", "cifar10-dynamic-uns-no-identity"),
-        ),
+        Row("identity and gains", "cifar10-dynamic-uns"),
+        Row("identity", "cifar10-dynamic-uns-no-gains"),
+        Row("neither", "cifar10-dynamic-uns-no-identity"),
     ),
-    Panel(
+    error_panel(
         "Identity in dynamic UNS without gains",
-        "error",
-        (
-            Row("added", "cifar10-dynamic-uns-no-gains"),
-            Row("not added", "cifar10-dynamic-uns-no-identity"),
-        ),
+        Row("added", "cifar10-dynamic-uns-no-gains"),
+        Row("not added", "cifar10-dynamic-uns-no-identity"),
     ),
-    Panel(
+    error_panel(
         "Input and targets of the plain CNN",
-        "error",
-        (
-            Row("normalised pixels, mirrored border, exact targets", "cifar10-cnn"),
-            Row("raw pixels", "cifar10-cnn-raw"),
-            Row("zeros around the crops", "cifar10-cnn-zero"),
-            Row("targets smoothed by 0.01", "cifar10-cnn-smooth"),
-        ),
+        Row("normalised pixels, mirrored border, exact targets", "cifar10-cnn"),
+        Row("raw pixels", "cifar10-cnn-raw"),
+        Row("zeros around the crops", "cifar10-cnn-zero"),
+        Row("targets smoothed by 0.01", "cifar10-cnn-smooth"),
     ),
 )
 DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns")
@@ -152,26 +131,20 @@ BASELINES = (
     Row("modulated deformable convolution", "cifar10-deformable"),
 )
 SHARING = tuple(
-    Panel(
+    error_panel(
         f"CIFAR-10, static {kind}",
-        "error",
-        (
-            Row("one M a layer", f"cifar10-static-{kind.lower()}"),
-            Row("M for each filter", f"cifar10-static-{kind.lower()}-by-filter"),
-        ),
+        Row("one M a layer", f"cifar10-static-{kind.lower()}"),
+        Row("M for each filter", f"cifar10-static-{kind.lower()}-by-filter"),
     )
     for kind in ("DNS", "UNS")
 )
 SHAPES = tuple(
-    Panel(
+    error_panel(
         f"CIFAR-10, {kind} DNS",
-        "error",
-        (
-            Row("without D", f"cifar10-{kind}-dns"),
-            Row("D_r at the rate of all else", f"cifar10-{kind}-dns-j"),
-            Row("10 times as fast", f"cifar10-{kind}-dns-j-rate10"),
-            Row("100 times as fast", f"cifar10-{kind}-dns-j-rate100"),
-        ),
+        Row("without D", f"cifar10-{kind}-dns"),
+        Row("D_r at the rate of all else", f"cifar10-{kind}-dns-j"),
+        Row("10 times as fast", f"cifar10-{kind}-dns-j-rate10"),
+        Row("100 times as fast", f"cifar10-{kind}-dns-j-rate100"),
     )
     for kind in ("static", "dynamic")
 )
@@ -230,33 +203,41 @@ def _by_images(title: str, names: Mapping[int, str]) -> tuple[Panel, ...]:
 
 
 TABLES = {
-    "1": Table("Table 1: predictors", (Panel("CIFAR-10", "error", PREDICTORS),)),
-    "2": Table(
-        "Table 2: kernel shape and similarity learned jointly (J)",
-        (Panel("CIFAR-10", "error", JOINT),),
+    "1": cifar10_table(
+        "Table 1: predictors",
+        CIFAR10_BASELINE,
+        Row("dynamic DNS, CNN predictor", "cifar10-dynamic-dns-cnn", 7.04),
+        Row("dynamic DNS, SphereNet predictor", "cifar10-dynamic-dns", 6.85),
     ),
-    "3": Table(
+    "2": cifar10_table(
+        "Table 2: kernel shape and similarity learned jointly (J)",
+        CIFAR10_BASELINE,
+        Row("static DNS", "cifar10-static-dns", 7.15),
+        Row("static DNS (J)", "cifar10-static-dns-j", 6.92),
+        CIFAR10_DYNAMIC,
+        Row("dynamic DNS (J)", "cifar10-dynamic-dns-j", 6.64),
+    ),
+    "3": cifar10_table(
         "Table 3: parametrisations of the predictor",
-        (Panel("CIFAR-10", "error", PARAMETRISATIONS),),
+        CIFAR10_BASELINE,
+        Row("dynamic DNS, shared predictor", "cifar10-dynamic-dns-shared", 7.20),
+        Row("dynamic DNS, disjoint predictors", "cifar10-dynamic-dns", 6.85),
     ),
     "4": Table(
         "Table 4: CIFAR-10 and CIFAR-100",
-        (Panel("CIFAR-10", "error", CIFAR10), Panel("CIFAR-100", "error", CIFAR100)),
+        (error_panel("CIFAR-10", *CIFAR10), error_panel("CIFAR-100", *CIFAR100)),
     ),
-    "5": Table("Table 5: CNN-10 on ImageNet", (Panel("ImageNet", "error", IMAGENET),)),
+    "5": Table("Table 5: CNN-10 on ImageNet", (error_panel("ImageNet", *IMAGENET),)),
     "6": few_shot_table(),
     "8": Table(
         "Table 8: SphereNet and self-attention", (Panel("CIFAR-10", "accuracy", SELF_ATTENTION),)
     ),
     "response": Table(
         "Author response, table 2: ResNet on ImageNet",
-        (Panel("ResNet-18", "error", RESNET18), Panel("ResNet-50", "error", RESNET50)),
+        (error_panel("ResNet-18", *RESNET18), error_panel("ResNet-50", *RESNET50)),
     ),
     "ablations": Table("Ablations: where paper and released code differ", ABLATIONS),
-    "costs": Table(
-        "Error against cost: cheaper predictors, wider plain networks",
-        (Panel("CIFAR-10", "error", COSTS),),
-    ),
+    "costs": cifar10_table("Error against cost: cheaper predictors, wider plain networks", *COSTS),
     "adapt": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, with a new head",
         _by_images("Sign digits", {20: "signs", 5: "signs-5", 160: "signs-160"}),
@@ -280,18 +261,13 @@ TABLES = {
     ),
     "sharing": Table("M shared by the filters of a layer, or for each (§4)", SHARING),
     "shapes": Table("Kernel shapes (J), by the rate of D_r (§3.5)", SHAPES),
-    "pretrained": Table(
-        "Similarities on a pretrained network (§4): M alone, then all of it",
-        (Panel("CIFAR-10", "error", PRETRAINED),),
+    "pretrained": cifar10_table(
+        "Similarities on a pretrained network (§4): M alone, then all of it", *PRETRAINED
     ),
-    "bounds": Table(
-        "Predictors without batch normalisation, bounded or not (§7.1)",
-        (Panel("CIFAR-10", "error", BOUNDS),),
+    "bounds": cifar10_table(
+        "Predictors without batch normalisation, bounded or not (§7.1)", *BOUNDS
     ),
-    "rivals": Table(
-        "Baselines: other kernels that depend on the image",
-        (Panel("CIFAR-10", "error", BASELINES),),
-    ),
+    "rivals": cifar10_table("Baselines: other kernels that depend on the image", *BASELINES),
 }
 TABLES |= {
     f"{name}-cifar100": on_other_data(TABLES[name], "CIFAR-100", "cifar10-", "cifar100-")
