@@ -306,11 +306,7 @@ def _complete_run(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
 
 
 def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
-    """Train to the last step and return the state; the memory of batches is freed on return.
-
-    Raises:
-        RunError: another process trains the run.
-    """
+    """Train to the last step and return the state; the memory of batches is freed on return."""
     objective, validate = task.objective(run, runtime), task.validation(run, runtime)
     with _written_by_one(run):
         state = initial_state(run, runtime)

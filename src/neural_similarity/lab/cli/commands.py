@@ -25,9 +25,6 @@ def dispatch_command(
     """Run the command that the first word names and return its exit code.
 
     Without a word, as with `--help`, the commands are listed.
-
-    Raises:
-        UsageError: no command has that name.
     """
     name, *rest = args or ["--help"]
     if name in ("-h", "--help"):

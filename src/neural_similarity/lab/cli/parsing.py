@@ -38,11 +38,7 @@ def _similarity_as_text(
 def named_recipe(
     args: Sequence[str], recipes: Collection[str], kind: str
 ) -> tuple[str | None, Sequence[str]]:
-    """The recipe that the first word names, None where that is an option, and the other words.
-
-    Raises:
-        UsageError: no recipe has that name; `kind` is what the error calls recipes.
-    """
+    """The recipe that the first word names, None where that is an option, and the other words."""
     if not args or args[0].startswith("-"):
         return None, args
     require_known_name(kind, args[0], recipes)
@@ -97,11 +93,7 @@ def comma_list(
 
 
 def parse_integer(word: str) -> int:
-    """The integer that a word is.
-
-    Raises:
-        ValueError: it is not an integer.
-    """
+    """The integer that a word is."""
     try:
         return int(word)
     except ValueError:

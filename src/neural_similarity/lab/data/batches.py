@@ -36,9 +36,6 @@ class Order:
     """Which images make the batch of a step: a permutation of all for every epoch.
 
     The last, incomplete batch of an epoch is dropped.
-
-    Raises:
-        ValueError: there are fewer images than a batch has.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int) -> None:
@@ -52,11 +49,7 @@ class Order:
         self._epoch, self._permutation = 0, self._permutation_of(0)
 
     def indices_at(self, step: int) -> tuple[int, Tensor]:
-        """The epoch of a step, and the indices (b,) of its images, on the CPU.
-
-        Raises:
-            ValueError: `step` is negative.
-        """
+        """The epoch of a step, and the indices (b,) of its images, on the CPU."""
         if step < 0:
             raise ValueError(f"`step` must not be negative, got {step}")
         epoch, position = divmod(step, self.steps_per_epoch)
@@ -108,20 +101,12 @@ class Batches:
         self._drawn = torch.zeros(2, own, dtype=torch.int64, device=place.device)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
-
-        Raises:
-            ValueError: `step` is negative.
-        """
+        """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,)."""
         self.load(step)
         return self.loaded()
 
     def load(self, step: int) -> None:
-        """Choose the batch of one step: what the host draws goes to where `loaded` reads.
-
-        Raises:
-            ValueError: `step` is negative.
-        """
+        """Choose the batch of one step: what the host draws goes to where `loaded` reads."""
         _, chosen = self._order.indices_at(step)
         corners = self._windows.draw_corners(chosen, seeded_generator("crops", self._seed, step))
         # One transfer for both: each costs more than its few hundred bytes, and the host would wait
@@ -161,9 +146,6 @@ class FileBatches:
     As `Batches`, for images in files: every image is a random window, resized, and half of them
     are mirrored if `flip`. Steps that follow each other are decoded ahead; any other step starts
     over, so a run that resumes in the middle of an epoch sees the batches it would have seen.
-
-    Raises:
-        ValueError: `images` has fewer images than a batch, or other channels than `preprocess`.
     """
 
     def __init__(
@@ -185,11 +167,7 @@ class FileBatches:
         self._batch: list[Tensor] = []
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,).
-
-        Raises:
-            ValueError: `step` is negative, or a file is not an image or damaged.
-        """
+        """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,)."""
         self.load(step)
         return self.loaded()
 

@@ -38,9 +38,6 @@ class PixelCache:
         """The images; they are read into the cache where it is missing or of other files.
 
         Of processes that begin at once, one makes the cache and the others wait.
-
-        Raises:
-            ValueError: the cache is damaged; the error names it.
         """
         with locked_folder(self.path.parent):
             return self._load_cached(name) or self._fill_cache(name)
@@ -80,9 +77,6 @@ def load_class_images(
 
     The cache, `cache-<size>.pt`, tells files by their names, sizes and times of change. Mode None
     is grey, "L", if all images are, else "RGB".
-
-    Raises:
-        ValueError: a file is not an image or damaged; the error names it.
     """
 
     def read_parts() -> list[Images]:

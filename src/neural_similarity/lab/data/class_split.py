@@ -30,11 +30,7 @@ BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 
 @dataclass(frozen=True, eq=False)
 class ClassSplit:
-    """Images of three disjoint sets of classes.
-
-    Raises:
-        ValueError: two parts have a class in common.
-    """
+    """Images of three disjoint sets of classes."""
 
     name: str
     train: Images
@@ -66,11 +62,7 @@ def all_images(dataset: Dataset) -> Images:
 
 
 def select_classes(images: Images, names: Sequence[str]) -> Images:
-    """The images of the classes `names`, in the order of `images`.
-
-    Raises:
-        ValueError: a name is not one of its classes.
-    """
+    """The images of the classes `names`, in the order of `images`."""
     missing = [name for name in names if name not in images.classes]
     if missing:
         raise ValueError(f"`names` must be classes of the data, got {missing[0]!r}")
@@ -98,9 +90,6 @@ def random_split(names: list[str], seed: int = 0) -> dict[str, tuple[str, ...]]:
     """Distribute classes over the three parts at random, 64, 16 and 20 per hundred.
 
     Every part gets a class at least.
-
-    Raises:
-        ValueError: there are fewer than three classes.
     """
     if len(names) < len(PARTS):
         raise ValueError(f"`names` must hold at least {len(PARTS)} classes, got {len(names)}")
@@ -112,11 +101,7 @@ def random_split(names: list[str], seed: int = 0) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class ClassFiles:
-    """The files of a data set.
-
-    Raises:
-        ValueError: a part has no classes, or two have one in common, or an image is there twice.
-    """
+    """The files of a data set."""
 
     folder: Path
     parts: dict[str, Files]
@@ -134,11 +119,7 @@ class ClassFiles:
         return (p for part in PARTS for paths in self.parts[part].values() for p in paths)
 
     def file_signature(self) -> str:
-        """SHA-256 over parts, classes, and the names, sizes and times of change of all files.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-        """
+        """SHA-256 over parts, classes, and the names, sizes and times of change of all files."""
         digest = hashlib.sha256()
         for part in PARTS:
             for name, paths in self.parts[part].items():
@@ -175,12 +156,7 @@ def find_class_files(folder: Path) -> ClassFiles:
 
 
 def find_parts(folder: Path) -> ClassFiles | None:
-    """The files of `folder` where lists or folders say which class is in which part, else None.
-
-    Raises:
-        FileNotFoundError: the list or the folder of a part is missing.
-        ValueError: a class is missing, empty or in two parts.
-    """
+    """The files of `folder` where lists or folders say which class is in which part, else None."""
     if (folder / "train.csv").is_file():
         return ClassFiles(folder, {part: _read_csv(folder, part) for part in PARTS})
     found = part_folders(folder)
@@ -196,9 +172,6 @@ def find_omniglot(folder: Path) -> ClassFiles:
 
     Tests are on images_evaluation; of the alphabets of images_background, the last fifth by name
     validates.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
     """
     background, evaluation = (_list_alphabets(folder / name) for name in (BACKGROUND, EVALUATION))
     kept = len(background) - max(1, len(background) // 5)

@@ -45,11 +45,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Mode and size of an image.
-
-    Raises:
-        ValueError: the file is not an image, or its pixels have more than 8 bits.
-    """
+    """Mode and size of an image."""
 
     def header_of(image: Image.Image) -> Header:
         turned = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation) in TURNED
@@ -94,9 +90,6 @@ def read_random_window(
 
     torchvision's `RandomResizedCrop` (Szegedy et al., https://arxiv.org/abs/1409.4842), and its
     `RandomHorizontalFlip` for half of the images; both draw from `random`, whose state stays.
-
-    Raises:
-        ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
     from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
@@ -116,9 +109,6 @@ def read_centre(path: Path, size: int) -> np.ndarray:
     """Pixels, uint8 (size, size, 3), of the centre of an image: the usual test crop of ImageNet.
 
     torchvision's `Resize` makes the shorter side 256/224 of `size`, its `CenterCrop` cuts.
-
-    Raises:
-        ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
     """
     from torchvision.transforms import CenterCrop, Compose, Resize
 

@@ -28,12 +28,7 @@ EACH = (800, 200)
 
 
 def load_fashion_mnist(root: Path, counts: tuple[int, int] = (60_000, 10_000)) -> Dataset:
-    """Read the files from `root`/fashion-mnist, torchvision's FashionMNIST/raw, or `root` itself.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file is damaged or holds something else.
-    """
+    """Read the files from fashion-mnist, torchvision's FashionMNIST/raw, or `root` itself."""
     with suggest_download(NAME, root):
         folder = find_fashion_mnist(root)
         train, test = (read_part(folder, *part) for part in zip(PREFIXES, counts, strict=True))
@@ -103,9 +98,6 @@ def load_embedded() -> Dataset:
 
     Classes alternate, so that image i has the label i mod 10 and every prefix is balanced.
     `scripts/make_embedded.py` made the file.
-
-    Raises:
-        ValueError: the file is damaged.
     """
     train, test = unpack_embedded(
         files("neural_similarity.lab.data").joinpath("embedded", FILE).read_bytes()
@@ -114,11 +106,7 @@ def load_embedded() -> Dataset:
 
 
 def unpack_embedded(packed: bytes) -> list[np.ndarray]:
-    """Two uint8 arrays (10, images of a class, 28, 28) from the bytes of the file.
-
-    Raises:
-        ValueError: the bytes are not those of a whole file.
-    """
+    """Two uint8 arrays (10, images of a class, 28, 28) from the bytes of the file."""
     try:
         values = np.frombuffer(lzma.decompress(packed), np.uint8)
         parts = np.split(values.reshape(-1, 28, 28), [len(CLASSES) * EACH[0]])

@@ -241,9 +241,6 @@ def hold_out(images: ImageSet, validation: int, seed: int) -> tuple[ImageSet, Im
 
     Returns:
         The remaining images and the held-out ones.
-
-    Raises:
-        ValueError: a class has too few images to give its share and keep one.
     """
     if validation < 0:
         raise ValueError(f"`validation` must not be negative, got {validation}")
@@ -278,11 +275,7 @@ def _stack_pixels(pixels: Iterable[np.ndarray]) -> Tensor:
 
 
 def image_positions(indices: Tensor | Sequence[int], count: int) -> Tensor:
-    """The `indices` of some of `count` images as int64 (m,); a mask is of all images.
-
-    Raises:
-        ValueError: they are neither integers nor a mask of `count`.
-    """
+    """The `indices` of some of `count` images as int64 (m,); a mask is of all images."""
     chosen = torch.as_tensor(indices)
     if chosen.dtype == torch.bool and chosen.shape == (count,):
         return chosen.nonzero().flatten()

@@ -131,11 +131,7 @@ def _plain_files(folder: Path) -> set[str]:
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths`, each once, and the images below the folders among them.
-
-    Raises:
-        ValueError: a folder holds no image, or cannot be read.
-    """
+    """The files among `paths`, each once, and the images below the folders among them."""
     found = [
         [path / name for name in _list_folder(path)] if path.is_dir() else [path] for path in paths
     ]

@@ -142,12 +142,7 @@ def _load_embedded() -> ClassSplit:
 def load_cifar_split(
     name: str, root: Path, counts: tuple[int, int] = (50_000, 10_000)
 ) -> ClassSplit:
-    """CIFAR-FS or FC100 from the files of CIFAR-100 below `root`.
-
-    Raises:
-        FileNotFoundError: CIFAR-100 is missing.
-        ValueError: its files are damaged.
-    """
+    """CIFAR-FS or FC100 from the files of CIFAR-100 below `root`."""
     dataset = load_cifar(CIFAR100, root, counts)
     images = all_images(dataset)
     split = SPLITS[name]

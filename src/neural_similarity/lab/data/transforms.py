@@ -29,9 +29,6 @@ class Augment:
         crop: pixels that are added on every side before a crop of the old size; 0 is off.
         flip: mirror half of the images, left to right.
         padding: what is added: zeros, or the image mirrored at its border (edge included).
-
-    Raises:
-        ValueError: `crop` is negative, or `padding` is neither of the two.
     """
 
     crop: int = 4
@@ -122,9 +119,6 @@ class Preprocess:
 
     `dataclasses.asdict` gives plain numbers, and lists are taken back, so JSON can hold it. Both
     are of values between 0 and 1, a number a channel.
-
-    Raises:
-        ValueError: the two differ in length, or a deviation is not positive.
     """
 
     mean: tuple[float, ...]
@@ -141,11 +135,7 @@ class Preprocess:
 
     @classmethod
     def for_images(cls, images: ImageSet, inputs: Inputs) -> "Preprocess":
-        """What makes `inputs` of `images`: `raw`, `IMAGENET`, or `fit` for normalised ones.
-
-        Raises:
-            ValueError: `inputs` is unknown.
-        """
+        """What makes `inputs` of `images`: `raw`, `IMAGENET`, or `fit` for normalised ones."""
         require_known("inputs", inputs, get_args(Inputs))
         if inputs == "imagenet":
             return cls(*IMAGENET)
@@ -183,11 +173,7 @@ class Preprocess:
         return _as_column(scale, device), _as_column(shift, device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Float32 (n, c, h, w) from uint8 (n, c, h, w), in the same memory format.
-
-        Raises:
-            ValueError: `pixels` is of another type or has another number of channels.
-        """
+        """Float32 (n, c, h, w) from uint8 (n, c, h, w), in the same memory format."""
         self.check_pixels(pixels)
         scale, shift = self.scale_and_shift(pixels.device)
         return standardise_pixels(pixels, scale, shift)

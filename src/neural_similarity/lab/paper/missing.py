@@ -105,11 +105,7 @@ class RowChoice:
     shots: Sequence[int] = ()
 
     def __call__(self, table: Table) -> list[Row]:
-        """The rows.
-
-        Raises:
-            ValueError: a pattern matches no row, or no row has so many shots.
-        """
+        """The rows."""
         known = tuple(dict.fromkeys(row.shots for row in table.all_rows))
         if wrong := [count for count in self.shots if count not in known and any(known)]:
             raise ValueError(f"`shots` must be among {known}, got {wrong[0]}")
@@ -129,11 +125,7 @@ class RowChoice:
 def wanted_records(
     table: Table, seeds: Sequence[int], rows: RowChoice, count: int = 2_000
 ) -> list[Wanted]:
-    """The records of rows that have a recipe, on `count` test tasks: all of a seed, then the next.
-
-    Raises:
-        ValueError: a pattern of `rows` matches no row, or no row has so many shots.
-    """
+    """The records of rows with a recipe, on `count` test tasks: all of a seed, then the next."""
     chosen = [row for row in rows(table) if row.has_recipe]
     wanted = (
         Wanted(Key(row.recipe, seed, trial.retrained), trial)

@@ -86,11 +86,7 @@ def read_records(results: Path, name: str, budget: float) -> list[Record]:
 
 
 def read_placed(path: Path, name: str, budget: float) -> Record:
-    """The record in a file among those of a recipe at a budget.
-
-    Raises:
-        ValueError: as in `read_records`.
-    """
+    """The record in a file among those of a recipe at a budget."""
     record = read_record(path)
     if (record.name, record.budget, record.stem) != (name, budget, path.stem):
         raise ValueError(
@@ -107,11 +103,7 @@ def read_placed(path: Path, name: str, budget: float) -> Record:
 
 
 def read_record(path: Path) -> Record:
-    """The record in a file.
-
-    Raises:
-        ValueError: it cannot be read as one.
-    """
+    """The record in a file."""
     try:
         content = read_json(path)
         task = task_of(RECIPES[content["recipe"]])

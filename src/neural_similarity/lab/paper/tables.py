@@ -169,11 +169,7 @@ BOUNDS = (
 
 
 def in_variant(table: Table, variant: str) -> Table:
-    """The table with the runs of the recipes' variant, "paper" (as it is) or "released".
-
-    Raises:
-        ValueError: the variant is unknown.
-    """
+    """The table with the runs of the recipes' variant, "paper" (as it is) or "released"."""
     require_known("variant", variant, VARIANTS)
     if variant == "paper":
         return table

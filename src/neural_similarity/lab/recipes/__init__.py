@@ -33,11 +33,7 @@ STARTS: dict[str, str] = FEW_SHOT_STARTS | PRETRAINED_STARTS
 
 
 def in_variant(name: str, variant: str) -> str:
-    """The name of a recipe's variant: "paper" or "released".
-
-    Raises:
-        ValueError: the variant is unknown, or the recipe has none.
-    """
+    """The name of a recipe's variant: "paper" or "released"."""
     require_known("variant", variant, VARIANTS)
     base = name.removesuffix(SUFFIX)
     if variant == "paper":

@@ -48,9 +48,6 @@ def released_variant(recipe: Recipe) -> Recipe:
     The "nsl_fspherenet" of the code, both patch and kernel normalised, is
     `SphereNet(normalize="both", bounded=True)`; the code normalises batches after that, which we
     leave out, as it undoes the bound.
-
-    Raises:
-        ValueError: there is no released code for the recipe's similarity.
     """
     if recipe.similarity not in SIMILARITIES or recipe.model not in MODELS:
         raise ValueError(

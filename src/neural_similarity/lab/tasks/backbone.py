@@ -89,11 +89,7 @@ class Backbone:
             raise ValueError(f"`backbone` must be {WORDS}, got {self.word!r}")
 
     def usual_input(self, recipe: TrainingRecipe) -> Usual:
-        """The input that it was trained on; `recipe` says which of `ns.models` a file belongs to.
-
-        Raises:
-            ValueError: there is no such network, file or run.
-        """
+        """The input that it was trained on; a file is of the recipe's network."""
         self._require_found()
         if self.word.startswith(TIMM):
             config = _timm_config(self.word).get_pretrained_cfg(self._library_name)
@@ -161,10 +157,6 @@ class Backbone:
 
         A similarity that a run learned stays if it is the recipe's and in the same layers; any
         other one is folded.
-
-        Raises:
-            RunError: the weights cannot be downloaded or read, or are another network's.
-            ValueError: there is no such network, file or run.
         """
         self._require_found()
         model = self.plain_network(recipe, len(classes), **sizes)
@@ -255,11 +247,7 @@ class Backbone:
         return bool(self.word) and not self._is_named and Path(self.word).is_dir()
 
     def finished_run(self) -> Run:
-        """The finished run in the folder.
-
-        Raises:
-            RunError: the folder holds no finished run, or cannot be a backbone.
-        """
+        """The finished run in the folder."""
         command = command_of(Path(self.word))
         run = read_run(self.word, next((k for k in self.kinds if k.COMMAND == command), Run))
         require_finished(run)

@@ -78,11 +78,7 @@ def gaussian_numbers(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def initial_factors(starts: Sequence[Start], generators: Sequence[torch.Generator]) -> list[Tensor]:
-    """The factors (seeds, starts, size, size), W first; every seed's starts share its G.
-
-    Raises:
-        ValueError: the starts differ in depth.
-    """
+    """The factors (seeds, starts, size, size), W first; every seed's starts share its G."""
     depths = {start.depth for start in starts}
     if len(depths) != 1:
         raise ValueError(f"`starts` must have one depth, got {sorted(depths)}")

@@ -63,12 +63,7 @@ class Spectra:
 
 
 def compute(runs: Sequence[Path]) -> Spectra:
-    """Measure the last checkpoints of run folders.
-
-    Raises:
-        ValueError: `runs` is empty.
-        RunError: a folder is not a run folder.
-    """
+    """Measure the last checkpoints of run folders."""
     if not runs:
         raise ValueError("`runs` must name at least one run folder, got none")
     networks = [Network(path.name, measure_network(ns.load(path))) for path in runs]

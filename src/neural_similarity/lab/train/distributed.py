@@ -202,11 +202,7 @@ def agree_on_buffers(model: nn.Module) -> None:
 
 
 def with_sync_norms(model: nn.Module) -> nn.Module:
-    """The model with SyncBatchNorm, which normalises by the statistics of the whole batch.
-
-    Raises:
-        ValueError: the model is on the CPU, where torch has no SyncBatchNorm.
-    """
+    """The model with SyncBatchNorm, which normalises by the statistics of the whole batch."""
     device = next(model.parameters()).device
     if device.type == "cpu":
         raise ValueError("`sync_norms` must be False on the CPU, unsupported by torch, got True")

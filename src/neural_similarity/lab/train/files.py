@@ -32,9 +32,6 @@ def lock_file(path: Path, taken: str) -> Iterator[IO[bytes]]:
     """Open a file for appending, locked against other processes.
 
     `taken` is the message of the error if another process holds the lock.
-
-    Raises:
-        RunError: another process holds the lock.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -139,11 +139,7 @@ def _record(value: Any) -> dict[str, Any]:
 
 
 def curve(records: Sequence[dict[str, Any]], key: str) -> list[tuple[float, float]]:
-    """The steps and values of the records that have a quantity.
-
-    Raises:
-        TypeError, ValueError, OverflowError: a value is no number.
-    """
+    """The steps and values of the records that have a quantity."""
     return [(float(record["step"]), float(record[key])) for record in records if key in record]
 
 

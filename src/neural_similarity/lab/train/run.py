@@ -299,12 +299,7 @@ def load_network(
     checkpoint: Checkpoint = "last",
     device: str | torch.device = "cpu",
 ) -> nn.Module:
-    """The network that a run trained, in evaluation mode; torch's random numbers stay as they are.
-
-    Raises:
-        RunError: the run has no such checkpoint.
-        ValueError: `checkpoint` is neither of the two.
-    """
+    """The network that a run trained, in evaluation mode; torch's random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
         model = run.build()
     load_weights(find_checkpoint(run, checkpoint) / WEIGHTS, model)

@@ -99,11 +99,7 @@ def pack_correct(correct: Tensor) -> dict[str, Any]:
 
 
 def unpack_correct(record: dict[str, Any]) -> Tensor:
-    """The booleans (n,) that `pack_correct` described.
-
-    Raises:
-        ValueError: the number of bytes does not fit the number of images.
-    """
+    """The booleans (n,) that `pack_correct` described."""
     images = record["images"]
     packed = np.frombuffer(base64.b64decode(record["packed"], validate=True), np.uint8)
     if len(packed) != -(-images // 8):

@@ -75,9 +75,6 @@ def by_seed(differences: Sequence[float]) -> Interval:
     r"""Student's interval $\bar d \pm t_{n-1}\, s / \sqrt n$ of n differences, one per seed.
 
     It covers the variation between seeds.
-
-    Raises:
-        ValueError: there are fewer than three differences.
     """
     if len(differences) < LEAST_SEEDS:
         raise ValueError(
@@ -92,9 +89,6 @@ def by_image(differences: Sequence[float]) -> Interval:
     r"""Normal interval $\bar d \pm 1.96\, s / \sqrt n$ of n differences, one per test image.
 
     It covers the choice of test images for these trained networks, not the variation between seeds.
-
-    Raises:
-        ValueError: there are fewer than two images.
     """
     if len(differences) < 2:
         raise ValueError(f"`differences` must hold at least 2 test images, got {len(differences)}")
@@ -105,9 +99,6 @@ def by_task(values: Tensor) -> Interval:
     r"""Normal interval $\bar v \pm 1.96\, s / \sqrt n$ of n values, one per task.
 
     It covers the choice of tasks for these trained networks, not the variation between seeds.
-
-    Raises:
-        ValueError: there are fewer than two.
     """
     if len(values) < 2:
         raise ValueError(f"`values` must hold at least 2 tasks, got {len(values)}")

@@ -152,9 +152,6 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         """The parts of records that only this kind of run has, by the names of their files.
 
         `command` is the one that repeats the run.
-
-        Raises:
-            RunError: there is nothing to record yet.
         """
         ...
 
@@ -165,11 +162,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
 
     @staticmethod
     def read_outcome(content: dict[str, Any], recipe: AnyRecipe) -> Outcome:
-        """The outcome that `outcomes` wrote.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """The outcome that `outcomes` wrote."""
         ...
 
     @staticmethod

@@ -60,11 +60,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 @contextmanager
 def tensors_alone() -> Iterator[None]:
-    """Say how to save weights where `torch.load` would advise to execute what a file holds.
-
-    Raises:
-        ValueError: a file holds other objects than tensors.
-    """
+    """Say how to save weights where `torch.load` would advise to execute what a file holds."""
     try:
         yield
     except pickle.UnpicklingError as error:

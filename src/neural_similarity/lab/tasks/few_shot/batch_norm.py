@@ -92,9 +92,6 @@ class BatchNorm2d(_Explicit, nn.BatchNorm2d):
 
     Shape:
         (n, c, height, width) to the same.
-
-    Raises:
-        ValueError: `statistics` is "support" and the call is not inside of `support_first`.
     """
 
 

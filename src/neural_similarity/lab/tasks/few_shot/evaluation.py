@@ -79,11 +79,7 @@ class Evaluation:
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Evaluation":
-        """The evaluation in the content of a file, which may hold other fields.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """The evaluation in the content of a file, which may hold other fields."""
         fields = {f.name: content[f.name] for f in dataclasses.fields(Evaluation)}
         fields["sizes"] = TaskSizes(**fields["sizes"])
         fields["correct"] = _unpack_counts(fields["correct"])
@@ -172,11 +168,7 @@ def write_evaluation(path: Path, evaluation: Evaluation) -> None:
 
 
 def read_evaluations(run: FewShotRun) -> list[Evaluation]:
-    """All evaluations in a run's folder, in the order of their names.
-
-    Raises:
-        ValueError: a file is damaged.
-    """
+    """All evaluations in a run's folder, in the order of their names."""
     return [read_evaluation(path) for path in evaluation_files(run.path)]
 
 
@@ -191,11 +183,7 @@ def is_evaluation(path: Path) -> bool:
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """The evaluation in a file.
-
-    Raises:
-        ValueError: the file does not hold an evaluation.
-    """
+    """The evaluation in a file."""
     try:
         return Evaluation.from_json(read_json(path))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

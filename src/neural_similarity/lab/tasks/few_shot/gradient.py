@@ -42,9 +42,6 @@ class Phase:
         steps: Number of steps, each on all of the support set.
         rate: Step size, on the mean cross-entropy. Code that sums it over the classes (the original
             MAML's) takes 1/ways of this.
-
-    Raises:
-        ValueError: there is no group, a group is unknown, or steps or rate are not positive.
     """
 
     fast: tuple[Group, ...]
@@ -114,11 +111,7 @@ class GradientBased(Method):
             self.parameter_names(phase.fast)
 
     def parameter_names(self, groups: Iterable[Group]) -> set[str]:
-        """The names of the parameters in these groups.
-
-        Raises:
-            ValueError: a group has no parameters.
-        """
+        """The names of the parameters in these groups."""
         found: set[str] = set()
         for group in groups:
             members = self._group_members(group)
@@ -146,11 +139,7 @@ class GradientBased(Method):
         return self.head(x if embedded else self.embed(x))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """The predictor of queries after the test phases on a support set of images.
-
-        Raises:
-            ValueError: `ways` is not the number of classes that the head was made for.
-        """
+        """The predictor of queries after the test phases on a support set of images."""
         self._check_ways(ways)
         values = {name: p.detach() for name, p in self.named_parameters()}
         with torch.enable_grad():

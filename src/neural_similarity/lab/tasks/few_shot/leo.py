@@ -30,9 +30,6 @@ class Latent:
     Penalties and dropout are the values that the authors "found working best", from the table in
     https://github.com/google-deepmind/leo; sizes, steps and rates, which the table lacks, come from
     its `config.py`, whose own penalties are far smaller.
-
-    Raises:
-        ValueError: a value is out of range.
     """
 
     size: int = 64
@@ -101,9 +98,6 @@ class Leo(Method):
     to classify. Sizes, initial values and penalties are its authors' (see `Latent`). Their code
     clips the gradient at 0.1, our recipes do not; it draws a code per support image, this class one
     per class, as in the paper.
-
-    Raises:
-        ValueError: the network ends in something else.
     """
 
     def __init__(self, network: nn.Sequential, latent: Latent | None = None):

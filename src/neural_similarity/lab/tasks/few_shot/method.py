@@ -53,9 +53,5 @@ class Method(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define adapt")
 
     def loss(self, episode: Episode) -> Tensor:
-        """The scalar that episodic training minimises on a task of images.
-
-        Raises:
-            NotImplementedError: the method is trained by classification.
-        """
+        """The scalar that episodic training minimises on a task of images."""
         raise NotImplementedError(f"{type(self).__name__} is trained by classification")

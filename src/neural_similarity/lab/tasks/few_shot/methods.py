@@ -79,11 +79,7 @@ def _last_norm(network: nn.Module) -> nn.Module | None:
 
 
 def relation_net(network: nn.Sequential, _sizes: TaskSizes) -> RelationNet:
-    """`RelationNet` on the maps of all convolutions of CNN-4 or CNN-9, after two of their pools.
-
-    Raises:
-        ValueError: the network is neither of the two.
-    """
+    """`RelationNet` on the maps of all convolutions of CNN-4 or CNN-9, after two of their pools."""
     kept = OrderedDict[str, nn.Module]()
     for name, layer in network.named_children():
         if isinstance(layer, ConvBlock):

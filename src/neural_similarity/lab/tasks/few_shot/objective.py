@@ -19,9 +19,6 @@ class Episodes:
 
     Step `s` uses tasks from number `s * meta_batch` on, with crops and flips that depend on this
     number alone, so that a resumed run sees the same tasks as an uninterrupted one.
-
-    Raises:
-        ValueError: the images do not suffice for a task.
     """
 
     on_device = False

@@ -57,11 +57,7 @@ def evaluate_options(method: str, sizes: TaskSizes, count: int, seed: int, part:
 
 
 def recorded_outcomes(run: FewShotRun, command: str) -> dict[str, dict[str, Any]]:
-    """The contents of records of a run's evaluations, by the names of their files.
-
-    Raises:
-        RunError: there is no evaluation.
-    """
+    """The contents of records of a run's evaluations, by the names of their files."""
     evaluations = read_evaluations(run)
     if not evaluations:
         raise RunError(f"{run.path} has no evaluations; `nsim evaluate {run.path}` first")

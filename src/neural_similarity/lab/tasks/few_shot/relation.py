@@ -42,11 +42,7 @@ class RelationNet(Metric):
         return promote_dtype(self.backbone(images))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt` on maps; support and queries may be of many tasks.
-
-        Raises:
-            ValueError: `statistics` is "support".
-        """
+        """As `Method.adapt` on maps; support and queries may be of many tasks."""
         if self.statistics == "support":
             raise ValueError(
                 '`statistics` must be "running" or "transductive" for relation networks, which '

@@ -30,11 +30,7 @@ class FewShotRun(Run):
         return self._as_trained(self._build_network(**overrides))
 
     def begin_network(self) -> nn.Module:
-        """`build`, with the network trained by the run at the recipe's `start`, if any.
-
-        Raises:
-            RunError: that run's network does not fit.
-        """
+        """`build`, with the network trained by the run at the recipe's `start`, if any."""
         network = self._build_network()
         if self.recipe.start is not None:
             take_weights(network, self.recipe.start)
@@ -56,9 +52,6 @@ def take_weights(network: nn.Sequential, start: str) -> None:
 
     The classifier is loaded as well if it has as many classes. Similarities that only `network` has
     stay as they are.
-
-    Raises:
-        RunError: the run's network has other layers.
     """
     run = read_run(start, FewShotRun)
     source = load_network(run, usual_checkpoint(run))

@@ -208,11 +208,7 @@ def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
 
 
 def check_tasks(split: ClassSplit, part: str, sizes: TaskSizes) -> None:
-    """Check that a part of the data has enough classes and images for tasks of these sizes.
-
-    Raises:
-        ValueError: it has too few classes, or a class, which the error names, too few images.
-    """
+    """Check that a part of the data has enough classes and images for tasks of these sizes."""
     try:
         Sampler(split.images_of_part(part), sizes)
     except ValueError as error:

@@ -33,11 +33,7 @@ LEAST_TASKS, MOST_TASKS = 2, 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSizes:
-    """The size of a task.
-
-    Raises:
-        ValueError: there are fewer than two ways, or no shots or queries.
-    """
+    """The size of a task."""
 
     ways: int = 5
     shots: int = 5
@@ -79,12 +75,7 @@ class Draw:
 
 
 class Sampler:
-    """Draws tasks from images: classes at random, then images of each, all of them different.
-
-    Raises:
-        ValueError: there are fewer classes than ways, or a class has fewer images than shots and
-            queries; the error names it.
-    """
+    """Draws tasks from images: classes at random, then images of each, all of them different."""
 
     def __init__(self, images: Images, sizes: TaskSizes) -> None:
         self.sizes = sizes
@@ -122,12 +113,7 @@ class Sampler:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TaskList:
-    """Tasks of a part of a data set, to be shared by all methods.
-
-    Raises:
-        ValueError: the shapes do not fit the sizes, there are fewer than two tasks, which have no
-            interval, or the seed is not an integer.
-    """
+    """Tasks of a part of a data set, to be shared by all methods."""
 
     data: str
     """Digest of the data set."""
@@ -216,11 +202,7 @@ class TaskList:
 def draw_tasks(
     images: Images, sizes: TaskSizes, count: int, *, seed: int, data: str, part: str
 ) -> TaskList:
-    """`count` tasks of `images`; lists with the same seed and data share their first tasks.
-
-    Raises:
-        ValueError: `count` is below 2 or above 1,000,000, or the images do not suffice.
-    """
+    """`count` tasks of `images`; lists with the same seed and data share their first tasks."""
     if count < LEAST_TASKS:
         raise ValueError(
             f"`count` must be at least {LEAST_TASKS} tasks, to have an interval, got {count}"
@@ -247,11 +229,7 @@ def to_json(tasks: TaskList) -> dict[str, Any]:
 
 
 def from_json(content: dict[str, Any]) -> TaskList:
-    """The list that `to_json` wrote.
-
-    Raises:
-        ValueError: it is of another version, or damaged.
-    """
+    """The list that `to_json` wrote."""
     if content.get("version") != FORMAT:
         raise ValueError(f"`version` must be {FORMAT}, got {content.get('version')!r}")
     sizes = TaskSizes(**content["sizes"])
@@ -268,11 +246,7 @@ def write_tasks(path: Path, tasks: TaskList) -> None:
 
 
 def read_tasks(path: Path) -> TaskList:
-    """The list in a file.
-
-    Raises:
-        ValueError: it is not a list of tasks, damaged, or of another version; the error names it.
-    """
+    """The list in a file."""
     try:
         return from_json(read_json(path))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, zlib.error) as error:

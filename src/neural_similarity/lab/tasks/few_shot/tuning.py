@@ -16,9 +16,6 @@ class Tuning:
 
     The mini-batches are those of CloserLookFewShot, from which the paper takes its other results
     (https://github.com/wyharveychen/CloserLookFewShot).
-
-    Raises:
-        ValueError: epochs, batch size or step size are not positive.
     """
 
     lr: float = 0.01
