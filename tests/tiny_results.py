@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_images import TINY, use_tiny_images
 
-from neural_similarity.lab.paper import TABLES, RowChoice, Scope, missing_lines, wanted_records
+from neural_similarity.lab.paper import TABLES, Scope, missing_lines, wanted_records
 from neural_similarity.lab.paper.records import records_folder
 from neural_similarity.lab.paper.tables import Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
@@ -75,4 +75,4 @@ def lines_of(folder, *, seeds=(1, 2), only=(), budget=1.0, **changes):
     """The lines that the tiny table lacks below `folder`."""
     places = {name: folder / name for name in ("results", "runs", "data")}
     scope = Scope(**{"budget": budget} | places | changes)
-    return missing_lines(wanted_records(TINY_TABLE, seeds, RowChoice(only)), scope)
+    return missing_lines(wanted_records(TINY_TABLE.choose_rows(only, ()), seeds), scope)

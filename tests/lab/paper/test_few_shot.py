@@ -310,13 +310,13 @@ def test_the_rows_on_other_data(data, tmp_path, capsys):
     assert found.keys() == mini.keys()
     assert found["dynamic NSN"][1:5] == [f"`{data}-dynamic`", "5", "", "not run"]
     table = TABLES[f"6-{data}"]
-    wanted = paper.wanted_records(table, [1], paper.RowChoice(shots=[5]))
+    wanted = paper.wanted_records(table.choose_rows((), [5]), [1])
     names = {one.run.name for one in wanted}
     assert names == {name.strip("`") for _, name, *_ in [*found.values()][2:]}
     assert {RECIPES[name].dataset for name in names} == {data}
     assert [row.method for row in table.all_rows] == [row.method for row in TABLES["6"].all_rows]
     with pytest.raises(ValueError, match="`only` must match a recipe of the table"):
-        paper.wanted_records(table, [1], paper.RowChoice(["mini-cnn4"]))
+        table.choose_rows(["mini-cnn4"], ())
 
 
 @pytest.mark.usefixtures("world")

@@ -12,7 +12,6 @@ from tiny_classes import TINY, make_split, tiny_classes_world
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.paper import (
     TABLES,
-    RowChoice,
     Scope,
     missing_lines,
     recording,
@@ -174,7 +173,7 @@ def trainings(wanted, scope):
 def test_lines_are_of_the_trainings_that_are_missing(done, tmp_path):
     folders = {"results": tmp_path, "runs": tmp_path, "data": tmp_path}
     scope = Scope(budget=1.0, **folders)
-    wanted = wanted_records(TABLES["6"], [4], RowChoice(["mini-tadam"]), 5)
+    wanted = wanted_records(TABLES["6"].choose_rows(["mini-tadam"], ()), [4], 5)
     assert trainings(wanted, scope) == {
         "mini-resnet12-1-seed4": 1,
         "mini-tadam-1-seed4": 2,
@@ -364,3 +363,12 @@ def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
     content["start"]["config"]["steps"] += 1
     path.write_text(json.dumps(content))
     assert recording.overridden_fields(session.open_run(folder)) == ["start"]
+
+
+def test_data_that_lack_images_for_test_tasks_are_refused_before_training(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(asked, "QUERIES", 30)
+    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
+    assert "2 + 30 images for shots and queries" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -21,7 +21,7 @@ from neural_similarity.lab.cli.parsing import (
     parse_options,
 )
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.paper import TABLES, Line, Outcome, RowChoice, Scope, Table
+from neural_similarity.lab.paper import TABLES, Line, Outcome, Row, Scope, Table
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.progress import format_clock, print_notice
@@ -98,7 +98,7 @@ class ReproduceOptions(TableOptions):
         super().__post_init__()
         # These raise here, where errors are those of usage.
         scale_recipe(Recipe(), self.budget)
-        self.wanted_records()
+        _ = self.chosen_rows
         require_count("jobs", self.jobs)
         if self.stage is not None:
             require_count("stage", self.stage)
@@ -111,10 +111,10 @@ class ReproduceOptions(TableOptions):
         if len(set(self.shots)) < len(self.shots):
             raise ValueError(f"`shots` must be distinct, got {self.shots}")
 
-    def wanted_records(self) -> list[paper.Wanted]:
-        """The records that the table needs."""
-        choice = RowChoice(self.only, self.shots)
-        return paper.wanted_records(self.table_in_variant, self.seeds, choice, self.tasks)
+    @property
+    def chosen_rows(self) -> list[Row]:
+        """The rows to run."""
+        return self.table_in_variant.choose_rows(self.only, self.shots)
 
     @property
     def run_scope(self) -> Scope:
@@ -178,16 +178,16 @@ def reproduce(args: Sequence[str]) -> int:
     options = parse_options(
         ReproduceOptions, args, prog="nsim reproduce", description=description, flags=True
     )
-    wanted, scope = options.wanted_records(), options.run_scope
-    lines = paper.missing_lines(wanted, scope)
+    wanted = paper.wanted_records(options.chosen_rows, options.seeds, options.tasks)
+    lines = paper.missing_lines(wanted, options.run_scope)
     print_notice(_plan_text(lines, len(wanted), options))
     if options.print:
         for line in lines:
             if options.stage in (None, line.stage):
                 print_line(str(line))
         return 0
-    outcome = paper.run_lines(lines, options.jobs)
-    return _print_outcome(outcome, options)
+    paper.check_data(options.chosen_rows, lines, options.data)
+    return _print_outcome(paper.run_lines(lines, options.jobs), options)
 
 
 def table(args: Sequence[str]) -> int:

@@ -3,12 +3,11 @@
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from neural_similarity.lab.paper.recording import overridden_fields, start_option
 from neural_similarity.lab.paper.records import budget_name, read_placed, records_folder
-from neural_similarity.lab.paper.rows import Row, Table
+from neural_similarity.lab.paper.rows import Row
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.tasks import task_of
@@ -97,36 +96,9 @@ class Line:
         return " && ".join(shlex.join(["nsim", *words]) for words in self.commands)
 
 
-@dataclass(frozen=True)
-class RowChoice:
-    """The rows of a table whose recipes match a pattern of `only` and that have these shots."""
-
-    only: Sequence[str] = ()
-    shots: Sequence[int] = ()
-
-    def __call__(self, table: Table) -> list[Row]:
-        """The rows."""
-        known = tuple(dict.fromkeys(row.shots for row in table.all_rows))
-        if wrong := [count for count in self.shots if count not in known and any(known)]:
-            raise ValueError(f"`shots` must be among {known}, got {wrong[0]}")
-        rows = [
-            row for row in table.all_rows if not row.shots or row.shots in (self.shots or known)
-        ]
-        names = list(dict.fromkeys(row.recipe for row in rows))
-        for pattern in self.only:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise ValueError(
-                    f"`only` must match a recipe of the table ({', '.join(names)}), got {pattern!r}"
-                )
-        patterns = self.only or ["*"]
-        return [row for row in rows if any(fnmatchcase(row.recipe, p) for p in patterns)]
-
-
-def wanted_records(
-    table: Table, seeds: Sequence[int], rows: RowChoice, count: int = 2_000
-) -> list[Wanted]:
+def wanted_records(rows: Iterable[Row], seeds: Sequence[int], count: int = 2_000) -> list[Wanted]:
     """The records of rows with a recipe, on `count` test tasks: all of a seed, then the next."""
-    chosen = [row for row in rows(table) if row.has_recipe]
+    chosen = [row for row in rows if row.has_recipe]
     wanted = (
         Wanted(Key(row.recipe, seed, trial.retrained), trial)
         for seed in seeds
@@ -134,6 +106,23 @@ def wanted_records(
         for trial in task_of(RECIPES[row.recipe]).row_trials(seed, row.method, row.shots, count)
     )
     return list(dict.fromkeys(wanted))
+
+
+def check_data(rows: Iterable[Row], lines: Iterable[Line], data: Path) -> None:
+    """Check, before anything is trained, that the data suffice for the rows' test tasks.
+
+    Raises:
+        FileNotFoundError: the data set of a run that begins is not in the folder `data`.
+        ValueError: it has too few classes or images.
+    """
+    begun = {line.run.name for line in lines if not line.folder.exists()}
+    needed = {
+        (recipe.dataset, row.shots): recipe
+        for row in rows
+        if row.recipe in begun and (recipe := RECIPES[row.recipe])
+    }
+    for (_, shots), recipe in needed.items():
+        task_of(recipe).check_trials(recipe, data, shots)
 
 
 def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:

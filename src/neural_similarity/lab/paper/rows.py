@@ -1,7 +1,8 @@
 """What a table is: panels of rows, each a recipe and the paper's number."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from neural_similarity.lab.recipes import RECIPES
@@ -62,6 +63,20 @@ class Table:
     def all_rows(self) -> tuple[Row, ...]:
         """The rows of all panels."""
         return tuple(row for panel in self.panels for row in panel.rows)
+
+    def choose_rows(self, only: Sequence[str], shots: Sequence[int]) -> list[Row]:
+        """The rows whose recipes match a pattern of `only` and that have these shots; or all."""
+        known = tuple(dict.fromkeys(row.shots for row in self.all_rows))
+        if wrong := [count for count in shots if count not in known and any(known)]:
+            raise ValueError(f"`shots` must be among {known}, got {wrong[0]}")
+        rows = [row for row in self.all_rows if not row.shots or row.shots in (shots or known)]
+        names = list(dict.fromkeys(row.recipe for row in rows))
+        for pattern in only:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(
+                    f"`only` must match a recipe of the table ({', '.join(names)}), got {pattern!r}"
+                )
+        return [row for row in rows if any(fnmatchcase(row.recipe, p) for p in only or ["*"])]
 
     def compared_rows(self, panel: Panel, row: Row) -> list[Row]:
         """What a row of a panel is compared with."""

@@ -147,6 +147,10 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         """
         return [Trial(stem=f"{seed}")]
 
+    @classmethod
+    def check_trials(cls, recipe: AnyRecipe, root: str | Path, shots: int) -> None:
+        """Check that the data in `root` suffice for such trials, where they are on tasks."""
+
     @staticmethod
     def record_outcomes(run: AnyRun, command: str) -> dict[str, dict[str, Any]]:
         """The parts of records that only this kind of run has, by the names of their files.

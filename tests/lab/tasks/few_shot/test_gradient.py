@@ -132,20 +132,6 @@ def test_gradients_are_those_of_higher(name, first_order):
     assert_close(found, dict(zip(wanted, expected, strict=True)))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("first_order", "chunk_size"), [(False, 2), (False, None), (True, 2)])
-@pytest.mark.parametrize("name", METHODS)
-def test_vmap_is_the_loop(name, first_order, chunk_size):
-    method = make(name, first_order=first_order)
-    tasks = [episode(seed) for seed in (1, 2, 3)]
-    looped = torch.stack([method.loss(task) for task in tasks])
-    batched = method.losses(Episode(*map(torch.stack, zip(*tasks, strict=True))), chunk_size)
-    assert_close(batched, looped)
-    weights = torch.tensor([1.0, 2.0, -3.0], **DOUBLE)
-    ours, theirs = ((weights * losses).sum() for losses in (batched, looped))
-    assert_close(gradients(method, ours), gradients(method, theirs))
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_the_first_order_gradient_is_another_of_the_same_loss(name):
     task, methods = episode(), [make(name, first_order=first) for first in (False, True)]

@@ -402,8 +402,8 @@ def test_features_come_to_the_device_of_a_process_that_embeds_none(tested, monke
     monkeypatch.setattr(distributed, "own_share", lambda _: slice(0, 0))
     monkeypatch.setattr(distributed, "gather_rows", lambda _: torch.ones(100, 4))
     method = SimpleNamespace(at_once=2)
-    judge = SimpleNamespace(method=method, device=torch.device("meta"), count_right=lambda s, _: s)
-    found = next(_by_features(judge, tested["images"], tested["tasks"], 0))
+    scorer = SimpleNamespace(method=method, device=torch.device("meta"), count_right=lambda s, _: s)
+    found = next(_by_features(scorer, tested["images"], tested["tasks"], 0))
     assert found.is_meta
 
 

@@ -45,12 +45,12 @@ def evaluate_method(
     """
     course = course or Course()
     found = course.done
-    judge = _Judge(method, tasks.sizes, preprocess, runtime)
+    scorer = _Scorer(method, tasks.sizes, preprocess, runtime)
     with evaluation_mode(method), torch.no_grad():
         if method.fixed_embedding and method.statistics == "running":
-            some = _by_features(judge, images, tasks, len(found))
+            some = _by_features(scorer, images, tasks, len(found))
         else:
-            some = distributed.by_turns(judge, _task_pixels(images, tasks, len(found)))
+            some = distributed.by_turns(scorer, _task_pixels(images, tasks, len(found)))
         for right in some:
             found = torch.cat([found, right.cpu()])
             course.progress(found)
@@ -74,7 +74,7 @@ def use_statistics(method: Method, statistics: Statistics | None) -> Method:
     return set_statistics(method, statistics)
 
 
-class _Judge:
+class _Scorer:
     """Counts the queries of a task that a method classifies correctly, from the task's pixels."""
 
     def __init__(
@@ -120,19 +120,20 @@ def _task_pixels(images: Images, tasks: TaskList, start: int) -> Iterator[Tensor
         yield images.pixels[torch.cat([draw.support[0], draw.query[0]])]
 
 
-def _by_features(judge: _Judge, images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
+def _by_features(scorer: _Scorer, images: Images, tasks: TaskList, start: int) -> Iterator[Tensor]:
     """Counts of a few tasks at a time, from features that are computed once per image."""
-    used, at_once = tasks.image_positions(), judge.method.at_once
+    used, at_once = tasks.image_positions(), scorer.method.at_once
     place = torch.zeros(len(images), dtype=torch.int64)
     place[used] = torch.arange(len(used))
     parts = used.split(BATCH_SIZE)
     own = [
-        judge.embed_pixels(images.pixels[part]) for part in parts[distributed.own_share(len(parts))]
+        scorer.embed_pixels(images.pixels[part])
+        for part in parts[distributed.own_share(len(parts))]
     ]
-    features = distributed.gather_rows(torch.cat(own) if own else None).to(judge.device)
+    features = distributed.gather_rows(torch.cat(own) if own else None).to(scorer.device)
     for draw in tasks.task_chunks(at_once, start):
         support, query = (features[place[positions]] for positions in (draw.support, draw.query))
         if at_once > 1:
-            yield judge.count_right(support, query)
+            yield scorer.count_right(support, query)
         else:
-            yield judge.count_right(support[0], query[0])[None]
+            yield scorer.count_right(support[0], query[0])[None]

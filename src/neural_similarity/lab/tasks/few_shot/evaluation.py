@@ -147,11 +147,13 @@ class Evaluator:
         partial = _partial_results(run, file, tasks, runtime)
         distributed.wait_for_all()  # Until every process has read the earlier results.
         with count_bar("tasks") as count:
-            kept = partial.saving_progress(lambda done: count(done, len(tasks)))
-            course = Course(
-                done=partial.done,
-                progress=kept if distributed.is_first() else lambda _: None,
-            )
+
+            def keep(results: Tensor) -> None:
+                if distributed.is_first():
+                    partial.save_results(results)
+                    count(len(results), len(tasks))
+
+            course = Course(done=partial.done, progress=keep)
             correct = evaluate_method(
                 method, images, tasks, preprocess=run.preprocess, runtime=runtime, course=course
             )

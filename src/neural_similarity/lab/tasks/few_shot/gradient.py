@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -154,20 +154,6 @@ class GradientBased(Method):
         gradient = constant_gradient if self.first_order else differentiable_gradient
         return self._query_loss(episode, gradient)
 
-    def losses(self, episodes: Episode, chunk_size: int | None = None) -> Tensor:
-        """`loss` of several tasks at once by `torch.func.vmap`: (tasks,).
-
-        The tasks' tensors are stacked along a new first dimension. This saves time where a task is
-        too small to fill the device; memory grows with `chunk_size`, the number of tasks at once,
-        by default all.
-        """
-        gradient = _transformed_constant if self.first_order else _gradient_under_vmap
-
-        def loss(support: Tensor, labels: Tensor, query: Tensor, targets: Tensor) -> Tensor:
-            return self._query_loss(Episode(support, labels, query, targets), gradient)
-
-        return vmap(loss, chunk_size=chunk_size, randomness="different")(*episodes)
-
     def _query_loss(self, episode: Episode, gradient: Gradient) -> Tensor:
         support, labels, query, targets = episode
         values: Values = dict(self.named_parameters())
@@ -293,15 +279,6 @@ def constant_gradient(loss: Loss, fast: Values) -> Values:
     leaves = [value.detach().requires_grad_() for value in fast.values()]
     changes = torch.autograd.grad(loss(dict(zip(fast, leaves, strict=True))), leaves)
     return dict(zip(fast, changes, strict=True))
-
-
-def _gradient_under_vmap(loss: Loss, fast: Values) -> Values:
-    """`differentiable_gradient` by `torch.func`, which works under vmap."""
-    return grad(loss)(fast)
-
-
-def _transformed_constant(loss: Loss, fast: Values) -> Values:
-    return {name: change.detach() for name, change in grad(loss)(fast).items()}
 
 
 def _head_only(names: Iterable[str]) -> bool:

@@ -1,7 +1,6 @@
 """Saving and restoring the results of an interrupted evaluation."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +43,6 @@ class Partial:
         fields = {"of": self._of, "seconds": self.spent_seconds, "correct": correct.tolist()}
         write_json(self._path, fields)
         self._saved = time.monotonic()
-
-    def saving_progress(self, count: Callable[[int], None]) -> Callable[[Tensor], None]:
-        """A function of results that saves and counts them."""
-
-        def keep(correct: Tensor) -> None:
-            self.save_results(correct)
-            count(len(correct))
-
-        return keep
 
     def remove_file(self) -> None:
         """Remove the file once the evaluation is recorded."""

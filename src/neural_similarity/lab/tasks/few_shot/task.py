@@ -25,6 +25,7 @@ from neural_similarity.lab.tasks.few_shot.records import (
     read_outcome,
     record_facts,
     recorded_outcomes,
+    table_sizes,
     wanted_trials,
 )
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network
@@ -34,7 +35,7 @@ from neural_similarity.lab.train import Run, Runtime, read_run
 from neural_similarity.lab.train.checkpoint import State, newest_checkpoint, step_of
 from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Classification, Objective
-from neural_similarity.lab.train.progress import format_clock
+from neural_similarity.lab.train.progress import count_bar, format_clock
 from neural_similarity.lab.train.record import Record
 from neural_similarity.lab.train.run import read_facts, require_finished, start_facts
 from neural_similarity.lab.train.statistics import by_task
@@ -168,6 +169,11 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
         chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
         recipe = retraining_recipe(run.recipe, **chosen)
         return replace(recipe, start=None if start is None else str(start)), chosen
+
+    @classmethod
+    def check_trials(cls, recipe: FewShotRecipe, root: str | Path, shots: int) -> None:
+        with count_bar("images decoded") as decoded:
+            check_tasks(cls.load(recipe, root, decoded).split, "test", table_sizes(shots))
 
     row_trials = staticmethod(wanted_trials)
     record_outcomes = staticmethod(recorded_outcomes)
