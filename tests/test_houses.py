@@ -14,7 +14,7 @@ import pytest
 import neural_similarity as ns
 from neural_similarity.choices import EXTRA, install_command
 from neural_similarity.lab.cli import recipes
-from neural_similarity.lab.recipes.listing import LIST, recipe_list
+from neural_similarity.lab.recipes.listing import LIST, list_content
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "neural_similarity"
@@ -136,7 +136,7 @@ def test_type_checkers_see_the_same_names():
 
 def test_the_list_of_recipes_is_theirs():
     """`python -m neural_similarity.lab.recipes` writes it."""
-    assert LIST.read_text(encoding="utf-8") == recipe_list()
+    assert LIST.read_text(encoding="utf-8") == list_content()
 
 
 def test_what_is_written_twice_to_load_no_torch_is_the_same():

@@ -26,7 +26,7 @@ from neural_similarity.lab.train.environment import (
     device_name,
     fallback_reason,
 )
-from neural_similarity.lab.train.files import lock_file
+from neural_similarity.lab.train.files import hold_lock
 from neural_similarity.lab.train.journal import (
     Journal,
     cut_back,
@@ -294,7 +294,7 @@ def _complete_run(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
     """Train `run` to its last step and write the summary, which ends it."""
     state = _train_steps(run, task, runtime)
     distributed.agree_on_buffers(state.model)
-    summary = task.finish_run(run, state, runtime) | _facts_of(state, runtime)
+    summary = task.finish_run(run, state, runtime) | _state_facts(state, runtime)
     if run.best.is_dir():
         summary["best_checkpoint"] = task.best_summary(run, state, runtime)
     if distributed.is_first():
@@ -324,7 +324,7 @@ def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
 def _written_by_one(run: Run) -> AbstractContextManager[object]:
     """Lock the run folder against other trainings, in the first process, which alone writes."""
     taken = f"another process trains {run.path} already"
-    return lock_file(run.path / CONFIG, taken) if distributed.is_first() else nullcontext()
+    return hold_lock(run.path / CONFIG, taken) if distributed.is_first() else nullcontext()
 
 
 def _take_up(run: Run, state: State, runtime: Runtime) -> None:
@@ -401,7 +401,7 @@ def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
     write_json(run.path / ENVIRONMENT, record)
 
 
-def _facts_of(state: State, runtime: Runtime) -> dict[str, Any]:
+def _state_facts(state: State, runtime: Runtime) -> dict[str, Any]:
     """What every summary holds: steps, seconds, parameters, device, precision, command."""
     return {
         "steps": state.step,

@@ -21,7 +21,7 @@ def folds_by_image(x: Tensor, weight: Tensor, output: tuple[int, ...], groups: i
     return len(x) > 0 and prod(output) * groups > weight.shape[0]
 
 
-def by_image(given: Operands, bias: Tensor | None) -> Tensor:
+def convolve_by_image(given: Operands, bias: Tensor | None) -> Tensor:
     """The convolution with M (n, K, 1, ...) or (n, K, K, 1, ...), each image with its kernel W M.
 
     The images lie side by side as groups of channels. Where channels are adjacent they would have

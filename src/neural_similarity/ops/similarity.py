@@ -12,7 +12,7 @@ from torch import Tensor
 from neural_similarity.ops import reference, trilinear
 from neural_similarity.ops.backend import Backend, declines
 from neural_similarity.ops.blocks import Blocks, by_channels, check_blocks
-from neural_similarity.ops.by_image import by_image, folds_by_image
+from neural_similarity.ops.by_image import convolve_by_image, folds_by_image
 from neural_similarity.ops.kernel import fold_kernel
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.tracing import by_torch
@@ -204,7 +204,7 @@ def dynamic_conv(
     m = m.to(torch.promote_types(torch.float32, x.dtype))
     if m.shape[-len(output) :] != output:
         if backend == "auto" and blocks is None and folds_by_image(x, weight, output, groups):
-            return by_image(given._replace(m=m), bias)
+            return convolve_by_image(given._replace(m=m), bias)
         m = m.expand(*m.shape[: m.dim() - len(output)], *output)
     x, m, groups = by_channels(x, m, blocks, groups)
     geometry = (window.stride, window.padding, window.dilation, groups)

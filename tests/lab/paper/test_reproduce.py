@@ -18,7 +18,6 @@ from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.lab import cli
 from neural_similarity.lab.paper import (
-    RowChoice,
     pace,
     read_records,
     run_lines,
@@ -328,7 +327,7 @@ def test_only_takes_patterns(tmp_path):
 
 def test_a_record_is_wanted_once():
     table = TINY_TABLE.panels[0]
-    wanted = wanted_records(type(TINY_TABLE)("Twice", (table, table)), (1, 2), RowChoice())
+    wanted = wanted_records(type(TINY_TABLE)("Twice", (table, table)).all_rows, (1, 2))
     assert len(wanted) == len(set(wanted)) == 4
 
 

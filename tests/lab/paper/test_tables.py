@@ -14,7 +14,7 @@ from tiny_results import tiny_table as tiny_table
 from benchmarks.measure import Timing
 from benchmarks.report import Report, Row, write
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper import TABLES, draw, make_report, read_records, to_markdown
+from neural_similarity.lab.paper import TABLES, draw_report, make_report, read_records, to_markdown
 from neural_similarity.lab.paper.records import budget_name
 from neural_similarity.lab.paper.report import by_number, compare_records
 from neural_similarity.lab.paper.tables import Panel, Table
@@ -66,7 +66,7 @@ def test_studies_have_no_numbers_of_the_paper(tmp_path, name):
     text = to_markdown(report)
     assert cells(text, baseline.label)[2:5] == ["", "50.00", "1"]
     assert cells(text, other.label)[3] in ("0.00", "100.00")
-    draw(report, tmp_path / "table.png")
+    draw_report(report, tmp_path / "table.png")
 
 
 def test_adaptations_stand_beside_how_many_numbers_they_trained(tmp_path):
@@ -80,7 +80,7 @@ def test_adaptations_stand_beside_how_many_numbers_they_trained(tmp_path):
     assert cells(to_markdown(report), "static full M")[-2:] == ["2,189", "8.8"]
     assert cells(to_markdown(report), "static full M")[3] == "50.00"
     assert cells(to_markdown(report), "full fine-tuning")[-2:] == ["", ""]
-    draw(report, tmp_path / "table.png")
+    draw_report(report, tmp_path / "table.png")
 
 
 def test_rows_that_are_no_adaptation_stand_beside_those_that_are(tmp_path):
@@ -120,7 +120,7 @@ def test_the_picture_has_the_intervals_of_the_table(tmp_path, monkeypatch):
     write_three_seeds(tmp_path)
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    draw(make_report(TINY_TABLE, budget=1, results=tmp_path), tmp_path / "table.png")
+    draw_report(make_report(TINY_TABLE, budget=1, results=tmp_path), tmp_path / "table.png")
     found = []
     for middle, _, (bars,) in drawn[0].axes[1].containers:
         (((low, _), (high, _)),) = bars.get_segments()

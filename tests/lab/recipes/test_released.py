@@ -10,7 +10,7 @@ from tiny_results import write_by_hand
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper import TABLES, in_variant, read_records
+from neural_similarity.lab.paper import TABLES, read_records, table_in_variant
 from neural_similarity.lab.recipes import RECIPES, released_variant
 from neural_similarity.lab.recipes import in_variant as named
 from neural_similarity.lab.recipes.released import RELEASED
@@ -26,7 +26,9 @@ START = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1])
 def test_table_4_has_released_recipes_on_both_sets():
     sets = ("cifar10", "cifar100")
     assert set(IN_TABLE_4) == {f"{data}-{name}@released" for data in sets for name in NAMES}
-    assert {row.recipe for row in in_variant(TABLES["4"], "released").all_rows} == set(IN_TABLE_4)
+    assert {row.recipe for row in table_in_variant(TABLES["4"], "released").all_rows} == set(
+        IN_TABLE_4
+    )
 
 
 @pytest.mark.parametrize("name", ["cifar10-dynamic-dns-j", "cifar10-wide-cnn", "imagenet-cnn10"])
@@ -52,7 +54,7 @@ def test_names_of_variants():
     with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'tf'"):
         named("cifar10-cnn", "tf")
     with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'x'"):
-        in_variant(TABLES["4"], "x")
+        table_in_variant(TABLES["4"], "x")
 
 
 @pytest.mark.parametrize("residual", [True, False])

@@ -121,7 +121,7 @@ def test_what_is_measured_of_a_start(monkeypatch):
 
 def assert_the_picture_has_every_mean(found):
     figure = Figure()
-    bias.draw(found, figure)
+    bias.draw_result(found, figure)
     for place, panel in enumerate(found.problems.values()):
         for axes, name in zip(figure.axes[3 * place :], ("nuclear_norm", "error"), strict=False):
             drawn = [bar.lines[0].get_xdata()[0] for bar in axes.containers]

@@ -38,7 +38,7 @@ def make_job(device=CPU):
     model = runtime.place_model(model)
     optimizer = torch.optim.SGD(parameter_groups(model, weight_decay=0.01), lr=1, momentum=0.9)
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    objective = Classification(TINY, runtime, batches)
+    objective = Classification(runtime, batches)
     return loop.Job(TINY, runtime, objective), State(model, optimizer, totals)
 
 

@@ -20,7 +20,7 @@ from neural_similarity.lab.session import resume, train
 from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import distributed, read_run
 from neural_similarity.lab.train.checkpoint import list_checkpoints
-from neural_similarity.lab.train.files import lock_file
+from neural_similarity.lab.train.files import hold_lock
 from neural_similarity.lab.train.journal import Journal, cut_back
 from neural_similarity.lab.train.stopping import signals_noted
 
@@ -160,7 +160,7 @@ def test_an_error_leaves_a_folder_that_another_process_trains_in(tmp_path, monke
     held = contextlib.ExitStack()
 
     def taken(run, *_):
-        held.enter_context(lock_file(run.path / "config.json", "taken"))
+        held.enter_context(hold_lock(run.path / "config.json", "taken"))
         raise RunError("taken")
 
     monkeypatch.setattr("neural_similarity.lab.session._complete_run", taken)
@@ -243,7 +243,7 @@ def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
 
 @pytest.mark.long
 def test_two_processes_do_not_train_one_run(stopped, capsys):
-    with lock_file(stopped / "config.json", "taken"):
+    with hold_lock(stopped / "config.json", "taken"):
         assert cli.main(["train", "--resume", str(stopped)]) == 1
     assert f"another process trains {stopped} already" in capsys.readouterr().err
     assert not (stopped / "summary.json").exists()

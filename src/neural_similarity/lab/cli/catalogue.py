@@ -47,7 +47,7 @@ class ModelsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class DataSetOptions:
     """Options of `nsim data`."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
@@ -113,7 +113,7 @@ def data(args: Sequence[str]) -> int:
         "  nsim data cifar10 --data data\n  nsim data imagenet --data ILSVRC2012\n"
         "  nsim data imagenet --source data/mini-imagenet --data data/mini-imagenet-100"
     )
-    options = parse_options(DataOptions, args, prog="nsim data", description=description)
+    options = parse_options(DataSetOptions, args, prog="nsim data", description=description)
     require_known_name("data set", options.name, datasets.NAMES)
     path = options.data
     if options.source is not None:

@@ -50,12 +50,12 @@ def completion_words(command: str) -> list[str]:
     families = recipe_list()[1].values()
     recipes = [row[0] for family in families for row in family["rows"]]
     names = {"train": recipes, "table": list(TABLES), "reproduce": list(TABLES)}
-    told = io.StringIO()
-    with redirect_stdout(told):
+    text = io.StringIO()
+    with redirect_stdout(text):
         if command == "train":  # Its options depend on the kind of recipe.
             for name in {type(recipe): name for name, recipe in RECIPES.items()}.values():
                 main([command, name, "--help"])
         elif command != "completion":
             main([command, "--help"])
-    options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", told.getvalue()))
+    options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text.getvalue()))
     return [*names.get(command, ()), *options]

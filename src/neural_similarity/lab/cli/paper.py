@@ -21,7 +21,7 @@ from neural_similarity.lab.cli.parsing import (
     parse_options,
 )
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.paper import TABLES, Line, Outcome, Row, Scope, Table
+from neural_similarity.lab.paper import TABLES, Line, LinesOutcome, Row, Scope, Table
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.progress import format_clock, print_notice
@@ -57,7 +57,7 @@ class TableOptions:
     @property
     def table_in_variant(self) -> Table:
         """The table in the variant."""
-        return paper.in_variant(TABLES[self.table], self.variant)
+        return paper.table_in_variant(TABLES[self.table], self.variant)
 
     @property
     def command_words(self) -> str:
@@ -214,7 +214,7 @@ def table(args: Sequence[str]) -> int:
         print_line(f"{options.out}")
     else:
         picture = options.out.with_suffix(".png")
-        paper.draw(report, picture)
+        paper.draw_report(report, picture)
         write_text(options.out, paper.to_markdown(report, picture.name))
         print_line(f"{options.out}\n{picture}")
     return 0
@@ -252,7 +252,7 @@ def _plan_text(lines: Sequence[Line], wanted: int, options: ReproduceOptions) ->
     return f"{text}; {known}" + (f"; without records: {unknown}" if unknown else "")
 
 
-def _print_outcome(outcome: Outcome, options: ReproduceOptions) -> int:
+def _print_outcome(outcome: LinesOutcome, options: ReproduceOptions) -> int:
     """Print the outcome and the next command; return the exit code."""
     for key, reason in outcome.failed.items():
         print_notice(f"nsim: {key}: {reason}")

@@ -32,7 +32,7 @@ class Place(NamedTuple):
 HERE = Place()
 
 
-class Order:
+class EpochOrder:
     """Which images make the batch of a step: a permutation of all for every epoch.
 
     The last, incomplete batch of an epoch is dropped.
@@ -91,7 +91,7 @@ class Batches:
         seed: int = 0,
         place: Place = HERE,
     ) -> None:
-        self._order, self._place = Order(len(images), batch_size, seed), place
+        self._order, self._place = EpochOrder(len(images), batch_size, seed), place
         preprocess.check_pixels(images.pixels)
         self._seed = seed
         self._windows = Windows(images.pixels, augment or NOTHING, place.device)
@@ -127,7 +127,7 @@ class _Decoder:
     """Pixels, uint8, and labels of a step; it is sent to worker processes, so it holds little."""
 
     images: ImageFiles
-    order: Order
+    order: EpochOrder
     seed: int
     flip: bool
     share: slice
@@ -158,7 +158,7 @@ class FileBatches:
         seed: int = 0,
         place: Place = HERE,
     ) -> None:
-        order = Order(len(images), batch_size, seed)
+        order = EpochOrder(len(images), batch_size, seed)
         self._decode, self._place = _Decoder(images, order, seed, flip, place.share), place
         preprocess.check_pixels(torch.empty(0, *images.shape, dtype=torch.uint8))
         self._device = torch.device(place.device)

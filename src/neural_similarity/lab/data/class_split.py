@@ -207,7 +207,7 @@ def _share_out_classes(folder: Path, files: Files) -> ClassFiles:
 def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     try:
         split = read_json(path)
-        found = {part: _class_names(split[part]) for part in PARTS}
+        found = {part: _names_of_part(split[part]) for part in PARTS}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} must hold a list of class names for each of {', '.join(PARTS)}: {error!r}"
@@ -217,7 +217,7 @@ def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _class_names(value: object) -> tuple[str, ...]:
+def _names_of_part(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError(f"got {value!r}")
     return tuple(map(str, value))

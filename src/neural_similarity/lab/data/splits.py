@@ -96,7 +96,7 @@ def load_split(
             `root` itself, any folder of class folders, see `find_class_files`.
         root: folder of the data sets.
         image_size: height and width of images that are files; None is 84, Omniglot's is 28.
-        progress: told how many images are read, where that has to be done.
+        progress: gets how many images are read, where that has to be done.
 
     Raises:
         FileNotFoundError: a file is missing.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from neural_similarity.lab.data import imagenet
 from neural_similarity.lab.paper.costs import StepCosts
 from neural_similarity.lab.paper.records import commits_of
-from neural_similarity.lab.paper.report import Difference, Line, PanelReport, Report
+from neural_similarity.lab.paper.report import Difference, PanelReport, Report, RowReport
 from neural_similarity.lab.paper.rows import Row
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.cifar import PREDICTOR
@@ -56,7 +56,7 @@ def _mixed_table(report: Report) -> str:
 
 
 def _mixed_row(
-    line: Line, columns: Mapping[str, Callable[[Sequence[Record]], str]]
+    line: RowReport, columns: Mapping[str, Callable[[Sequence[Record]], str]]
 ) -> tuple[str, ...]:
     row = line.row
     paper = "" if row.paper is None else f"{row.paper:.2f}"
@@ -80,20 +80,20 @@ def _mixed_difference(difference: Difference, seeds: int) -> str:
     return text if common == seeds else f"{text} (n = {common})"
 
 
-def our_result(line: Line) -> str:
+def our_result(line: RowReport) -> str:
     """Mean and deviation of our runs, or why there are none."""
     if not line.records:
         return "not run" if line.row.has_recipe else "not run (no recipe)"
-    top5 = "" if line.top5_error is None else f", top-5 {mean_and_deviation(*line.top5_error)}"
-    return mean_and_deviation(line.mean_value, line.value_deviation) + top5
+    top5 = "" if line.top5_error is None else f", top-5 {deviation_text(*line.top5_error)}"
+    return deviation_text(line.mean_value, line.value_deviation) + top5
 
 
-def mean_and_deviation(mean: float, deviation: float | None) -> str:
+def deviation_text(mean: float, deviation: float | None) -> str:
     """A mean and its deviation, where there is one."""
     return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
-def cost_cells(line: Line) -> tuple[str, str, str]:
+def cost_cells(line: RowReport) -> tuple[str, str, str]:
     """Parameters, MACs of one image and training time."""
     if not line.records:
         return "", "", ""
@@ -127,7 +127,7 @@ def _panel_table(report: PanelReport, costs: StepCosts | None) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _line_cells(line: Line, report: PanelReport) -> tuple[str, ...]:
+def _line_cells(line: RowReport, report: PanelReport) -> tuple[str, ...]:
     row, n = line.row, len(line.records)
     by_seed, by_image = _difference_cells(line, report)
     parameters, macs, time = cost_cells(line)
@@ -149,7 +149,7 @@ def _line_cells(line: Line, report: PanelReport) -> tuple[str, ...]:
     )
 
 
-def _adapter_cells(line: Line) -> tuple[str, str]:
+def _adapter_cells(line: RowReport) -> tuple[str, str]:
     """How many numbers an adaptation trained, and the size of their file."""
     summary = line.records[0].summary if line.records else {}
     if "trained" not in summary:
@@ -157,7 +157,7 @@ def _adapter_cells(line: Line) -> tuple[str, str]:
     return f"{summary['trained']:,}", f"{summary['bytes'] / 1e3:,.1f}"
 
 
-def _step_time(line: Line) -> str:
+def _step_time(line: RowReport) -> str:
     if line.step is None:
         return ""
     if line.step.low == line.step.high:
@@ -165,7 +165,7 @@ def _step_time(line: Line) -> str:
     return f"{line.step.mean:.2f} [{line.step.low:.2f}, {line.step.high:.2f}]"
 
 
-def _paper_cell(line: Line, report: PanelReport) -> str:
+def _paper_cell(line: RowReport, report: PanelReport) -> str:
     """The paper's number and its difference to the paper's baseline."""
     row, baseline = line.row, report.panel.baseline_row
     if row.paper is None:
@@ -182,7 +182,7 @@ def paper_change(row: Row, baseline: Row) -> float | None:
     return row.paper - baseline.paper
 
 
-def _difference_cells(line: Line, report: PanelReport) -> tuple[str, str]:
+def _difference_cells(line: RowReport, report: PanelReport) -> tuple[str, str]:
     if line.row == report.panel.baseline_row or not line.records:
         return "", ""
     found = line.baseline_difference

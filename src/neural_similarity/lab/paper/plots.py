@@ -12,7 +12,7 @@ from neural_similarity.lab.paper.markdown import (
     our_result,
     paper_change,
 )
-from neural_similarity.lab.paper.report import Line, PanelReport, Report
+from neural_similarity.lab.paper.report import PanelReport, Report, RowReport
 from neural_similarity.lab.train.statistics import Interval
 
 PAPER, SEED, IMAGE = "tab:orange", "tab:blue", "tab:gray"
@@ -20,7 +20,7 @@ SHIFT = 0.12
 """Distance between the two intervals of a row."""
 
 
-def draw(report: Report, path: Path) -> None:
+def draw_report(report: Report, path: Path) -> None:
     """Draw the metric and the difference to the baseline, a row each, with the paper's beside.
 
     Where updates were timed, the metric is drawn against that, too; of adaptations, against how
@@ -99,7 +99,7 @@ def _draw_trained(axes: Any, report: PanelReport) -> None:
 
 
 def _draw_against(
-    axes: Any, report: PanelReport, places: Sequence[tuple[Line, float]], label: str
+    axes: Any, report: PanelReport, places: Sequence[tuple[RowReport, float]], label: str
 ) -> None:
     axes.set_visible(bool(places))
     for line, x in places:
@@ -113,26 +113,26 @@ def _draw_against(
     axes.grid(alpha=0.3)
 
 
-def _trained_parameters(line: Line) -> int | None:
+def _trained_parameters(line: RowReport) -> int | None:
     """How many numbers an adaptation trained."""
     return line.records[0].summary.get("trained") if line.records else None
 
 
 def _draw_interval(axes: Any, y: float, value: Interval | None, colour: str, kind: str) -> None:
     if value is not None:
-        reach = [[value.mean - value.low], [value.high - value.mean]]
+        half = [[value.mean - value.low], [value.high - value.mean]]
         label = f"difference, 95 % interval {kind}"
-        axes.errorbar(value.mean, y, xerr=reach, fmt="o", c=colour, capsize=3, label=label)
+        axes.errorbar(value.mean, y, xerr=half, fmt="o", c=colour, capsize=3, label=label)
 
 
-def _difference_label(line: Line) -> str:
+def _difference_label(line: RowReport) -> str:
     found = line.baseline_difference
     alone = " alone" if found.by_seed is None else ""
     values = {"by seed": found.by_seed, f"by image{alone}": found.by_image}
     return "\n".join(f"{interval_text(v)} {kind}" for kind, v in values.items() if v is not None)
 
 
-def _line_label(line: Line) -> str:
+def _line_label(line: RowReport) -> str:
     """Name, numbers and costs of a row."""
     paper = "" if line.row.paper is None else f", paper {line.row.paper:.2f}"
     if not line.records:

@@ -139,8 +139,8 @@ def _is_changed(start: dict[str, Any]) -> bool:
 
 def public_start(start: dict[str, Any] | None) -> dict[str, Any] | None:
     """What a record tells of a start: what is left of it is that of its recipe."""
-    told = ("recipe", "seed", "classes", "budget", "weights")
-    return start and {name: start[name] for name in told if name in start}
+    kept = ("recipe", "seed", "classes", "budget", "weights")
+    return start and {name: start[name] for name in kept if name in start}
 
 
 def code_of(environment: dict[str, Any]) -> dict[str, Any]:

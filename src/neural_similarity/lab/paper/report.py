@@ -43,7 +43,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class RowReport:
     row: Row
     records: tuple[Record, ...]
     """Our records, which differ in their seed alone."""
@@ -96,7 +96,7 @@ class Line:
 @dataclass(frozen=True, kw_only=True)
 class PanelReport:
     panel: Panel
-    lines: tuple[Line, ...]
+    lines: tuple[RowReport, ...]
 
     @property
     def all_records(self) -> list[Record]:
@@ -209,7 +209,7 @@ def make_report(
                     for same, theirs in others
                 )
                 lines.append(
-                    Line(
+                    RowReport(
                         row=row,
                         records=tuple(records),
                         metric=panel.metric,
@@ -253,7 +253,7 @@ def report_rows(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _accuracy_facts(line: Line) -> dict[str, Any]:
+def _accuracy_facts(line: RowReport) -> dict[str, Any]:
     if not line.records:
         return {"accuracy": None, "reach": None, "summary": None}
     facts = task_of(RECIPES[line.row.recipe]).record_facts(line.records)

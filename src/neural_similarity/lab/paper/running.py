@@ -13,7 +13,7 @@ from typing import IO
 
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.paper.missing import Key, Line
-from neural_similarity.lab.train.files import lock_file
+from neural_similarity.lab.train.files import hold_lock
 from neural_similarity.lab.train.stopping import signals_noted
 
 PROGRAM = (sys.executable, "-m", "neural_similarity")
@@ -23,7 +23,7 @@ FORWARDS = os.name == "posix"
 
 
 @dataclass
-class Outcome:
+class LinesOutcome:
     """What became of lines."""
 
     failed: dict[Key, str] = field(default_factory=dict)
@@ -32,14 +32,14 @@ class Outcome:
     """The signal that ended it early."""
 
 
-def run_lines(lines: Sequence[Line], jobs: int) -> Outcome:
+def run_lines(lines: Sequence[Line], jobs: int) -> LinesOutcome:
     """Run lines, `jobs` at a time, stage by stage.
 
     A line that fails is noted; those that wait for it fail with it, and the others go on. Ctrl-C or
     SIGTERM lets every process save what it has, from which the next call goes on. What several
     processes print goes to FOLDER.log beside each run folder.
     """
-    outcome = Outcome()
+    outcome = LinesOutcome()
     with signals_noted() as stop, ThreadPoolExecutor(jobs) as pool:
 
         def run_line(line: Line) -> str | None:
@@ -65,7 +65,7 @@ def run_lines(lines: Sequence[Line], jobs: int) -> Outcome:
 def _run_commands(line: Line, log: Path | None, stop: Callable[[], int | None]) -> str | None:
     """Run the commands of a line; why one failed."""
     taken = f"another process runs it already and writes to {log}"
-    with nullcontext() if log is None else lock_file(log, taken) as output:
+    with nullcontext() if log is None else hold_lock(log, taken) as output:
         for words in line.commands:
             if stop() is not None:
                 return "stopped"

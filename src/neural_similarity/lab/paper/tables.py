@@ -168,7 +168,7 @@ BOUNDS = (
 )
 
 
-def in_variant(table: Table, variant: str) -> Table:
+def table_in_variant(table: Table, variant: str) -> Table:
     """The table with the runs of the recipes' variant, "paper" (as it is) or "released"."""
     require_known("variant", variant, VARIANTS)
     if variant == "paper":

@@ -1,6 +1,6 @@
 """Write the list of recipes that `nsim recipes` shows."""
 
 from neural_similarity.files import write_text
-from neural_similarity.lab.recipes.listing import LIST, recipe_list
+from neural_similarity.lab.recipes.listing import LIST, list_content
 
-write_text(LIST, recipe_list())
+write_text(LIST, list_content())

@@ -10,7 +10,7 @@ LIST = Path(__file__).with_name("list.json")
 COLUMNS = ("name", "data", "model", "similarity", "steps", "description")
 
 
-def recipe_list() -> str:
+def list_content() -> str:
     """The content of `list.json`: title and rows of every family."""
     families = {
         family: {

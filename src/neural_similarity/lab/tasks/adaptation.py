@@ -109,9 +109,9 @@ class AdaptationRecipe(Recipe):
             raise ValueError(f"`train` must not name M without a similarity, got {self.train!r}")
         alone = self.baseline == "none" or self.similarity is None
         self._require_field(alone, "baseline", "be none with a similarity")
-        told = (self.baseline != "none") == ("baseline" in parts) or parts == ["all"]
+        named = (self.baseline != "none") == ("baseline" in parts) or parts == ["all"]
         self._require_field(
-            told, "train", f"name baseline exactly where it is one, got {self.baseline}"
+            named, "train", f"name baseline exactly where it is one, got {self.baseline}"
         )
 
     @classmethod

@@ -109,8 +109,8 @@ class Backbone:
         if self.is_run:
             run = self.finished_run()
             fields = ("model", "width", "variant", "norm_momentum", "norm_eps")
-            told = {field: getattr(run.recipe, field) for field in fields}
-            return Usual(run.channels, run.image_size, run.preprocess, told)
+            known = {field: getattr(run.recipe, field) for field in fields}
+            return Usual(run.channels, run.image_size, run.preprocess, known)
         kernels = (t for t in _read_tensors(Path(self.word)).values() if t.dim() == 4)
         first = next(kernels, torch.empty(1, 3, 1, 1))
         return Usual(first.shape[1], models.usual_sizes(recipe.model)[2])

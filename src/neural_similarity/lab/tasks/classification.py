@@ -73,7 +73,7 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring:
+class ImageScoring:
     """Options of `nsim evaluate`."""
 
     checkpoint: Literal["last", "best"] = "last"
@@ -86,7 +86,7 @@ class ClassificationTask(Task[Run, Recipe]):
 
     RUN: ClassVar[type[Run]] = Run
     HELP: ClassVar[str] = HELP
-    SCORING: ClassVar[type[Any]] = Scoring
+    SCORING: ClassVar[type[Any]] = ImageScoring
     SCORING_HELP: ClassVar[str] = SCORING_HELP
 
     recipe: Recipe
@@ -157,7 +157,7 @@ class ClassificationTask(Task[Run, Recipe]):
         scores = evaluate_model(model, self.dataset.test, run.preprocess, runtime)
         return {"validation_accuracy": state.best} | score_facts(scores)
 
-    def evaluate(self, run: Run, scoring: Scoring, device: str) -> tuple[dict[str, Any], str]:
+    def evaluate(self, run: Run, scoring: ImageScoring, device: str) -> tuple[dict[str, Any], str]:
         runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
         model = load_network(run, scoring.checkpoint)
         distributed.join_processes(runtime.device)

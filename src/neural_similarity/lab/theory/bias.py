@@ -52,7 +52,7 @@ STARTS = (PLAIN, product_starts(2), product_starts(3))
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StartOutcome:
     """The result of descent from a start; lists over seeds, curves are means at `Bias.steps`."""
 
     start: Start
@@ -72,14 +72,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Panel:
+class ProblemOutcomes:
     """A problem and its outcomes; lists over seeds."""
 
     truth_nuclear_norm: Sequence[float]
     truth_effective_rank: Sequence[float]
     least_norm_nuclear_norm: Sequence[float]
     """Nuclear norm of the solution of least Frobenius norm."""
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[StartOutcome]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Bias:
 
     rate: float
     steps: Sequence[int]
-    problems: dict[Kind, Panel]
+    problems: dict[Kind, ProblemOutcomes]
 
 
 def compute(seeds: int = 5) -> Bias:
@@ -96,10 +96,10 @@ def compute(seeds: int = 5) -> Bias:
     return Bias(RATE, SNAPSHOTS, {kind: _problem_panel(kind, seeds) for kind in get_args(Kind)})
 
 
-def _problem_panel(kind: Kind, seeds: int) -> Panel:
+def _problem_panel(kind: Kind, seeds: int) -> ProblemOutcomes:
     random = seed_generators(seeds)
     data = make_problem(kind, random)
-    outcomes: list[Outcome] = []
+    outcomes: list[StartOutcome] = []
     for starts in STARTS:
         factors = initial_factors(starts, random)
         kernels, losses, last = descend_factors(data, factors, RATE, SNAPSHOTS)
@@ -114,7 +114,7 @@ def _problem_panel(kind: Kind, seeds: int) -> Panel:
             outcomes.append(
                 _start_outcome(start, losses[:, :, index], series, distance[:, index], plain)
             )
-    return Panel(
+    return ProblemOutcomes(
         nuclear_norm(data.truth).tolist(),
         effective_rank(data.truth).tolist(),
         nuclear_norm(data.least_norm()).tolist(),
@@ -131,15 +131,19 @@ def _product_measures(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _plain_outcome(start: Start, outcomes: Sequence[Outcome]) -> Outcome | None:
+def _plain_outcome(start: Start, outcomes: Sequence[StartOutcome]) -> StartOutcome | None:
     """The plain start that a product is compared with."""
     plain = {each.start.weight: each for each in outcomes if each.start.depth == 1}
     return None if start.depth == 1 else plain.get(start.weight, plain[PLAIN[-1].weight])
 
 
 def _start_outcome(
-    start: Start, losses: Tensor, series: dict[str, Tensor], moved: Tensor, plain: Outcome | None
-) -> Outcome:
+    start: Start,
+    losses: Tensor,
+    series: dict[str, Tensor],
+    moved: Tensor,
+    plain: StartOutcome | None,
+) -> StartOutcome:
     last = {name: values[-1] for name, values in series.items()}
 
     def to_plain(name: str) -> dict[str, float]:
@@ -149,7 +153,7 @@ def _start_outcome(
         return seed_summary(last[name] - reference)
 
     curves = {"loss": losses, **series}
-    return Outcome(
+    return StartOutcome(
         start,
         loss=float(losses[-1].max()),
         nuclear_norm=last["nuclear_norm"].tolist(),
@@ -162,7 +166,7 @@ def _start_outcome(
     )
 
 
-def draw(bias: Bias, figure: Any) -> None:
+def draw_result(bias: Bias, figure: Any) -> None:
     """Draw nuclear norm and error by start, and effective rank against steps; a row per problem."""
     figure.set_size_inches(11, 9)
     grid = figure.subplots(3, 3)
@@ -183,17 +187,17 @@ def draw(bias: Bias, figure: Any) -> None:
     grid[0, 2].legend(fontsize=6)
 
 
-def _draw_ends(axes: Any, outcomes: Sequence[Outcome], name: str) -> None:
+def _draw_ends(axes: Any, outcomes: Sequence[StartOutcome], name: str) -> None:
     colours = {1: "tab:gray", 2: "tab:blue", 3: "tab:orange"}
     for y, outcome in enumerate(outcomes):
         values = torch.tensor(getattr(outcome, name))
         interval = seed_summary(values)
-        reach = [
+        half = [
             [interval["mean"] - interval["low"]],
             [interval["high"] - interval["mean"]],
         ]
         colour = colours[outcome.start.depth]
-        axes.errorbar(interval["mean"], y, xerr=reach, fmt="o", ms=3, c=colour, capsize=2)
+        axes.errorbar(interval["mean"], y, xerr=half, fmt="o", ms=3, c=colour, capsize=2)
     axes.set_yticks(
         range(len(outcomes)), [_start_label(each.start) for each in outcomes], fontsize=6
     )

@@ -123,7 +123,7 @@ def centre_misfit(weight: Tensor, *, shared: bool) -> float:
     return float((weight.flatten(1) @ best - target).norm() / target.norm())
 
 
-def draw(euler: Euler, figure: Any) -> None:
+def draw_result(euler: Euler, figure: Any) -> None:
     """Draw the error against the number of layers."""
     axes = figure.subplots()
     for errors in np.transpose(euler.flow_errors):

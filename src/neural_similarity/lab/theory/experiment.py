@@ -28,21 +28,22 @@ class Experiment:
 
 EXPERIMENTS = {
     "flow": Experiment(
-        "Eq. 6: how W moves when M and W' descend the gradient", flow.compute, flow.draw
+        "Eq. 6: how W moves when M and W' descend the gradient", flow.compute, flow.draw_result
     ),
     "bias": Experiment(
-        "§5.1: whether M and W' are drawn to low nuclear norm, by start", bias.compute, bias.draw
+        "§5.1: whether M and W' are drawn to low nuclear norm, by start",
+        bias.compute, bias.draw_result,
     ),
     "spectra": Experiment(
         "§5.1: singular values of the folded kernels of trained networks",
-        spectra.compute, spectra.draw, reads_runs=True,
+        spectra.compute, spectra.draw_result, reads_runs=True,
     ),
     "euler": Experiment(
-        "§5.2: residual layers as Euler steps of an equation", euler.compute, euler.draw
+        "§5.2: residual layers as Euler steps of an equation", euler.compute, euler.draw_result
     ),
     "order": Experiment(
         "§6: a dynamic layer with a linear predictor is a quadratic function",
-        order.compute, order.draw,
+        order.compute, order.draw_result,
     ),
 }  # fmt: skip
 

@@ -188,7 +188,7 @@ def _path_distance(weights: Tensor, matrices: Tensor) -> float:
     return relative_distance(kept[-1], kept[0])
 
 
-def draw(flow: Flow, figure: Any) -> None:
+def draw_result(flow: Flow, figure: Any) -> None:
     """Draw errors against step size, and the distance between the two flows."""
     left, right = figure.subplots(1, 2)
     for errors, label, colour in (

@@ -107,7 +107,7 @@ def _one_seed(
     return best_affine(x, y) / scale, curves, tests
 
 
-def draw(order: Order, figure: Any) -> None:
+def draw_result(order: Order, figure: Any) -> None:
     """Draw the training error against steps."""
     axes = figure.subplots()
     colours = {"plain": "tab:gray", "diagonal": "tab:blue", "full": "tab:orange"}

@@ -23,7 +23,7 @@ from neural_similarity.nn import SimilarityLayer, StaticSimilarity
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSpectra:
     """A convolution after M is folded in."""
 
     name: str
@@ -45,18 +45,18 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSpectra:
     """A trained network, by the name of its run folder."""
 
     run: str
-    layers: Sequence[Layer]
+    layers: Sequence[LayerSpectra]
 
 
 @dataclass(frozen=True)
 class Spectra:
     """The networks, and means over the runs that differ in the seed alone."""
 
-    networks: Sequence[Network]
+    networks: Sequence[NetworkSpectra]
     groups: dict[str, dict[str, Any]]
     """By recipe and budget: the number of `runs`, and for every scalar measure its `mean` and
     sample `deviation` by layer."""
@@ -66,15 +66,15 @@ def compute(runs: Sequence[Path]) -> Spectra:
     """Measure the last checkpoints of run folders."""
     if not runs:
         raise ValueError("`runs` must name at least one run folder, got none")
-    networks = [Network(path.name, measure_network(ns.load(path))) for path in runs]
-    groups: dict[str, list[Network]] = {}
+    networks = [NetworkSpectra(path.name, measure_network(ns.load(path))) for path in runs]
+    groups: dict[str, list[NetworkSpectra]] = {}
     for network in networks:
         groups.setdefault(re.sub(r"-seed\d+$", "", network.run), []).append(network)
     return Spectra(networks, {name: _average_networks(group) for name, group in groups.items()})
 
 
 @torch.no_grad()
-def measure_network(network: nn.Module) -> list[Layer]:
+def measure_network(network: nn.Module) -> list[LayerSpectra]:
     """Measure every convolution larger than 1×1; of a dynamic one, W alone."""
     return [
         _measure_layer(name, cast(nn.Conv2d, network.get_submodule(name)), kernel)
@@ -83,13 +83,13 @@ def measure_network(network: nn.Module) -> list[Layer]:
     ]
 
 
-def _measure_layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> Layer:
+def _measure_layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> LayerSpectra:
     m = None
     if isinstance(layer, SimilarityLayer) and isinstance(layer.similarity, StaticSimilarity):
         m = layer.similarity.full_matrix().double()
     folded, own = kernel.double(), layer.weight.double()
     by_filters, by_taps = folded.flatten(1), folded.flatten(2).flatten(0, 1)
-    return Layer(
+    return LayerSpectra(
         name=name,
         filters_rank=float(effective_rank(by_filters)),
         filters_spectrum=_singular_values(by_filters),
@@ -122,7 +122,7 @@ MEASURES = (
 )  # fmt: skip
 
 
-def _average_networks(group: Sequence[Network]) -> dict[str, Any]:
+def _average_networks(group: Sequence[NetworkSpectra]) -> dict[str, Any]:
     """The means of every layer over networks that differ in the seed alone."""
     average: dict[str, Any] = {
         "runs": len(group),
@@ -140,7 +140,7 @@ def _average_networks(group: Sequence[Network]) -> dict[str, Any]:
     return average
 
 
-def draw(spectra: Spectra, figure: Any) -> None:
+def draw_result(spectra: Spectra, figure: Any) -> None:
     """Draw effective ranks of the folded kernels by layer, and the distance of M from I."""
     titles = {
         "filters_rank": "effective rank, filters × (channels·taps)",

@@ -70,7 +70,7 @@ def save_checkpoint(folder: Path, state: State, metadata: dict[str, str], keep: 
     Raises:
         RunError: weights are not finite, or the checkpoint cannot be written (a full disk, say).
     """
-    _require_finite(state)
+    _require_finite_weights(state)
     path, rest = folder / f"step-{state.step:08d}", _rest_of_state(state)
 
     def write() -> None:
@@ -126,7 +126,7 @@ def tidy(folder: Path, step: int, keep: int) -> None:
         remove_folder(old)
 
 
-def _require_finite(state: State) -> None:
+def _require_finite_weights(state: State) -> None:
     for name, tensor in state.model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise RunError(

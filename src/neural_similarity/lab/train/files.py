@@ -28,7 +28,7 @@ def _layout_value(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def lock_file(path: Path, taken: str) -> Iterator[IO[bytes]]:
+def hold_lock(path: Path, taken: str) -> Iterator[IO[bytes]]:
     """Open a file for appending, locked against other processes.
 
     `taken` is the message of the error if another process holds the lock.

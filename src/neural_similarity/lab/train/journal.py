@@ -93,8 +93,8 @@ def _measure_since(state: State, seconds: float) -> dict[str, Any]:
     """Loss, accuracy (if the objective counts it) and speed since the last line of metrics."""
     loss, correct, images = state.totals.tolist()
     images = images or nan  # Only the first process has the totals of all.
-    told = {} if isnan(correct) else {"accuracy": correct / images}
-    record = {"step": state.step, "loss": loss / images} | told
+    accuracy = {} if isnan(correct) else {"accuracy": correct / images}
+    record = {"step": state.step, "loss": loss / images} | accuracy
     return record | {"images_per_second": images / seconds}
 
 

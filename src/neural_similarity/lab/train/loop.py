@@ -69,7 +69,7 @@ def fit_model(
         job.runtime.synchronize()
         state.seconds += time.perf_counter() - mark
         distributed.collect_totals(state.totals)
-        _require_finite(state)
+        _require_finite_loss(state)
         if logging:
             journal.log_metrics(state, rate)
         if validate:
@@ -95,7 +95,7 @@ def update_once(job: Job, state: State, network: nn.Module) -> None:
     state.totals += tally
 
 
-def _require_finite(state: State) -> None:
+def _require_finite_loss(state: State) -> None:
     if not state.totals[0].isfinite():
         raise RunError(f"the loss is not finite at step {state.step}; try a lower --lr")
 

@@ -23,7 +23,7 @@ from neural_similarity.lab.train.checkpoint import (
     step_of,
     weights_digest,
 )
-from neural_similarity.lab.train.files import lock_file
+from neural_similarity.lab.train.files import hold_lock
 from neural_similarity.lab.train.recipe import (
     Recipe,
     TrainingRecipe,
@@ -245,7 +245,7 @@ def removed_if_nothing_began(run: Run) -> Iterator[None]:
         written = run.metrics.exists() and run.metrics.stat().st_size > 0
         only_ours = all(path.name in BEGUN for path in run.path.glob("*"))
         if not written and only_ours and not any(run.checkpoints.glob("*")):
-            with suppress(RunError), lock_file(run.path / CONFIG, "it goes on in another process"):
+            with suppress(RunError), hold_lock(run.path / CONFIG, "it goes on in another process"):
                 remove_folder(run.path)
         raise
 
@@ -265,7 +265,7 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
         config = read_facts(path / CONFIG)
         command = config.get("command", Run.COMMAND)
         _require_text("command", command)
-        _require_kind(path, command, kind)
+        _require_run_kind(path, command, kind)
         return kind(
             path=path,
             name=config["recipe"],
@@ -289,7 +289,7 @@ def _require_own_folders(path: Path) -> None:
             )
 
 
-def _require_kind(path: Path, command: str, kind: type[Run]) -> None:
+def _require_run_kind(path: Path, command: str, kind: type[Run]) -> None:
     if command != kind.COMMAND:
         raise RunError(f"{path} is a run of `{command}`, not of `{kind.COMMAND}`")
 

@@ -111,5 +111,5 @@ def _paired_interval(differences: Sequence[float], quantile: float) -> Interval:
 
 
 def _interval_around(mean: float, quantile: float, deviation: float, count: int) -> Interval:
-    reach = quantile * deviation / sqrt(count)
-    return Interval(mean, mean - reach, mean + reach)
+    half = quantile * deviation / sqrt(count)
+    return Interval(mean, mean - half, mean + half)

@@ -33,7 +33,7 @@ from neural_similarity.lab.tasks.few_shot.objective import Episodes
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining_recipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
-from neural_similarity.lab.tasks.few_shot.task import check_sizes
+from neural_similarity.lab.tasks.few_shot.task import check_task_sizes
 from neural_similarity.lab.tasks.few_shot.tasks import Draw, draw_tasks, read_tasks, write_tasks
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning
 from neural_similarity.lab.train import RunError, choose_runtime, read_run
@@ -188,13 +188,13 @@ def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
         train(tmp_path, BY_NAMES)
     with pytest.raises(ValueError, match=r"tiny, test: .* 2 \+ 3 images .*, got 4 .* 'c7'"):
         train(tmp_path, TINY)
-    check_sizes(few, replace(TINY, queries=2))
+    check_task_sizes(few, replace(TINY, queries=2))
     learned = replace(TINY, method="maml", ways=4, queries=2)
-    check_sizes(few, replace(learned, ways=3))
+    check_task_sizes(few, replace(learned, ways=3))
     with pytest.raises(ValueError, match=r"tiny, test: `ways` must be .* got 4 ways and 3 classes"):
-        check_sizes(few, learned)
+        check_task_sizes(few, learned)
     with pytest.raises(ValueError, match=r"tiny, test: .* 3 \+ 2 images .*, got 4 .* 'c7'"):
-        check_sizes(few, replace(TINY, shots=3, queries=2))
+        check_task_sizes(few, replace(TINY, shots=3, queries=2))
     with pytest.raises(ValueError, match=r"`select_ways` must be at most .* classes, 2, got 3"):
         train(tmp_path, replace(BY_NAMES, select_ways=3))
     assert not (tmp_path / "run").exists()

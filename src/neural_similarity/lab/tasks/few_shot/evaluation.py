@@ -201,7 +201,7 @@ def _make_evaluation(
         method=name,
         statistics=method.statistics,
         sizes=tasks.sizes,
-        tasks=_facts_of(tasks),
+        tasks=_task_facts(tasks),
         checkpoint=checkpoint_facts(run, usual_checkpoint(run)),
         summary={
             "accuracy": right.mean,
@@ -213,13 +213,13 @@ def _make_evaluation(
     )
 
 
-def _facts_of(tasks: TaskList) -> dict[str, Any]:
+def _task_facts(tasks: TaskList) -> dict[str, Any]:
     return {"count": len(tasks), "seed": tasks.seed, "part": tasks.part, "digest": tasks.digest}
 
 
 def _evaluation_file(run: FewShotRun, name: str, method: Method, tasks: TaskList) -> Path:
     of = (name, run.recipe.train_on, method.statistics, run.recipe.seed)
-    name = evaluation_name(of, tasks.sizes, _facts_of(tasks))
+    name = evaluation_name(of, tasks.sizes, _task_facts(tasks))
     return run.path / EVALUATIONS / f"{name}.json"
 
 

@@ -1,4 +1,4 @@
-"""Scoring a few-shot run on tasks, by the options of `nsim evaluate`."""
+"""TaskScoring a few-shot run on tasks, by the options of `nsim evaluate`."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring:
+class TaskScoring:
     """Options of `nsim evaluate`."""
 
     method: str | None = None
@@ -69,7 +69,7 @@ class Scoring:
 
 
 def score_run(
-    run: FewShotRun, split: ClassSplit, scoring: Scoring, device: str
+    run: FewShotRun, split: ClassSplit, scoring: TaskScoring, device: str
 ) -> tuple[dict[str, Any], str]:
     """Evaluate a run, resuming an interrupted evaluation: facts for JSON, and a text."""
     tasks = task_list(scoring, run.recipe, split)
@@ -79,7 +79,7 @@ def score_run(
     return {"file": str(path)} | evaluation.to_json(), text
 
 
-def task_list(options: Scoring, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
+def task_list(options: TaskScoring, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
     """The list of tasks: read from the named file if it exists, else drawn."""
     images, path = split.images_of_part(options.part), options.task_list
     given = {name: getattr(options, name) for name in TASK_OPTIONS}

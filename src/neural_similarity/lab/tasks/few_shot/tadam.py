@@ -109,8 +109,8 @@ class _Condition(nn.Module):
 
     def __init__(self, features: int, channels: int, depth: int):
         super().__init__()
-        self.scale = _Residual(features, channels, depth)
-        self.shift = _Residual(features, channels, depth)
+        self.scale = _ResidualLayers(features, channels, depth)
+        self.shift = _ResidualLayers(features, channels, depth)
         self.strength = nn.Parameter(torch.zeros(2))
 
     def forward(self, task: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ class _Condition(nn.Module):
         return 1 + scale * self.scale(task), shift * self.shift(task)
 
 
-class _Residual(nn.Module):
+class _ResidualLayers(nn.Module):
     """A linear projection, then layers that each add to what they see."""
 
     def __init__(self, features: int, channels: int, depth: int):

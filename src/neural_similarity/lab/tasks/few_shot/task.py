@@ -29,7 +29,7 @@ from neural_similarity.lab.tasks.few_shot.records import (
     wanted_trials,
 )
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network
-from neural_similarity.lab.tasks.few_shot.scoring import SCORING_HELP, Scoring, score_run
+from neural_similarity.lab.tasks.few_shot.scoring import SCORING_HELP, TaskScoring, score_run
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.lab.train import Run, Runtime, read_run
 from neural_similarity.lab.train.checkpoint import State, newest_checkpoint, step_of
@@ -60,7 +60,7 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
     RUN: ClassVar[type[Run]] = FewShotRun
     HELP: ClassVar[str] = HELP
     NAMES_CLASSES: ClassVar[bool] = False
-    SCORING: ClassVar[type[Any]] = Scoring
+    SCORING: ClassVar[type[Any]] = TaskScoring
     SCORING_HELP: ClassVar[str] = SCORING_HELP
     RECORDS: ClassVar[str] = "fewshot"
     COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = COLUMNS
@@ -90,7 +90,7 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
 
     def check_start(self) -> dict[str, Any]:
         """Check that classes and images suffice, and that the start fits; return its facts."""
-        check_sizes(self.split, self.recipe)
+        check_task_sizes(self.split, self.recipe)
         return {"start": check_start(self.recipe, self.split)}
 
     def preprocess(self) -> Preprocess:
@@ -139,7 +139,7 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
         }
 
     def evaluate(
-        self, run: FewShotRun, scoring: Scoring, device: str
+        self, run: FewShotRun, scoring: TaskScoring, device: str
     ) -> tuple[dict[str, Any], str]:
         require_finished(run)
         return score_run(run, self.split, scoring, device)
@@ -192,7 +192,7 @@ def _require_all_classes(start: str | Path | None, why: str) -> None:
         raise RunError(f"`start` must be the folder of a run on train+val, {why}, got {got}")
 
 
-def check_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
+def check_task_sizes(split: ClassSplit, recipe: FewShotRecipe) -> None:
     """Check, before training, that the data have enough classes and images for the tasks.
 
     Raises:
