@@ -16,6 +16,7 @@ from neural_similarity.lab.recipes.cifar import CIFAR
 from neural_similarity.lab.recipes.released import RELEASED
 from neural_similarity.lab.recipes.studies import CHEAPER, STUDIES
 from neural_similarity.lab.session import load, train
+from neural_similarity.lab.tasks.few_shot import METHODS, TaskSizes
 from neural_similarity.lab.train import evaluate_model
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scale_recipe
 from neural_similarity.lab.train.runtime import choose_runtime
@@ -32,6 +33,50 @@ def count(name):
     options = {"similarity": recipe.similarity, "width": recipe.width, "variant": recipe.variant}
     model = models.build(recipe.model, 10, in_channels=3, image_size=32, **options)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+# Section 7.1 and App. A of the paper; decays of AlexNet and He et al., sizes of LEO's config.py.
+ITERATIONS = {"batch_size": 128, "momentum": 0.9, "lr": 0.1, "drop_factor": 0.1, "optimizer": "sgd"}
+IMAGENET = ITERATIONS | {"steps": 600_000, "drops": (200_000, 375_000, 550_000)}
+PHASES = {"maml": ((5,), (10,), 5 * 0.01), "meta-nsn": ((5, 20), (5, 20), 0.2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "constants"),
+    [
+        ("cifar10-cnn", ITERATIONS | {"steps": 64_000, "drops": (34_000, 54_000), "crop": 4}),
+        ("imagenet-cnn10", IMAGENET | {"weight_decay": 5e-4}),
+        ("imagenet-resnet50", IMAGENET | {"weight_decay": 1e-4}),
+        ("mini-cnn4", {"optimizer": "adam", "lr": 1e-3, "train_on": "train"}),
+        ("mini-leo", {"lr": 4.102361e-4, "meta_batch": 12}),
+        ("mini-leo-1shot", {"lr": 2.739071e-4, "meta_batch": 12}),
+    ],
+)
+def test_recipes_have_the_constants_of_the_papers(name, constants):
+    assert {field: getattr(RECIPES[name], field) for field in constants} == constants
+
+
+@pytest.mark.parametrize(
+    ("name", "shots", "dropout", "kl"),
+    [("mini-leo", 5, 0.300299, 0.466387), ("mini-leo-1shot", 1, 0.307651, 0.756143)],
+)
+def test_leo_has_the_constants_of_its_authors(name, shots, dropout, kl):
+    sizes = RECIPES[name].task_sizes
+    network = models.build("convnet4", 5, image_size=28, width=0.1)
+    latent = METHODS["leo"].build(network, sizes).latent
+    assert (sizes.shots, latent.dropout, latent.kl) == (shots, dropout, kl)
+    # Their rates 1.0 and 1e-3 are for the sum over five classes, ours for the mean.
+    assert (latent.size, latent.steps, latent.rate, latent.tuning_rate) == (64, 5, 5.0, 5e-3)
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_methods_adapt_by_the_steps_of_the_papers(name):
+    network = models.build("convnet4", 5, image_size=28, width=0.1, similarity="static-diagonal")
+    method = METHODS[name].build(network, TaskSizes())
+    steps, test_steps, rate = PHASES[name]
+    assert tuple(phase.steps for phase in method.phases) == steps
+    assert tuple(phase.steps for phase in method.test_phases) == test_steps
+    assert {phase.rate for phase in (*method.phases, *method.test_phases)} == {rate}
 
 
 def test_table_5_has_the_papers_parameters():

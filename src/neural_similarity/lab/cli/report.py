@@ -16,7 +16,7 @@ from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import print_line
 from neural_similarity.lab.cli.parsing import parse_options
 from neural_similarity.lab.errors import UsageError, content_errors
-from neural_similarity.lab.tasks.few_shot.evaluation import evaluation_files
+from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.terminal import escape_controls, plot_label
 from neural_similarity.lab.train import Run
 from neural_similarity.lab.train.journal import curve, read_lines
@@ -90,17 +90,13 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _summary_values(run: Run) -> dict[str, Any]:
-    """The single values of the summary, and the accuracy of every few-shot evaluation."""
+    """The single values of the summary, and further scores."""
     if not run.summary.exists():
         steps = [line["step"] for line in read_lines(run.metrics)]
         return {"steps": f"{max(steps, default=0)} of {run.recipe.steps}, not finished"}
     summary = read_facts(run.summary)
     found = {name: value for name, value in summary.items() if not isinstance(value, dict | list)}
-    for file in evaluation_files(run.path):
-        with content_errors(file):
-            scores = read_facts(file, within=run.path)["summary"]
-            found[file.stem] = f"{100 * scores['accuracy']:.2f} ± {100 * scores['reach']:.2f} %"
-    return found
+    return found | task_of(run.recipe).scored_texts(run)
 
 
 def _json_values(path: Path) -> dict[str, str]:

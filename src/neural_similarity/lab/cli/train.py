@@ -59,8 +59,8 @@ def train(args: Sequence[str]) -> int:
     words = [word for arg in rest for word in arg.split("=", 1)]
     if "--retrain" in words:
         require_only(("--retrain", "--out", "--start", *BESIDE), name, rest)
-    began = _initial_settings(name or DEFAULT, words)
-    options = _parse_recipe(_at_steps(began.recipe, words), rest, began.budget)
+    given = _initial_settings(name or DEFAULT, words)
+    options = _parse_recipe(_at_steps(given.recipe, words), rest, given.budget)
     if name and options.config:
         raise UsageError(f"{name} cannot be given with --config, which names its recipe")
     if options.resume is not None:
@@ -71,12 +71,12 @@ def train(args: Sequence[str]) -> int:
     elif options.retrain is not None:
         run = _retrain_run(options.retrain, options)
     else:
-        run = _start_run(began, options)
+        run = _start_run(given, options)
     _print_results(run)
     return 0
 
 
-class _Began(NamedTuple):
+class _Settings(NamedTuple):
     """The settings that a command line starts from."""
 
     name: str
@@ -87,14 +87,14 @@ class _Began(NamedTuple):
     """Whether the recipe's steps are scaled by its budget already."""
 
 
-def _initial_settings(name: str, words: Sequence[str]) -> _Began:
+def _initial_settings(name: str, words: Sequence[str]) -> _Settings:
     """The named recipe, or the settings in a file, or those of the kind of a run to retrain."""
     if "--retrain" in words[:-1]:
         run = session.open_run(words[words.index("--retrain") + 1])
-        return _Began(run.name, type(run.recipe)())
+        return _Settings(run.name, type(run.recipe)())
     if "--config" not in words[:-1]:
         chosen = _in_variant(name, words)
-        return _Began(chosen, RECIPES[chosen])
+        return _Settings(chosen, RECIPES[chosen])
     if "--budget" in words:
         raise UsageError("--budget cannot be given with --config, whose steps are at its budget")
     path = Path(words[words.index("--config") + 1])
@@ -109,7 +109,7 @@ def _initial_settings(name: str, words: Sequence[str]) -> _Began:
         fields = recipe_to_json(named if type(named) is kind else kind()) | config["fields"]
         recipe = recipe_from_json(fields, kind)
         root = config.get("data_root", DATA_ROOT)
-        return _Began(config["recipe"], recipe, config.get("budget", 1.0), root, True)
+        return _Settings(config["recipe"], recipe, config.get("budget", 1.0), root, True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"--config must hold a run's settings, got {path}: {error!r}") from error
 
@@ -142,8 +142,8 @@ def _in_variant(name: str, words: Sequence[str]) -> str:
         raise UsageError(str(error)) from error
 
 
-def _start_run(began: _Began, options: TrainOptions) -> Run:
-    name = began.name
+def _start_run(given: _Settings, options: TrainOptions) -> Run:
+    name = given.name
     recipe = options.recipe
     if name in STARTS and not getattr(recipe, recipe.START):
         option, start = f"--{recipe.START} RUN", STARTS[name]
@@ -155,9 +155,9 @@ def _start_run(began: _Began, options: TrainOptions) -> Run:
         name=name,
         budget=options.budget,
         out=options.out,
-        data_root=options.data or began.data,
+        data_root=options.data or given.data,
         device=options.device,
-        at_budget=began.scaled,
+        at_budget=given.scaled,
     )
 
 

@@ -128,6 +128,11 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         """The text to print at the end of training."""
         ...
 
+    @staticmethod
+    def scored_texts(run: AnyRun) -> dict[str, str]:
+        """What `nsim report` shows beside the summary: scores by the names of their files."""
+        return {}
+
     @classmethod
     def retrained_recipe(
         cls, run: AnyRun, start: str | Path | None, load: Callable[[], Any]

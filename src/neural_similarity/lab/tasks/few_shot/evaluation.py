@@ -16,7 +16,7 @@ from torch import Tensor
 
 from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import ClassSplit, Images
-from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.errors import RunError, content_errors
 from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate_method, use_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.partial import Partial
@@ -30,6 +30,7 @@ from neural_similarity.lab.train.progress import count_bar
 from neural_similarity.lab.train.run import (
     checkpoint_facts,
     find_checkpoint,
+    read_facts,
     require_finished,
     usual_checkpoint,
 )
@@ -177,6 +178,16 @@ def read_evaluations(run: FewShotRun) -> list[Evaluation]:
 def evaluation_files(run: Path) -> list[Path]:
     """The files of the evaluations in a run folder, in the order of their names."""
     return [path for path in sorted((run / EVALUATIONS).glob("*.json")) if is_evaluation(path)]
+
+
+def scored_texts(run: FewShotRun) -> dict[str, str]:
+    """The accuracy of every evaluation of a run, by the names of their files."""
+    found = {}
+    for file in evaluation_files(run.path):
+        with content_errors(file):
+            scores = read_facts(file, within=run.path)["summary"]
+            found[file.stem] = f"{100 * scores['accuracy']:.2f} ± {100 * scores['reach']:.2f} %"
+    return found
 
 
 def is_evaluation(path: Path) -> bool:

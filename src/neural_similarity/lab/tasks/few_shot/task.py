@@ -13,7 +13,7 @@ from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.classification import batches_of
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate_method
-from neural_similarity.lab.tasks.few_shot.evaluation import is_evaluation
+from neural_similarity.lab.tasks.few_shot.evaluation import is_evaluation, scored_texts
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
@@ -176,6 +176,7 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
             check_tasks(cls.load(recipe, root, decoded).split, "test", table_sizes(shots))
 
     row_trials = staticmethod(wanted_trials)
+    scored_texts = staticmethod(scored_texts)
     record_outcomes = staticmethod(recorded_outcomes)
     is_record = staticmethod(is_evaluation)
     read_outcome = staticmethod(read_outcome)
