@@ -37,7 +37,6 @@ class Output:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write each, as `write`."""
         for line in lines:
             self.write(line)
 

@@ -62,7 +62,6 @@ class ExportOptions(DataOptions):
 
     @property
     def file_stem(self) -> str:
-        """The usual name of the file."""
         return "network" + ("-int8" if self.int8 else "-folded" if self.fold else "")
 
 

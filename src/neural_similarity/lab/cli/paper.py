@@ -56,7 +56,6 @@ class TableOptions:
 
     @property
     def table_in_variant(self) -> Table:
-        """The table in the variant."""
         return paper.table_in_variant(TABLES[self.table], self.variant)
 
     @property
@@ -113,12 +112,10 @@ class ReproduceOptions(TableOptions):
 
     @property
     def chosen_rows(self) -> list[Row]:
-        """The rows to run."""
         return self.table_in_variant.choose_rows(self.only, self.shots)
 
     @property
     def run_scope(self) -> Scope:
-        """The settings that all runs share."""
         names = ("budget", "results", "runs", "data", "device", "precision")
         return Scope(**{name: getattr(self, name) for name in names})
 

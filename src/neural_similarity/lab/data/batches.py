@@ -167,7 +167,6 @@ class FileBatches:
         self._batch: list[Tensor] = []
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,)."""
         self.load(step)
         return self.loaded()
 
@@ -179,7 +178,6 @@ class FileBatches:
         self._next = step + 1
 
     def loaded(self) -> tuple[Tensor, Tensor]:
-        """The batch that was loaded last, as `at` gives it."""
         pixels, labels = self._batch
         pixels = pixels.contiguous(memory_format=self._place.memory_format)
         return standardise_pixels(pixels, self._scale, self._shift), labels

@@ -27,7 +27,6 @@ class Remote:
 
     @property
     def file_name(self) -> str:
-        """The name of the file without its address."""
         return self.url.rsplit("/", 1)[-1]
 
 

@@ -80,7 +80,6 @@ class Images:
 
     @property
     def class_sizes(self) -> dict[str, int]:
-        """The number of images of every class."""
         counts = self.labels.bincount(minlength=len(self.classes))
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
@@ -123,7 +122,6 @@ class ImageFiles:
 
     @classmethod
     def from_listing(cls, listing: Listing, *, image_size: int, workers: int) -> "ImageFiles":
-        """The images of a listing."""
         return cls(
             listing.folder,
             np.array([os.fsencode(name) for name in listing.relative_files]),
@@ -139,11 +137,9 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
         return 3, self.image_size, self.image_size
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageFiles":
-        """The images at `indices` (m,), in that order, or where a mask is True."""
         chosen = image_positions(indices, len(self))
         names, sizes = self.names[chosen.numpy()], self.sizes[chosen.numpy()]
         return replace(self, names=names, sizes=sizes, labels=self.labels[chosen])

@@ -41,17 +41,14 @@ class Listing:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the class folders."""
         return tuple(self.members)
 
     @property
     def class_sizes(self) -> list[int]:
-        """The number of files of every class."""
         return [len(files) for files in self.members.values()]
 
     @property
     def relative_files(self) -> list[str]:
-        """Every file below `folder`."""
         return [f"{name}/{file}" for name, files in self.members.items() for file in files]
 
     @property

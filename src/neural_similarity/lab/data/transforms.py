@@ -163,7 +163,6 @@ class Preprocess:
 
     @classmethod
     def raw_values(cls, channels: int) -> "Preprocess":
-        """Leave the values 0 to 255 as they are."""
         return cls((0.0,) * channels, (1 / 255,) * channels)
 
     def scale_and_shift(self, device: torch.device | str) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,6 @@ class Scope:
     """Precision of new runs: "auto" (the faster one here), "bf16" or "fp32"."""
 
     def run_folder(self, key: Key) -> Path:
-        """The folder in which a run takes place."""
         suffix = "-all" if key.retrained else ""
         return self.runs / f"{key.name}-{budget_name(self.budget)}-seed{key.seed}{suffix}"
 
@@ -70,7 +69,6 @@ class Scope:
 
     @property
     def place_options(self) -> list[str]:
-        """Options of data and device."""
         device = [] if self.device == "auto" else ["--device", self.device]
         return ["--data", f"{self.data}", *device]
 

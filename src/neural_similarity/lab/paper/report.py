@@ -67,12 +67,10 @@ class RowReport:
 
     @property
     def run_values(self) -> list[float]:
-        """The metric of every run."""
         return [metric_value(record, self.metric) for record in self.records]
 
     @property
     def mean_value(self) -> float:
-        """The mean of the metric over the runs."""
         return mean_and_deviation(self.run_values)[0]
 
     @property
@@ -89,7 +87,6 @@ class RowReport:
 
     @property
     def mean_seconds(self) -> float:
-        """The mean training time in seconds."""
         return mean_and_deviation([record.summary["seconds"] for record in self.records])[0]
 
 
@@ -100,7 +97,6 @@ class PanelReport:
 
     @property
     def all_records(self) -> list[Record]:
-        """The records of all rows."""
         return [record for line in self.lines for record in line.records]
 
     @property

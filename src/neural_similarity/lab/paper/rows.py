@@ -61,7 +61,6 @@ class Table:
 
     @property
     def all_rows(self) -> tuple[Row, ...]:
-        """The rows of all panels."""
         return tuple(row for panel in self.panels for row in panel.rows)
 
     def choose_rows(self, only: Sequence[str], shots: Sequence[int]) -> list[Row]:
@@ -79,7 +78,6 @@ class Table:
         return [row for row in rows if any(fnmatchcase(row.recipe, p) for p in only or ["*"])]
 
     def compared_rows(self, panel: Panel, row: Row) -> list[Row]:
-        """What a row of a panel is compared with."""
         if not self.compared:
             return [panel.baseline_row]
         rows = {other.label: other for other in self.all_rows if other.shots == row.shots}

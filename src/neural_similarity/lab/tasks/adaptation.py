@@ -127,19 +127,16 @@ class AdaptationRecipe(Recipe):
 
     @property
     def trains_head(self) -> bool:
-        """Whether the classifier trains."""
         return not {"head", "all"}.isdisjoint(self.train.split("+"))
 
     @property
     def norm_mode(self) -> Literal["eval", "train"]:
-        """The mode of normalisation in training."""
         if self.norm == "auto":
             return "train" if self.train == "all" else "eval"
         return self.norm
 
     @property
     def pretrained_source(self) -> Backbone:
-        """The pretrained network."""
         own = (self.backbone, self.weights, self.pretrained, self.classifier, not self.trains_head)
         return Backbone(*own, self.where, (Run, FewShotRun, AdaptationRun))
 
@@ -156,7 +153,6 @@ class AdaptationRun(Run):
 
     @property
     def input_sizes(self) -> dict[str, int]:
-        """Channels and size of the network's input."""
         return {"in_channels": self.channels, "image_size": self.image_size}
 
     def build(self, **overrides: Any) -> nn.Module:
@@ -242,11 +238,9 @@ class AdaptationTask(ClassificationTask):
 
     @classmethod
     def check_recipe(cls, recipe: Any) -> None:
-        """Check that the backbone exists, takes such channels, and that its weights fit."""
         recipe.pretrained_source.check(recipe)
 
     def check_start(self) -> dict[str, Any]:
-        """Check the images, and return facts about the backbone."""
         super().check_start()
         recipe, (channels, size, _) = self.recipe, self.images.shape
         sizes = {"in_channels": channels, "image_size": size}
@@ -280,12 +274,10 @@ class AdaptationTask(ClassificationTask):
         return {"backbone": facts | {"trained": trained}, "start": start}
 
     def preprocess(self) -> Preprocess:
-        """The preprocessing of the backbone, or one fitted to the images where it is unknown."""
         usual = self.recipe.pretrained_source.usual_input(self.recipe).preprocess
         return super().preprocess() if usual is None else usual
 
     def finish_run(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
-        """Score the test set, draw the similarities, write the adapter."""
         scores = super().finish_run(run, state, runtime)
         with content_errors(run.path / ENVIRONMENT):
             backbone = read_facts(run.path / ENVIRONMENT)["backbone"]

@@ -136,7 +136,6 @@ class Backbone:
             replace(self, classifier="new").load_pretrained(recipe, ("one", "another"), **sizes)
 
     def plain_network(self, recipe: TrainingRecipe, classes: int, **sizes: int) -> nn.Module:
-        """The network without its weights, for this number of classes, channels and image size."""
         if self.word.startswith(TIMM):
             model = _timm_config(self.word).create_model(self._library_name, num_classes=classes)
             _require_one_classifier(model, self.word, classes)
@@ -243,11 +242,9 @@ class Backbone:
 
     @property
     def is_run(self) -> bool:
-        """Whether it is a run folder."""
         return bool(self.word) and not self._is_named and Path(self.word).is_dir()
 
     def finished_run(self) -> Run:
-        """The finished run in the folder."""
         command = command_of(Path(self.word))
         run = read_run(self.word, next((k for k in self.kinds if k.COMMAND == command), Run))
         require_finished(run)

@@ -57,7 +57,6 @@ class BaselineConv2d(BaselineLayer, nn.Conv2d):
         return self._conv_forward(input, *self.effective_kernel())
 
     def plain_layer(self) -> nn.Module:
-        """The equivalent plain convolution."""
         layer = nn.utils.skip_init(
             nn.Conv2d, self.in_channels, self.out_channels, self.kernel_size,
             stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups,
@@ -247,7 +246,6 @@ class Film(BaselineLayer, nn.BatchNorm2d):
         return super().forward(input) * scale + shift
 
     def plain_layer(self) -> nn.Module:
-        """The equivalent plain normalisation."""
         layer: Any = deepcopy(self)
         layer.weight.mul_(self.scale)
         layer.bias.mul_(self.scale).add_(self.shift)

@@ -108,7 +108,6 @@ class ClassificationTask(Task[Run, Recipe]):
         return self.dataset.train
 
     def check_start(self) -> dict[str, Any]:
-        """Check that images are square and have at least two classes; return no facts."""
         _, height, width = self.images.shape
         if height != width:
             raise ValueError(
@@ -120,7 +119,6 @@ class ClassificationTask(Task[Run, Recipe]):
         return {}
 
     def preprocess(self) -> Preprocess:
-        """The preprocessing, fitted to the training images without those held out."""
         return Preprocess.for_images(self.training_split()[0], self.recipe.inputs)
 
     def training_split(self) -> tuple[ImageSet, ImageSet | None]:
@@ -152,7 +150,6 @@ class ClassificationTask(Task[Run, Recipe]):
         return score_facts(scores) | {"images_per_second": images / state.seconds}
 
     def best_summary(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
-        """Accuracy on the held-out images, and the scores of the test set."""
         model = runtime.place_model(load_network(run, "best"))
         scores = evaluate_model(model, self.dataset.test, run.preprocess, runtime)
         return {"validation_accuracy": state.best} | score_facts(scores)

@@ -24,7 +24,6 @@ class Problem:
 
     @property
     def measured_targets(self) -> Tensor:
-        """(seeds, measurements, 1)."""
         return self.operator @ self.truth.flatten(1)[..., None]
 
     def least_norm(self) -> Tensor:

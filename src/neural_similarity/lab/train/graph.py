@@ -66,7 +66,6 @@ class Graphed:
         self._run: Update = update
 
     def __call__(self, rate: float) -> None:
-        """Write the rate to the device and update."""
         self._set_rate(rate)
         if self._left > 0:
             self._left -= 1

@@ -39,7 +39,6 @@ class Journal:
         self.track = make_tracker(run)
 
     def show_step(self, step: int) -> None:
-        """Show that another step is done."""
         self.progress.show_step(step)
 
     def show_metrics(self, state: State) -> None:
@@ -56,7 +55,6 @@ class Journal:
         state.logged_seconds = state.seconds
 
     def log_validation(self, state: State, scores: dict[str, Any]) -> None:
-        """Write a line of validation scores."""
         self._write_line({"step": state.step} | scores)
 
     def _write_line(self, record: dict[str, Any]) -> None:
@@ -72,14 +70,12 @@ class Journal:
         return by_step or time.monotonic() - self.saved_at >= recipe.checkpoint_seconds
 
     def save_state(self, state: State) -> None:
-        """Write a checkpoint from which training can go on."""
         if distributed.is_first() and self.run.metrics.exists():
             sync_path(self.run.metrics)
         checkpoint.save_checkpoint(self.run.checkpoints, state, self.run.metadata, keep=KEPT)
         self.saved_at = time.monotonic()
 
     def save_best(self, state: State) -> None:
-        """Write the checkpoint that is best on the held-out images."""
         checkpoint.save_checkpoint(self.run.best, state, self.run.metadata, keep=KEPT_BEST)
 
 

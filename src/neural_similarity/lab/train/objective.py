@@ -48,20 +48,16 @@ class Classification:
 
     @property
     def on_device(self) -> bool:
-        """Whether the images are held on the device."""
         return isinstance(self.batches, Batches)
 
     def network(self, model: nn.Module) -> nn.Module:
-        """The model, wrapped to average gradients if there are several processes."""
         network = distributed.replicate_model(model)
         return cast(nn.Module, torch.compile(network)) if self.compile else network
 
     def prepare(self, step: int) -> None:
-        """Load batch `step`."""
         self.batches.load(step)
 
     def differentiate(self, network: nn.Module) -> Tensor:
-        """Add the gradients of the loss on the loaded batch; return its `tally`."""
         x, y = self.batches.loaded()
         with self.runtime.autocast():
             logits = network(x)

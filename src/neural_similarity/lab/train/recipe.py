@@ -191,7 +191,6 @@ class TrainingRecipe:
 
     @property
     def images_per_step(self) -> int:
-        """The number of images of an update."""
         return self.batch_size
 
     @property
@@ -200,7 +199,6 @@ class TrainingRecipe:
         return None
 
     def folder_name(self, name: str) -> str:
-        """The usual name of a run's folder."""
         return f"{name}-seed{self.seed}"
 
     @classmethod

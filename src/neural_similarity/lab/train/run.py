@@ -129,7 +129,6 @@ class Run:
         return build_network(self.recipe, len(self.classes), **sizes | overrides)
 
     def begin_network(self) -> nn.Module:
-        """The network that training starts from."""
         return self.build()
 
 

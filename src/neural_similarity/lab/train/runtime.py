@@ -42,11 +42,9 @@ class Runtime:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """Layout of four-dimensional tensors."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def place_model(self, model: nn.Module) -> nn.Module:
-        """Move a model to the device, its kernels in the memory layout."""
         model = model.to(device=self.device)
         # `Module.to` would refuse kernels of several experts, which have five dimensions.
         for tensor in chain(model.parameters(), model.buffers()):
@@ -55,7 +53,6 @@ class Runtime:
         return model
 
     def place_images(self, images: Tensor) -> Tensor:
-        """Move float images to the device in the memory layout."""
         return images.to(self.device).contiguous(memory_format=self.memory_format)
 
     def autocast(self, cache: bool = True) -> torch.autocast:

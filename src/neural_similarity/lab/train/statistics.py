@@ -28,7 +28,6 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval excludes zero."""
         return not self.low <= 0 <= self.high
 
     @property

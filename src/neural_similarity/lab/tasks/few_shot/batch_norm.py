@@ -39,14 +39,12 @@ class _Explicit(_BatchNorm):
     statistics: Statistics = "running"
 
     def forward(self, input: Tensor) -> Tensor:
-        """The batch, normalised; of the same shape."""
         self._check_input_dim(input)
         if self.statistics == "running":
             return self._by_running(input)
         return self._by_first(input, self._statistics_count(len(input)))
 
     def _statistics_count(self, rows: int) -> int:
-        """The number of first inputs that give the statistics."""
         return rows if self.statistics == "transductive" else _support_count(rows)
 
     def _by_running(self, x: Tensor) -> Tensor:
@@ -70,7 +68,6 @@ class _Explicit(_BatchNorm):
         return normalizing_line(self.weight, self.bias, mean, variance, self.eps)
 
     def extra_repr(self) -> str:
-        """Torch's fields plus the statistics."""
         return f"{super().extra_repr()}, statistics={self.statistics!r}"
 
 

@@ -106,7 +106,6 @@ class _Scorer:
         return (logits.argmax(-1) == self._targets).sum(-1)
 
     def network_input(self, pixels: Tensor) -> Tensor:
-        """The network's input."""
         return self._runtime.place_images(self._preprocess(pixels))
 
     def embed_pixels(self, pixels: Tensor) -> Tensor:

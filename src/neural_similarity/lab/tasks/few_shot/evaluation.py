@@ -66,13 +66,11 @@ class Evaluation:
         return self.correct.double() / len(self.sizes.query_labels)
 
     def file_name(self, train_on: Classes, seed: int) -> str:
-        """The file name, without .json, see `evaluation_name`."""
         return evaluation_name(
             (self.method, train_on, self.statistics, seed), self.sizes, self.tasks
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON values that `from_json` reads."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields["sizes"] = dataclasses.asdict(self.sizes)
         packed = base64.b64encode(self.correct.numpy().astype("<u2").tobytes()).decode("ascii")

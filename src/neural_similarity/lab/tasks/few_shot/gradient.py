@@ -111,7 +111,6 @@ class GradientBased(Method):
             self.parameter_names(phase.fast)
 
     def parameter_names(self, groups: Iterable[Group]) -> set[str]:
-        """The names of the parameters in these groups."""
         found: set[str] = set()
         for group in groups:
             members = self._group_members(group)
@@ -139,7 +138,6 @@ class GradientBased(Method):
         return self.head(x if embedded else self.embed(x))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """The predictor of queries after the test phases on a support set of images."""
         self._check_ways(ways)
         values = {name: p.detach() for name, p in self.named_parameters()}
         with torch.enable_grad():
@@ -161,7 +159,6 @@ class GradientBased(Method):
         return F.cross_entropy(self._query_logits(values, support, query), targets)
 
     def _query_logits(self, values: Values, support: Tensor, query: Tensor) -> Tensor:
-        """Logits of queries by these parameters."""
         logits = partial(functional_call, self, values)
         return embed_queries(logits, self.statistics, support, query)
 

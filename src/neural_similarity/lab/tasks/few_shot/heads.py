@@ -33,7 +33,6 @@ class CosineLinear(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (..., out_features) of x (..., in_features)."""
         return cosine_scores(x, [self.weight, self.gain], self.scale)
 
 
@@ -52,7 +51,6 @@ class FineTuning(Method):
         self.tuning = tuning or Tuning()
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt`; support (..., n, d) and queries (..., q, d) may be of many tasks."""
         first = self._initial_parameters(ways, support.shape[-1])
         parameters = [
             p.to(support).expand(*support.shape[:-2], *p.shape).clone().requires_grad_()
@@ -70,7 +68,6 @@ class FineTuning(Method):
         return lambda query: self._head_logits(query, learned)
 
     def _initial_parameters(self, ways: int, features: int) -> list[Tensor]:
-        """The parameters at the start of every task."""
         return list(self.tuning.first_linear(ways, features))
 
     def _head_logits(self, x: Tensor, parameters: list[Tensor]) -> Tensor:

@@ -52,7 +52,6 @@ class DiscriminativeKShot(Method):
         return weight.var(0, correction=0).mean(), bias.var(correction=0)
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt`; support (..., n, d) and queries (..., q, d) may be of many tasks."""
         kernel = self._logit_covariance(support, support)
         dual = maximise_posterior(kernel, F.one_hot(labels, ways).to(kernel))
 

@@ -76,7 +76,6 @@ class _Normal(NamedTuple):
     std: Tensor
 
     def draw_sample(self, training: bool) -> Tensor:
-        """A draw in training; else the mean."""
         return self.mean + self.std * torch.randn_like(self.std) if training else self.mean
 
     def standard_divergence(self) -> Tensor:
@@ -130,7 +129,6 @@ class Leo(Method):
         return unit_vectors(super().embed(images), -1)
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt`, on features."""
         with torch.enable_grad(), without_autocast(support):
             codes = self.latent_codes(support, labels, ways).mean.detach()
             weight = self._inner_steps(codes, support, labels, constant_gradient)[1].detach()
@@ -149,7 +147,6 @@ class Leo(Method):
             return self._feature_loss(task)
 
     def _feature_loss(self, episode: Episode) -> Tensor:
-        """The loss of a task of features."""
         support, labels, query, targets = episode
         codes = self.latent_codes(support, labels, episode.ways)
         start = codes.draw_sample(self.training)
@@ -159,14 +156,12 @@ class Leo(Method):
         return loss + self.latent.encoder * F.mse_loss(start, end.detach())
 
     def latent_codes(self, support: Tensor, labels: Tensor, ways: int) -> _Normal:
-        """The distribution of the latent codes (ways, size) of the classes."""
         encoded = self.encoder(self._drop_features(support))
         pairs = torch.cat(torch.broadcast_tensors(encoded[:, None], encoded[None]), -1)
         related = self.relation(pairs).mean(1)
         return _split_normal(class_means(related, labels, ways))
 
     def weight_penalty(self) -> Tensor:
-        """The penalties on the weights."""
         squares = torch.stack([weight.square().sum() for weight in self._decayed_weights()]).sum()
         directions = unit_vectors(self.decoder.weight, 0)
         correlations = directions.mT @ directions

@@ -27,7 +27,6 @@ class Metric(Method):
         self.backbone = backbone
 
     def loss(self, episode: Episode) -> Tensor:
-        """Cross-entropy of the queries."""
         return F.cross_entropy(self.scores(episode), episode.query_labels)
 
     def scores(self, episode: Episode) -> Tensor:
@@ -45,7 +44,6 @@ class NearestNeighbour(Metric):
     """
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt`; support (..., n, d) and queries (..., q, d) may be of many tasks."""
         members = class_members(labels, ways) > 0
 
         def predict(query: Tensor) -> Tensor:
@@ -62,7 +60,6 @@ class ProtoNet(Metric):
     """
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt`; support (..., n, d) and queries (..., q, d) may be of many tasks."""
         prototypes = class_means(support, labels, ways)
         return lambda query: -squared_distances(query, prototypes)
 
@@ -85,7 +82,6 @@ class MatchingNet(Metric):
         self.scale = scale
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt`; support (..., n, d) and queries (..., q, d) may be of many tasks."""
         members = class_members(labels, ways).to(support)
 
         def predict(query: Tensor) -> Tensor:

@@ -37,7 +37,6 @@ class Episodes:
         return model
 
     def prepare(self, step: int) -> None:
-        """Choose the tasks of update `step`."""
         self._step = step
 
     def training_task(self, number: int) -> Episode:

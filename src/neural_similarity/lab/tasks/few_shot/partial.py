@@ -45,7 +45,6 @@ class Partial:
         self._saved = time.monotonic()
 
     def remove_file(self) -> None:
-        """Remove the file once the evaluation is recorded."""
         remove_file(self._path)
 
 

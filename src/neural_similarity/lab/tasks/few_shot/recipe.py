@@ -106,12 +106,10 @@ class FewShotRecipe(TrainingRecipe):
 
     @property
     def shared_field(self) -> str:
-        """The field of tasks if training is by tasks, else of images."""
         return "meta_batch" if METHODS[self.method].episodic else "batch_size"
 
     @property
     def images_per_step(self) -> int:
-        """The number of images in the tasks or the batch of an update."""
         if METHODS[self.method].episodic:
             return self.meta_batch * self.ways * (self.shots + self.queries)
         return self.batch_size
@@ -126,21 +124,17 @@ class FewShotRecipe(TrainingRecipe):
 
     @property
     def retrained_fields(self) -> tuple[str, ...]:
-        """Fields that retraining on validation classes has changed."""
         return () if self.train_on == "train" else RETRAINED
 
     def retrained(self, step: int, growth: float) -> Self:
-        """The recipe on training and validation classes, see `retraining`."""
         return retraining_recipe(self, step, growth)
 
     @property
     def task_sizes(self) -> TaskSizes:
-        """Sizes of a training task."""
         return TaskSizes(ways=self.ways, shots=self.shots, queries=self.queries)
 
     @property
     def select_sizes(self) -> TaskSizes:
-        """Sizes of a validation task."""
         return replace(self.task_sizes, ways=self.select_ways)
 
 

@@ -38,11 +38,9 @@ class RelationNet(Metric):
         )
 
     def embed(self, images: Tensor) -> Tensor:
-        """Maps (n, channels, h, w), float32 or wider."""
         return promote_dtype(self.backbone(images))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt` on maps; support and queries may be of many tasks."""
         if self.statistics == "support":
             raise ValueError(
                 '`statistics` must be "running" or "transductive" for relation networks, which '
@@ -58,7 +56,6 @@ class RelationNet(Metric):
         return predict
 
     def loss(self, episode: Episode) -> Tensor:
-        """Mean squared error of the sigmoids."""
         support, labels, query, targets = self.embed_episode(episode)
         scores = self.adapt(support, labels, episode.ways)(query)
         wanted = F.one_hot(targets, episode.ways).to(scores)

@@ -55,7 +55,6 @@ class StaticTuning(Method):
         set_statistics(self, "running")
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt`."""
         if self.statistics == "support":
             raise ValueError(
                 '`statistics` must be "running" or "transductive" for static NSN, which learns '

@@ -69,7 +69,6 @@ class Tadam(Method):
         self.to(next(self.backbone.parameters()))
 
     def adapt(self, support: Tensor, labels: Tensor, ways: int) -> Predict:
-        """As `Method.adapt`, on images."""
         parameters = self._for_task(support, labels, ways)
 
         def predict(query: Tensor) -> Tensor:
@@ -114,7 +113,6 @@ class _Condition(nn.Module):
         self.strength = nn.Parameter(torch.zeros(2))
 
     def forward(self, task: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and shift (channels,) for a task (features,)."""
         scale, shift = self.strength
         return 1 + scale * self.scale(task), shift * self.shift(task)
 
@@ -128,7 +126,6 @@ class _ResidualLayers(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(channels, channels) for _ in range(depth - 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(features,) to (channels,)."""
         x = self.project(x)
         for layer in self.layers:
             x = x + layer(F.relu(x))

@@ -85,22 +85,18 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
 
     @property
     def images(self) -> Images:
-        """The images of the base classes."""
         return self.split.images_of_part(self.recipe.train_on)
 
     def check_start(self) -> dict[str, Any]:
-        """Check that classes and images suffice, and that the start fits; return its facts."""
         check_task_sizes(self.split, self.recipe)
         return {"start": check_start(self.recipe, self.split)}
 
     def preprocess(self) -> Preprocess:
-        """The preprocessing of the run to start from, or one fitted to the base classes."""
         if self.recipe.start is not None:
             return read_run(self.recipe.start, FewShotRun).preprocess
         return Preprocess.for_images(self.images, self.recipe.inputs)
 
     def objective(self, run: FewShotRun, runtime: Runtime) -> Objective:
-        """The loss on tasks of the base classes, or of classifying them."""
         if METHODS[run.recipe.method].episodic:
             return Episodes(run.recipe, self.images, run.preprocess, runtime)
         return Classification(runtime, batches_of(self.images, run, runtime))
@@ -131,7 +127,6 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
         return {"images": len(self.images)}
 
     def best_summary(self, run: FewShotRun, state: State, runtime: Runtime) -> dict[str, Any]:
-        """Step and accuracy on the validation classes."""
         return {
             "step": step_of(newest_checkpoint(run.best)),
             "validation_accuracy": state.best,
