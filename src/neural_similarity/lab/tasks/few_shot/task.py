@@ -12,22 +12,13 @@ from neural_similarity.lab.data import ClassSplit, Images, Preprocess
 from neural_similarity.lab.data.files import Progress
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.classification import batches_of
+from neural_similarity.lab.tasks.few_shot import records
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate_method
 from neural_similarity.lab.tasks.few_shot.evaluation import is_evaluation, scored_texts
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining_recipe
-from neural_similarity.lab.tasks.few_shot.records import (
-    COLUMNS,
-    comparable_records,
-    grouped_records,
-    read_outcome,
-    record_facts,
-    recorded_outcomes,
-    table_sizes,
-    wanted_trials,
-)
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network
 from neural_similarity.lab.tasks.few_shot.scoring import SCORING_HELP, TaskScoring, score_run
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
@@ -63,7 +54,7 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
     SCORING: ClassVar[type[Any]] = TaskScoring
     SCORING_HELP: ClassVar[str] = SCORING_HELP
     RECORDS: ClassVar[str] = "fewshot"
-    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = COLUMNS
+    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = records.COLUMNS
 
     recipe: FewShotRecipe
     split: ClassSplit
@@ -168,17 +159,17 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
     @classmethod
     def check_trials(cls, recipe: FewShotRecipe, root: str | Path, shots: int) -> None:
         with count_bar("images decoded") as decoded:
-            check_tasks(cls.load(recipe, root, decoded).split, "test", table_sizes(shots))
+            check_tasks(cls.load(recipe, root, decoded).split, "test", records.table_sizes(shots))
 
-    row_trials = staticmethod(wanted_trials)
+    row_trials = staticmethod(records.wanted_trials)
     scored_texts = staticmethod(scored_texts)
-    record_outcomes = staticmethod(recorded_outcomes)
+    record_outcomes = staticmethod(records.recorded_outcomes)
     is_record = staticmethod(is_evaluation)
-    read_outcome = staticmethod(read_outcome)
-    group_records = staticmethod(grouped_records)
-    comparable = staticmethod(comparable_records)
+    read_outcome = staticmethod(records.read_outcome)
+    group_records = staticmethod(records.grouped_records)
+    comparable = staticmethod(records.comparable_records)
     interval = staticmethod(by_task)
-    record_facts = staticmethod(record_facts)
+    record_facts = staticmethod(records.record_facts)
 
 
 def _require_all_classes(start: str | Path | None, why: str) -> None:
