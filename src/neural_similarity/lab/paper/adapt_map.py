@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from neural_similarity.lab.data.corruption import GEOMETRY, UNDONE
-from neural_similarity.lab.recipes.adaptation import CHANGED, RESNET, WAYS
+from neural_similarity.lab.recipes.adaptation import CHANGED, WAYS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 
 FOLDER = "adapt-map"
@@ -81,7 +81,7 @@ def trial_recipe(trial: Trial, labels: int) -> AdaptationRecipe:
     """The recipe of a run; `nsim train adapt` with its fields trains the same network."""
     way = "nothing" if trial.way == "undone" else trial.way
     fields: dict[str, Any] = {"similarity": None, "train": "M", "threads": 1, "precision": "fp32"}
-    fields |= RESNET | CHANGED | WAYS[way][1]
+    fields |= CHANGED | WAYS[way][1]
     fields["norm"] = "eval" if trial.way in OWN_STATISTICS else "train"
     undone = UNDONE if trial.way == "undone" else ""
     recipe = AdaptationRecipe(

@@ -27,8 +27,8 @@ from neural_similarity.lab.session import initial_state
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationRun, AdaptationTask
 from neural_similarity.lab.train import Runtime, choose_runtime, evaluate_model, pack_correct
 from neural_similarity.lab.train.environment import checkout_commit, describe_environment
-from neural_similarity.lab.train.files import lock_file, record_layout
-from neural_similarity.lab.train.graph import Plain
+from neural_similarity.lab.train.files import hold_lock, record_layout
+from neural_similarity.lab.train.graph import plain_update
 from neural_similarity.lab.train.loop import Job, step_rate, update_once
 from neural_similarity.lab.train.runtime import cpu_threads
 
@@ -95,7 +95,7 @@ def run_map(data: Path, results: Path, report: Report) -> None:
     """
     (results / FOLDER).mkdir(parents=True, exist_ok=True)
     taken = f"another process fills {results / FOLDER}"
-    with lock_file(results / FOLDER / "lock", taken), cpu_threads(1):
+    with hold_lock(results / FOLDER / "lock", taken), cpu_threads(1):
         runner = Runner(data, results, report)
         for labels in LABELS:
             rates = runner.choose_rates(labels)
@@ -184,7 +184,7 @@ def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[
     runtime = cpu_runtime()
     state = initial_state(run, runtime)
     job = Job(run.recipe, runtime, task.objective(run, runtime))
-    advance = Plain(partial(update_once, job, state, state.model.train()), state.optimizer)
+    advance = plain_update(partial(update_once, job, state, state.model.train()), state.optimizer)
     for step in range(run.recipe.steps):
         job.objective.prepare(step)
         advance(step_rate(run.recipe, step))

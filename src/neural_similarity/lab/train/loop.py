@@ -82,7 +82,7 @@ def fit_model(
         mark = time.perf_counter()
 
 
-def step_rate(recipe: Recipe, step: int) -> float:
+def step_rate(recipe: TrainingRecipe, step: int) -> float:
     """The learning rate of an update."""
     return learning_rate(step, recipe.lr, recipe.drops, recipe.drop_factor)
 
