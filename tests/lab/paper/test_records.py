@@ -132,7 +132,7 @@ def test_the_command_has_the_precision_and_threads_that_a_machine_chose(tmp_path
 @pytest.mark.parametrize(
     "changes",
     [
-        {"lr": 0.05}, {"steps": 7}, {"drops": (3,)}, {"width": 0.2}, {"validation": 8, "crop": 2},
+        {"lr": 0.05}, {"steps": 7}, {"drops": (3,)}, {"width": 0.2}, {"crop": 2, "validation": 8},
         {"steps": 3, "drops": (2,)},  # as another budget has them
     ],
 )  # fmt: skip
