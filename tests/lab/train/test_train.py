@@ -1,4 +1,5 @@
 import base64
+import errno
 import json
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from tiny_images import tiny as tiny
 from torch import nn
 from torch.nn import functional as F
 
+from neural_similarity import files
 from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Augment, Batches, Preprocess
 from neural_similarity.lab.session import load, train
@@ -283,3 +285,16 @@ def test_text_that_no_file_can_hold_is_refused_before_data_are_read(
     with pytest.raises(ValueError, match=rf"`{argument}` must be valid UTF-8, got '.*udcff'"):
         train(recipe, out=tmp_path / "run", data_root=name if argument == "data_root" else "data")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_while_a_run_folder_is_made_is_no_run_that_exists(tmp_path, monkeypatch):
+    """Not even where the folder has its name already, and only that name is not on the disk yet."""
+
+    def full(path):
+        if path == tmp_path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "sync_path", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*run'"):
+        train(TINY, out=tmp_path / "run", device="cpu")
+    assert (tmp_path / "run" / "config.json").exists()
