@@ -21,6 +21,7 @@ FUNCTIONS = {
     *(f"tempfile.{name}" for name in ("NamedTemporaryFile", "TemporaryDirectory", "mkstemp")),
     "tempfile.mkdtemp",
 }
+ENDS = METHODS | {name.rpartition(".")[2] for name in FUNCTIONS}
 GIVERS = {"new_file", "open_file", "locked_file", "regular_file", "TemporaryFile", "BytesIO"}
 """What opens or checks a file by the laws, or makes one without a name."""
 OPENED = {"BinaryIO", "IO[bytes]"}
@@ -51,6 +52,8 @@ def imported_names(tree):
 
 def file_call(call, names):
     """How a call opens, creates, replaces or removes a file; None where it does not."""
+    if isinstance(call.func, ast.Attribute) and last_name(call) not in ENDS:
+        return None
     first, _, rest = ast.unparse(call.func).partition(".")
     full = ".".join(filter(None, (names.get(first, first), rest)))
     if full in FUNCTIONS:
@@ -64,8 +67,12 @@ def file_call(call, names):
     return None
 
 
+def last_name(call):
+    return getattr(call.func, "attr", getattr(call.func, "id", None))
+
+
 def gives_file(node):
-    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in GIVERS
+    return isinstance(node, ast.Call) and last_name(node) in GIVERS
 
 
 def open_files(function):
@@ -96,7 +103,7 @@ def other_ways(text):
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             inside = open_files(function)
-            for node in ast.walk(function):
+            for node in ast.walk(function) if inside else ():
                 opened[node] = opened.get(node, set()) | inside
     return {
         (way, node.lineno)

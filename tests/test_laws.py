@@ -15,8 +15,9 @@ CASES = [
     for name, structure in testing.STRUCTURES.items()
     for case in testing.cases(structure)
 ]
+LONG = [pytest.mark.long]
 REPRESENTATIVES = [
-    case
+    pytest.param(*case.values, id=case.id, marks=LONG if "dynamic LSTM" in case.id else ())
     for case in CASES
     if case.id.split("-")[0] in ("Diagonal", "Full") or case.id.endswith("c Conv2d")
 ]
