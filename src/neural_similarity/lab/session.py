@@ -125,12 +125,8 @@ def resume(
     """Continue the run in the folder `path` exactly from its newest whole checkpoint.
 
     A finished run is left as it is. On the CPU, with the same number of threads, the final weights
-    equal those of an uninterrupted run bit for bit.
-
-    Args:
-        path: the run folder.
-        data_root: folder of the data sets; None is the one that the run began with.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu".
+    equal those of an uninterrupted run bit for bit. Without `data_root`, the data sets are in the
+    folder that the run began with; devices are those of `train`.
 
     Raises:
         RunError: it is not a run folder, another process trains it, or the data have changed.
@@ -177,11 +173,7 @@ def retrain(
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in a folder, of any kind.
-
-    Raises:
-        RunError: it is not a run folder, or its settings cannot be read.
-    """
+    """The run in a folder, of any kind; `RunError` if there is none that can be read."""
     task = command_task(command_of(Path(path)) or "")
     return read_run(path, task.RUN if task else Run)
 
@@ -206,12 +198,7 @@ def load(
 
 
 def load_task(run: Run, data_root: str | Path | None = None) -> Task[Any, Any]:
-    """The task of a run, whose data must be unchanged.
-
-    Raises:
-        RunError: the data have changed.
-        FileNotFoundError: the data are missing.
-    """
+    """The task of a run; missing data, or others than the run's, are an error."""
     root = run.data_root if data_root is None else data_root
     task = _load_task(run.recipe, root)
     require_same_data(run, task.digest, root)
@@ -348,7 +335,9 @@ def _take_up(run: Run, state: State, runtime: Runtime) -> None:
 def _show_progress(run: Run, state: State, runtime: Runtime) -> AbstractContextManager[Progress]:
     if not distributed.is_first():
         return nullcontext(Progress())
-    return show_progress(_progress_title(run, runtime), run.recipe.steps, state.step)
+    place = f"{device_name(runtime.device)} in {runtime.precision}"
+    title = f"{run.name} on {place}, {run.recipe.steps:,} steps, into {run.path}"
+    return show_progress(title, run.recipe.steps, state.step)
 
 
 def initial_state(run: Run, runtime: Runtime) -> State:
@@ -378,11 +367,6 @@ def make_optimizer(recipe: TrainingRecipe, groups: list[dict[str, Any]]) -> torc
     if recipe.optimizer == "adam":
         return torch.optim.Adam(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999))
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
-
-
-def _progress_title(run: Run, runtime: Runtime) -> str:
-    place = f"{device_name(runtime.device)} in {runtime.precision}"
-    return f"{run.name} on {place}, {run.recipe.steps:,} steps, into {run.path}"
 
 
 def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
