@@ -7,20 +7,63 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from neural_similarity.lab.paper import read_records
+from neural_similarity.lab.paper import TABLES, make_report, read_records
 from neural_similarity.lab.paper.markdown import interval_text
 from neural_similarity.lab.paper.records import Record
-from neural_similarity.lab.paper.report import by_number, compare_records
-from neural_similarity.lab.train.statistics import Interval, by_task
+from neural_similarity.lab.paper.report import by_number, pooled_difference
+from neural_similarity.lab.paper.verdicts import Adjusted, Comparison, Verdict, judge_comparisons
+from neural_similarity.lab.train.statistics import by_image
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-HEAD = ("", "where", "the paper", "", "ours", "command")
+HEAD = ("", "where", "the paper", "", "ours", "p", "command")
+NEGLIGIBLE = 0.01
+"""A smaller share of a number makes no difference to it."""
+CLASSES = {"cifar10": 10, "cifar100": 100}
+
+
+class Found(NamedTuple):
+    """A comparison of records, and what it is of."""
+
+    comparison: Comparison
+    sides: tuple[Sequence[Record], Sequence[Record]]
+    family: Hashable
+    """Whose comparisons Holm's adjustment counts."""
+
+    @property
+    def text(self) -> str:
+        """The intervals, and what they are of."""
+        one = self.comparison.difference
+        ways = {self.comparison.unit: one.by_image, "seed": one.by_seed, "both": one.by_both}
+        found = [f"{interval_text(value)} by {way}" for way, value in ways.items() if value]
+        facts = [f"n = {len(one.common)}", f"budget {self.comparison.budget:g}", *self.precisions]
+        return f"{', '.join(found)} ({', '.join(facts)})" if found else ""
+
+    @property
+    def precisions(self) -> list[str]:
+        """The precisions of both sides, where they are not the same."""
+        common = self.comparison.difference.common
+        sides = [
+            " and ".join(
+                sorted({each.environment["precision"] for each in side if each.seed in common})
+            )
+            for side in self.sides
+        ]
+        return [] if sides[0] == sides[1] and " " not in sides[0] else [" beside ".join(sides)]
+
+    @property
+    def lost(self) -> str:
+        """How many runs failed, if any did."""
+        runs = [record for side in self.sides for record in side]
+        count = sum(record.failed for record in runs)
+        return f"{count} of {len(runs)} failed" if count else ""
 
 
 def page() -> str:
@@ -28,10 +71,12 @@ def page() -> str:
     with (ROOT / "docs/claims.toml").open("rb") as file:
         content = tomllib.load(file)
     claims = content["claim"]
-    rows = [_row(number, claim) for number, claim in enumerate(claims, 1)]
+    rows = judged_rows(claims)
     counts = Counter(row[3].strip("*") for row in rows)
+    compared = [claim for claim in claims if "compare" in claim]
     intervals = sum(row[4].count("[") for row in rows)
-    parts = [content["head"].strip(), content["rule"].strip().format(intervals=intervals)]
+    rule = content["rule"].strip().format(intervals=intervals, comparisons=len(compared))
+    parts = [content["head"].strip(), rule]
     parts.append("; ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ".")
     for section in dict.fromkeys(claim["section"] for claim in claims):
         lines = [HEAD, ("---",) * len(HEAD)]
@@ -40,75 +85,177 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _row(number: int, claim: dict[str, Any]) -> tuple[str, ...]:
-    status, found = claim.get("status", ""), ""
-    if "compare" in claim:
-        status, found = _compare(claim["compare"])
+def judged_rows(claims: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The rows of all claims, whose comparisons are judged together."""
+    compared = [claim for claim in claims if "compare" in claim]
+    found = [compare(claim["compare"], table_of(claim)) for claim in compared]
+    judged = {id(claim): pair for claim, *pair in zip(compared, found, judge(found), strict=True)}
+    return [
+        _row(number, claim, *judged.get(id(claim), (None, (claim.get("status", ""), None))))
+        for number, claim in enumerate(claims, 1)
+    ]
+
+
+def judge(found: Sequence[Found]) -> list[tuple[str, Verdict]]:
+    """What comparisons of one page say; that a run failed comes before any difference."""
+    verdicts = judge_comparisons([one.comparison for one in found], [one.family for one in found])
+    return [
+        (one.lost or verdict.status, verdict) for one, verdict in zip(found, verdicts, strict=True)
+    ]
+
+
+def table_of(claim: dict[str, Any]) -> str:
+    """The table that a claim's command is of."""
+    words = claim["command"].split()
+    return words[2] if words[:2] in (["nsim", "table"], ["nsim", "reproduce"]) else ""
+
+
+def _row(
+    number: int, claim: dict[str, Any], found: Found | None, judged: tuple[str, Verdict | None]
+) -> tuple[str, ...]:
+    status, verdict = judged
+    shown = found.text if found else ""
+    for key, derive in {"chance": _chance, "interval": _interval}.items():
+        if key in claim:
+            status, shown = derive(claim[key])
     told = re.sub(r"\{([^}]+)\}", lambda match: _figure(match[1]), claim.get("note", ""))
-    ours = "; ".join(part for part in (found, told) if part)
+    ours = "; ".join(part for part in (shown, told) if part)
     command = f"`{claim['command']}`" if "command" in claim else ""
-    return str(number), claim["where"], claim["says"], f"**{status}**", ours, command
+    p_values = p_text(verdict, found.comparison.unit) if found and verdict else ""
+    return str(number), claim["where"], claim["says"], f"**{status}**", ours, p_values, command
 
 
-def _compare(text: str) -> tuple[str, str]:
-    """Status and figures of "FIRST < SECOND @ BUDGET [CLASSES]", what the paper says of the two."""
-    first, sign, second, _, budget, *classes = text.split()
-    if classes:
-        kind, seeds, (images, by_seeds) = "task", *_on_tasks(first, second, float(budget), *classes)
-    else:
-        kind, seeds, (images, by_seeds) = "image", *_on_images(first, second, float(budget), sign)
-    if images is None:
-        return "untested", ""
-    wanted = 1 if sign == ">" else -1
-    verdicts = [_verdict(each, wanted) for each in (images, by_seeds) if each]
-    status = verdicts[0]
-    if status != "unclear" and (len(verdicts) == 1 or verdicts[1] != status):
-        status += f" by {kind} only"
-    found = [f"{interval_text(images)} by {kind}"]
-    found += [f"{interval_text(by_seeds)} by seed"] if by_seeds else []
-    share = "" if classes else f", budget {budget}"
-    return status, f"{', '.join(found)} (n = {seeds}{share})"
+def adaptation_tables(text: str) -> dict[str, str]:
+    """Every table of comparisons in docs/results-adaptation.md, and what the records make of it.
 
-
-def _verdict(found: Interval, wanted: int) -> str:
-    if not found.excludes_zero:
-        return "unclear"
-    return "holds" if found.mean * wanted > 0 else "fails"
-
-
-def _on_images(
-    first: str, second: str, budget: float, sign: str
-) -> tuple[int, tuple[Interval | None, Interval | None]]:
-    ours, theirs = (by_number(read_records(RESULTS, name, budget)) for name in (first, second))
-    found = compare_records(ours, theirs, "accuracy" if sign == ">" else "error")
-    return len(found.common), (found.by_image, found.by_seed)
-
-
-def _on_tasks(
-    first: str, second: str, budget: float, classes: str
-) -> tuple[int, tuple[Interval | None, None]]:
-    ours, theirs = (dict(_evaluations(name, budget, classes)) for name in (first, second))
-    seeds = ours.keys() & theirs.keys()
-    if not seeds:
-        return 0, (None, None)
-    means = (
-        sum(100 * side[seed].correct.double() / 75 for seed in seeds) / len(seeds)
-        for side in (ours, theirs)
+    A row begins with two recipes; that of the first is said to be ahead. Holm's adjustment counts
+    the rows of the table.
+    """
+    found = re.findall(r"(?:^\| `[\w-]+` \| `[\w-]+` \|.*\n)+", text, re.M)
+    pairs = [re.findall(r"^\| `([\w-]+)` \| `([\w-]+)` \|", block, re.M) for block in found]
+    compared = [
+        compare(f"{this} > {beside} @ 1", _adaptation_of(this))._replace(family=at)
+        for at, rows in enumerate(pairs)
+        for this, beside in rows
+    ]
+    rows = iter(
+        _adaptation_row(one, *pair, *judged)
+        for one, pair, judged in zip(
+            compared, (pair for rows in pairs for pair in rows), judge(compared), strict=True
+        )
     )
-    first_mean, second_mean = means
-    return len(seeds), (by_task(first_mean - second_mean), None)
+    return {block: "".join(islice(rows, len(own))) for block, own in zip(found, pairs, strict=True)}
 
 
-def _evaluations(name: str, budget: float, classes: str) -> Iterator[tuple[int, Record]]:
-    """The evaluations of RECIPE/METHOD on test tasks of 5 ways, 5 shots and 15 queries, by seed."""
-    recipe, method = name.split("/")
-    for record in read_records(RESULTS, recipe, budget):
-        if record.stem.startswith(f"{method}.{classes}.5w5s15q.test-2000-0."):
-            yield record.seed, record
+def _adaptation_of(recipe: str) -> str:
+    """The table of an adaptation."""
+    tables = (name for name in TABLES if name.startswith("adapt"))
+    return next(n for n in tables if recipe in {row.recipe for row in TABLES[n].all_rows})
+
+
+def _adaptation_row(found: Found, this: str, beside: str, status: str, verdict: Verdict) -> str:
+    one = found.comparison.difference
+    intervals = (one.by_image, one.by_seed, one.by_both)
+    cells = (status, *(interval_text(x) if x else "" for x in intervals), p_text(verdict, "image"))
+    return f"| `{this}` | `{beside}` | {' | '.join(cells)} |\n"
+
+
+def p_text(verdict: Verdict, unit: str) -> str:
+    """The p-values of a verdict: over seeds, or by image or task where that decides."""
+    parts = {"over seeds": verdict.seeds}
+    if verdict.seeds is None or "only" in verdict.status:
+        parts[f"by {unit}"] = verdict.images
+    return "; ".join(f"{_adjusted_text(p)} {way}" for way, p in parts.items() if p)
+
+
+def _adjusted_text(found: Adjusted) -> str:
+    numbers = (found.p, found.holm, found.fdr)
+    return "{} (Holm {}, BH {})".format(*(f"{p:.2g}" if p >= 1e-4 else "< 1e-4" for p in numbers))
+
+
+def compare(text: str, table: str = "") -> Found:
+    """The comparison "FIRST < SECOND @ BUDGET [CLASSES]", what the paper says of the two.
+
+    BUDGET may be two, A/B, and a side ONE:OTHER is what one recipe has more than another.
+    """
+    first, sign, second, _, budget, *classes = text.split()
+    shares = [float(share) for share in budget.split("/")]
+    metric = "accuracy" if sign == ">" else "error"
+    sides = [
+        tuple(_runs(name, share, *classes))
+        for name, share in zip((first, second), (shares[0], shares[-1]), strict=True)
+    ]
+    share = min(shares)
+    difference = pooled_difference(*sides, metric, _scatter(table, share, first, second))
+    comparison = Comparison(
+        difference=difference,
+        sign=1 if sign == ">" else -1,
+        budget=share,
+        unit="task" if classes else "image",
+    )
+    return Found(comparison, (sides[0], sides[1]), table)
+
+
+def _runs(name: str, budget: float, classes: str = "") -> list[Record]:
+    """Records of a recipe; or of RECIPE/METHOD on test tasks of 5 ways, 5 shots, 15 queries."""
+    if ":" in name:
+        more, less = (by_number(_runs(one, budget, classes)) for one in name.split(":"))
+        return [
+            replace(more[seed], accuracies=more[seed].accuracies - less[seed].accuracies)
+            for seed in more.keys() & less.keys()
+        ]
+    recipe, _, method = name.partition("/")
+    records = read_records(RESULTS, recipe, budget)
+    stem = f"{method}.{classes}.5w5s15q.test-2000-0."
+    return [each for each in records if not classes or each.stem.startswith(stem)]
+
+
+@cache
+def _scatter(table: str, budget: float, *names: str) -> tuple[float, int] | None:
+    """The pooled scatter of the panel that has both recipes."""
+    for panel in _panels(table, budget):
+        if set(names) <= {line.row.recipe for line in panel.lines}:
+            return panel.pooled_deviation
+    return None
+
+
+@cache
+def _panels(table: str, budget: float) -> Sequence[Any]:
+    if table not in TABLES or TABLES[table].mixed:
+        return ()
+    return make_report(TABLES[table], budget=budget, results=RESULTS).panels
+
+
+def _chance(text: str) -> tuple[str, str]:
+    """Status and figures of "[not] RECIPE @ BUDGET": whether runs stay at chance; they are counted.
+
+    A run does where the interval of its accuracy over test images includes one class in so many.
+    """
+    *negation, name, _, budget = text.split()
+    records = read_records(RESULTS, name, float(budget))
+    accuracies = [by_image(record.accuracies.tolist()) for record in records]
+    at_chance = sum(one.low <= 1 / CLASSES[name.partition("-")[0]] for one in accuracies)
+    wanted = 0 if negation else len(records)
+    status = "holds" if at_chance == wanted else "fails"
+    errors = ", ".join(f"{100 * (1 - one.mean):.2f} %" for one in accuracies)
+    runs = f"{at_chance} of {len(records)} run{'s' if len(records) > 1 else ''} at chance"
+    return status, f"{runs}, error {errors} (budget {budget})"
+
+
+def _interval(text: str) -> tuple[str, str]:
+    """Status and figures of "DIFFERENCE / SIZE" among a theory's numbers: whether it is below 0."""
+    path, _, size = text.split()
+    found = _theory(path)
+    numbers = _numbers(_theory(size))
+    status = "holds" if found["high"] < 0 else "fails" if found["low"] > 0 else "unclear"
+    if status != "unclear" and abs(found["mean"]) < NEGLIGIBLE * sum(numbers) / len(numbers):
+        status += ", negligibly"
+    shown = "{mean:+.3f} [{low:+.3f}, {high:+.3f}] by seed".format(**found)
+    return status, shown.replace("-", "−")
 
 
 def _figure(text: str) -> str:
-    """What stands for {KIND WORDS} in a note."""
+    """What {KIND WORDS} in a note stands for."""
     kind, *words = text.split()
     if kind == "ratio":  # of a fact in two recipes' summaries
         fact, first, second, budget = words
@@ -117,7 +264,9 @@ def _figure(text: str) -> str:
         )
         return f"{one / other:.2f}"
     if kind == "compare":
-        return _compare(" ".join(words))[1]
+        return compare(" ".join(words)).text
+    if kind == "chance":
+        return _chance(" ".join(words))[1]
     numbers = _numbers(_theory(words[0]))
     value = {"max": max, "min": min, "mean": lambda n: sum(n) / len(n)}[kind](numbers)
     return f"{value:.3g}"

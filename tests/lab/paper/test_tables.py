@@ -15,6 +15,7 @@ from benchmarks.measure import Timing
 from benchmarks.report import Report, Row, write
 from neural_similarity.lab import cli
 from neural_similarity.lab.paper import TABLES, draw_report, make_report, read_records, to_markdown
+from neural_similarity.lab.paper.markdown import signed_number
 from neural_similarity.lab.paper.records import budget_name
 from neural_similarity.lab.paper.report import by_number, compare_records
 from neural_similarity.lab.paper.tables import Panel, Table
@@ -112,7 +113,11 @@ def test_row_by_hand(tmp_path):
     assert row[5] == "−20.00 [−69.68, +29.68]"  # 20 · 4.302653 / √3 = 49.68
     # Images right more often than the baseline's: 1/3, 1/3, 0, 1/3, 0 of 3 seeds; s = 0.1826.
     assert row[6] == "−20.00 [−36.00, −4.00]"
-    assert row[7:] == ["1.23 M", "67 M", "2:00"]
+    # Mean squares: images 1,000, the rest 2,000. Images scatter by chance alone: that by seed.
+    assert row[7] == row[5]
+    # Student's √3 with two degrees of freedom; that by pooled scatter, √3 with four, is smaller.
+    assert row[8:10] == ["0.225", "0.014"]
+    assert row[10:] == ["1.23 M", "67 M", "2:00"]
     assert cells(text, "later")[3:5] == ["not run (no recipe)", "0"]
 
 
@@ -153,14 +158,14 @@ def test_only_common_seeds_are_compared(tmp_path):
     for seed in (3, 4, 5):
         write_by_hand(tmp_path, STATIC, seed, bits(64, 10 + seed, 0.6))
     ours, before = (by_number(read_records(tmp_path, name, 1)) for name in (STATIC, PLAIN))
-    found = compare_records(ours, before, "error")
+    found = compare_records(ours.values(), before.values(), "error")
     assert (found.common, found.by_seed) == ((3, 4), None)
     images = found.by_image
     by_hand = 50 * sum(before[s].correct.double() - ours[s].correct.double() for s in (3, 4))
     expected = stats.norm.interval(0.95, *_mean_and_error(by_hand))
     assert (images.low, images.high) == pytest.approx(expected, rel=1e-9)
     assert cells(markdown_of(tmp_path), "static")[6].endswith("by image alone (2 seeds)")
-    accuracy = compare_records(ours, before, "accuracy").by_image
+    accuracy = compare_records(ours.values(), before.values(), "accuracy").by_image
     assert (accuracy.low, accuracy.high) == pytest.approx((-images.high, -images.low))
 
 
@@ -174,7 +179,7 @@ def test_rows_without_runs_and_the_schedule_are_labelled(tmp_path):
     write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.5)
     text = markdown_of(tmp_path, 0.5)
     assert text.startswith("# A tiny table (reduced schedule, budget 0.5: 3 of 6 steps)\n")
-    assert cells(text, "static")[2:] == ["9.00 (−1.00)", "not run", "0", *[""] * 5]
+    assert cells(text, "static")[2:] == ["9.00 (−1.00)", "not run", "0", *[""] * 8]
     assert "Run on A CPU, 1 thread, fp32, torch 2.15; code 0123456789ab." in text
     full = markdown_of(tmp_path)
     assert full.startswith("# A tiny table (full schedule, budget 1: 6 of 6 steps)\n")
@@ -402,3 +407,12 @@ def test_accuracies_and_their_differences_are_those_of_the_images(tmp_path):
     plain, static = make_report(table, budget=1, results=tmp_path).panels[0].lines
     assert (plain.mean_value, static.mean_value) == (50, 75)
     assert static.baseline_difference.by_seed.mean == static.baseline_difference.by_image.mean == 25
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.235, "+0.24"), (-0.235, "−0.24"), (0.225, "+0.22"), (1e-12, "0.00"), (-0.004, "0.00")],
+)
+def test_halves_are_rounded_as_decimals_are(number, text):
+    """A mean of two runs of 10,000 images is a multiple of 0.005; binary, 0.235 is below it."""
+    assert signed_number(number) == text

@@ -8,9 +8,13 @@ from scipy import stats
 from neural_similarity.lab.train.schedule import learning_rate, scaled_steps
 from neural_similarity.lab.train.statistics import (
     Interval,
+    benjamini_hochberg,
     by_image,
+    by_pooled_seeds,
     by_seed,
+    by_seed_and_image,
     by_task,
+    holm,
     mean_and_deviation,
 )
 
@@ -67,6 +71,7 @@ def test_by_seed_is_scipys_paired_t_interval(n):
     expected = stats.ttest_rel(ours, baseline).confidence_interval(0.95)
     interval = by_seed((ours - baseline).tolist())
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    assert interval.p == pytest.approx(stats.ttest_rel(ours, baseline).pvalue, rel=1e-9)
 
 
 def test_by_image_is_scipys_normal_interval():
@@ -75,6 +80,91 @@ def test_by_image_is_scipys_normal_interval():
     expected = stats.norm.interval(0.95, differences.mean(), error)
     interval = by_image(differences.tolist())
     assert (interval.low, interval.high) == pytest.approx(expected, rel=1e-9)
+    assert interval.p == pytest.approx(2 * stats.norm.sf(abs(differences.mean()) / error), rel=1e-9)
+
+
+def test_a_p_value_is_below_5_percent_where_the_interval_excludes_zero():
+    """Of every kind of interval; the rounded quantile of tasks leaves 4e-5."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        differences = torch.randn(3, 12, generator=generator) + 0.5
+        seeds = differences.mean(1).tolist()
+        for interval in (
+            by_seed(seeds),
+            by_image(differences.mean(0).tolist()),
+            by_task(differences.mean(0)),
+            by_seed_and_image(differences),
+            by_pooled_seeds(seeds[0], 0.3, 7, 3, 2),
+        ):
+            assert (interval.p < 0.05) == interval.excludes_zero or abs(interval.p - 0.05) < 1e-4
+
+
+CROSSED = torch.tensor(
+    [
+        [0.8, -0.5, -0.6, -0.6, 0.1, 1.6, 0.3, -1.0, -0.1, 1.7, -0.8, -1.0],
+        [-0.1, -0.1, -1.3, -0.5, 0.4, 0.7, -0.6, -1.1, -1.4, -0.1, 0.2, -1.9],
+        [2.0, 1.0, -1.3, 0.2, 0.2, 1.5, 0.7, -1.7, -0.3, 1.3, 1.3, -1.4],
+        [2.0, 0.1, 0.2, -0.2, 2.3, 2.2, 2.7, 0.5, 0.8, 2.4, 0.5, -0.3],
+    ]
+)
+
+
+def test_the_error_by_seed_and_image_is_that_of_statsmodels():
+    """`MixedLM`, crossed variance components by REML, statsmodels 0.15.0: 0.225 ± 0.41093807."""
+    interval = by_seed_and_image(CROSSED)
+    assert interval.mean == pytest.approx(0.225, abs=1e-7)
+    freedom = stats.t.ppf(0.975, [1, 1000]) * 0.41093807
+    assert freedom[1] < interval.half_width < freedom[0]
+    quantile = interval.half_width / 0.41093807
+    assert interval.p == pytest.approx(2 * stats.t.sf(0.225 / 0.41093807, _freedom(quantile)))
+
+
+def _freedom(quantile):
+    """The degrees of freedom at which Student's 97.5 % quantile is this one."""
+    low, high = 1.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stats.t.ppf(0.975, middle) > quantile else (low, middle)
+    return low
+
+
+def test_an_effect_below_the_rest_is_none():
+    """Equal seeds leave the interval by image, equal images that by seed."""
+    by_images = by_seed_and_image(CROSSED[:1].expand(4, -1) + 1e-3 * torch.randn(4, 12))
+    expected = stats.t.interval(0.95, 11, *_mean_and_error(CROSSED[0]))
+    assert (by_images.low, by_images.high) == pytest.approx(expected, abs=2e-3)
+    by_seeds = by_seed_and_image(CROSSED[:, :1].expand(-1, 12) + 1e-3 * torch.randn(4, 12))
+    expected = by_seed(CROSSED[:, 0].tolist())
+    assert (by_seeds.low, by_seeds.high) == pytest.approx((expected.low, expected.high), abs=1e-2)
+    with pytest.raises(ValueError, match="at least 3 seeds and 2 images, got 2 and 12"):
+        by_seed_and_image(CROSSED[:2])
+
+
+def _mean_and_error(values):
+    return values.mean().item(), stats.sem(values.numpy())
+
+
+def test_an_interval_by_both_covers_zero_as_often_as_it_says():
+    """Simulated: three seeds and 40 images, effects of both; 95 % of 2,000 intervals."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = {(3, 1): 0.3, (1, 40): 1, (3, 40): 2}
+    covered = 0
+    for _ in range(2000):
+        parts = [scale * torch.randn(size, generator=generator) for size, scale in sizes.items()]
+        covered += not by_seed_and_image(sum(parts)).excludes_zero
+    assert 0.93 < covered / 2000 < 0.99
+
+
+P_VALUES = [0.012, 0.0004, 0.30, 0.012, 0.049, 0.75, 0.02]
+
+
+def test_adjusted_p_values_are_those_of_statsmodels():
+    """`multipletests` of statsmodels 0.15.0."""
+    expected = [0.072, 0.0028, 0.6, 0.072, 0.147, 0.75, 0.08]
+    assert holm(P_VALUES) == pytest.approx(expected, rel=1e-12)
+    expected = [0.028, 0.0028, 0.35, 0.028, 0.0686, 0.75, 0.035]
+    assert benjamini_hochberg(P_VALUES) == pytest.approx(expected, rel=1e-12)
+    assert (holm([]), benjamini_hochberg([])) == ([], [])
 
 
 def test_five_tasks_by_hand():
@@ -85,7 +175,7 @@ def test_five_tasks_by_hand():
     found = by_task(torch.tensor(values))
     assert (found.mean, found.half_width) == pytest.approx((mean, reach), abs=1e-12)
     assert (found.low, found.high) == pytest.approx((mean - reach, mean + reach), abs=1e-12)
-    assert by_task(torch.zeros(3)) == Interval(0, 0, 0)
+    assert by_task(torch.zeros(3)) == Interval(0, 0, 0, 1)
     with pytest.raises(ValueError, match="at least 2 tasks, got 1"):
         by_task(torch.ones(1))
 

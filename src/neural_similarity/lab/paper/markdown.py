@@ -1,12 +1,22 @@
 """Writing a report as Markdown."""
 
 from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_HALF_EVEN, Decimal
 
 from neural_similarity.lab.data import imagenet
 from neural_similarity.lab.paper.costs import StepCosts
 from neural_similarity.lab.paper.records import commits_of
 from neural_similarity.lab.paper.report import Difference, PanelReport, Report, RowReport
 from neural_similarity.lab.paper.rows import Row
+from neural_similarity.lab.paper.verdicts import (
+    LEAST_BUDGET,
+    LEVEL,
+    TOO_SHORT,
+    Adjusted,
+    Comparison,
+    Verdict,
+    judge_comparisons,
+)
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.recipes.cifar import PREDICTOR
 from neural_similarity.lab.tasks import task_of
@@ -16,6 +26,8 @@ from neural_similarity.lab.train.statistics import Interval
 
 BETTER = {"error": "lower is better", "accuracy": "higher is better"}
 MINUS = "−"
+CLEAR = "\\*"
+"""Marks a difference that is clear of zero."""
 IMAGENET_CLASSES = 1_000
 
 
@@ -24,8 +36,15 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
     if report.table.mixed:
         return _mixed_table(report)
     parts = [f"# {report.table.title} ({report.schedule_text})"]
+    verdicts = judge_differences(report)
     for panel in report.panels:
-        parts += [f"## {panel.panel.title}", _panel_table(panel, report.costs), _panel_notes(panel)]
+        parts += [
+            f"## {panel.panel.title}",
+            _panel_table(panel, report.costs, verdicts),
+            _panel_notes(panel),
+        ]
+    if verdicts:
+        parts.append(_verdict_note(report, verdicts))
     if report.costs:
         parts.append(
             f"Steps are times of an update over that of `{report.costs.baseline}`, measured side "
@@ -44,19 +63,22 @@ def _mixed_table(report: Report) -> str:
     parts = [f"# {report.table.title}{schedule}"]
     columns = task_of(RECIPES[report.table.all_rows[0].recipe]).COLUMNS
     head = ("method", "recipe", "shots", "paper", "ours", *report.table.compared, *columns)
+    verdicts = judge_differences(report)
     for panel in report.panels:
-        rows = [head, ("---",) * len(head), *(_mixed_row(line, columns) for line in panel.lines)]
+        lines = (_mixed_row(line, columns, verdicts) for line in panel.lines)
+        rows = [head, ("---",) * len(head), *lines]
         parts += [f"## {panel.panel.title}", "\n".join(f"| {' | '.join(row)} |" for row in rows)]
-    lines = [line for panel in report.panels for line in panel.lines]
-    count = sum(each.by_image is not None for line in lines for each in line.differences)
     note = (
-        f"{report.table.note} {count} differences with intervals, none adjusted for their number."
+        f"{report.table.note} {CLEAR}: clear of zero by task after Holm's adjustment for the "
+        f"{len(verdicts)} differences of the table; none below an eighth of a schedule is."
     )
     return "\n\n".join([*parts, note]) + "\n"
 
 
 def _mixed_row(
-    line: RowReport, columns: Mapping[str, Callable[[Sequence[Record]], str]]
+    line: RowReport,
+    columns: Mapping[str, Callable[[Sequence[Record]], str]],
+    verdicts: Mapping[Difference, Verdict],
 ) -> tuple[str, ...]:
     row = line.row
     paper = "" if row.paper is None else f"{row.paper:.2f}"
@@ -66,16 +88,19 @@ def _mixed_row(
     if not line.records:
         return (*front, "not run", *("" for _ in (*line.differences, *columns)))
     accuracy = f"{line.accuracy_interval.mean:.2f} ± {line.accuracy_interval.half_width:.2f}"
-    differences = (_mixed_difference(each, len(line.records)) for each in line.differences)
+    differences = (
+        _mixed_difference(each, len(line.records), verdicts.get(each)) for each in line.differences
+    )
     return (*front, accuracy, *differences, *(cell(line.records) for cell in columns.values()))
 
 
-def _mixed_difference(difference: Difference, seeds: int) -> str:
+def _mixed_difference(difference: Difference, seeds: int, verdict: Verdict | None) -> str:
     """The difference over the common seeds, and their number if some lack."""
     interval = difference.by_image
-    if interval is None:
+    if interval is None or verdict is None or verdict.images is None:
         return ""
-    text = f"{signed_number(interval.mean)} ± {interval.half_width:.2f}"
+    clear = verdict.images.holm < LEVEL and verdict.status != TOO_SHORT
+    text = f"{signed_number(interval.mean)} ± {interval.half_width:.2f}" + f" {CLEAR}" * clear
     common = len(difference.common)
     return text if common == seeds else f"{text} (n = {common})"
 
@@ -85,12 +110,19 @@ def our_result(line: RowReport) -> str:
     if not line.records:
         return "not run" if line.row.has_recipe else "not run (no recipe)"
     top5 = "" if line.top5_error is None else f", top-5 {deviation_text(*line.top5_error)}"
-    return deviation_text(line.mean_value, line.value_deviation) + top5
+    lost = failed_text(line.records)
+    return deviation_text(line.mean_value, line.value_deviation) + top5 + lost
+
+
+def failed_text(records: Sequence[Record]) -> str:
+    """How many of the runs failed, if any did: these are not in the mean."""
+    count = sum(record.failed for record in records)
+    return f" ({count} of {len(records)} failed)" if count else ""
 
 
 def deviation_text(mean: float, deviation: float | None) -> str:
     """A mean and its deviation, where there is one."""
-    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+    return f"{two_decimals(mean)}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
 def cost_cells(line: RowReport) -> tuple[str, str, str]:
@@ -107,12 +139,32 @@ def interval_text(value: Interval) -> str:
     return f"{signed_number(value.mean)} [{signed_number(value.low)}, {signed_number(value.high)}]"
 
 
-def _panel_table(report: PanelReport, costs: StepCosts | None) -> str:
+def judge_differences(report: Report) -> dict[Difference, Verdict]:
+    """The verdicts of the table's differences; they are one family of Holm's adjustment."""
+    found = {
+        each: line.records[0].budget
+        for panel in report.panels
+        for line in panel.lines
+        for each in line.differences
+        if each.by_image is not None
+    }
+    comparisons = [Comparison(difference=one, sign=1, budget=share) for one, share in found.items()]
+    return dict(zip(found, judge_comparisons(comparisons), strict=True))
+
+
+def p_text(found: Adjusted | None) -> str:
+    """A p-value adjusted by Holm."""
+    return "" if found is None else "< 0.001" if found.holm < 1e-3 else f"{found.holm:.3f}"
+
+
+def _panel_table(
+    report: PanelReport, costs: StepCosts | None, verdicts: Mapping[Difference, Verdict]
+) -> str:
     metric, baseline = report.panel.metric, report.panel.baseline_row
     head = ("network", "recipe", f"paper, {metric} %", f"ours, {metric} %", "n")
-    head += (f"to {baseline.label}, by seed", f"to {baseline.label}, by image")
-    head += ("parameters", "MACs", "time")
-    lines = [_line_cells(line, report) for line in report.lines]
+    head += tuple(f"to {baseline.label}, {way}" for way in ("by seed", "by image", "by both"))
+    head += ("p over seeds", "p by image", "parameters", "MACs", "time")
+    lines = [_line_cells(line, report, verdicts) for line in report.lines]
     if any("trained" in record.summary for record in report.all_records):
         head += ("trained", "file, kB")
         lines = [
@@ -127,9 +179,12 @@ def _panel_table(report: PanelReport, costs: StepCosts | None) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _line_cells(line: RowReport, report: PanelReport) -> tuple[str, ...]:
+def _line_cells(
+    line: RowReport, report: PanelReport, verdicts: Mapping[Difference, Verdict]
+) -> tuple[str, ...]:
     row, n = line.row, len(line.records)
-    by_seed, by_image = _difference_cells(line, report)
+    verdict = verdicts.get(line.baseline_difference)
+    p_values = ("", "") if verdict is None else (p_text(verdict.seeds), p_text(verdict.images))
     parameters, macs, time = cost_cells(line)
     if row.parameters is not None:
         parameters = f"{parameters} (paper {row.parameters:.2f} M)".strip()
@@ -141,8 +196,8 @@ def _line_cells(line: RowReport, report: PanelReport) -> tuple[str, ...]:
         paper,
         our_result(line),
         str(n),
-        by_seed,
-        by_image,
+        *_difference_cells(line, report),
+        *p_values,
         parameters,
         macs,
         time,
@@ -182,18 +237,16 @@ def paper_change(row: Row, baseline: Row) -> float | None:
     return row.paper - baseline.paper
 
 
-def _difference_cells(line: RowReport, report: PanelReport) -> tuple[str, str]:
+def _difference_cells(line: RowReport, report: PanelReport) -> tuple[str, str, str]:
     if line.row == report.panel.baseline_row or not line.records:
-        return "", ""
+        return "", "", ""
     found = line.baseline_difference
     if found.by_image is None:
-        return "no common seed", "no common seed"
-    seeds = len(found.common)
-    by_seed = "" if found.by_seed is None else interval_text(found.by_seed)
-    by_image = interval_text(found.by_image)
-    if not by_seed:
-        by_image += f", by image alone ({seeds} seed{'s' if seeds > 1 else ''})"
-    return by_seed, by_image
+        return "no common seed", "no common seed", ""
+    seeds, by_image = len(found.common), interval_text(found.by_image)
+    if found.by_seed is None or found.by_both is None:
+        return "", f"{by_image}, by image alone ({seeds} seed{'s' if seeds > 1 else ''})", ""
+    return interval_text(found.by_seed), by_image, interval_text(found.by_both)
 
 
 def _panel_notes(report: PanelReport) -> str:
@@ -208,7 +261,8 @@ def _panel_notes(report: PanelReport) -> str:
         "seeds. Differences are in points to the baseline re-run with the same seeds and budget, "
         "with 95 % intervals: by seed, Student's t over the common seeds' differences, from three "
         f"seeds on; by image, over the {images:,} test images, each averaged over the common "
-        "seeds, which says nothing about other seeds. MACs are of one image, static similarities "
+        "seeds, which says nothing about other seeds; by both, of a mixed model in which seeds and "
+        "images are drawn at random. MACs are of one image, static similarities "
         "folded. Time is the training time of a run, with others beside it: no benchmark.\n\n"
         f"Run on {'; '.join(machines)}; code {', '.join(commits)}."
         f"{_other_precisions(report)}{_other_classes(report)}{_changed_code_note(report)}"
@@ -226,26 +280,29 @@ def _scatter_note(report: PanelReport) -> str:
     """The scatter of seeds over all rows, and how far to trust the intervals."""
     if not report.interval_count:
         return ""
-    count = f"{report.interval_count} intervals, none adjusted for their number."
+    count = f"{report.interval_count} intervals."
     if report.pooled_deviation is None:
         return f"\n\n{count}"
     deviation, freedom = report.pooled_deviation
-    lines = [(each.row.label, each.baseline_difference) for each in report.lines]
-    found = [
-        (label, each.by_image, each.by_pooled_seeds)
-        for label, each in lines
-        if each.by_image and each.by_pooled_seeds
-    ]
-    listed = "; ".join(f"{label} {interval_text(pooled)}" for label, _, pooled in found)
-    clear = [
-        label for label, image, pooled in found if image.excludes_zero and pooled.excludes_zero
-    ]
+    lines = [(each.row.label, each.baseline_difference.by_pooled_seeds) for each in report.lines]
+    listed = "; ".join(f"{label} {interval_text(pooled)}" for label, pooled in lines if pooled)
     return (
         f"\n\nPooled over the rows, seeds of a recipe scatter by σ = {deviation:.3f} points "
         f"({freedom} degrees of freedom). Differences between the means over all seeds of each, "
-        f"with intervals by that scatter: {listed}. Clear of zero by it and by image: "
-        f"{', '.join(clear) or 'none'}. {count}"
+        f"with intervals by that scatter: {listed}. {count}"
     )
+
+
+def _verdict_note(report: Report, verdicts: Mapping[Difference, Verdict]) -> str:
+    """What the p-values are, and that a short schedule decides nothing."""
+    text = (
+        f"P-values are adjusted by Holm for the table's {len(verdicts)} differences. That over "
+        "seeds is the largest of all intervals of the row, the one by pooled scatter included, and "
+        "needs three seeds; that by image is about these trained networks alone."
+    )
+    if report.budget < LEAST_BUDGET:
+        text += " So short a schedule says nothing about differences at its end."
+    return text
 
 
 def _choice_warning(report: PanelReport) -> str:
@@ -303,5 +360,11 @@ def _code_commits(record: Record) -> str:
 
 def signed_number(number: float) -> str:
     """Two decimals and a sign, with a minus as wide as the plus."""
-    text = f"{number:+.2f}"
-    return text.replace("-", MINUS) if float(text) else "0.00"
+    rounded = two_decimals(number)
+    return f"{rounded:+}".replace("-", MINUS) if rounded else "0.00"
+
+
+def two_decimals(number: float) -> Decimal:
+    """A number rounded as decimal: means of two runs end in a five that binary ones miss."""
+    exact = Decimal(repr(round(number, 9)))
+    return exact.quantize(Decimal("0.01"), ROUND_HALF_EVEN)

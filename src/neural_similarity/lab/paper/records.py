@@ -19,7 +19,7 @@ from neural_similarity.lab.train.recipe import (
     recipe_from_json,
     scale_recipe,
 )
-from neural_similarity.lab.train.record import Record
+from neural_similarity.lab.train.record import Outcome, Record, has_failed
 
 FREE: tuple[str, ...] = ("seed", *MACHINE)
 """Fields that may differ between a run and its recipe."""
@@ -108,8 +108,9 @@ def read_record(path: Path) -> Record:
         content = read_json(path)
         task = task_of(RECIPES[content["recipe"]])
         recipe = recipe_from_json(content["config"], task.RUN.RECIPE)
+        outcome = task.read_outcome(content, recipe)
         return Record(
-            **vars(task.read_outcome(content, recipe)),
+            **vars(outcome),
             path=path,
             name=content["recipe"],
             budget=content["budget"],
@@ -122,9 +123,18 @@ def read_record(path: Path) -> Record:
             start=content.get("start"),
             retrained=content.get("retrained"),
             learned=content.get("learned"),
+            failed=_training_failed(content, outcome),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as a run record: {error!r}") from error
+
+
+def _training_failed(content: dict[str, Any], outcome: Outcome) -> bool:
+    """Whether a record's training failed; older ones do not say how many classes there are."""
+    losses = [entry["loss"] for entry in content.get("metrics", []) if "loss" in entry]
+    classes = content["data"].get("classes")
+    accuracy = outcome.accuracies.mean().item()
+    return classes is not None and has_failed(losses, accuracy, classes)
 
 
 def recorded_budgets(results: Path, names: Iterable[str]) -> list[str]:

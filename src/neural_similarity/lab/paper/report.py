@@ -21,6 +21,7 @@ from neural_similarity.lab.train.statistics import (
     Interval,
     by_pooled_seeds,
     by_seed,
+    by_seed_and_image,
     mean_and_deviation,
     pooled_deviation,
 )
@@ -38,8 +39,16 @@ class Difference:
     """Paired by seed; needs three common seeds."""
     by_image: Interval | None = None
     """Paired by test image, or task; needs one common seed."""
+    by_both: Interval | None = None
+    """Paired by both, each drawn at random; needs three common seeds."""
     by_pooled_seeds: Interval | None = None
     """Between the means over all seeds of both, by the scatter of the panel's rows."""
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """Those that there are."""
+        found = self.by_seed, self.by_image, self.by_both, self.by_pooled_seeds
+        return [interval for interval in found if interval is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +76,17 @@ class RowReport:
 
     @property
     def run_values(self) -> list[float]:
-        return [metric_value(record, self.metric) for record in self.records]
+        """The metric of every run that did not fail."""
+        return [metric_value(record, self.metric) for record in trained_runs(self.records)]
 
     @property
     def mean_value(self) -> float:
+        """The mean of the metric over these runs."""
         return mean_and_deviation(self.run_values)[0]
 
     @property
     def value_deviation(self) -> float | None:
-        """Sample standard deviation over the runs; None for one run."""
+        """Sample standard deviation over these runs; None for one run."""
         return mean_and_deviation(self.run_values)[1]
 
     @property
@@ -107,12 +118,7 @@ class PanelReport:
     @property
     def interval_count(self) -> int:
         """How many differences there are, each counted as often as it has an interval."""
-        found = [
-            (each.by_seed, each.by_image, each.by_pooled_seeds)
-            for line in self.lines
-            for each in line.differences
-        ]
-        return sum(interval is not None for intervals in found for interval in intervals)
+        return sum(len(each.intervals) for line in self.lines for each in line.differences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,12 +240,14 @@ def report_rows(report: Report) -> list[dict[str, Any]]:
             **{"metric": line.metric, "paper": line.row.paper},
             "budget": line.records[0].budget if line.records else report.budget,
             "seeds": [record.seed for record in line.records],
-            "values": line.run_values,
+            "values": [metric_value(record, line.metric) for record in line.records],
+            "failed": [record.seed for record in line.records if record.failed],
             "to_baseline": {
                 way: interval and [interval.low, interval.mean, interval.high]
                 for way, interval in (
                     ("by_seed", line.baseline_difference.by_seed),
                     ("by_image", line.baseline_difference.by_image),
+                    ("by_both", line.baseline_difference.by_both),
                 )
             },
             **_accuracy_facts(line),
@@ -272,35 +280,65 @@ def metric_value(record: Record, metric: Metric) -> float:
     return 100 - right if metric == "error" else right
 
 
-def compare_records(
-    ours: dict[int, Record], theirs: dict[int, Record], metric: Metric
-) -> Difference:
-    """The difference of records by seed to others, by seed and by test image or task.
+def trained_runs(records: Iterable[Record]) -> list[Record]:
+    """The runs that did not fail, or all of them if every one did."""
+    runs = list(records)
+    return [record for record in runs if not record.failed] or runs
 
-    By image or task, each one's difference is averaged over the common seeds first; of two lists of
-    tasks the shorter is the beginning of the longer.
+
+def compare_records(ours: Iterable[Record], theirs: Iterable[Record], metric: Metric) -> Difference:
+    """The difference of records to others, by seed, by test image or task, and by both.
+
+    Runs that failed are left out, unless all of a side did. By image or task, each one's
+    difference is averaged over the common seeds first; of two lists of tasks the shorter is the
+    beginning of the longer.
     """
-    common = tuple(seed for seed in ours if seed in theirs)
+    first, second = (by_number(trained_runs(side)) for side in (ours, theirs))
+    common = tuple(seed for seed in first if seed in second)
     if not common:
         return Difference()
     seeds = [
-        metric_value(ours[seed], metric) - metric_value(theirs[seed], metric) for seed in common
+        metric_value(first[seed], metric) - metric_value(second[seed], metric) for seed in common
     ]
     sign = 1 if metric == "accuracy" else -1
-    pairs = [(ours[seed].accuracies, theirs[seed].accuracies) for seed in common]
+    pairs = [(first[seed].accuracies, second[seed].accuracies) for seed in common]
     count = min(len(each) for pair in pairs for each in pair)
-    changes = torch.stack([mine[:count] - other[:count] for mine, other in pairs])
-    interval = task_of(ours[common[0]].recipe).interval
+    changes = 100 * sign * torch.stack([mine[:count] - other[:count] for mine, other in pairs])
+    several = len(common) >= LEAST_SEEDS
     return Difference(
         common=common,
-        by_seed=by_seed(seeds) if len(common) >= LEAST_SEEDS else None,
-        by_image=interval(100 * sign * changes.mean(0)),
+        by_seed=by_seed(seeds) if several else None,
+        by_image=task_of(first[common[0]].recipe).interval(changes.mean(0)),
+        by_both=by_seed_and_image(changes) if several else None,
     )
 
 
 def by_number(records: Iterable[Record]) -> dict[int, Record]:
     """Records by their seeds, in that order."""
     return {record.seed: record for record in sorted(records, key=lambda record: record.seed)}
+
+
+def pooled_difference(
+    ours: Iterable[Record],
+    theirs: Iterable[Record],
+    metric: Metric,
+    scatter: tuple[float, int] | None,
+) -> Difference:
+    """As `compare_records`, and between the means by a panel's scatter of seeds.
+
+    Args:
+        ours: records that differ in their seed alone.
+        theirs: likewise.
+        metric: what is compared.
+        scatter: deviation between seeds of one recipe and its degrees of freedom, if known.
+    """
+    first, second = trained_runs(ours), trained_runs(theirs)
+    found = compare_records(first, second, metric)
+    if scatter is None or not found.common:
+        return found
+    values = [[metric_value(one, metric) for one in side] for side in (first, second)]
+    pooled = by_pooled_seeds(fmean(values[0]) - fmean(values[1]), *scatter, *map(len, values))
+    return replace(found, by_pooled_seeds=pooled)
 
 
 def _row_difference(
@@ -314,20 +352,19 @@ def _row_difference(
     if not records:
         return Difference()
     comparable = task_of(RECIPES[row.recipe]).comparable
-    theirs = by_number(one for own in groups.values() for one in own if comparable(records[0], one))
-    found = compare_records(by_number(records), theirs, metric)
-    if scatter is None or not found.common:
-        return found
-    sides = [[metric_value(one, metric) for one in side] for side in (records, theirs.values())]
-    pooled = by_pooled_seeds(fmean(sides[0]) - fmean(sides[1]), *scatter, *map(len, sides))
-    return replace(found, by_pooled_seeds=pooled)
+    theirs = [one for own in groups.values() for one in own if comparable(records[0], one)]
+    return pooled_difference(records, theirs, metric, scatter)
 
 
 def _seed_scatter(panel: Panel, groups: Mapping[Row, Groups]) -> tuple[float, int] | None:
     """Deviation between seeds of one recipe over the rows of a panel, and degrees of freedom."""
     return pooled_deviation(
         {
-            row.recipe: [metric_value(one, panel.metric) for own in found.values() for one in own]
+            row.recipe: [
+                metric_value(one, panel.metric)
+                for own in found.values()
+                for one in trained_runs(own)
+            ]
             for row, found in groups.items()
         }.values()
     )

@@ -32,6 +32,7 @@ CIFAR10_DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns", 6.85)
 
 CIFAR10 = (
     CIFAR10_BASELINE,
+    Row("CNN, parameters of dynamic DNS", "cifar10-cnn-parameters"),
     Row("CNN++", "cifar10-cnn++", 7.29),
     Row("static DNS", "cifar10-static-dns", 7.15),
     Row("static UNS", "cifar10-static-uns", 7.38),
@@ -40,6 +41,7 @@ CIFAR10 = (
 )
 CIFAR100 = (
     Row("CNN", "cifar100-cnn", 28.95),
+    Row("CNN, parameters of dynamic DNS", "cifar100-cnn-parameters"),
     Row("CNN++", "cifar100-cnn++", 28.70),
     Row("static DNS", "cifar100-static-dns", 28.35),
     Row("static UNS", "cifar100-static-uns", 28.11),
@@ -119,6 +121,32 @@ COSTS = (
     Row("CNN", "cifar10-cnn"),
     Row("CNN of as many MACs", "cifar10-cnn-macs"),
     Row("CNN about as slow", "cifar10-cnn-time"),
+)
+LONGER = tuple(
+    Panel(
+        f"CIFAR-{classes}",
+        "error",
+        tuple(
+            Row(label, f"cifar{classes}-{name}")
+            for label, name in (
+                ("CNN", "cnn"),
+                ("dynamic DNS", "dynamic-dns"),
+                ("CNN for as long", "cnn-long-dns"),
+                ("dynamic UNS", "dynamic-uns"),
+                ("CNN for as long as that", "cnn-long-uns"),
+            )
+        ),
+    )
+    for classes in (10, 100)
+)
+STRUCTURES = (
+    Row("full", "cifar10-static-uns"),
+    Row("diagonal", "cifar10-static-dns"),
+    Row("symmetric", "cifar10-static-symmetric"),
+    Row("positive semi-definite", "cifar10-static-psd"),
+    Row("nine entries", "cifar10-static-sparse"),
+    Row("under an L1 penalty", "cifar10-static-l1"),
+    Row("over channels and taps", "cifar10-static-unstructured"),
 )
 BASELINES = (
     Row("CNN", "cifar10-cnn"),
@@ -254,6 +282,10 @@ TABLES = {
             _adaptation_panel("CIFAR-10 under a turn by 30°", GROUPS["rotation-30"]),
             _adaptation_panel("CIFAR-10 under a turn by 90°", GROUPS["rotation-90"]),
         ),
+    ),
+    "time": Table("Plain networks trained for the time of dynamic similarity", LONGER),
+    "structures": Table(
+        "Constraints on static M (§3.4)", (Panel("CIFAR-10", "error", STRUCTURES),)
     ),
     "sharing": Table("M shared by the filters of a layer, or for each (§4)", SHARING),
     "shapes": Table("Kernel shapes (J), by the rate of D_r (§3.5)", SHAPES),

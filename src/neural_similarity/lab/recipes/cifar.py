@@ -37,6 +37,8 @@ BASE = Recipe(padding="symmetric")
 PREDICTOR = SphereNet(batch_norm=True)
 MILD = Recipe(model="cnn9_wide", crop=0, optimizer="adam", lr=1e-3)
 SPHERE = replace(MILD, model="spherenet9", orthogonality=1e-4)
+DYNAMIC_WIDTH = 1.165
+"""Of a plain CNN-9 with 1,367,643 parameters where dynamic DNS has 1,371,933."""
 
 
 def with_similarity(similarity: Similarity) -> Recipe:
@@ -54,6 +56,10 @@ CIFAR10 = named(
     {
         "cnn": ("inner product: the plain CNN-9", BASE),
         "cnn++": ("plain, deeper and wider than every NSN", replace(BASE, model="cnn9_plus")),
+        "cnn-parameters": (
+            "plain, with the parameters of dynamic DNS",
+            replace(BASE, width=DYNAMIC_WIDTH),
+        ),
         "static-dns": ("one learned diagonal matrix a layer", with_similarity(Static(Diagonal()))),
         "static-dns-j": (
             "a learned diagonal matrix and kernel shape",

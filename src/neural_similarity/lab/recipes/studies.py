@@ -6,6 +6,7 @@ from functools import partial
 from neural_similarity.lab.recipes.cifar import BASE, PREDICTOR, dynamic_recipe, with_similarity
 from neural_similarity.lab.recipes.families import Family, named
 from neural_similarity.lab.recipes.released import PATCHES
+from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.nn import (
     CNN,
     Diagonal,
@@ -13,9 +14,13 @@ from neural_similarity.nn import (
     Full,
     Masked,
     Pooled,
+    PositiveSemidefinite,
+    Sparse,
     SphereNet,
     Static,
+    Symmetric,
     Unshared,
+    Unstructured,
 )
 
 diagonal = partial(dynamic_recipe, Diagonal())
@@ -71,6 +76,16 @@ SHARING = {
     )
     for name, kind, structure in (("dns", "diagonal", Diagonal()), ("uns", "full", Full()))
 }
+STRUCTURES = {
+    f"cifar10-static-{name}": (f"M {text}, §3.4", replace(BASE, **settings))
+    for name, text, settings in (
+        ("symmetric", "symmetric", {"similarity": Static(Symmetric())}),
+        ("psd", "positive semi-definite", {"similarity": Static(PositiveSemidefinite())}),
+        ("sparse", "of nine entries a layer", {"similarity": Static(Sparse(keep=9))}),
+        ("l1", "under an L1 penalty", {"similarity": Static(Full()), "penalty": 1e-4}),
+        ("unstructured", "over channels and taps", {"similarity": Static(Unstructured())}),
+    )
+}
 SHAPES = {
     f"cifar10-{kind}-dns-j-rate{rate}": (
         f"{kind}, a learned shape whose D_r learns {rate} times as fast",
@@ -113,6 +128,15 @@ CONTROLS = named(
         "time": ("plain, about as slow as dynamic DNS on a CPU", replace(BASE, width=SLOW)),
     },
 )
+# Times of an update over the plain CNN's, likewise: the plain CNN trains as long in time.
+LONGER = {
+    f"{data}-cnn-long-{name}": (
+        f"plain, trained for the time of dynamic {name.upper()}",
+        replace(scale_recipe(BASE, times), dataset=data),
+    )
+    for data in ("cifar10", "cifar100")
+    for name, times in (("dns", 3.3), ("uns", 9.95))
+}
 BASELINES = named(
     "cifar10-",
     {
@@ -143,6 +167,7 @@ STUDIES: dict[str, Family] = {
     "shapes": ("kernel shapes that learn faster", SHAPES),
     "bounds": ("CNN predictors without batch normalisation", BOUNDS),
     "cheaper": ("cheaper predictors", CHEAPER),
-    "controls": ("plain networks as dear as dynamic similarity", CONTROLS),
+    "controls": ("plain networks as dear as dynamic similarity", CONTROLS | LONGER),
+    "structures": ("constraints on static M, §3.4", STRUCTURES),
     "baselines": ("other kernels that depend on the image", BASELINES),
 }

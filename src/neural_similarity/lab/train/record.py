@@ -1,5 +1,6 @@
 """Run records, from which tables are built."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from neural_similarity.lab.train.recipe import TrainingRecipe
+
+LOSS_RISE = 1.5
+"""A training that diverged ends at least at so many times its least loss, or not at a number."""
+CHANCES = 2, 3
+"""A network is near chance below so many times it, and, where the loss rose, below the other."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +56,23 @@ class Record(Outcome):
     ratio of the numbers of images; missing in older records."""
     learned: dict[str, Any] | None = None
     """By layer, see `tasks.learned`; for recognition only, and missing in older records."""
+    failed: bool = False
+    """Whether the training failed, see `has_failed`."""
 
     @property
     def seed(self) -> int:
         return self.recipe.seed
+
+
+def has_failed(losses: Sequence[float], accuracy: float, classes: int) -> bool:
+    """Whether a training diverged or left the network near chance.
+
+    Args:
+        losses: of training, in their order; a single one is of no training.
+        accuracy: share of correct answers at test.
+        classes: number of classes.
+    """
+    if len(losses) < 2:
+        return False
+    rose = not losses[-1] < LOSS_RISE * min(losses)
+    return accuracy * classes < CHANCES[rose]

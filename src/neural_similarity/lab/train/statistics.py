@@ -6,7 +6,7 @@ makes both worse cancels.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import erfc, sqrt
 from statistics import NormalDist, fmean, stdev, variance
 
 from torch import Tensor
@@ -25,6 +25,8 @@ class Interval:
     mean: float
     low: float
     high: float
+    p: float | None = None
+    """Two-sided p-value of a true mean of zero; None for an interval of something else."""
 
     @property
     def excludes_zero(self) -> bool:
@@ -64,10 +66,9 @@ def by_pooled_seeds(difference: float, deviation: float, freedom: int, *seeds: i
         freedom: its degrees of freedom.
         seeds: number of seeds of each mean.
     """
-    from scipy.stats import t
-
-    scatter = deviation * sqrt(sum(1 / count for count in seeds))
-    return _interval_around(difference, float(t.ppf(0.975, freedom)), scatter, 1)
+    return _student_interval(
+        difference, deviation * sqrt(sum(1 / count for count in seeds)), freedom
+    )
 
 
 def by_seed(differences: Sequence[float]) -> Interval:
@@ -79,9 +80,8 @@ def by_seed(differences: Sequence[float]) -> Interval:
         raise ValueError(
             f"`differences` must hold at least {LEAST_SEEDS} seeds, got {len(differences)}"
         )
-    from scipy.stats import t  # Takes half a second, which tables with fewer seeds are spared.
-
-    return _paired_interval(differences, float(t.ppf(0.975, len(differences) - 1)))
+    count = len(differences)
+    return _student_interval(fmean(differences), stdev(differences) / sqrt(count), count - 1)
 
 
 def by_image(differences: Sequence[float]) -> Interval:
@@ -91,7 +91,8 @@ def by_image(differences: Sequence[float]) -> Interval:
     """
     if len(differences) < 2:
         raise ValueError(f"`differences` must hold at least 2 test images, got {len(differences)}")
-    return _paired_interval(differences, NormalDist().inv_cdf(0.975))
+    error = stdev(differences) / sqrt(len(differences))
+    return _normal_interval(fmean(differences), error, NormalDist().inv_cdf(0.975))
 
 
 def by_task(values: Tensor) -> Interval:
@@ -102,13 +103,74 @@ def by_task(values: Tensor) -> Interval:
     if len(values) < 2:
         raise ValueError(f"`values` must hold at least 2 tasks, got {len(values)}")
     values = values.double()
-    return _interval_around(values.mean().item(), NORMAL_OF_TASKS, values.std().item(), len(values))
+    error = values.std().item() / sqrt(len(values))
+    return _normal_interval(values.mean().item(), error, NORMAL_OF_TASKS)
 
 
-def _paired_interval(differences: Sequence[float], quantile: float) -> Interval:
-    return _interval_around(fmean(differences), quantile, stdev(differences), len(differences))
+def by_seed_and_image(differences: Tensor) -> Interval:
+    r"""Interval of a mean over seeds and images, or tasks, that are both drawn at random.
+
+    A mixed model of crossed effects without replication, as restricted maximum likelihood fits it:
+    with the mean squares of seeds, images and the rest, the variance of the mean of n seeds and m
+    images is $(s + i - r) / nm$, where an effect below the rest is none. Student's quantile has
+    Satterthwaite's degrees of freedom.
+
+    Args:
+        differences: (seeds, images).
+
+    Raises:
+        ValueError: there are fewer than three seeds or two images.
+    """
+    seeds, images = differences.shape
+    if seeds < LEAST_SEEDS or images < 2:
+        raise ValueError(
+            f"`differences` must be of at least {LEAST_SEEDS} seeds and 2 images, got {seeds} and "
+            f"{images}"
+        )
+    values = differences.double()
+    mean, of_seeds, of_images = values.mean(), values.mean(1), values.mean(0)
+    rest = (values - of_seeds[:, None] - of_images + mean).square().sum()
+    freedoms = seeds - 1, images - 1, (seeds - 1) * (images - 1)
+    by_seeds, by_images, unshared = (
+        of_seeds.var().item() / seeds,
+        of_images.var().item() / images,
+        rest.item() / freedoms[2] / (seeds * images),
+    )
+    if by_images <= unshared:
+        return _student_interval(mean.item(), sqrt(by_seeds), freedoms[0])
+    if by_seeds <= unshared:
+        return _student_interval(mean.item(), sqrt(by_images), freedoms[1])
+    parts = by_seeds, by_images, unshared
+    total = by_seeds + by_images - unshared
+    freedom = total**2 / sum(part**2 / own for part, own in zip(parts, freedoms, strict=True))
+    return _student_interval(mean.item(), sqrt(total), freedom)
 
 
-def _interval_around(mean: float, quantile: float, deviation: float, count: int) -> Interval:
-    half = quantile * deviation / sqrt(count)
-    return Interval(mean, mean - half, mean + half)
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values adjusted by Holm: any true zero is below a level with that chance at most."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    adjusted, least = [0.0] * len(values), 0.0
+    for rank, at in enumerate(order):
+        least = max(least, min(1.0, (len(values) - rank) * values[at]))
+        adjusted[at] = least
+    return adjusted
+
+
+def benjamini_hochberg(values: Sequence[float]) -> list[float]:
+    """P-values adjusted so that true zeros are at most a level's share of those below it."""
+    from scipy.stats import false_discovery_control
+
+    return false_discovery_control(values).tolist() if values else []
+
+
+def _normal_interval(mean: float, error: float, quantile: float) -> Interval:
+    p = erfc(abs(mean) / error / sqrt(2)) if error else float(mean == 0)
+    return Interval(mean, mean - quantile * error, mean + quantile * error, p)
+
+
+def _student_interval(mean: float, error: float, freedom: float) -> Interval:
+    from scipy.stats import t  # Takes half a second, which tables with fewer seeds are spared.
+
+    reach = float(t.ppf(0.975, freedom)) * error
+    p = 2 * float(t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
+    return Interval(mean, mean - reach, mean + reach, p)

@@ -1,0 +1,83 @@
+"""Every record in results/ is of code that the history has, without local changes."""
+
+import json
+import subprocess
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PENDING = (
+    "cifar10-cnn/0.03125/[23].json",
+    "cifar10-static-?ns/0.03125/[123].json",
+    "fewshot/mini-dynamic/0.25/*.running.2.json",
+    "fewshot/mini-cnn4-64/0.25/*.running.2.json",
+    "theory/spectra.json",
+)
+"""Records of unknown code that are to be made again, or to go with their claims."""
+
+
+def git(*words):
+    """What git prints, or None where this is no clone."""
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def commits(content):
+    """The commits of all processes that made a record, as it has them."""
+    code, environment = content.get("code", {}), content.get("environment", {})
+    processes = [content, code, environment, *environment.get("resumed", [])]
+    found = [process["commit"] for process in processes if process.get("commit")]
+    dirty = ["-dirty"] if code.get("dirty") else []
+    return {*found, *code.get("resumed", []), *dirty}
+
+
+def unknown_code(content, history):
+    """The commits that the history lacks, and those with local changes; or that there is none."""
+    found = commits(content)
+    return sorted(found - history) if found else ["no commit"]
+
+
+def test_records_are_of_known_code():
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("not a full clone: the history that records name is not here")
+    history = set(git("rev-list", "HEAD").split())
+    files = [path for path in (ROOT / "results").rglob("*.json") if path.name != "reliability.json"]
+    assert len(files) > 400
+    unknown = {
+        path.relative_to(ROOT / "results").as_posix(): unknown_code(
+            json.loads(path.read_text()), history
+        )
+        for path in files
+    }
+    refused = {
+        name: why
+        for name, why in unknown.items()
+        if why and not any(fnmatchcase(name, pattern) for pattern in PENDING)
+    }
+    assert refused == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "unknown"),
+    [
+        ({"code": {"commit": "a", "dirty": False}}, []),
+        ({"code": {"commit": "a", "dirty": True}}, ["-dirty"]),
+        ({"code": {"commit": "c", "dirty": False}}, ["c"]),
+        ({"code": {"commit": "a", "dirty": False, "resumed": ["c"]}}, ["c"]),
+        ({"code": {"commit": "a"}, "environment": {"commit": "a-dirty"}}, ["a-dirty"]),
+        (
+            {
+                "code": {"commit": "a"},
+                "environment": {"resumed": [{"commit": "b"}, {"commit": "c"}]},
+            },
+            ["c"],
+        ),
+        ({"commit": "b", "result": {}}, []),
+        ({"commit": "b-dirty", "result": {}}, ["b-dirty"]),
+        ({"code": {"commit": None}}, ["no commit"]),
+    ],
+)
+def test_what_is_unknown(content, unknown):
+    assert unknown_code(content, {"a", "b"}) == unknown
