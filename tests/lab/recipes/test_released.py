@@ -18,7 +18,7 @@ from neural_similarity.lab.train import read_run
 from neural_similarity.models import build
 from neural_similarity.nn import Diagonal, Full, Geometry, Static, parse_similarity
 
-NAMES = ("cnn", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
+NAMES = ("cnn", "cnn-parameters", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
 IN_TABLE_4 = [name for name in RELEASED if "spherenet" not in name]
 START = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1])
 
