@@ -1,6 +1,7 @@
-"""Regularisation: parameter groups by weight decay, and penalties on static M."""
+"""Optimisation of M: parameter groups with decays and a learning rate, and penalties."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import torch
@@ -20,6 +21,11 @@ __all__ = ["MEASURES", "Measure", "parameter_groups", "penalty"]
 __dir__ = public_names(__name__)
 Measure = Callable[[Tensor], Tensor]
 
+PRODUCTS = 12
+"""Products of the Hessian with a vector, by which its largest eigenvalue is estimated."""
+SHARE_OF_LIMIT = 0.1
+"""The learning rate over the one at which gradient descent leaves a quadratic minimum."""
+
 MEASURES: dict[str, Measure] = {
     "l1": lambda m: m.abs().sum(),
     "nuclear": lambda m: torch.linalg.matrix_norm(m, "nuc").sum(),
@@ -35,8 +41,10 @@ def parameter_groups(
     similarity_decay: float = 0.0,
     predictor_decay: float | None = None,
     sphere_decay: float | None = None,
+    loss: Callable[[], Tensor] | None = None,
+    momentum: float = 0.9,
 ) -> list[dict[str, Any]]:
-    """Trainable parameters in groups for an optimiser, each with its decay.
+    r"""Trainable parameters in groups for an optimiser, each with its decay.
 
     "weights": kernels, biases and normalisation, by `weight_decay`. "predictors": those of dynamic
     M, by `predictor_decay`, by default as weights. "spheres": hyperspherical kernels, if there is a
@@ -46,8 +54,25 @@ def parameter_groups(
     hyperspherical convolutions. A parameter that fits several groups is in "undecayed" if that is
     one of them, else in "similarities". Empty groups are left out.
 
+    With a `loss`, every group also has a learning rate for `torch.optim.SGD` and the `momentum`:
+    $\eta = 0.1 \cdot 2(1 + \beta) / \lambda$, a tenth of the rate at which gradient descent with
+    momentum $\beta$ leaves the minimum of a quadratic of curvature $\lambda$. $\lambda$ is the
+    largest eigenvalue of the loss's Hessian over all these parameters, by twelve products with a
+    vector. M's gradient is a sum over all kernels of a layer; this rate undoes the factor, so that
+    the step's effect on the folded kernels does not depend on their number or scale.
+
+    Args:
+        model: any network.
+        weight_decay: of the weights.
+        similarity_decay: of static M.
+        predictor_decay: of the predictors of dynamic M.
+        sphere_decay: of hyperspherical kernels.
+        loss: computes the loss on some labelled images, such as `lambda: cross_entropy(model(x),
+            y)`; it is called once, and its memory is that of a training step.
+        momentum: β, for the rate.
+
     Raises:
-        ValueError: a decay is negative.
+        ValueError: a decay or the momentum is negative, or the loss does not curve.
     """
     check_module(model)
     predictor_decay = weight_decay if predictor_decay is None else predictor_decay
@@ -64,11 +89,35 @@ def parameter_groups(
         "undecayed": 0.0,
     }
     groups = _parameters_by_group(model, with_spheres=sphere_decay is not None)
-    return [
+    found = [
         {"name": name, "params": trained, "weight_decay": decay}
         for name, decay in decays.items()
         if (trained := [p for p in groups[name] if p.requires_grad])
     ]
+    if loss is None:
+        return found
+    require_least("momentum", momentum, 0)
+    limit = 2 * (1 + momentum) / _largest_curvature(loss, [p for g in found for p in g["params"]])
+    return [group | {"lr": SHARE_OF_LIMIT * limit, "momentum": momentum} for group in found]
+
+
+def _largest_curvature(loss: Callable[[], Tensor], parameters: list[nn.Parameter]) -> float:
+    """The largest absolute eigenvalue of the Hessian of `loss`, by power iteration."""
+    gradient = torch.autograd.grad(loss(), parameters, create_graph=True, allow_unused=True)
+    used = [(g, p) for g, p in zip(gradient, parameters, strict=True) if g is not None]
+    value, random = 0.0, torch.Generator().manual_seed(0)
+    vector = [torch.randn(p.shape, generator=random).to(p) for _, p in used]
+    for _ in range(PRODUCTS):
+        length = torch.stack([part.square().sum() for part in vector]).sum().sqrt()
+        vector = [part / length for part in vector]
+        vector = torch.autograd.grad(
+            *([g for g, _ in used], [p for _, p in used], vector),
+            retain_graph=True, materialize_grads=True,
+        )  # fmt: skip
+        value = torch.stack([part.square().sum() for part in vector]).sum().sqrt().item()
+        if not 0 < value < inf:
+            raise ValueError(f"`loss` must curve along the parameters, got a curvature of {value}")
+    return value
 
 
 def _parameters_by_group(

@@ -1,7 +1,15 @@
 """The map of adaptation: rates are chosen off the map, and cells are whole."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+from tiny_images import CLASSES, make_dataset, use_tiny_images
+
+import neural_similarity as ns
+from neural_similarity.files import read_json
+from neural_similarity.lab import session
+from neural_similarity.lab.paper import adapt_map, adapt_runs
 from neural_similarity.lab.paper.adapt_map import (
     CHANGES,
     DRAWS,
@@ -70,3 +78,95 @@ def test_recipes_of_the_map_are_those_of_their_way(way):
     kept = way in ("nothing", "undone", "ssf")
     assert recipe.norm == ("eval" if kept else "train")
     assert recipe.steps == (2 if way in ("nothing", "undone") else 200)
+
+
+def coloured_dataset():
+    """The tiny data set, grey in three channels, as its network takes it."""
+    grey = make_dataset()
+    train, test = (
+        replace(part, pixels=part.pixels.repeat(1, 3, 1, 1)) for part in (grey.train, grey.test)
+    )
+    return replace(grey, train=train, test=test)
+
+
+@pytest.fixture
+def tiny_map(monkeypatch, tmp_path):
+    """Four ways, one cell, on a network and images of which a run takes a second."""
+    use_tiny_images(monkeypatch)
+    torch.manual_seed(0)
+    network = ns.models.resnet20(num_classes=len(CLASSES), width=0.25)
+    torch.save(network.state_dict(), tmp_path / "net.pt")
+    ways = ("full", "full-default", "norm", "nothing")
+    small = {"backbone": str(tmp_path / "net.pt"), "width": 0.25}
+    short = {"steps": 2, "drops": (), "batch_size": 8}
+    settings = {
+        adapt_map: {
+            "CHANGED": adapt_map.CHANGED | small | short,
+            "FIRST_RATES": (0.01,), "GRID": (0.01,), "RATE_DRAWS": (11,), "DRAWS": (1, 2),
+            "MAP_WAYS": ways,
+        },
+        adapt_runs: {
+            "LABELS": (2,), "HELD_OUT": 2, "CHANGES": ("rotation-30",), "MAP_WAYS": ways,
+            "load_dataset": lambda *_, **__: coloured_dataset(),
+        },
+    }  # fmt: skip
+    for module, values in settings.items():
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+    adapt_runs.held_out_images.cache_clear()
+    adapt_runs.whole_images.cache_clear()
+    yield tmp_path
+    adapt_runs.held_out_images.cache_clear()
+    adapt_runs.whole_images.cache_clear()
+
+
+@pytest.mark.parametrize("way", ["full", "full-default", "norm", "nothing"])
+def test_a_run_of_the_map_is_that_of_nsim_train_adapt(tiny_map, way):
+    rate = 0.0 if way == "full-default" else 0.05
+    recipe = trial_recipe(Trial(way, rate, "rotation-30", 3), 2)
+    found = adapt_runs.run_in_memory(recipe, coloured_dataset(), tiny_map)
+    run = session.train(recipe, out=tiny_map / "run", data_root=tiny_map, device="cpu")
+    summary = read_json(run.summary)
+    assert found["correct"] == summary["test_correct"]
+    assert found["trained"] == summary["trained"]
+    assert found["lr"] == run.recipe.lr > 0
+
+
+def test_a_map_that_was_stopped_goes_on_and_repeats_nothing(tiny_map):
+    lines, whole = [], []
+
+    def report(line):
+        lines.append(line)
+        if len(lines) in (2, 7):
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            adapt_runs.run_map(tiny_map, tiny_map, report)
+    adapt_runs.run_map(tiny_map, tiny_map, report)
+    assert len(lines) == len(set(lines)) == 2 * 3 + 2 * 3 + 1
+    adapt_runs.run_map(tiny_map, tiny_map, whole.append)
+    assert not whole
+    cell = adapt_runs.read_sheet(adapt_runs.cell_path(tiny_map, "rotation-30", 2))
+    rates = adapt_runs.read_sheet(adapt_runs.rates_path(tiny_map, 2)).chosen_rates
+    assert list(cell.runs) == [str(trial) for trial in cell_trials("rotation-30", rates)]
+    assert all("correct" in run for run in cell.runs.values())
+
+
+def test_held_out_images_are_training_images_that_no_draw_takes(tiny_map):
+    held_out = adapt_runs.held_out_images("cifar10-rotation-20", tiny_map)
+    train = coloured_dataset().train
+    assert len(held_out.test) == 2 * len(CLASSES)
+    assert len(held_out.train) + len(held_out.test) == len(train)
+    known = {image.numpy().tobytes() for image in train.pixels}
+    parts = [
+        {image.numpy().tobytes() for image in p.pixels} for p in (held_out.train, held_out.test)
+    ]
+    assert parts[0] | parts[1] == known
+    assert not parts[0] & parts[1]
+
+
+def test_a_damaged_sheet_is_named(tmp_path):
+    (tmp_path / "rotation-30-10.json").write_text('{"runs": {}', "utf-8")
+    with pytest.raises(ValueError, match=r"rotation-30-10\.json cannot be read as a sheet"):
+        adapt_runs.read_sheet(tmp_path / "rotation-30-10.json")

@@ -42,14 +42,15 @@ RATE_DRAWS = (11, 12, 13)
 GRID = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 FIRST_RATES = (3e-3, 0.01, 0.03)
 """Where the choice begins; it goes on along the grid until the best rate has neighbours."""
-UNTRAINED = ("nothing", "statistics", "undone")
-"""Ways without a rate."""
+FIXED_RATES = {"full-default": 0.0, "nothing": 1.0, "statistics": 1.0, "undone": 1.0}
+"""Ways whose rate is not chosen: M's own by curvature (0), and those that train nothing."""
 OWN_STATISTICS = ("nothing", "undone", "ssf")
 """Ways that keep the backbone's running statistics, as users would have it: those of the batch
 undo SSF."""
 MAP_WAYS = (
-    "full", "all", "norm", "residual", "residual-vector", "atoms", "lora", "lora-c", "lora-c4",
-    "oft", "conv-adapter", "ssf", "film", "bias", "head", "statistics", "nothing", "undone",
+    "full", "full-default", "all", "norm", "residual", "residual-vector", "atoms", "lora", "lora-c",
+    "lora-c4", "oft", "conv-adapter", "ssf", "film", "bias", "head", "statistics", "nothing",
+    "undone",
 )  # fmt: skip
 """The ways of a cell; M comes first."""
 LONGER = {50: 2}
@@ -98,7 +99,7 @@ def trial_recipe(trial: Trial, labels: int) -> AdaptationRecipe:
 def cell_trials(change: str, rates: Mapping[str, float]) -> list[Trial]:
     """The runs of a cell, a draw after the other; what does not depend on the draw runs once."""
     return [
-        Trial(way, rates.get(way, 1.0), change, draw)
+        Trial(way, FIXED_RATES.get(way, rates.get(way, 0.0)), change, draw)
         for draw in DRAWS
         for way in cell_ways(change)
         if draw == DRAWS[0] or way not in ("nothing", "undone")

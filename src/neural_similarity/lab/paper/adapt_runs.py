@@ -11,11 +11,11 @@ from neural_similarity.lab.data import Dataset, load_dataset
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.paper.adapt_map import (
     CHANGES,
+    FIXED_RATES,
     FOLDER,
     LABELS,
     MAP_WAYS,
     RATE_CHANGES,
-    UNTRAINED,
     Trial,
     cell_trials,
     chosen_rate,
@@ -56,7 +56,7 @@ class Sheet:
     @property
     def chosen_rates(self) -> dict[str, float]:
         """The rate of every way, where these runs chose it."""
-        trained = (way for way in MAP_WAYS if way not in UNTRAINED)
+        trained = (way for way in MAP_WAYS if way not in FIXED_RATES)
         return {way: chosen_rate(way, self.accuracies) for way in trained}
 
     def add(self, trial: Trial, run: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class Runner:
         """Run what the choice of rates lacks; the rates by way."""
         sheet = self._open_sheet(rates_path(self.results, labels), labels)
         for way in MAP_WAYS:
-            while way not in UNTRAINED and (trials := missing_trials(way, sheet.accuracies)):
+            while way not in FIXED_RATES and (trials := missing_trials(way, sheet.accuracies)):
                 self._run_trials(trials, sheet, held_out_images)
         return sheet.chosen_rates
 
@@ -168,6 +168,7 @@ def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[
     A run that diverges is scored as it is.
     """
     task = AdaptationTask.of_dataset(recipe, whole)
+    task = task if recipe.lr else task.with_own_rate()
     channels, size, _ = task.images.shape
     run = AdaptationRun(
         path=MEMORY,
@@ -191,6 +192,7 @@ def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[
     scores = evaluate_model(state.model, whole.test, run.preprocess, runtime)
     trained = sum(p.numel() for p in state.model.parameters() if p.requires_grad)
     facts = {
+        "lr": run.recipe.lr,
         "accuracy": scores.accuracy,
         "finite": bool(state.totals[0].isfinite()),
         "trained": trained,

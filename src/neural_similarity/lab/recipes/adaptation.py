@@ -59,6 +59,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "diagonal": ("static diagonal M", DIAGONAL),
     "diagonal-norm": ("static diagonal M and normalisation", DIAGONAL | {"train": "M+norm"}),
     "full": ("static full M", FULL),
+    "full-default": ("static full M, rate by curvature", FULL),
     "full-norm": ("static full M and normalisation", FULL | {"train": "M+norm"}),
     "affine": ("M by angle, scale, shear, shift", {"similarity": Static(Affine())}),
     "dynamic": ("dynamic diagonal M", {"similarity": Dynamic(Diagonal())}),

@@ -1,5 +1,6 @@
 """Adapting a pretrained network to other images: its similarities, its head, or all of it."""
 
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
 from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
 from neural_similarity.lab.data.files import Progress
-from neural_similarity.lab.data.images import split_off
+from neural_similarity.lab.data.images import seeded_generator, split_off
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
 from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
@@ -24,6 +26,7 @@ from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, start_facts
 from neural_similarity.models import parameters
 from neural_similarity.nn import Full, Similarity, Static, evaluation_mode
+from neural_similarity.regularize import parameter_groups
 
 PARTS = ("M", "head", "norm", "bias", "baseline")
 """What can train, besides "all" and "nothing"."""
@@ -37,6 +40,8 @@ examples:
   nsim train --resume runs/adapt-seed0      continue exactly"""
 STATIC_FULL = Static(Full())
 ADAPTER = "adapter.safetensors"
+RATE_IMAGES = 100
+"""Images on which the curvature is measured that sets the learning rate, at most."""
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -44,6 +49,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 class AdaptationRecipe(Recipe):
     """Adaptation of a pretrained network to a folder of images; by default M and the head train."""
 
+    POSITIVE: ClassVar[Collection[str]] = tuple(name for name in Recipe.POSITIVE if name != "lr")
     START: ClassVar[str] = "backbone"
     START_REQUIRED: ClassVar[bool] = True
 
@@ -83,6 +89,8 @@ class AdaptationRecipe(Recipe):
     similarity: Similarity | None = STATIC_FULL
     steps: int = 300
     lr: float = 0.003
+    """Learning rate before the first drop; 0 takes a tenth of the limit that the loss's largest
+    curvature sets, on 100 of the training images."""
     drops: tuple[int, ...] = (200,)
     batch_size: int = 32
     weight_decay: float = 0.0
@@ -105,6 +113,9 @@ class AdaptationRecipe(Recipe):
         self._require_field(
             self.per_class is None or self.per_class > 0, "per_class", "be at least 1"
         )
+        self._require_field(self.lr >= 0, "lr", "be at least 0")
+        if self.lr == 0 and self.optimizer != "sgd":
+            raise ValueError(f"`lr` must be above 0 for {self.optimizer}, got {self.lr}")
         if self.similarity is None and "M" in parts:
             raise ValueError(f"`train` must not name M without a similarity, got {self.train!r}")
         alone = self.baseline == "none" or self.similarity is None
@@ -225,7 +236,8 @@ class AdaptationTask(ClassificationTask):
             recipe = replace(recipe, backbone=str(Path(recipe.backbone).absolute()))
         task = super().load(recipe, root, progress)
         train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
-        return cls.of_dataset(task.recipe, replace(task.dataset, train=train, test=test))
+        task = cls.of_dataset(task.recipe, replace(task.dataset, train=train, test=test))
+        return task if recipe.lr or recipe.train == "nothing" else task.with_own_rate()
 
     @classmethod
     def of_dataset(cls, recipe: AdaptationRecipe, whole: Dataset) -> Self:
@@ -235,6 +247,28 @@ class AdaptationTask(ClassificationTask):
             few = _few_per_class(whole.train, recipe.per_class, recipe.seed)
             dataset = replace(whole, train=few)
         return cls(fit_recipe(recipe, dataset), dataset, whole)
+
+    def with_own_rate(self) -> Self:
+        """The task with the learning rate that `ns.parameter_groups` finds on its images."""
+        recipe, (channels, size, _) = self.recipe, self.images.shape
+        torch.manual_seed(recipe.seed)
+        model, _, converted = recipe.pretrained_source.load_pretrained(
+            recipe, self.images.classes, in_channels=channels, image_size=size
+        )
+        _check_outputs(model, self.images)
+        network, images = adapt_network(model, recipe, converted).train(), self.training_split()[0]
+        order = torch.randperm(len(images), generator=seeded_generator("rate", recipe.seed))
+        few = images.subset(order[:RATE_IMAGES])
+        x, y = self.preprocess()(few.head(len(few))), few.labels
+        groups = parameter_groups(
+            network,
+            weight_decay=recipe.weight_decay,
+            loss=lambda: functional.cross_entropy(network(x), y),
+            momentum=recipe.momentum,
+        )
+        rate = float(f"{groups[0]['lr']:.3g}")
+        print_notice(f"learning rate {rate:g}, from the curvature of the loss (--lr)")
+        return replace(self, recipe=replace(recipe, lr=rate))
 
     @classmethod
     def check_recipe(cls, recipe: Any) -> None:

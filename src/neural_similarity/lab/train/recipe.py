@@ -92,6 +92,8 @@ class TrainingRecipe:
 
     DATASETS: ClassVar[Collection[str]] = NAMES
     """The choices of `dataset`."""
+    POSITIVE: ClassVar[Collection[str]] = POSITIVE
+    """The fields that must be above 0."""
     START: ClassVar[str] = ""
     """The field that names the run to start from, if training can start from one."""
     START_REQUIRED: ClassVar[bool] = False
@@ -235,7 +237,7 @@ class TrainingRecipe:
             elif isinstance(value, int):
                 self._require_field(value < 2**63, field.name, "be below 2**63")
         fields = vars(self)
-        for name in POSITIVE:
+        for name in self.POSITIVE:
             self._require_field(fields[name] > 0, name, "be above 0")
         for name in (name for name in NOT_NEGATIVE if name in fields):
             self._require_field(fields[name] >= 0, name, "not be negative")
