@@ -29,6 +29,7 @@ PREDICTORS = {
     "cheap": ns.SphereNet(hidden=3, last_kernel_size=1, resolution=2),
     "per-image": ns.SphereNet(hidden=3, per_image=True),
     "pooled": ns.Pooled(hidden=3),
+    "light": ns.Light(),
     "cnn-normalize": ns.CNN(hidden=3, bound="normalize"),
     "input-normalised": ns.SphereNet(hidden=3, normalize="input"),
     "pooled-normalize": ns.Pooled(hidden=3, bound="normalize"),

@@ -41,7 +41,9 @@ if _typing.TYPE_CHECKING:
     from neural_similarity.nn import Dynamic as Dynamic
     from neural_similarity.nn import Full as Full
     from neural_similarity.nn import GlobalSimilarity as GlobalSimilarity
+    from neural_similarity.nn import Light as Light
     from neural_similarity.nn import Linear as Linear
+    from neural_similarity.nn import LowRank as LowRank
     from neural_similarity.nn import Masked as Masked
     from neural_similarity.nn import Pooled as Pooled
     from neural_similarity.nn import PositiveSemidefinite as PositiveSemidefinite
@@ -93,7 +95,9 @@ _HOMES = {
         "Dynamic",
         "Full",
         "GlobalSimilarity",
+        "Light",
         "Linear",
+        "LowRank",
         "Masked",
         "Pooled",
         "PositiveSemidefinite",

@@ -212,6 +212,19 @@ def test_pooled_predictions_are_two_linear_layers_of_averages(bound):
     assert_close(net(x), bounded.get(bound, raw)[..., None, None])
 
 
+@pytest.mark.parametrize("bound", ["tanh", None])
+def test_light_predictions_are_a_small_convolution_over_normalised_patches(bound):
+    net, x = predictor_of(ns.Light(reduction=2, bound=bound)), input_of()
+    hidden = torch.einsum("oc,nchw->nohw", net.first.weight.flatten(1), x).clamp(min=0)
+    patches = F.unfold(hidden, SIZE, FRAME["dilation"], FRAME["padding"], FRAME["stride"])
+    lengths = (patches.square().sum(1, keepdim=True) + EPS).sqrt() / patches.shape[1] ** 0.5
+    raw = net.last.weight.flatten(1) @ (patches / lengths) + net.last.bias[:, None]
+    right = raw.tanh() if bound else raw
+    assert_close(net(x).flatten(2), right)
+    assert net.first.weight.shape == (8, 4, 1, 1)
+    assert ns.Light(reduction=2)(Geometry(64, 6, SIZE, *FRAME.values()), 6).first.out_channels == 32
+
+
 def pooled_of(net, a):
     """The formula of `Pooled` for a of every image."""
     direction = a / a.square().mean(1, keepdim=True).sqrt()
@@ -324,6 +337,7 @@ NUMBERS = "a tuple of two numbers"
         (ns.SphereNet, {"hidden": 3.5}, COUNT),
         (ns.CNN, {"hidden": 0}, COUNT),
         (ns.Pooled, {"hidden": 0}, COUNT),
+        (ns.Light, {"reduction": 0}, COUNT),
         (ns.Shared, {"channels": 0}, COUNT),
         (ns.Shared, {"hidden": 0}, COUNT),
         (ns.SphereNet, {"batch_norm": "no"}, FLAG),
@@ -339,6 +353,7 @@ NUMBERS = "a tuple of two numbers"
         (ns.SphereNet, {"scales": 0.1}, NUMBERS),
         (ns.CNN, {"last_kernel_size": 2}, "1 or 3"),
         (ns.CNN, {"bound": "relu"}, '"tanh", "sigmoid", "normalize" or None'),
+        (ns.Light, {"bound": "relu"}, '"tanh", "sigmoid", "normalize" or None'),
         (ns.Pooled, {"bound": "relu"}, '"tanh", "sigmoid", "normalize" or None'),
         (ns.SphereNet, {"angle": "sine"}, "one of cosine, linear, sigmoid"),
         (ns.SphereNet, {"normalize": "none"}, "one of rms, input, both"),

@@ -202,3 +202,23 @@ def test_blocks_that_do_not_fit_are_refused(structure, options, message):
 def test_an_unstructured_similarity_is_static():
     with pytest.raises(ValueError, match="`structure` must not be for static M only, got Unstr"):
         ns.Dynamic(ns.Unstructured())
+
+
+@pytest.mark.parametrize("rank", [1, 2, 6])
+def test_a_low_rank_m_is_the_identity_and_so_many_products(rank):
+    module = ns.LowRank(rank).build(GEOMETRY)
+    assert module.scalars == 2 * rank * TAPS
+    start = module.initial().double().requires_grad_()
+    assert torch.equal(module(start[None])[0], torch.eye(TAPS, dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(module(start[None])[0][1, 2], start)
+    assert gradient.any()
+    m = module(torch.randn(2, module.scalars, 3, dtype=torch.float64)).movedim(3, 1)
+    ranks = torch.linalg.matrix_rank(m - torch.eye(TAPS), atol=1e-9)
+    assert (ranks == rank).all()
+
+
+def test_a_low_rank_fits_the_taps():
+    with pytest.raises(ValueError, match="`rank` must be at most the 6 taps, got 7"):
+        ns.LowRank(7).build(GEOMETRY)
+    with pytest.raises(ValueError, match="`rank` must be an integer of at least 1, got 0"):
+        ns.LowRank(0)

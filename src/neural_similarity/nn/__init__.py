@@ -16,6 +16,7 @@ from neural_similarity.nn.layer import register as register
 from neural_similarity.nn.linear import Linear as Linear
 from neural_similarity.nn.modes import evaluation_mode as evaluation_mode
 from neural_similarity.nn.predictor import CNN as CNN
+from neural_similarity.nn.predictor import Light as Light
 from neural_similarity.nn.predictor import Pooled as Pooled
 from neural_similarity.nn.predictor import Predictor as Predictor
 from neural_similarity.nn.predictor import SphereNet as SphereNet
@@ -38,6 +39,7 @@ from neural_similarity.nn.sphere import SphereLinear as SphereLinear
 from neural_similarity.nn.sphere import orthogonality as orthogonality
 from neural_similarity.nn.structure import Diagonal as Diagonal
 from neural_similarity.nn.structure import Full as Full
+from neural_similarity.nn.structure import LowRank as LowRank
 from neural_similarity.nn.structure import PositiveSemidefinite as PositiveSemidefinite
 from neural_similarity.nn.structure import Structure as Structure
 from neural_similarity.nn.structure import StructureModule as StructureModule

@@ -87,7 +87,7 @@ class TwoLayers(Spec, ABC):
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
         """The predictor module for a layer of this geometry."""
-        return _TwoLayers(self, geometry, scalars)
+        return TwoLayersModule(self, geometry, scalars)
 
     @property
     def has_bias(self) -> bool:
@@ -271,6 +271,65 @@ class Pooled(Spec):
         return _Pooled(self, geometry, scalars)
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Light(Spec):
+    r"""A cheap predictor: a 1×1 convolution to C/4 channels, ReLU, and one over normalised patches.
+
+    $$\text{raw} = \tanh\!\left(\sqrt{N}\,\frac{W_2 * a}{\|A\|} + b\right),
+    \qquad a = \mathrm{ReLU}(W_1\, x)$$
+
+    where A is the patch of N numbers that the second convolution, of the layer's own window, sees.
+    For 64 channels and nine scalars it multiplies 2,320 times at a position, `SphereNet` 42,048
+    times. Not in the paper, which reports that CNN predictors need a bound (§3.3.1).
+
+    Attributes:
+        reduction: C over the channels between the convolutions, of which there are at least 8.
+        bound: "tanh" or "sigmoid" of every value; "normalize" divides a position's values by
+            their norm; None leaves them as they are.
+
+    Raises:
+        ValueError: `reduction` is not a positive integer, or `bound` is unknown.
+    """
+
+    reduction: int = 4
+    bound: Bound | None = "tanh"
+
+    def __post_init__(self):
+        require_count("reduction", self.reduction)
+        require_bound(self.bound)
+
+    def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
+        """The predictor module for a layer of this geometry."""
+        return _Light(self, geometry, scalars)
+
+
+class _Light(nn.Module):
+    def __init__(self, spec: Light, geometry: Geometry, scalars: int):
+        super().__init__()
+        self.bound: Bound | None = spec.bound
+        self.geometry = geometry
+        conv, window = CONV_LAYERS[len(geometry.kernel_size)], geometry.window
+        hidden = max(8, geometry.in_channels // spec.reduction)
+        self.first = conv(geometry.in_channels, hidden, 1, bias=False)
+        self.last = conv(hidden, scalars, *window)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise both kernels again."""
+        reset_kernel(self.first)
+        reset_kernel(self.last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, c, *size) to (n, scalars, *out)."""
+        hidden, last = F.relu(self.first(self.geometry.pad_input(x))), self.last
+        raw = sphere_conv(
+            hidden, last.weight, last.stride, last.padding, last.dilation,
+            normalize="input", factor=last.weight[0].numel() ** 0.5,
+        )  # fmt: skip
+        bias = last.bias.to(raw.dtype).view(-1, *[1] * (x.dim() - 2))
+        return bound_prediction(self.bound, raw + bias)
+
+
 class _Pooled(nn.Module):
     def __init__(self, spec: Pooled, geometry: Geometry, scalars: int):
         super().__init__()
@@ -304,7 +363,7 @@ class _Pooled(nn.Module):
         return torch.cat([averages, centred.norm(dim=2) / pixels.shape[2] ** 0.5], 1)
 
 
-class _TwoLayers(nn.Module):
+class TwoLayersModule(nn.Module):
     def __init__(self, spec: TwoLayers, geometry: Geometry, scalars: int):
         super().__init__()
         dims = len(geometry.kernel_size)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import pi
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -143,7 +144,7 @@ class Diagonal(_Residual):
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
-        return _Diagonal(geometry.taps, self.residual)
+        return DiagonalModule(geometry.taps, self.residual)
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,7 +159,33 @@ class Full(_Residual):
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
-        return _Full(geometry.taps, self.residual)
+        return FullModule(geometry.taps, self.residual)
+
+
+@dataclass(frozen=True, repr=False)
+class LowRank(Structure):
+    r"""M = I + U Vᵀ of rank r: 2·r·K scalars, 18 for 3×3 taps and r = 1 where `Full` has 81; ours.
+
+    U is learned from zero, where M = I, and V from the first r vectors of the cosine transform:
+    from zero both would stay there.
+
+    Attributes:
+        rank: r, at most K.
+
+    Raises:
+        ValueError: `rank` is not a positive integer; or (when built) it is above K.
+    """
+
+    rank: int = 1
+
+    def __post_init__(self):
+        require_count("rank", self.rank)
+
+    def build(self, geometry: Geometry) -> StructureModule:
+        """The module for a layer of this geometry."""
+        if self.rank > geometry.taps:
+            raise ValueError(f"`rank` must be at most the {geometry.taps} taps, got {self.rank}")
+        return _LowRank(geometry.taps, self.rank)
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,7 +226,7 @@ class Unstructured(Structure):
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
         channels = geometry.in_channels // geometry.groups
-        return _Full(channels * geometry.taps, residual=True)
+        return FullModule(channels * geometry.taps, residual=True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -267,7 +294,7 @@ class _Unshared(StructureModule):
         return torch.cat([self.inner.initial(i) for i in range(self.count)])
 
 
-class _Diagonal(StructureModule):
+class DiagonalModule(StructureModule):
     raw_only = True
 
     def __init__(self, taps: int, residual: bool):
@@ -302,7 +329,7 @@ class _Matrix(StructureModule):
         return matrix + eye.view(self.taps, self.taps, *[1] * (matrix.dim() - 3))
 
 
-class _Full(_Matrix):
+class FullModule(_Matrix):
     def __init__(self, taps: int, residual: bool):
         super().__init__(taps, residual, taps * taps)
 
@@ -315,6 +342,23 @@ class _Full(_Matrix):
 
     def initial(self, block: int = 0) -> Tensor:
         return super().initial() if self.residual else torch.eye(self.taps).flatten()
+
+
+class _LowRank(_Matrix):
+    def __init__(self, taps: int, rank: int):
+        super().__init__(taps, True, 2 * rank * taps)
+        self.rank = rank
+
+    def forward(self, raw: Tensor) -> Tensor:
+        u, v = raw.unflatten(1, (2, self.rank, self.taps)).unbind(1)
+        v = v + self._start(raw).view(self.rank, self.taps, *[1] * (raw.dim() - 2))
+        return self.with_identity(torch.einsum("nrp...,nrq...->npq...", u, v))
+
+    def _start(self, like: Tensor) -> Tensor:
+        """The first vectors of the cosine transform, orthogonal and of length one."""
+        number = torch.arange(self.taps, dtype=like.dtype, device=like.device)
+        waves = torch.outer(number[: self.rank], number + 0.5) * (pi / self.taps)
+        return nn.functional.normalize(waves.cos(), dim=1)
 
 
 class _Triangular(_Matrix):

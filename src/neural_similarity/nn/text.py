@@ -9,7 +9,7 @@ from typing import Any
 
 from neural_similarity.choices import nearest_name
 from neural_similarity.nn.affine import Affine
-from neural_similarity.nn.predictor import CNN, Pooled, SphereNet
+from neural_similarity.nn.predictor import CNN, Light, Pooled, SphereNet
 from neural_similarity.nn.shared import Shared
 from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
 from neural_similarity.nn.sparse import Dilation, Masked, Select, Shift, Sparse
@@ -17,6 +17,7 @@ from neural_similarity.nn.spec import written_out
 from neural_similarity.nn.structure import (
     Diagonal,
     Full,
+    LowRank,
     PositiveSemidefinite,
     Symmetric,
     Unshared,
@@ -25,10 +26,10 @@ from neural_similarity.nn.structure import (
 
 Similarity = Static | Dynamic
 STRUCTURES = (
-    Diagonal, Full, Symmetric, PositiveSemidefinite, Unstructured, Unshared,
+    Diagonal, Full, LowRank, Symmetric, PositiveSemidefinite, Unstructured, Unshared,
     Masked, Dilation, Sparse, Select, Shift, Affine,
 )  # fmt: skip
-PREDICTORS = (SphereNet, CNN, Shared, Pooled)
+PREDICTORS = (SphereNet, CNN, Shared, Pooled, Light)
 SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURES, *PREDICTORS)}
 """The dataclasses that a text may name."""
 

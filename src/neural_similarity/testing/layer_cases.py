@@ -19,6 +19,7 @@ from neural_similarity.nn import (
     Dynamic,
     Full,
     Linear,
+    LowRank,
     Masked,
     PositiveSemidefinite,
     Select,
@@ -38,6 +39,7 @@ from neural_similarity.nn.text import Similarity
 STRUCTURES: dict[str, Structure] = {
     "Diagonal": Diagonal(),
     "Full": Full(),
+    "LowRank": LowRank(rank=2),
     "Symmetric": Symmetric(),
     "PositiveSemidefinite": PositiveSemidefinite(),
     "Unstructured": Unstructured(),
