@@ -3,8 +3,10 @@
 import inspect
 import linecache
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -238,3 +240,50 @@ def test_an_adapter_that_cannot_replace_the_active_one_changes_nothing(tmp_path)
         switch.add("a", files["dynamic-diagonal"])
     assert (switch.active, switch.merged) == ("a", True)
     assert torch.equal(plain[0].weight, before)
+
+
+def test_heads_of_other_sizes_switch_with_their_adapters(backbone, switch, x, tmp_path):
+    head, y = backbone[5], backbone(x)
+    other = deepcopy(backbone)
+    other[5] = nn.Linear(4 * 3 * 3, 7)
+    model = learned(other, "static-full")
+    switch.add("seven", ns.save_adapter(model, tmp_path / "seven", extra="5"))
+    assert torch.equal(switch.use("seven").backbone(x), model(x))
+    assert head.out_features == 7
+    again = ns.save_adapter(switch.backbone, tmp_path / "again")
+    assert torch.equal(ns.load_adapter(other, again)(x), model(x))
+    assert switch.use("full").backbone(x).shape == y.shape
+    switch.use("seven", merged=True)
+    assert torch.equal(switch.use(None).backbone(x), y)
+    assert (backbone[5], head.out_features) == (head, 5)
+
+
+def test_an_adapter_that_is_held_is_not_switched_by_other_threads(switch, x):
+    full, plain = switch.use("full").backbone(x), switch.use(None).backbone(x)
+    started = Event()
+
+    def other():
+        started.set()
+        with switch.hold(None) as model:
+            return model(x)
+
+    with ThreadPoolExecutor(1) as pool:
+        with switch.hold("full") as model:
+            answer = pool.submit(other)
+            started.wait()
+            with pytest.raises(TimeoutError):
+                answer.result(timeout=0.05)
+            assert torch.equal(model(x), full)
+        assert torch.equal(answer.result(), plain)
+    assert switch.active is None
+
+
+def test_the_table_has_the_size_of_every_adapter(switch):
+    rows = str(switch.use("full")).splitlines()
+    assert rows[0].split() == ["adapter", "layers", "scalars", "kB"]
+    assert rows[1].split() == ["full", "3", f"{3 * 81 + 36 * 5 + 5}", "1.7"]
+    assert rows[-1] == "'full' is active"
+    assert "<td>full</td><td>3</td>" in switch._repr_html_()
+    plan = ns.plan(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 1)), "static-full")
+    assert "<tr><td>0</td><td>Conv2d</td><td>81</td><td></td></tr>" in plan._repr_html_()
+    assert "<p>1 of 2 layers are converted, 81 scalars</p>" in plan._repr_html_()

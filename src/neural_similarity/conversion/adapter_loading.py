@@ -1,7 +1,7 @@
 """Reading an adapter for a backbone."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,12 @@ class Adapter(NamedTuple):
         for similarity in self.similarities.values():
             yield from similarity.modules()
 
+    def tensors(self) -> list[Tensor]:
+        """What the adapter holds; shared tensors once."""
+        states = [part.state_dict(keep_vars=True) for part in self.similarities.values()]
+        every = [t for state in (*states, self.values) for t in state.values()]
+        return list({id(tensor): tensor for tensor in every}.values())
+
 
 def adapter_of(backbone: nn.Module, path: Path) -> Adapter:
     """The adapter in a file, built for this backbone."""
@@ -39,7 +45,7 @@ def adapter_of(backbone: nn.Module, path: Path) -> Adapter:
         similarities: dict[str, nn.Module] = {}
         for name, text in content.texts.items():
             similarities[name] = _similarity(name, _layer(layers, name), text, left, loaded)
-        return Adapter(similarities, _replacing_tensors(state, left, loaded))
+        return Adapter(similarities, _replacing_tensors(state, left, loaded, _heads(layers, left)))
 
 
 def _of_backbone(content: AdapterFile, state: Mapping[str, Tensor]) -> AdapterFile:
@@ -109,14 +115,29 @@ class _Loaded:
         return self._parameters.setdefault(id(tensor), nn.Parameter(tensor))
 
 
+def _heads(layers: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> set[str]:
+    """The tensors of linear layers that a file holds whole: their number of outputs is its own."""
+    heads: set[str] = set()
+    for name, layer in layers.items():
+        if type(layer) is nn.Linear:
+            keys = {f"{name}.{key}".removeprefix(".") for key in layer.state_dict()}
+            if keys <= tensors.keys() and len({tensors[key].shape[:1] for key in keys}) == 1:
+                heads |= keys
+    return heads
+
+
 def _replacing_tensors(
-    state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], loaded: _Loaded
+    state: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    loaded: _Loaded,
+    heads: Collection[str],
 ) -> dict[str, Tensor]:
     """The tensors that replace parameters and buffers of the backbone."""
     values: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        present = state.get(key)
-        if present is None or present.shape != tensor.shape:
+        present, first = state.get(key), int(key in heads)
+        same = present is not None and present.dim() == tensor.dim()
+        if present is None or not same or present.shape[first:] != tensor.shape[first:]:
             raise ValueError(
                 f"{key} must be {tuple(tensor.shape)} in the backbone, got "
                 f"{None if present is None else tuple(present.shape)}; give it the same head"

@@ -1,6 +1,9 @@
 """Adapters, what a network learned on top of a backbone: loaded and switched."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Self, cast
 
 from torch import Tensor, nn
@@ -19,6 +22,7 @@ from neural_similarity.conversion.freezing import Network, similarities_of
 from neural_similarity.conversion.pretrained import restore_saving, save_both
 from neural_similarity.conversion.rollback import whole_or_nothing
 from neural_similarity.conversion.surgery import copy_in_modes
+from neural_similarity.conversion.tables import Table
 from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer
 from neural_similarity.nn.layer import become_ours, has_similarity
@@ -30,7 +34,7 @@ def load_adapter(backbone: Network, path: File, inplace: bool = False) -> Networ
 
     Args:
         backbone: The network without similarities, with the same weights; other parts that the file
-            holds, such as a head, must have the same shape, but may have other values. It may be
+            holds may have other values, and a linear head another number of outputs. It may be
             compiled or inside DistributedDataParallel, whether the saved one was or not.
         path: Path of the file. It may come from anyone: nothing in it is executed.
         inplace: Adapt `backbone` itself, not a copy; if that fails, it is left unchanged.
@@ -59,15 +63,16 @@ def adapters(backbone: nn.Module, **files: File) -> "Adapters":
     return switch
 
 
-class Adapters:
+class Adapters(Table):
     """Switches a backbone, in place, between adapters and none, merged or not.
 
     Layers and parameters of the backbone stay the same objects: without an adapter it computes what
     it did before, to the last bit. A switch that fails changes nothing. What it brings gets the
-    device and type of its place, if the backbone was moved or cast in the meantime.
+    device and type of its place, if the backbone was moved or cast in the meantime. `print` shows
+    a table with the size of each.
 
-    A switch changes one layer after another. No other thread may run the backbone meanwhile: hold
-    one lock for both.
+    A switch changes one layer after another. No other thread may run the backbone meanwhile:
+    `hold` is one lock for both.
 
     Args:
         backbone: A network without similarities.
@@ -90,9 +95,39 @@ class Adapters:
         self._kinds = {name: type(module) for name, module in self._modules.items()}
         self._replaced: dict[str, Tensor] = {}
         self._states: States | None = None
+        self._lock = RLock()
+
+    def table_rows(self) -> list[tuple[str, ...]]:
+        """Name, layers with M, how many numbers it holds, in kB."""
+        rows: list[tuple[str, ...]] = [("adapter", "layers", "scalars", "kB")]
+        for name, adapter in self._adapters.items():
+            tensors = adapter.tensors()
+            count = sum(tensor.numel() for tensor in tensors)
+            size = sum(tensor.nbytes for tensor in tensors) / 1000
+            rows.append((name, f"{len(adapter.similarities)}", f"{count:,}", f"{size:,.1f}"))
+        return rows
+
+    def table_summary(self) -> str:
+        """What is active."""
+        merged = ", merged" if self.merged else ""
+        return "none is active" if self.active is None else f"{self.active!r} is active{merged}"
+
+    @contextmanager
+    def hold(self, name: str | None, merged: bool = False) -> Iterator[nn.Module]:
+        """The backbone with an adapter that no other thread switches before the block ends.
+
+        Raises:
+            ValueError: as `use`.
+        """
+        with self._lock:
+            yield self.use(name, merged).backbone
 
     def add(self, name: str, file: File) -> Self:
         """Read one more adapter. Raises as `load_adapter`."""
+        with self._lock:
+            return self._add(name, file)
+
+    def _add(self, name: str, file: File) -> Self:
         active, merged, before = self.active, self.merged, dict(self._adapters)
         self.use(None)
         try:
@@ -123,6 +158,11 @@ class Adapters:
         adapter = Adapter({}, {}) if name is None else self._adapters[name]
         if merged and any(isinstance(m, DynamicSimilarity) for m in adapter.modules()):
             raise ValueError(f"`merged` must be False for {name!r}, whose similarities are dynamic")
+        with self._lock:
+            self._switch(name, adapter, merged)
+        return self
+
+    def _switch(self, name: str | None, adapter: Adapter, merged: bool) -> None:
         before = dict(vars(self))
         try:
             with whole_or_nothing(self.backbone):
@@ -132,7 +172,6 @@ class Adapters:
         except BaseException:
             vars(self).update(before)
             raise
-        return self
 
     def _put_on(self, adapter: Adapter, merged: bool) -> None:
         # A value may be a kernel that M is merged into, so that values come first.
@@ -186,4 +225,6 @@ class Adapters:
         before = getattr(module, name)
         tensor.data = tensor.data.to(before.device, before.dtype)
         setattr(module, name, tensor)
+        if name == "weight" and isinstance(module, nn.Linear):  # a head of other outputs
+            module.out_features = len(tensor)
         return before

@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from neural_similarity.conversion.freezing import similarities_of
+from neural_similarity.conversion.tables import Table
 from neural_similarity.conversion.where import (
     Choice,
     Where,
@@ -47,7 +48,7 @@ class _Unfit(str):
     """A reason that lies in the similarity, not in the layer."""
 
 
-class Plan(dict[str, str | None]):
+class Plan(Table, dict[str, str | None]):
     """Why each layer is not converted, or None if it is; prints as a table with M's parameters."""
 
     def __init__(self, reasons: Mapping[str, str | None], model: nn.Module, spec: Similarity):
@@ -61,21 +62,18 @@ class Plan(dict[str, str | None]):
         }
         self._unit = " a position" if isinstance(spec, Dynamic) else ""
 
-    def __str__(self) -> str:
-        """The table: layer, kind, parameters of M, and why not."""
-        head = ("layer", "kind", "scalars", "why not")
-        rows = [
+    def table_rows(self) -> list[tuple[str, ...]]:
+        """Layer, kind, parameters of M, and why not."""
+        return [("layer", "kind", "scalars", "why not")] + [
             (name, self._kinds[name], f"{self._scalars.get(name, '')}", why or "")
             for name, why in self.items()
         ]
-        widths = [max(map(len, column)) for column in list(zip(head, *rows, strict=True))[:3]]
-        lines = [
-            f"{name:{widths[0]}}  {kind:{widths[1]}}  {count:>{widths[2]}}  {why}".rstrip()
-            for name, kind, count, why in (head, *rows)
-        ]
+
+    def table_summary(self) -> str:
+        """How many layers are converted."""
         total = sum(self._scalars.values())
         converted = f"{len(self._scalars)} of {len(self)} layers are converted"
-        return "\n".join([*lines, f"{converted}, {total:,} scalars{self._unit}"])
+        return f"{converted}, {total:,} scalars{self._unit}"
 
 
 def scalars_per_position(spec: Similarity, layer: nn.Module) -> int:
