@@ -189,6 +189,8 @@ def reproduce(args: Sequence[str]) -> int:
 
 def table(args: Sequence[str]) -> int:
     """Print a table with our runs, or write it as Markdown and as a picture."""
+    if args[:1] == [adapt_map.NAME]:
+        return adapt_map.table(args[1:])
     description = (
         "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"
         "  nsim table 4\n"

@@ -1,0 +1,184 @@
+"""The map of adaptation as text and picture: M's lead over every baseline of every cell."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neural_similarity.files import new_file
+from neural_similarity.lab.paper.adapt_map import (
+    CHANGES,
+    LABELS,
+    MAP_WAYS,
+    RATE_CHANGES,
+    cell_trials,
+)
+from neural_similarity.lab.paper.adapt_runs import cell_path, rates_path, read_sheet
+from neural_similarity.lab.paper.markdown import deviation_text, interval_text
+from neural_similarity.lab.recipes.adaptation import WAYS
+from neural_similarity.lab.train.scoring import unpack_correct
+from neural_similarity.lab.train.statistics import (
+    LEAST_SEEDS,
+    Interval,
+    by_seed_and_image,
+    holm,
+    mean_and_deviation,
+)
+
+OURS, OURS_UNTUNED = MAP_WAYS[:2]
+LEVEL = 0.05
+UNDONE_LABEL = "image changed back, network as it is"
+NOTE = (
+    "Accuracy on the 10,000 test images, ± its standard deviation over draws of the labelled "
+    "images. Leads are those of static full M in points, with 95 % intervals over draws and test "
+    "images, crossed, and p-values adjusted by Holm for the baselines of the cell. Rates were "
+    f"chosen for each way and number of labels under {', '.join(RATE_CHANGES)}, on images held "
+    "out; none on a test image. M's rate by curvature was not chosen at all."
+)
+
+
+@dataclass(frozen=True)
+class CellReport:
+    """What a cell's runs say."""
+
+    change: str
+    labels: int
+    rates: dict[str, float]
+    trained: dict[str, int]
+    correct: dict[str, Tensor]
+    """Whether a way was right, boolean (draws, images), for the draws that all ways have."""
+    leads: dict[str, Interval]
+    """M's lead over every baseline, in points."""
+    adjusted: dict[str, float]
+    """Its p-value, adjusted for the number of baselines."""
+
+    @property
+    def best_baseline(self) -> str:
+        """The baseline with the highest accuracy."""
+        return min(self.leads, key=lambda way: self.leads[way].mean)
+
+    @property
+    def leads_all(self) -> bool:
+        """Whether M is ahead of the best baseline, and this survives the adjustment."""
+        best = self.best_baseline
+        return self.leads[best].mean > 0 and self.adjusted[best] < LEVEL
+
+
+def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
+    """A cell whose ways have three draws in common at least, or None.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    paths = cell_path(results, change, labels), rates_path(results, labels)
+    if not all(path.exists() for path in paths):
+        return None
+    runs, rates = read_sheet(paths[0]).runs, read_sheet(paths[1]).chosen_rates
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for trial in cell_trials(change, rates):
+        found.setdefault(trial.way, {})
+        if str(trial) in runs:
+            found[trial.way][trial.draw] = runs[str(trial)]
+    drawn = {way: own for way, own in found.items() if way not in ("nothing", "undone")}
+    draws = sorted(set.intersection(*(set(own) for own in drawn.values())))
+    if len(draws) < LEAST_SEEDS or not all(found.values()):
+        return None
+    correct = {way: _correct_images(own, draws) for way, own in found.items()}
+    ours = correct[OURS].float()
+    leads = {
+        way: by_seed_and_image(100 * (ours - theirs.float()))
+        for way, theirs in correct.items()
+        if way not in (OURS, OURS_UNTUNED)
+    }
+    adjusted = holm([lead.p or 0.0 for lead in leads.values()])
+    return CellReport(
+        change=change,
+        labels=labels,
+        rates={trial.way: trial.rate for trial in cell_trials(change, rates)},
+        trained={way: next(iter(own.values()))["trained"] for way, own in found.items()},
+        correct=correct,
+        leads=leads,
+        adjusted=dict(zip(leads, adjusted, strict=True)),
+    )
+
+
+def _correct_images(runs: dict[int, dict[str, Any]], draws: Sequence[int]) -> Tensor:
+    """Booleans (draws, images); the only run of a way that trains nothing stands for all."""
+    one = next(iter(runs.values()))
+    return torch.stack([unpack_correct(runs.get(draw, one)["correct"]) for draw in draws])
+
+
+def read_map(results: Path) -> list[CellReport]:
+    """The cells that can be shown, in the order in which they run."""
+    cells = (read_cell(results, change, labels) for labels in LABELS for change in CHANGES)
+    return [cell for cell in cells if cell is not None]
+
+
+def map_to_markdown(cells: Sequence[CellReport], picture: str | None = None) -> str:
+    """The map as Markdown."""
+    ahead = sum(cell.leads_all for cell in cells)
+    total = len(CHANGES) * len(LABELS)
+    summary = (
+        f"{len(cells)} of {total} cells have run. Static full M is ahead of every baseline, after "
+        f"adjustment, in {ahead} of them."
+    )
+    parts = [
+        "# Where M wins: a map of adaptation (ResNet-20 of CIFAR-10)",
+        summary,
+        NOTE,
+        *map(_cell_to_markdown, cells),
+    ]
+    if picture:
+        parts.insert(2, f"![M's lead over the best baseline]({picture})")
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell_to_markdown(cell: CellReport) -> str:
+    head = ("way", "trained", "rate", "accuracy, %", "lead of M", "p, adjusted")
+    rows = [head, ("---",) * len(head), *(_way_cells(cell, way) for way in cell.correct)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    draws = len(cell.correct[OURS])
+    title = f"## {CHANGES[cell.change].capitalize()}, {cell.labels} labels of each class"
+    return f"{title} ({draws} draws)\n\n{table}"
+
+
+def _way_cells(cell: CellReport, way: str) -> tuple[str, ...]:
+    label = WAYS[way][0] if way in WAYS else UNDONE_LABEL
+    accuracies = (100 * cell.correct[way].double().mean(1)).tolist()
+    text = deviation_text(*mean_and_deviation(accuracies))
+    rate = f"{cell.rates[way]:g}" if cell.trained[way] and cell.rates[way] else ""
+    front = (label, f"{cell.trained[way]:,}", rate, text)
+    if way not in cell.leads:
+        return (*front, "", "")
+    return (*front, interval_text(cell.leads[way]), f"{cell.adjusted[way]:.3f}")
+
+
+def draw_map(cells: Sequence[CellReport], path: Path) -> None:
+    """Draw the lead over the best baseline by change and labels; a star where it is shown.
+
+    Args:
+        cells: those that have run.
+        path: PNG file to write.
+    """
+    from matplotlib.figure import Figure
+
+    labels = sorted(LABELS)
+    values = torch.full((len(CHANGES), len(labels)), torch.nan)
+    figure = Figure(figsize=(6, 6.5), layout="constrained")
+    axes = figure.subplots()
+    for cell in cells:
+        place = list(CHANGES).index(cell.change), labels.index(cell.labels)
+        lead = cell.leads[cell.best_baseline].mean
+        values[place] = lead
+        text = f"{lead:+.1f}{'*' if cell.leads_all else ''}\n{cell.best_baseline}"
+        axes.text(*place[::-1], text, ha="center", va="center", fontsize=8)
+    image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-5, vmax=5, aspect="auto")
+    axes.set_yticks(range(len(CHANGES)), list(CHANGES.values()))
+    axes.set_xticks(range(len(labels)), [f"{count} labels" for count in labels])
+    axes.set_title("Static full M over the best baseline, points\n* ahead of all, by Holm")
+    figure.colorbar(image, ax=axes, shrink=0.6)
+    with new_file(path) as file:
+        figure.savefig(file, format="png")

@@ -1,0 +1,97 @@
+"""The map as text and picture: leads, adjusted p-values and which cells can be shown."""
+
+import pytest
+import torch
+
+from neural_similarity.lab import cli
+from neural_similarity.lab.paper.adapt_map import (
+    FIXED_RATES,
+    MAP_WAYS,
+    RATE_CHANGES,
+    RATE_DRAWS,
+    Trial,
+    cell_trials,
+)
+from neural_similarity.lab.paper.adapt_report import map_to_markdown, read_cell, read_map
+from neural_similarity.lab.paper.adapt_runs import Sheet, cell_path, rates_path
+from neural_similarity.lab.train import pack_correct
+from neural_similarity.lab.train.statistics import by_seed_and_image, holm
+
+IMAGES = 200
+SHARES = {"full": 0.8, "all": 0.7, "nothing": 0.3}
+"""Of images that are right; 0.6 for the other ways."""
+
+
+def write_rates(results, best=0.01):
+    scores = {}
+    for way in MAP_WAYS:
+        if way not in FIXED_RATES:
+            for rate in (0.003, 0.01, 0.03):
+                for change in RATE_CHANGES:
+                    for draw in RATE_DRAWS:
+                        trial = Trial(way, rate, change, draw)
+                        scores[str(trial)] = {"accuracy": 1 - abs(rate - best)}
+    sheet = Sheet(rates_path(results, 10), {"labels": 10}, scores)
+    sheet.add(Trial("full", 0.003, "rotation-20", 11), {"accuracy": 1 - abs(0.003 - best)})
+
+
+def write_cell(results, draws=(1, 2, 3, 4), rate=0.01, shares=SHARES):
+    """Runs of ways that are right on images drawn at random, in their shares."""
+    random = torch.Generator().manual_seed(0)
+    rates = dict.fromkeys(MAP_WAYS, rate)
+    sheet = Sheet(cell_path(results, "rotation-30", 10), {"labels": 10})
+    for trial in cell_trials("rotation-30", rates):
+        if trial.draw in draws:
+            right = torch.rand(IMAGES, generator=random) < shares.get(trial.way, 0.6)
+            trained = 0 if trial.way in ("nothing", "statistics", "undone") else 7
+            sheet.add(trial, {"trained": trained, "correct": pack_correct(right)})
+    return sheet
+
+
+@pytest.fixture
+def results(tmp_path):
+    (tmp_path / "adapt-map").mkdir()
+    write_rates(tmp_path)
+    return tmp_path
+
+
+def test_leads_are_crossed_intervals_adjusted_for_the_baselines(results):
+    write_cell(results)
+    cell = read_cell(results, "rotation-30", 10)
+    assert cell.correct["full"].shape == cell.correct["nothing"].shape == (4, IMAGES)
+    assert set(cell.leads) == set(MAP_WAYS) - {"full", "full-default"}
+    changes = 100 * (cell.correct["full"].double() - cell.correct["all"].double())
+    assert cell.leads["all"] == by_seed_and_image(changes)
+    assert list(cell.adjusted.values()) == holm([lead.p for lead in cell.leads.values()])
+    assert cell.best_baseline == "all"
+    assert cell.leads_all
+    page = map_to_markdown(read_map(results), "map.png")
+    assert "1 of 36 cells have run" in page
+    assert "in 1 of them" in page
+    assert "| static full M | 7 | 0.01 |" in page
+    assert "| as it is | 0 |  |" in page
+
+
+def test_a_lead_by_chance_is_none(results):
+    write_cell(results, shares={"full": 0.61})
+    cell = read_cell(results, "rotation-30", 10)
+    assert not cell.leads_all
+    assert "in 0 of them" in map_to_markdown([cell])
+
+
+def test_cells_of_two_draws_or_of_rates_that_were_not_chosen_are_not_shown(results):
+    write_cell(results, draws=(1, 2))
+    assert read_map(results) == []
+    write_cell(results, rate=0.03)
+    assert read_map(results) == []
+
+
+def test_the_command_writes_text_and_picture(results, capsys):
+    write_cell(results)
+    out = results / "map.md"
+    assert cli.main(["table", "adapt-map", "--results", str(results), "--out", str(out)]) == 0
+    assert out.with_suffix(".png").stat().st_size > 1_000
+    assert "![M's lead over the best baseline](map.png)" in out.read_text("utf-8")
+    assert cli.main(["table", "adapt-map", "--results", str(results / "none")]) == 0
+    assert "0 of 36 cells have run" in capsys.readouterr().out
+    assert cli.main(["table", "adapt-map", "--out", "map.txt"]) == 2
