@@ -21,9 +21,9 @@ __all__ = ["MEASURES", "Measure", "parameter_groups", "penalty"]
 __dir__ = public_names(__name__)
 Measure = Callable[[Tensor], Tensor]
 
-PRODUCTS = 12
+_PRODUCTS = 12
 """Products of the Hessian with a vector, by which its largest eigenvalue is estimated."""
-SHARE_OF_LIMIT = 0.1
+_SHARE_OF_LIMIT = 0.1
 """The learning rate over the one at which gradient descent leaves a quadratic minimum."""
 
 MEASURES: dict[str, Measure] = {
@@ -98,7 +98,7 @@ def parameter_groups(
         return found
     require_least("momentum", momentum, 0)
     limit = 2 * (1 + momentum) / _largest_curvature(loss, [p for g in found for p in g["params"]])
-    return [group | {"lr": SHARE_OF_LIMIT * limit, "momentum": momentum} for group in found]
+    return [group | {"lr": _SHARE_OF_LIMIT * limit, "momentum": momentum} for group in found]
 
 
 def _largest_curvature(loss: Callable[[], Tensor], parameters: list[nn.Parameter]) -> float:
@@ -107,7 +107,7 @@ def _largest_curvature(loss: Callable[[], Tensor], parameters: list[nn.Parameter
     used = [(g, p) for g, p in zip(gradient, parameters, strict=True) if g is not None]
     value, random = 0.0, torch.Generator().manual_seed(0)
     vector = [torch.randn(p.shape, generator=random).to(p) for _, p in used]
-    for _ in range(PRODUCTS):
+    for _ in range(_PRODUCTS):
         length = torch.stack([part.square().sum() for part in vector]).sum().sqrt()
         vector = [part / length for part in vector]
         vector = torch.autograd.grad(

@@ -165,16 +165,16 @@ def draw_map(cells: Sequence[CellReport], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    labels = sorted(LABELS)
+    labels: list[int] = sorted(LABELS)
     values = torch.full((len(CHANGES), len(labels)), torch.nan)
     figure = Figure(figsize=(6, 6.5), layout="constrained")
     axes = figure.subplots()
     for cell in cells:
-        place = list(CHANGES).index(cell.change), labels.index(cell.labels)
+        row, column = list(CHANGES).index(cell.change), labels.index(cell.labels)
         lead = cell.leads[cell.best_baseline].mean
-        values[place] = lead
+        values[row, column] = lead
         text = f"{lead:+.1f}{'*' if cell.leads_all else ''}\n{cell.best_baseline}"
-        axes.text(*place[::-1], text, ha="center", va="center", fontsize=8)
+        axes.text(column, row, text, ha="center", va="center", fontsize=8)
     image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-5, vmax=5, aspect="auto")
     axes.set_yticks(range(len(CHANGES)), list(CHANGES.values()))
     axes.set_xticks(range(len(labels)), [f"{count} labels" for count in labels])
