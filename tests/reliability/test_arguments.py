@@ -68,7 +68,7 @@ SPEC_CASES = {
     for spec in (
         ns.Static, ns.Dynamic, ns.Affine, ns.Dilation, ns.Masked, ns.Sparse, ns.Unshared, ns.Full,
         ns.Diagonal, ns.Symmetric, ns.PositiveSemidefinite, ns.SphereNet, ns.CNN, ns.Shared,
-        ns.Pooled,
+        ns.Pooled, ns.Light, ns.LowRank,
     )
 }  # fmt: skip
 REQUIRED = {"structure": ns.Full(), "channels": 2}
