@@ -24,7 +24,7 @@ class AdapterFile:
     Attributes:
         texts: The complete text of every layer's similarity, by the layer's name.
         tensors: By their names in the network; shared tensors are one object.
-        backbone: Digests of all else in the network, see `digests`.
+        backbone: Digests of all else in the network, see `state_digests`.
     """
 
     texts: dict[str, str]
@@ -74,7 +74,7 @@ def _layers_by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def read_adapter_file(path: Path) -> AdapterFile:
-    """The content that `write` wrote.
+    """The content that `write_adapter_file` wrote.
 
     Raises:
         Exception: of any type, if the file is not such a file.

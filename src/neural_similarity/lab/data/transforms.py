@@ -135,7 +135,7 @@ class Preprocess:
 
     @classmethod
     def for_images(cls, images: ImageSet, inputs: Inputs) -> "Preprocess":
-        """What makes `inputs` of `images`: `raw`, `IMAGENET`, or `fit` for normalised ones."""
+        """What makes `inputs` of `images`: by ImageNet's numbers, raw, or by these images' own."""
         require_known("inputs", inputs, get_args(Inputs))
         if inputs == "imagenet":
             return cls(*IMAGENET)

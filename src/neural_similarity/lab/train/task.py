@@ -171,7 +171,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
 
     @staticmethod
     def read_outcome(content: dict[str, Any], recipe: AnyRecipe) -> Outcome:
-        """The outcome that `outcomes` wrote."""
+        """The outcome that `record_outcomes` gave."""
         ...
 
     @staticmethod
