@@ -76,7 +76,7 @@ class _Convolution(SimilarityLayer):
         return similarity.convolve(x, weight, layer.bias)
 
     def fold(self) -> nn.Module:
-        """Turn the layer into torch's in place, or return a smaller equal one, see `compact_layer`."""
+        """Turn the layer into torch's in place, or return a smaller one: `compact_layer`."""
         structure, geometry = getattr(self.similarity, "structure", None), self.geometry()
         plain = cast(_ConvNd, super().fold())
         return plain if structure is None else compact_layer(plain, geometry, structure)

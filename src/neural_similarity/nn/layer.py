@@ -100,7 +100,7 @@ class SimilarityLayer(nn.Module):
         return self
 
     def without_similarity(self) -> nn.Module:
-        """Undo `with_similarity`: turn the layer back into torch's in place and drop its similarity.
+        """Undo `with_similarity`: turn the layer into torch's again, in place, without M.
 
         Raises:
             ValueError: the layer is of another class, or has a replaced `forward`.
