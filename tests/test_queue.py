@@ -76,7 +76,8 @@ def test_a_queue_stops_in_time_comes_home_and_goes_on(quick_queue, tmp_path, mon
     (run,) = Path("runs").iterdir()
     (checkpoint,) = run.glob("checkpoints/step-*")
     steps = int(checkpoint.name.removeprefix("step-"))
-    assert 0 < steps < json.loads((run / "config.json").read_text())["steps"]
+    fields = json.loads((run / "config.json").read_text())["fields"]
+    assert 0 < steps < fields["steps"]
     lines = run_queue.read_queue(quick_queue, [])
     for words in lines:
         assert run_queue.run_line([*words, "--print"], 60) == 0
