@@ -36,4 +36,4 @@ def test_few_shot_learning_and_tables_need_no_posix(tmp_path):
     nsim("train", "fewshot-quickstart", *SHORT, "--out", run)
     assert "20 tasks of test classes" in nsim("evaluate", run, "--tasks", 20)
     lines = nsim("reproduce", "4", "--results", tmp_path, "--print", "--seeds", "1").splitlines()
-    assert sum(line.startswith("nsim train ") for line in lines) == 12
+    assert sum(line.startswith("nsim train ") for line in lines) == 14

@@ -102,7 +102,7 @@ def test_reproduce_and_table_keep_variants_apart(tmp_path, capsys):
     options = ["--seeds", "1", "--runs", str(tmp_path / "runs"), "--print"]
     assert cli.main(["reproduce", "4", *words, *options]) == 0
     told = capsys.readouterr()
-    assert "as the released code trains, budget 0.5: 11 of 12 records missing" in told.err
+    assert "as the released code trains, budget 0.5: 13 of 14 records missing" in told.err
     assert "nsim train cifar10-static-dns@released --budget 0.5 --seed 1 " in told.out
     assert cli.main(["table", "4", *words]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| CNN |"))
