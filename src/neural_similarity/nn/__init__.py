@@ -2,6 +2,8 @@
 
 from neural_similarity.choices import public_names as _public_names
 from neural_similarity.nn.affine import Affine as Affine
+from neural_similarity.nn.cheap import Light as Light
+from neural_similarity.nn.cheap import Pooled as Pooled
 from neural_similarity.nn.conv import Conv1d as Conv1d
 from neural_similarity.nn.conv import Conv2d as Conv2d
 from neural_similarity.nn.conv import Conv3d as Conv3d
@@ -16,8 +18,6 @@ from neural_similarity.nn.layer import register as register
 from neural_similarity.nn.linear import Linear as Linear
 from neural_similarity.nn.modes import evaluation_mode as evaluation_mode
 from neural_similarity.nn.predictor import CNN as CNN
-from neural_similarity.nn.predictor import Light as Light
-from neural_similarity.nn.predictor import Pooled as Pooled
 from neural_similarity.nn.predictor import Predictor as Predictor
 from neural_similarity.nn.predictor import SphereNet as SphereNet
 from neural_similarity.nn.recurrent import LSTM as LSTM

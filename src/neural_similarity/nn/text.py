@@ -9,7 +9,8 @@ from typing import Any
 
 from neural_similarity.choices import nearest_name
 from neural_similarity.nn.affine import Affine
-from neural_similarity.nn.predictor import CNN, Light, Pooled, SphereNet
+from neural_similarity.nn.cheap import Light, Pooled
+from neural_similarity.nn.predictor import CNN, SphereNet
 from neural_similarity.nn.shared import Shared
 from neural_similarity.nn.similarity import SIMILARITIES, Dynamic, Static
 from neural_similarity.nn.sparse import Dilation, Masked, Select, Shift, Sparse
